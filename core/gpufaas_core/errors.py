@@ -1,0 +1,87 @@
+"""
+What can go wrong, named for what the caller may do about it.
+
+::
+
+    GpufaasError
+    ├── InvalidSpec            what was asked for is malformed: fix it, then ask again
+    │   └── NoDeviceFits       larger than any device: a smaller model, or a larger device
+    ├── UnknownFunction        deploy it first
+    ├── FunctionExists         update it (PUT), or remove it first
+    ├── BodyTooLarge           the body is over the limit
+    ├── Overloaded             a queue is full: come back after `retry_after_s`
+    ├── DeadlineExceeded       the time that the caller gave ran out
+    ├── CallCancelled          the caller went away
+    ├── LoadFailed             the model did not load; carries the tail of its stderr
+    ├── WorkerCrashed          the worker ended during the call; carries the tail of its stderr
+    ├── LeaseRefused           the node took nothing of the call: it may be placed again
+    ├── CorruptArtifact        bytes on disk or on the wire are not those of their digest
+    ├── UnknownArtifact        no bytes of that digest here: upload them
+    └── StorageFailed          the data directory cannot be written (full, read-only)
+
+No error knows HTTP; the gateway holds the only table from these to statuses.
+"""
+
+from gpufaas_core._types import Seconds
+
+
+class GpufaasError(Exception):
+    """Base of all errors of the platform. The message is for the user: asked, found, what to do."""
+
+
+class InvalidSpec(GpufaasError):
+    pass
+
+
+class NoDeviceFits(InvalidSpec):
+    pass
+
+
+class UnknownFunction(GpufaasError):
+    pass
+
+
+class FunctionExists(GpufaasError):
+    pass
+
+
+class BodyTooLarge(GpufaasError):
+    pass
+
+
+class Overloaded(GpufaasError):
+    def __init__(self, message: str, retry_after_s: Seconds = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(GpufaasError):
+    pass
+
+
+class CallCancelled(GpufaasError):
+    pass
+
+
+class LoadFailed(GpufaasError):
+    pass
+
+
+class WorkerCrashed(GpufaasError):
+    pass
+
+
+class LeaseRefused(GpufaasError):
+    pass
+
+
+class CorruptArtifact(GpufaasError):
+    pass
+
+
+class UnknownArtifact(GpufaasError):
+    pass
+
+
+class StorageFailed(GpufaasError):
+    pass

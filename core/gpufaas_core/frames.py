@@ -1,0 +1,168 @@
+"""
+Frames between a node and its workers: what crosses the unix socket of a slot. Sans-IO.
+
+One socket is one slot: it carries one call at a time, so nothing is multiplexed, back-pressure is the socket's own,
+and a worker thread can block on it. A frame is a 16-byte prefix, a msgpack header and a raw body::
+
+    kind u8 · flags u8 · 0 u16 · header bytes u32 · body bytes u64   (little endian)
+
+A call, seen from the node::
+
+    → CALL (head, body inline)                          or  CALL with body_mode STREAM, BODY*, BODY_END
+                                                        or  CALL with body_mode FILE: the body is the file `body_path`
+    ← ANSWER (head, body inline)                        or  HEAD, CHUNK*, END
+    → CANCEL at any time: the caller is gone; the worker stops at its next chunk and still answers END
+
+and before all calls, once, on slot 0: ← READY or FAILED.
+"""
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from gpufaas_core._types import Bytes, Seconds
+
+PREFIX: Final = struct.Struct("<BBHIQ")
+CHUNK_BYTES: Final = 256 * 1024
+"""Bodies travel in pieces of at most this; larger ones only cost memory at both ends."""
+MAX_HEADER: Final = 4 * 1024 * 1024
+MAX_BODY: Final = 64 * 1024 * 1024
+"""A frame beyond these is not ours: the other end has lost its place, or is not a worker."""
+
+
+class Kind(IntEnum):
+    CALL = 1
+    BODY = 2
+    BODY_END = 3
+    CANCEL = 4
+    READY = 16
+    FAILED = 17
+    ANSWER = 18
+    HEAD = 19
+    CHUNK = 20
+    END = 21
+
+
+INLINE: Final = 0
+STREAM: Final = 1
+FILE: Final = 2
+UPGRADE: Final = 3
+"""
+The call asks to switch protocols. No frames for it: only workers that speak HTTP take it. Once they have answered 101,
+bodies are the bytes of that protocol, both ways, and the answer ends with the connection.
+"""
+
+
+class CallHead(msgspec.Struct, array_like=True, frozen=True):
+    """`headers` are the caller's, names in lower case; `path` begins with ``/`` and is raw (still percent-encoded)."""
+
+    call: str
+    method: str
+    path: str
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    body_mode: int = INLINE
+    body_path: str = ""
+    timeout_s: Seconds = 0.0
+
+
+class AnswerHead(msgspec.Struct, array_like=True, frozen=True):
+    """Head of ANSWER and HEAD. `run_s` and `peak` are of the whole call in ANSWER, and still open (0) in HEAD."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    run_s: Seconds = 0.0
+    peak: Bytes = 0
+    """Peak occupation of the worker if it grew during this call, else 0."""
+    out_of_memory: bool = False
+    failed: bool = False
+    """The handler raised: the answer is made from its exception."""
+
+
+class EndHead(msgspec.Struct, array_like=True, frozen=True):
+    """`error` is not empty when the answer broke off after its head had been sent."""
+
+    run_s: Seconds
+    peak: Bytes = 0
+    error: str = ""
+    out_of_memory: bool = False
+
+
+class ReadyHead(msgspec.Struct, array_like=True, frozen=True):
+    """`phases`: seconds by name (import, load), in order."""
+
+    occupation: Bytes
+    phases: list[tuple[str, Seconds]]
+    data_base: Bytes = 0
+    """Private writable memory at the fork point: a limit is this plus the reservation."""
+
+
+class FailedHead(msgspec.Struct, array_like=True, frozen=True):
+    """`text` is the whole traceback, `summary` its last line."""
+
+    summary: str
+    text: str
+    out_of_memory: bool = False
+
+
+class BrokenFrame(Exception):
+    """The other end sent something that is no frame: close the connection."""
+
+
+_EMPTY: Final = b""
+_encode: Final = msgspec.msgpack.Encoder().encode
+_pack: Final = PREFIX.pack
+_unpack: Final = PREFIX.unpack_from
+
+
+def encode_frame(kind: int, head: msgspec.Struct | None = None, body: bytes | bytearray | memoryview = b"") -> bytes:
+    """Return the whole frame in one piece: right for small bodies; for large ones send `encode_prefix` and the body."""
+    header = _EMPTY if head is None else _encode(head)
+    return _pack(kind, 0, 0, len(header), len(body)) + header + body
+
+
+def encode_prefix(kind: int, head: msgspec.Struct | None, body_bytes: Bytes) -> bytes:
+    """Return prefix and header; the caller sends the *body_bytes* bytes of the body after it, without a copy."""
+    header = _EMPTY if head is None else _encode(head)
+    return _pack(kind, 0, 0, len(header), body_bytes) + header
+
+
+class FrameReader:
+    """Takes bytes as they come, gives frames ``(kind, header, body)``. One that came whole costs a slice each."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+        """:raises BrokenFrame: the bytes are no frame"""
+        left = self._left
+        if left:
+            left += data
+            # Wait for the whole first frame before anything is copied out of the buffer.
+            if len(left) < 16 or len(left) < 16 + sum(_lengths(left, 0)):
+                return
+            data = bytes(left)
+            left.clear()
+        at, size = 0, len(data)
+        while size - at >= 16:
+            header_bytes, body_bytes = _lengths(data, at)
+            body_at = at + 16 + header_bytes
+            end = body_at + body_bytes
+            if end > size:
+                break
+            yield data[at], data[at + 16 : body_at], data[body_at:end]
+            at = end
+        if at < size:
+            left += data[at:]
+
+
+def _lengths(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    _, _, zero, header_bytes, body_bytes = _unpack(data, at)
+    if zero or header_bytes > MAX_HEADER or body_bytes > MAX_BODY:
+        raise BrokenFrame(f"no frame: lengths {header_bytes} and {body_bytes}")
+    return header_bytes, body_bytes

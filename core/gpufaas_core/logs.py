@@ -1,0 +1,394 @@
+"""
+What functions print: kept on disk, so that it survives the worker that printed it and a restart of the platform.
+
+One file of JSON lines per function, ``NAME.NAMESPACE.jsonl``, in the shape that OpenFaaS clients read (openfaas.md
+§4.5). At `max_bytes` it becomes ``NAME.NAMESPACE.jsonl.1`` in place of the one before, so a function never holds more
+than twice that. The last lines are in memory too: most readers want only those.
+
+Timestamps have a fixed width and strictly grow within a function, so comparing two as text compares their order.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from gpufaas_core.units import KiB, MiB
+
+MAX_FILE_BYTES: Final = 10 * MiB
+MEMORY_LINES: Final = 1000
+_MAX_LINE: Final = 64 * KiB  # characters; of-watchdog's log_buffer_size
+_MAX_OPEN: Final = 64  # files kept open for appending, least recently opened closed first: fds are for sockets
+_TAIL_BYTES: Final = 256 * KiB  # read back after a restart to fill the memory
+_FOLLOWER_LINES: Final = 10_000  # that wait for a slow reader; more are left out, and it is told how many
+_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{,199}")  # with its endings a file's name: 255 bytes
+
+
+class LogLine(Struct, frozen=True):
+    """One line, as clients read it. `timestamp` is RFC 3339 in UTC with six fractional digits."""
+
+    name: str
+    namespace: str
+    instance: str
+    timestamp: str
+    text: str
+
+
+_decode: Final = msgspec.json.Decoder(LogLine).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class FunctionLogs:
+    """
+    The logs of all functions, under one directory. Safe from any thread; followers are woken in their own loops.
+
+    A function is ``NAME.NAMESPACE`` here. A disk that is full costs the file its lines, never the caller: what is in
+    memory is still read and followed.
+    """
+
+    def __init__(self, root: Path, max_bytes: int = MAX_FILE_BYTES) -> None:
+        self._root = root
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._logs: dict[str, _Log] = {}
+        self._open: deque[_Log] = deque()
+        self._closed = False
+
+    def append(self, function: str, instance: str, text: str) -> None:
+        """
+        Keep one line that *instance* of *function* printed, and wake who follows it. Some 10 us.
+
+        A trailing newline is dropped; a line over 64 Ki characters is cut. After `close` it does nothing.
+        """
+        text = text.rstrip("\r\n")[:_MAX_LINE]
+        with self._lock:
+            if self._closed or not _SAFE_NAME.fullmatch(function):
+                return
+            log = self._log(function)
+            name, _, namespace = function.rpartition(".")
+            line = LogLine(name, namespace, instance, log.stamp(), text)
+            log.lines.append(line)
+            if log.fd is None:
+                self._open_for_append(log)
+            log.write(line, self._max_bytes)
+            for follower in log.followers:
+                follower.push(line)
+
+    def query(
+        self,
+        name: str,
+        namespace: str,
+        since: datetime | None = None,
+        tail: int | None = None,
+        instance: str | None = None,
+    ) -> list[LogLine]:
+        """
+        Return the lines of a function, oldest first; none when it never printed.
+
+        :param since: with a zone; only lines of that moment or later
+        :param tail: only the last so many; None, 0 or less: all
+        :param instance: only lines of this worker
+
+        Answers from memory when that has all that is asked for, else reads up to 20 MB: not for an event loop.
+        """
+        return self._query(name, namespace, since, tail, instance, until=None)
+
+    async def follow(
+        self,
+        name: str,
+        namespace: str,
+        since: datetime | None = None,
+        tail: int | None = None,
+        instance: str | None = None,
+    ) -> AsyncGenerator[LogLine, None]:
+        """
+        Yield what `query` returns, then each line as it is printed, until `close`.
+
+        Waits without a deadline: a function may be silent for days. Its reader ends it by closing the iterator.
+        """
+        function = f"{name}.{namespace}"
+        if not _SAFE_NAME.fullmatch(function):
+            return
+        follower = _Follower(asyncio.get_running_loop())
+        with self._lock:
+            if self._closed:
+                follower.end()
+            log = self._log(function)
+            log.followers.append(follower)
+            # Lines up to here come from the query, later ones from the follower: none twice, none missing.
+            until = log.last
+        try:
+            for line in await asyncio.to_thread(self._query, name, namespace, since, tail, instance, until):
+                yield line
+            earliest = _stamp_of(since) if since is not None else ""
+            async for line in follower.lines_as_they_come():
+                if (instance is None or line.instance in (instance, "")) and line.timestamp >= earliest:
+                    yield line
+        finally:
+            with self._lock:
+                log.followers.remove(follower)
+
+    def known(self, name: str, namespace: str) -> bool:
+        """Whether the function ever printed, and was not dropped since."""
+        function = f"{name}.{namespace}"
+        with self._lock:
+            if not _SAFE_NAME.fullmatch(function):
+                return False
+            log = self._logs.get(function)
+            return bool(log and log.lines) or self._path(function).exists()
+
+    def drop(self, name: str, namespace: str) -> None:
+        """Delete what a function printed. Its followers stay: it may be deployed again."""
+        function = f"{name}.{namespace}"
+        with self._lock:
+            if not _SAFE_NAME.fullmatch(function):
+                return
+            if log := self._logs.get(function):
+                self._close_file(log)
+                log.lines.clear()
+            for path in (self._path(function), _older(self._path(function))):
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    def end_followers(self) -> None:
+        """End everyone who follows, while lines are still kept: a server that stops must not wait for them."""
+        with self._lock:
+            for log in self._logs.values():
+                for follower in log.followers:
+                    follower.end()
+
+    def close(self) -> None:
+        """Close the files and end every follower. Twice is no error."""
+        with self._lock:
+            self._closed = True
+            for log in self._logs.values():
+                self._close_file(log)
+                for follower in log.followers:
+                    follower.end()
+
+    # --- below: the lock is held, unless it says otherwise ------------------------------------------------------------
+
+    def _query(
+        self,
+        name: str,
+        namespace: str,
+        since: datetime | None,
+        tail: int | None,
+        instance: str | None,
+        until: str | None,
+    ) -> list[LogLine]:
+        """Without the lock. `until` leaves out lines after that timestamp."""
+        function = f"{name}.{namespace}"
+        wanted = tail if tail is not None and tail > 0 else None
+        earliest = _stamp_of(since) if since is not None else ""
+        with self._lock:
+            if not _SAFE_NAME.fullmatch(function):
+                return []
+            if function not in self._logs and not self._path(function).exists():
+                return []  # a name that somebody tries must not cost memory
+            log = self._log(function)
+            lines: Iterable[LogLine] = list(log.lines)
+            oldest = log.lines[0].timestamp if log.lines else ""
+            all_in_memory = log.complete and len(log.lines) < MEMORY_LINES
+            files = [] if all_in_memory else self._files(function)
+        try:
+            found = _select(lines, earliest, until, instance)
+            enough = all_in_memory or (oldest and earliest >= oldest) or (wanted is not None and len(found) >= wanted)
+            if not enough:
+                # From the oldest in memory on, memory has it all; the files may not (a full disk, small files).
+                stored = _select(_read(files), earliest, until, instance)
+                found = [line for line in stored if not oldest or line.timestamp < oldest] + found
+        finally:
+            for fd in files:
+                os.close(fd)
+        return found if wanted is None else found[-wanted:]
+
+    def _log(self, function: str) -> "_Log":
+        log = self._logs.get(function)
+        if log is None:
+            log = self._logs[function] = _Log(self._path(function))
+        return log
+
+    def _path(self, function: str) -> Path:
+        return self._root / f"{function}.jsonl"
+
+    def _files(self, function: str) -> list[int]:
+        """Open the files to read, older first. Opened under the lock, so that a rotation takes nothing away."""
+        fds = []
+        for path in (_older(self._path(function)), self._path(function)):
+            with contextlib.suppress(OSError):
+                fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return fds
+
+    def _open_for_append(self, log: "_Log") -> None:
+        while len(self._open) >= _MAX_OPEN:
+            self._close_file(self._open[0])
+        if log.open():
+            self._open.append(log)
+
+    def _close_file(self, log: "_Log") -> None:
+        if log.fd is not None:
+            self._open.remove(log)
+            log.close()
+
+
+class _Log:
+    """One function's lines: the file being appended to, the last lines, and who follows. Owned by the lock above."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd: int | None = None
+        self.size = 0
+        self.lines: deque[LogLine] = deque(_tail_of(path), MEMORY_LINES)
+        # Only a file that never was holds no more than the memory does.
+        self.complete = not path.exists()
+        self.followers: list[_Follower] = []
+        self._micros = _micros_of(self.lines[-1].timestamp) if self.lines else 0
+        self._second = -1
+        self._prefix = ""
+
+    @property
+    def last(self) -> str:
+        return self.lines[-1].timestamp if self.lines else ""
+
+    def stamp(self) -> str:
+        """Return the next timestamp: now, or just after the last one when the clock has not moved on."""
+        self._micros = micros = max(time.time_ns() // 1000, self._micros + 1)
+        second, fraction = divmod(micros, 1_000_000)
+        if second != self._second:
+            self._second = second
+            self._prefix = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{self._prefix}.{fraction:06d}Z"
+
+    def open(self) -> bool:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self.size = os.fstat(self.fd).st_size
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+    def write(self, line: LogLine, max_bytes: int) -> None:
+        if self.fd is None:
+            return
+        data = _encode(line) + b"\n"
+        try:
+            if self.size and self.size + len(data) > max_bytes:
+                with contextlib.suppress(FileNotFoundError):  # an earlier try got only so far
+                    os.replace(self.path, _older(self.path))
+                fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                os.close(self.fd)
+                self.fd, self.size = fd, 0
+            self.size += os.write(self.fd, data)  # one write per line: what the platform dies with is whole lines
+        except OSError:
+            return  # the disk is full; the line is in memory
+
+
+class _Follower:
+    """Lines on their way to one reader, in its loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lines: deque[LogLine] = deque()
+        self._left_out = 0
+        self._ended = False
+        self._wake = asyncio.Event()
+
+    def push(self, line: LogLine) -> None:
+        """From any thread."""
+        with contextlib.suppress(RuntimeError):  # its loop is closed, so its reader is gone
+            self._loop.call_soon_threadsafe(self._push, line)
+
+    def end(self) -> None:
+        """From any thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._end)
+
+    async def lines_as_they_come(self) -> AsyncIterator[LogLine]:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._lines:
+                line = self._lines.popleft()
+                if self._left_out:
+                    text = f"gpufaas: {self._left_out} lines are left out here, because the reader was too slow"
+                    yield msgspec.structs.replace(line, text=text, instance="")
+                    self._left_out = 0
+                yield line
+            if self._ended:
+                return
+
+    def _push(self, line: LogLine) -> None:
+        if len(self._lines) >= _FOLLOWER_LINES:
+            self._lines.popleft()
+            self._left_out += 1
+        self._lines.append(line)
+        self._wake.set()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._wake.set()
+
+
+def _select(lines: Iterable[LogLine], earliest: str, until: str | None, instance: str | None) -> list[LogLine]:
+    return [
+        line
+        for line in lines
+        if line.timestamp >= earliest
+        and (until is None or line.timestamp <= until)
+        and (instance is None or line.instance == instance)
+    ]
+
+
+def _read(fds: Iterable[int]) -> Iterable[LogLine]:
+    for fd in fds:
+        with open(fd, "rb", closefd=False) as file:
+            for raw in file:
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # cut short by a full disk
+                    yield _decode(raw)
+
+
+def _tail_of(path: Path) -> list[LogLine]:
+    """Return the last lines of the file, as far as they lie in its last 256 KiB."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            raw_lines = file.read().splitlines()
+    except OSError:
+        return []
+    found = []
+    for raw in raw_lines:  # the first may be half a line, and is skipped like any other that does not decode
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            found.append(_decode(raw))
+    return found[-MEMORY_LINES:]
+
+
+def _older(path: Path) -> Path:
+    return path.with_name(path.name + ".1")
+
+
+def _stamp_of(moment: datetime) -> str:
+    # Not strftime: it does not pad years, and Go's zero time is of the year 1.
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def _micros_of(timestamp: str) -> int:
+    moment = datetime.fromisoformat(timestamp)
+    return round(moment.timestamp() * 1_000_000)

@@ -1,0 +1,215 @@
+"""
+Facts in, commands out: the verbs of the whole system.
+
+Events tell the engine what happened (past tense), commands say what is to be done (imperative). Both are plain
+values: they go into the journal as JSON lines and, between services, over the wire. Structs of msgspec, because making
+one costs a tenth of a frozen dataclass and they encode themselves (docs/adr/0002).
+"""
+
+from msgspec import Struct
+
+from gpufaas_core._types import Bytes, Seconds
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
+
+
+class Lease(Struct, frozen=True):
+    """
+    The right to use one worker for one call, complete in itself: whichever of lease and command reaches the node first
+    opens it (evicts the victims, reserves the memory, starts the worker).
+    """
+
+    epoch: int
+    """Of the engine that granted it; a node refuses leases of an older engine than it has seen."""
+    number: int
+    """Grows by one with each lease of an epoch."""
+    call: CallId
+    function: FunctionId
+    digest: str
+    device: DeviceId
+    cold: bool
+    """The worker is not there: evict `victims`, reserve `memory`, load. False: a hit (perhaps on a loading worker)."""
+    memory: Bytes
+    """Reservation of the worker in bytes."""
+    victims: tuple[FunctionId, ...] = ()
+    """To be evicted from the device first, in this order. Empty on a hit."""
+    local: bool = False
+    """It waited in the device's local queue."""
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+class DeviceJoined(Struct, frozen=True, tag=True):
+    device: Device
+
+
+class DeviceLeft(Struct, frozen=True, tag=True):
+    """The device is gone with all that was on it; calls that ran there were answered by others."""
+
+    device: DeviceId
+    reason: str
+
+
+class FunctionDeployed(Struct, frozen=True, tag=True):
+    """A revision may be called from now on. Same id again: its limits and profiles are replaced."""
+
+    function: Function
+
+
+class FunctionRemoved(Struct, frozen=True, tag=True):
+    """No new calls will come. Those that wait or run are still served (`drain`) or rejected; then it is evicted."""
+
+    function: FunctionId
+    drain: bool = True
+
+
+class Scaled(Struct, frozen=True, tag=True):
+    """
+    A function should have so many copies, within its bounds: missing ones are loaded, surplus ones serve what they
+    have and go. 0: none, until the next call comes; a call that waits already makes it void.
+    """
+
+    function: FunctionId
+    copies: int
+
+
+class Arrived(Struct, frozen=True, tag=True):
+    call: CallId
+    function: FunctionId
+    deadline: Seconds | None = None
+    """On the engine's clock; None: it waits for as long as it takes."""
+
+
+class Cancelled(Struct, frozen=True, tag=True):
+    """The caller is gone. A waiting call gives its place up; a running one is aborted, and `Finished` still comes."""
+
+    call: CallId
+
+
+class Loaded(Struct, frozen=True, tag=True):
+    """The worker is ready. `load_s` counts from the opened lease, eviction of victims included."""
+
+    function: FunctionId
+    device: DeviceId
+    load_s: Seconds
+    occupation: Bytes
+    """Measured after the load, in bytes."""
+
+
+class LoadFailed(Struct, frozen=True, tag=True):
+    """The worker did not get ready; it has ended and its memory is free. Its calls were answered by the node."""
+
+    function: FunctionId
+    device: DeviceId
+    reason: str
+    out_of_memory: bool = False
+    """It hit its reservation: a larger one may do."""
+
+
+class Finished(Struct, frozen=True, tag=True):
+    """A call no longer uses its worker: the model is done, the caller may still be reading."""
+
+    call: CallId
+    device: DeviceId
+    service_s: Seconds
+    """Time that the handler took, in seconds; 0.0 when it was aborted before it began."""
+    ok: bool = True
+    """False: aborted, or the handler failed; its time is not learnt."""
+
+
+class Measured(Struct, frozen=True, tag=True):
+    """The peak memory of a worker is known better now: its charge and the function's profile follow."""
+
+    function: FunctionId
+    device: DeviceId
+    occupation: Bytes
+
+
+class WorkerExited(Struct, frozen=True, tag=True):
+    """A worker ended that nobody evicted; its memory is free. The calls that ran on it were answered by the node."""
+
+    function: FunctionId
+    device: DeviceId
+    reason: str
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """The node took nothing of the call: it is placed again, with its arrival number and its passes."""
+
+    call: CallId
+    device: DeviceId
+    reason: str
+
+
+class Woken(Struct, frozen=True, tag=True):
+    """`Engine.wake_at` has come."""
+
+
+Event = (
+    DeviceJoined | DeviceLeft | FunctionDeployed | FunctionRemoved | Scaled | Arrived | Cancelled | Loaded | LoadFailed
+    | Finished | Measured | WorkerExited | Refused | Woken
+)  # fmt: skip
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+class Start(Struct, frozen=True, tag=True):
+    """Grant the lease: to the node that opens it, and to the gateway that waits for it."""
+
+    lease: Lease
+
+
+class Reject(Struct, frozen=True, tag=True):
+    """The call gets no lease."""
+
+    call: CallId
+    code: str
+    """``overloaded``, ``deadline``, ``removed``, ``no_device``, ``refused``, ``unknown_function``, ``load_failed``."""
+    message: str
+    retry_after_s: Seconds = 0.0
+
+
+class Abort(Struct, frozen=True, tag=True):
+    """Stop the running call, whose caller is gone; the node answers with `Finished`."""
+
+    call: CallId
+    device: DeviceId
+
+
+class Load(Struct, frozen=True, tag=True):
+    """Load without a call (a minimum or a desired number of copies, a prefetch)."""
+
+    epoch: int
+    number: int
+    function: FunctionId
+    digest: str
+    device: DeviceId
+    memory: Bytes
+    victims: tuple[FunctionId, ...] = ()
+
+
+class Evict(Struct, frozen=True, tag=True):
+    """End the worker: its function was removed, or a copy is too many. Victims of a lease are named in the lease."""
+
+    function: FunctionId
+    device: DeviceId
+
+
+class Resize(Struct, frozen=True, tag=True):
+    """The reservation of a resident worker changed (its occupation was measured): the node follows with its limit."""
+
+    function: FunctionId
+    device: DeviceId
+    memory: Bytes
+
+
+Command = Start | Reject | Abort | Load | Evict | Resize
+
+
+class Learnt(Struct, frozen=True):
+    """A profile as it is now, for whoever keeps it."""
+
+    function: FunctionId
+    kind: str
+    profile: Profile

@@ -1,0 +1,117 @@
+"""The nouns of the engine: devices, functions as the scheduler sees them, profiles, and status for people."""
+
+from typing import NewType
+
+from msgspec import Struct, field
+
+from gpufaas_core._types import Bytes, Seconds
+
+__all__ = [
+    "Bytes",
+    "CallId",
+    "Device",
+    "DeviceId",
+    "DeviceStatus",
+    "EngineStatus",
+    "Function",
+    "FunctionId",
+    "NodeId",
+    "Profile",
+    "ResidentStatus",
+    "Seconds",
+]  # fmt: skip
+
+CallId = NewType("CallId", str)
+FunctionId = NewType("FunctionId", str)
+"""A revision of a deployed function, ``NAME.NAMESPACE@REVISION``: the item of the cache. Opaque to the engine."""
+NodeId = NewType("NodeId", str)
+DeviceId = NewType("DeviceId", str)
+"""``NODE/cuda:0``, ``NODE/cpu:1``."""
+
+
+class Device(Struct, frozen=True):
+    """A place where models live. `memory` is what may be promised to workers, in bytes."""
+
+    id: DeviceId
+    kind: str
+    """Devices of one kind share profiles: ``cpu``, or the GPU's product name."""
+    memory: Bytes
+
+    @property
+    def node(self) -> NodeId:
+        return NodeId(self.id.rpartition("/")[0])
+
+
+class Profile(Struct, frozen=True):
+    """What a function costs on one kind of device. Load and service are typical times, occupation is a peak."""
+
+    load_s: Seconds
+    service_s: Seconds
+    occupation: Bytes
+    measured: bool = False
+    """False: declared or derived from the weights; True: learnt from real calls."""
+
+
+class Function(Struct, frozen=True):
+    """A revision as the scheduler needs to know it."""
+
+    id: FunctionId
+    digest: str
+    """sha256 of its bundle: travels in the lease, so that a node can tell which code and weights are meant."""
+    exclusive: bool = True
+    """Has its device to itself while it runs (model functions). Otherwise `slots` calls at once per worker."""
+    slots: int = 1
+    profiles: dict[str, Profile] = field(default_factory=dict)
+    """By device kind. The key ``"*"`` is used for kinds that have none."""
+    min_copies: int = 0
+    """This many copies are loaded without a call, and are not evicted for others."""
+    max_queue: int = 1000
+    max_copies: int = 0
+    """`Scaled` asks for no more than these; 0: no cap. Replicas that a policy makes for waiting calls do not count."""
+
+    def profile(self, kind: str) -> Profile:
+        """:raises KeyError: neither this kind nor ``"*"`` has a profile"""
+        return self.profiles.get(kind) or self.profiles["*"]
+
+
+class ResidentStatus(Struct, frozen=True):
+    """One model in a device's memory."""
+
+    function: FunctionId
+    memory: Bytes
+    running: int
+    loading: bool
+    pinned: bool
+    last_used: Seconds
+    draining: bool = False
+    """It takes no new call, and is evicted when those that it has are done."""
+
+
+class DeviceStatus(Struct, frozen=True):
+    """A device as the engine sees it. `resident` is in LRU order, least recently used first."""
+
+    device: Device
+    used: Bytes
+    busy: bool
+    resident: tuple[ResidentStatus, ...]
+    local_queue: int
+    served: int
+    hits: int
+    misses: int
+    evictions: int
+    estimated_finish_s: Seconds
+    """Seconds from now until it has nothing to do, by estimate; 0.0 when it is idle."""
+    busy_s: Seconds = 0.0
+    """How long it was `busy` since it joined."""
+
+
+class EngineStatus(Struct, frozen=True):
+    """The whole cluster as the engine sees it."""
+
+    policy: str
+    devices: tuple[DeviceStatus, ...]
+    queued: dict[FunctionId, int]
+    """Calls in the global and local queues, by function; functions without any are left out."""
+    running: dict[FunctionId, int]
+    desired: dict[FunctionId, int] = field(default_factory=dict)
+    """Copies that a function should have since it was `Scaled`, within its bounds; left out: as calls ask for them."""

@@ -1,0 +1,32 @@
+"""What tests of several kinds need."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_BUILD = Path(__file__).parent / "images" / "build.py"
+
+
+@pytest.fixture(scope="session")
+def test_image() -> str:
+    """An image of the test server in the Docker engine. Without one: skipped, or failed if GPUFAAS_REQUIRE says so."""
+    try:
+        import docker
+
+        client = docker.from_env(timeout=5)
+        try:
+            client.ping()
+        finally:
+            client.close()
+    except Exception as exc:
+        reason = f"no Docker engine answers ({type(exc).__name__}); start dockerd to run this"
+        if "docker" in os.environ.get("GPUFAAS_REQUIRE", "").split(","):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    done = subprocess.run([sys.executable, str(_BUILD)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"the test image was not made: {done.stderr}")
+    return done.stdout.strip()
