@@ -1,0 +1,223 @@
+"""
+Artifacts: immutable files by sha256, on disk.
+
+::
+
+    ROOT/sha256/ab/abcdef…          the bytes
+    ROOT/sha256/ab/abcdef….json     size, mtime and inode that were seen when the bytes were last hashed
+    ROOT/incoming/…                 being written; gone after a crash and a new start
+
+An artifact appears under its name only once all of its bytes are on the disk and have the right hash, so a reader
+never sees half of one. Afterwards it is trusted without reading while size, mtime and inode are those that were
+recorded: hashing 500 MB takes most of a second, and a model is looked up at each load. When they differ it is hashed
+again; bytes that are wrong are removed, so that the artifact can be uploaded again.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed, UnknownArtifact
+from gpufaas_core.units import Bytes
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_ADVICE: Final[dict[int, str]] = {
+    errno.ENOSPC: "free space there, or start with --data on a larger disk",
+    errno.EDQUOT: "raise the quota, or start with --data on another disk",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f), or start with --data on another file system",
+    errno.EROFS: "mount it writable, or start with --data on a writable directory",
+    errno.EACCES: "give this user the right to write there, or start with --data on a directory of its own",
+    errno.EPERM: "give this user the right to write there, or start with --data on a directory of its own",
+}
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    """What the file looked like when its hash was last known to be right."""
+
+    size: Bytes
+    mtime_ns: int
+    inode: int
+
+
+class ArtifactStore:
+    """
+    The artifacts under *root*, which is made when it is not there. Safe to use from several threads and processes.
+
+    :raises StorageFailed: *root* cannot be made or written
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._files = root / "sha256"
+        self._incoming = root / "incoming"
+        with storage_errors(root):
+            self._files.mkdir(parents=True, exist_ok=True)
+            self._incoming.mkdir(parents=True, exist_ok=True)
+            for leftover in self._incoming.iterdir():
+                _remove_if_abandoned(leftover)
+
+    @contextlib.contextmanager
+    def writer(self, digest: str) -> "Iterator[ArtifactWriter]":
+        """
+        Take the bytes of *digest* through the writer's `write`; they are an artifact once the block ends without error.
+
+        :raises CorruptArtifact: the bytes written are others than those of *digest*; nothing is kept
+        :raises StorageFailed: the disk did not take them; nothing is kept
+        """
+        target = self._target(digest)
+        aside = self._incoming / f"{digest}.{os.getpid()}.{secrets.token_hex(4)}"
+        with storage_errors(aside):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: callers write large pieces, and an error belongs to the piece that met it.
+            file = open(aside, "xb", buffering=0)  # noqa: SIM115 (closed below, on every way out)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # a store that starts meanwhile leaves it alone
+            writer = ArtifactWriter(aside, file)
+            yield writer
+            if writer.sha256 != digest:
+                raise CorruptArtifact(
+                    f"artifact {digest}: the {writer.size} bytes received have sha256 {writer.sha256}: upload it again"
+                )
+            with storage_errors(target):
+                os.fsync(file.fileno())
+                seen = _seen(os.fstat(file.fileno()))
+                os.rename(aside, target)
+                _sync_directory(target.parent)
+                self._record(target, seen)
+        finally:
+            aside.unlink(missing_ok=True)
+            file.close()
+
+    def has(self, digest: str) -> bool:
+        """Whether `path` would succeed."""
+        try:
+            self.path(digest)
+        except (UnknownArtifact, CorruptArtifact):
+            return False
+        return True
+
+    def path(self, digest: str) -> Path:
+        """
+        Return where the bytes of *digest* are, known to be right. A few microseconds, unless the file was touched.
+
+        :raises UnknownArtifact: there is none: upload it
+        :raises CorruptArtifact: it was damaged on the disk, and is gone now: upload it again
+        """
+        target = self._target(digest)
+        try:
+            seen = _seen(target.stat())
+        except FileNotFoundError:
+            raise UnknownArtifact(f"artifact {digest} is not in {self._files}: upload it") from None
+        if seen == self._recorded(target):
+            return target
+        with storage_errors(target):
+            found = _hash_file(target)
+            if found == digest:
+                self._record(target, seen)
+                return target
+            self.remove(digest)
+        raise CorruptArtifact(
+            f"artifact {digest} was damaged on the disk (its {seen.size} bytes now have sha256 {found}) and was "
+            f"removed from {target.parent}: upload it again"
+        )
+
+    def remove(self, digest: str) -> None:
+        """Forget *digest*. Files that are linked to it elsewhere, or mapped, keep its bytes."""
+        target = self._target(digest)
+        with storage_errors(target):
+            target.unlink(missing_ok=True)
+            _sidecar(target).unlink(missing_ok=True)
+
+    def _target(self, digest: str) -> Path:
+        if not _DIGEST.fullmatch(digest):
+            raise InvalidSpec(f"{digest[:80]!r} is not a sha256 digest: 64 digits and letters a to f are expected")
+        return self._files / digest[:2] / digest
+
+    def _record(self, target: Path, seen: _Seen) -> None:
+        """Remember *seen*, as well as can be: without it the next look hashes once more."""
+        aside = self._incoming / f"{target.name}.{os.getpid()}.{secrets.token_hex(4)}.json"
+        try:
+            aside.write_bytes(msgspec.json.encode(seen))
+            os.rename(aside, _sidecar(target))
+        except OSError:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+
+    def _recorded(self, target: Path) -> _Seen | None:
+        try:
+            return msgspec.json.decode(_sidecar(target).read_bytes(), type=_Seen)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+
+class ArtifactWriter:
+    """Takes the bytes of one artifact; see `ArtifactStore.writer`."""
+
+    def __init__(self, path: Path, file: "IO[bytes]") -> None:
+        self.size: Bytes = 0
+        self._path = path
+        self._file = file
+        self._hash = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def write(self, chunk: bytes | bytearray | memoryview) -> None:
+        """:raises StorageFailed: the disk did not take it"""
+        rest = memoryview(chunk).cast("B")
+        self._hash.update(rest)
+        self.size += len(rest)
+        with storage_errors(self._path):
+            while rest:
+                rest = rest[self._file.write(rest) :]
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn what the file system says about *path* into `StorageFailed`: where, what, and what would help."""
+    try:
+        yield
+    except OSError as exc:
+        where = exc.filename if isinstance(exc.filename, str) else path
+        advice = _ADVICE.get(exc.errno or 0, "check that disk and directory, then try again")
+        raise StorageFailed(f"cannot write {where}: {exc.strerror or exc}: {advice}") from exc
+
+
+def _seen(stat: os.stat_result) -> _Seen:
+    return _Seen(stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+def _sidecar(target: Path) -> Path:
+    return target.with_name(target.name + ".json")
+
+
+def _hash_file(path: Path) -> str:
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    """Remove what a crashed writer left; a living one holds a lock on its file."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        path.unlink()

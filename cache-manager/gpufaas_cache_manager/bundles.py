@@ -1,0 +1,171 @@
+"""
+Bundles as directories: the tar of a function's code, extracted once, with its weights linked in.
+
+::
+
+    ROOT/DIGEST/gpufaas.json · function/ · site/       one per bundle; complete, since it was renamed into place
+
+The weights are hard links to their artifacts (symbolic ones across file systems): functions with the same weights
+share one file, and one page cache. All that is here can be made again from the artifacts.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from gpufaas_cache_manager.artifacts import ArtifactStore, storage_errors
+from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, Manifest, Weights
+from gpufaas_core.errors import CorruptArtifact, InvalidSpec, UnknownArtifact
+
+_ASIDE = ".aside-"
+
+
+class BundleStore:
+    """
+    The bundles under *root*, made from *artifacts*. Safe to use from several threads; one process per *root*.
+
+    :raises StorageFailed: *root* cannot be made or written
+    """
+
+    def __init__(self, root: Path, artifacts: ArtifactStore) -> None:
+        self._root = root
+        self._artifacts = artifacts
+        self._manifests: dict[str, Manifest] = {}
+        with storage_errors(root):
+            root.mkdir(parents=True, exist_ok=True)
+            for leftover in root.glob(f"{_ASIDE}*"):
+                shutil.rmtree(leftover)
+
+    def install(self, digest: str) -> Path:
+        """
+        Return the directory of bundle *digest*, ready to start workers from; extracts it when it is not there yet.
+
+        Cheap when it is: one look at each file of weights.
+
+        :raises UnknownArtifact: the bundle or weights of it are not here: upload them
+        :raises CorruptArtifact: the bundle or weights of it are damaged: upload them again; names the file
+        :raises InvalidSpec: the artifact is not a bundle
+        :raises StorageFailed: no room, or not writable
+        """
+        manifest = self.manifest(digest)
+        directory = self._root / digest
+        for weights in manifest.weights:
+            self._link(weights, directory)
+        return directory
+
+    def manifest(self, digest: str) -> Manifest:
+        """Return what bundle *digest* says of itself; extracts it when needed. Raises as `install`."""
+        known = self._manifests.get(digest)
+        directory = self._root / digest
+        if known is not None and directory.is_dir():
+            return known
+        if not directory.is_dir():
+            self._extract(self._artifacts.path(digest), directory)
+        manifest = _read_manifest(directory)
+        self._manifests[digest] = manifest
+        return manifest
+
+    def remove(self, digest: str) -> None:
+        """Forget bundle *digest*; its artifacts stay. No error when it is not there."""
+        self._manifests.pop(digest, None)
+        aside = self._aside()
+        with storage_errors(self._root):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self._root / digest, aside)  # at once, so that none ever sees half of it
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _extract(self, bundle: Path, directory: Path) -> None:
+        aside = self._aside()
+        try:
+            with storage_errors(self._root):
+                aside.mkdir()
+                try:
+                    with tarfile.open(bundle, "r:*") as tar:
+                        tar.extractall(aside, filter="data")
+                except (tarfile.TarError, EOFError) as exc:
+                    raise InvalidSpec(f"bundle {directory.name} is no tar that may be extracted: {exc}") from exc
+                manifest = _read_manifest(aside)
+                for weights in manifest.weights:
+                    (aside / weights.path).parent.mkdir(parents=True, exist_ok=True)
+                _sync_files(aside)
+                try:
+                    os.rename(aside, directory)
+                except OSError:
+                    if not directory.is_dir():  # otherwise another thread was faster: same bytes
+                        raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _link(self, weights: Weights, directory: Path) -> None:
+        try:
+            artifact = self._artifacts.path(weights.sha256)
+        except CorruptArtifact as exc:
+            raise CorruptArtifact(f"weights {weights.path} of the function in {directory}: {exc}") from exc
+        except UnknownArtifact as exc:
+            raise UnknownArtifact(f"weights {weights.path} of the function in {directory}: {exc}") from exc
+        place = directory / weights.path
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samefile(place, artifact):
+                return
+        aside = place.with_name(f"{_ASIDE}{secrets.token_hex(4)}")
+        with storage_errors(place):
+            try:
+                os.link(artifact, aside)
+            except OSError:
+                os.symlink(artifact.absolute(), aside)
+            os.replace(aside, place)
+
+    def _aside(self) -> Path:
+        return self._root / f"{_ASIDE}{secrets.token_hex(8)}"
+
+
+def _read_manifest(directory: Path) -> Manifest:
+    """:raises InvalidSpec: no manifest, or one that says something impossible"""
+    try:
+        manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        raise InvalidSpec(f"bundle without {MANIFEST}: make bundles with `gpufaas build`") from None
+    except msgspec.DecodeError as exc:
+        raise InvalidSpec(f"{MANIFEST} of the bundle is malformed: {exc}") from exc
+    if manifest.version != 1:
+        raise InvalidSpec(f"the bundle is of version {manifest.version}, this platform knows 1: update the platform")
+    for weights in manifest.weights:
+        _check_inside(weights.path)
+    if manifest.kind == "server":
+        # Its command may come from the function's envProcess: the node knows both.
+        workdir = PurePosixPath(manifest.workdir)
+        if workdir.is_absolute() or ".." in workdir.parts or not (directory / workdir).is_dir():
+            raise InvalidSpec(f"{MANIFEST} names the directory {manifest.workdir!r}, which is not in the bundle")
+        return manifest
+    if not all(part.isidentifier() for part in manifest.handler.split(".")):
+        raise InvalidSpec(f"{MANIFEST} names the handler {manifest.handler!r}: a module's name is expected")
+    module = directory / FUNCTION_DIR / Path(*manifest.handler.split("."))
+    if not (module.with_name(module.name + ".py").is_file() or (module / "__init__.py").is_file()):
+        raise InvalidSpec(f"the bundle has no {FUNCTION_DIR}/{manifest.handler}.py: build it again")
+    return manifest
+
+
+def _check_inside(path: str) -> None:
+    parts = PurePosixPath(path).parts
+    if len(parts) < 2 or parts[0] != FUNCTION_DIR or ".." in parts or "\0" in path:
+        raise InvalidSpec(f"{MANIFEST} names weights {path!r}: a path below {FUNCTION_DIR}/ is expected")
+
+
+def _sync_files(directory: Path) -> None:
+    """Put the files on the disk before the directory gets its name: after a power cut it is whole or not there."""
+    for path in _files(directory):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    return (path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())

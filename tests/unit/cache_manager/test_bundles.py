@@ -1,0 +1,238 @@
+"""Bundles on disk: extracted once, whole or not at all, their weights linked and looked at on every call."""
+
+import hashlib
+import io
+import os
+import tarfile
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpufaas_cache_manager.artifacts import ArtifactStore
+from gpufaas_cache_manager.bundles import BundleStore
+from gpufaas_core.bundle import Manifest, Weights
+from gpufaas_core.errors import CorruptArtifact, InvalidSpec, UnknownArtifact
+
+WEIGHTS = os.urandom(20_000)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+class Stores:
+    """Both stores over one directory, and ways to put things in."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.artifacts = ArtifactStore(root / "artifacts")
+        self.bundles = BundleStore(root / "bundles", self.artifacts)
+
+    def put(self, content: bytes) -> str:
+        with self.artifacts.writer(sha256(content)) as writer:
+            writer.write(content)
+        return sha256(content)
+
+    def put_bundle(self, files: dict[str, bytes] | None = None, manifest: Manifest | None = None) -> str:
+        files = {"function/handler.py": b"def handle(event, context): ..."} if files is None else files
+        return self.put(tar_of({"gpufaas.json": msgspec.json.encode(manifest or manifest_of()), **files}))
+
+    def put_all(self) -> str:
+        self.put(WEIGHTS)
+        return self.put_bundle()
+
+
+def manifest_of(path: str = "function/weights.safetensors", **changes: object) -> Manifest:
+    manifest = Manifest("model", "python3-torch", weights=(Weights(path, sha256(WEIGHTS), len(WEIGHTS)),))
+    return msgspec.structs.replace(manifest, **changes)
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return made.getvalue()
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Stores:
+    return Stores(tmp_path)
+
+
+def test_a_bundle_is_a_directory_with_code_and_weights(stores: Stores) -> None:
+    digest = stores.put_all()
+
+    directory = stores.bundles.install(digest)
+
+    assert directory == stores.root / "bundles" / digest
+    assert (directory / "function" / "handler.py").read_bytes() == b"def handle(event, context): ..."
+    assert (directory / "function" / "weights.safetensors").read_bytes() == WEIGHTS
+    assert stores.bundles.manifest(digest) == manifest_of()
+
+
+def test_weights_share_one_file_with_their_artifact(stores: Stores) -> None:
+    """One file means one page cache, however many functions have these weights."""
+    directory = stores.bundles.install(stores.put_all())
+
+    assert os.path.samefile(directory / "function/weights.safetensors", stores.artifacts.path(sha256(WEIGHTS)))
+
+
+def test_installing_twice_extracts_once(stores: Stores) -> None:
+    digest = stores.put_all()
+    directory = stores.bundles.install(digest)
+    (directory / "mark").touch()
+
+    assert stores.bundles.install(digest) == directory
+    assert (directory / "mark").exists()
+
+
+def test_a_bundle_outlives_its_store(stores: Stores) -> None:
+    digest = stores.put_all()
+    directory = stores.bundles.install(digest)
+
+    again = Stores(stores.root)
+
+    assert again.bundles.manifest(digest) == manifest_of()
+    assert again.bundles.install(digest) == directory
+
+
+def test_many_installations_at_once_agree(stores: Stores) -> None:
+    digest = stores.put_all()
+    results: list[object] = []
+
+    def install() -> None:
+        try:
+            results.append(stores.bundles.install(digest))
+        except BaseException as exc:
+            results.append(exc)
+
+    threads = [threading.Thread(target=install) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert results == [stores.root / "bundles" / digest] * 8
+    assert [each.name for each in (stores.root / "bundles").iterdir()] == [digest]
+
+
+def test_weights_that_are_not_here_are_named(stores: Stores) -> None:
+    digest = stores.put_bundle()
+
+    with pytest.raises(UnknownArtifact, match=rf"function/weights.safetensors .*{digest}.*{sha256(WEIGHTS)}.*upload"):
+        stores.bundles.install(digest)
+
+    stores.put(WEIGHTS)
+    assert (stores.bundles.install(digest) / "function/weights.safetensors").read_bytes() == WEIGHTS
+
+
+def test_an_unknown_bundle_is_named(stores: Stores) -> None:
+    with pytest.raises(UnknownArtifact, match="a" * 64):
+        stores.bundles.install("a" * 64)
+
+
+def test_weights_damaged_after_installation_are_found_at_the_next_one_and_heal_by_upload(stores: Stores) -> None:
+    digest = stores.put_all()
+    weights = stores.bundles.install(digest) / "function/weights.safetensors"
+    with open(weights, "r+b") as file:
+        file.write(b"damage")
+
+    with pytest.raises(CorruptArtifact, match=rf"function/weights.safetensors .*{digest}.*{sha256(WEIGHTS)}"):
+        stores.bundles.install(digest)
+
+    stores.put(WEIGHTS)
+    stores.bundles.install(digest)
+    assert weights.read_bytes() == WEIGHTS
+
+
+def test_weights_that_somebody_removed_or_replaced_are_linked_again(stores: Stores) -> None:
+    digest = stores.put_all()
+    weights = stores.bundles.install(digest) / "function/weights.safetensors"
+
+    weights.unlink()
+    stores.bundles.install(digest)
+    assert weights.read_bytes() == WEIGHTS
+
+    weights.unlink()
+    weights.write_bytes(b"others")
+    stores.bundles.install(digest)
+    assert weights.read_bytes() == WEIGHTS
+
+
+def test_a_damaged_bundle_is_named(stores: Stores) -> None:
+    digest = stores.put_bundle()
+    os.truncate(stores.artifacts.path(digest), 100)
+
+    with pytest.raises(CorruptArtifact, match=digest):
+        stores.bundles.install(digest)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"no tar at all", "no tar"),
+        (tar_of({"function/handler.py": b""}), "without gpufaas.json"),
+        (tar_of({"gpufaas.json": b"{", "function/handler.py": b""}), "malformed"),
+        (tar_of({"gpufaas.json": b'{"kind": "magic", "template": "x"}'}), "malformed"),
+        (tar_of({"gpufaas.json": msgspec.json.encode(manifest_of())}), "no function/handler.py"),
+        (tar_of({"gpufaas.json": msgspec.json.encode(manifest_of(handler="../../x"))}), "handler"),
+        (tar_of({"gpufaas.json": msgspec.json.encode(manifest_of("function/../../x"))}), "below function/"),
+        (tar_of({"gpufaas.json": msgspec.json.encode(manifest_of("/etc/passwd"))}), "below function/"),
+        (tar_of({"gpufaas.json": msgspec.json.encode(manifest_of(version=2))}), "version 2"),
+        (tar_of({"../escaped": b""}), "may be extracted"),
+    ],
+)
+def test_what_is_no_bundle_is_refused_and_leaves_nothing(stores: Stores, content: bytes, says: str) -> None:
+    digest = stores.put(content)
+
+    with pytest.raises(InvalidSpec, match=says):
+        stores.bundles.install(digest)
+
+    assert list((stores.root / "bundles").iterdir()) == []
+    assert not (stores.root / "escaped").exists()
+
+
+def test_a_half_extracted_bundle_of_a_crash_is_removed_at_the_next_start(stores: Stores) -> None:
+    left = stores.root / "bundles" / ".aside-0123"
+    left.mkdir()
+    (left / "half").touch()
+
+    Stores(stores.root)
+
+    assert not left.exists()
+
+
+def test_a_removed_bundle_keeps_its_artifacts(stores: Stores) -> None:
+    digest = stores.put_all()
+    directory = stores.bundles.install(digest)
+
+    stores.bundles.remove(digest)
+    stores.bundles.remove(digest)
+
+    assert not directory.exists()
+    assert stores.artifacts.has(sha256(WEIGHTS))
+    assert stores.bundles.install(digest) == directory
+
+
+def test_weights_on_another_file_system_are_linked_by_symbol(tmp_path: Path) -> None:
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or shm.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs a second file system at /dev/shm")
+    stores = Stores(tmp_path)
+    digest = stores.put_all()
+    root = shm / f"gpufaas-test-{os.getpid()}"
+    bundles = BundleStore(root, stores.artifacts)
+    try:
+        weights = bundles.install(digest) / "function/weights.safetensors"
+        bundles.install(digest)
+
+        assert weights.is_symlink()
+        assert weights.read_bytes() == WEIGHTS
+    finally:
+        bundles.remove(digest)
+        root.rmdir()

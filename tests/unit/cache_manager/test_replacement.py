@@ -1,0 +1,146 @@
+"""The LRU lists of devices, and whom to evict."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufaas_cache_manager.replacement import CostAware, Lru, Replacement, make_replacement, victims
+from gpufaas_cache_manager.residency import Residency, Resident
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.model import FunctionId
+
+
+@dataclass
+class Owner:
+    id: FunctionId
+    copies: int = 1
+    min_copies: int = 0
+    reload_s: float = 1.0
+
+    def load_s(self, kind: str) -> float:
+        assert kind == "gpu"
+        return self.reload_s
+
+
+def holding(
+    *models: tuple[str, int], memory: int = 100, copies: dict[str, int] | None = None, reload_s: float = 1.0
+) -> Residency[Owner]:
+    """A device that holds *models* of the given sizes, ready and idle, the least recently used first."""
+    residency: Residency[Owner] = Residency(memory, "gpu")
+    for at, (name, size) in enumerate(models):
+        resident = Resident(Owner(FunctionId(name), (copies or {}).get(name, 1), reload_s=reload_s), size, at, at)
+        resident.loading = False
+        residency.insert(resident)
+    return residency
+
+
+def names(chosen: tuple[Resident[Owner], ...] | None) -> list[str] | None:
+    return None if chosen is None else [each.owner.id for each in chosen]
+
+
+def test_nobody_is_evicted_while_there_is_room() -> None:
+    assert victims(Lru(), holding(("x", 40)), 60) == ()
+
+
+def test_the_least_recently_used_go_first() -> None:
+    residency = holding(("x", 40), ("y", 30), ("z", 30))
+
+    assert names(victims(Lru(), residency, 50)) == ["x", "y"]
+
+
+def test_a_use_makes_a_model_the_most_recent() -> None:
+    residency = holding(("x", 40), ("y", 30))
+
+    residency.touch(residency.models[FunctionId("x")], 7.0)
+
+    assert residency.listing() == [("y", 30, 1), ("x", 40, 7.0)]
+
+
+def test_what_is_larger_than_the_device_evicts_nobody() -> None:
+    assert victims(Lru(), holding(("x", 40)), 101) is None
+
+
+@pytest.mark.parametrize("pin", ["loading", "running", "queued"])
+def test_a_model_that_loads_runs_or_has_local_work_is_spared(pin: str) -> None:
+    residency = holding(("x", 40), ("y", 40))
+    setattr(residency.models[FunctionId("x")], pin, 1)
+
+    assert names(victims(Lru(), residency, 60)) == ["y"]
+    assert victims(Lru(), residency, 61) is None
+
+
+def test_a_copy_within_its_minimum_is_spared() -> None:
+    residency = holding(("x", 40), ("y", 40))
+    residency.models[FunctionId("x")].owner.min_copies = 1
+
+    assert names(victims(Lru(), residency, 50)) == ["y"]
+
+
+def test_cost_aware_takes_duplicates_before_last_copies() -> None:
+    residency = holding(("last", 40), ("copied", 40), copies={"copied": 2})
+
+    assert names(victims(CostAware(), residency, 40)) == ["copied"]
+
+
+def test_cost_aware_takes_what_frees_most_memory_for_a_second_of_reload() -> None:
+    residency = holding(("small", 20), ("large", 80))
+
+    assert names(victims(CostAware(), residency, 20)) == ["large"]
+
+
+def test_cost_aware_falls_back_on_recency() -> None:
+    residency = holding(("x", 40), ("y", 40))
+
+    assert names(victims(CostAware(), residency, 40)) == ["x"]
+
+
+@given(
+    st.sampled_from([Lru(), CostAware()]),
+    st.lists(st.tuples(st.integers(1, 30), st.booleans(), st.integers(1, 3), st.integers(0, 3)), max_size=8),
+    st.integers(1, 200),
+)
+def test_victims_make_room_and_are_free_to_go(
+    replacement: Replacement, models: list[tuple[int, bool, int, int]], need: int
+) -> None:
+    residency: Residency[Owner] = Residency(120, "gpu")
+    for at, (size, running, copies, minimum) in enumerate(models):
+        if size <= residency.free:
+            resident = Resident(Owner(FunctionId(f"f{at}"), copies, minimum), size, 0.0, 0.0)
+            resident.loading = False
+            resident.running = int(running)
+            residency.insert(resident)
+    evictable = [each for each in residency if not each.running and each.owner.copies > each.owner.min_copies]
+
+    chosen = victims(replacement, residency, need)
+
+    if chosen is None:
+        assert residency.free + sum(each.memory for each in evictable) < need
+        return
+    assert all(each in evictable for each in chosen)
+    assert len(set(map(id, chosen))) == len(chosen)
+    for each in chosen:
+        residency.remove(each.owner.id)
+    assert residency.free >= need
+    if chosen:
+        assert residency.free - chosen[-1].memory < need, "the last victim was not needed"
+
+
+def test_memory_is_accounted_to_the_byte() -> None:
+    residency = holding(("x", 40), ("y", 30))
+    assert residency.free == 30
+
+    residency.resize(residency.models[FunctionId("x")], 60)
+    assert residency.free == 10
+    residency.remove(FunctionId("x"))
+
+    assert residency.free == 70
+    assert len(residency) == 1
+
+
+def test_replacement_orders_are_made_by_name() -> None:
+    assert make_replacement("lru").name == "lru"
+    assert make_replacement("cost-aware").name == "cost-aware"
+    with pytest.raises(InvalidSpec, match="lru, cost-aware"):
+        make_replacement("random")
