@@ -1,0 +1,1 @@
+"""The global scheduler: a pure engine (events in, commands out) and the asyncio shell around it."""

@@ -1,0 +1,987 @@
+"""
+The engine: facts in, commands out. It has no clock, no IO, no lock and no logger; the live service and the simulator
+are shells around the same object.
+
+Two kinds of function. A *model function* is exclusive: one of its calls has the device to itself, and the policy says
+which device, or whose local queue. A *CPU function* has slots: its calls bypass the policy and the devices' busy state
+and start at once where their function is resident with a free slot, so that a function may call another one on the
+same device; without a free slot they wait in a FIFO of their own. Both are charged to the same memory and stand in the
+same LRU lists.
+
+How many copies a function has follows from its calls, above a minimum that is loaded without a call and never evicted
+for others. `Scaled` says a number beside that: missing copies are loaded one at a time, and what is beyond it takes no
+new calls and is evicted once it is idle. Memory is shared all the same: a call that needs room may evict idle copies
+down to the minimum. The replicas that a policy makes of model functions are left alone; scaling only adds to them, and
+takes away what it added.
+
+The memory of a device is promised in the moment of the decision: a miss charges its reservation and releases its
+victims, and the node makes that so before it loads. A device on which a model is loading *without* a call (`Load`) is
+idle: only the model is pinned, and a call for it starts there as a hit that waits for the rest of the load.
+
+When a scheduling run happens: after an event by which a call began to wait, or by which a device, memory or a pin
+became free. One run after each event (specs/gpu-faas.md, 3.4).
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Any, Final
+
+from gpufaas_cache_manager.replacement import Replacement
+from gpufaas_core import messages as m
+from gpufaas_core.model import (
+    Bytes,
+    CallId,
+    DeviceId,
+    DeviceStatus,
+    EngineStatus,
+    FunctionId,
+    ResidentStatus,
+    Seconds,
+)
+from gpufaas_core.units import MiB, format_bytes
+from gpufaas_scheduler import policies
+from gpufaas_scheduler.policies import Action, Refusal, SchedulingPolicy
+from gpufaas_scheduler.queue import LOCAL, RUNNING, WAITING, Call
+from gpufaas_scheduler.state import Cluster, DeviceState, FunctionState, Model
+
+LEARNING_RATE: Final = 0.25
+"""Weight of the newest time in a profile (EWMA): half of what is learnt is from the last 2.4 calls, so that a model
+that slows down is believed within a few calls and a single outlier is not."""
+
+HEADROOM: Final = 1.1
+HEADROOM_BYTES: Final = 16 * MiB
+"""A reservation is the measured peak times the one plus the other: allocators round up to blocks of 2 to 20 MiB, and
+a later input may be a little larger. Without it, each new peak would run into its limit before it is measured."""
+
+WIDENING: Final = 2
+"""A load that ran out of memory is tried once with so many times the reservation; declared sizes are often those of
+the weights, and a model needs up to about as much again to serve."""
+
+MAX_LOAD_FAILURES: Final = 3
+"""In a row; then the function is failed until it is deployed again."""
+
+MAX_REFUSALS: Final = 3
+"""By nodes, in a row, for one call; then it is rejected instead of going round."""
+
+MAX_RETRY_AFTER_S: Final = 60.0
+
+# A lease reaches its node, or its caller gives up, within moments: this is for bursts, and for gateways that died.
+_MAX_LOST: Final = 10_000
+
+# A policy that yields so many actions without one being done is stopped; the queue is planned again at the next event.
+_MAX_IDLE_ACTIONS: Final = 1000
+_IDLE_ACTIONS_PER_DEVICE: Final = 4
+
+
+class Engine:
+    """
+    `handle` is told each event once, in order, with a clock that does not go back. Not thread-safe: one owner.
+
+    `learn`: profiles follow what is measured; off for simulations and tests, where they are the truth.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: SchedulingPolicy,
+        replacement: Replacement,
+        epoch: int = 1,
+        max_queue: int = 10_000,
+        learn: bool = True,
+    ) -> None:
+        self.policy = policy
+        self.epoch = epoch
+        self.max_queue = max_queue
+        self.refusals: deque[Refusal] = deque(maxlen=100)
+        """The last actions of the policy that were not done, and why."""
+        self.ignored: Counter[str] = Counter()
+        """Facts that did not fit the state (late, twice, unknown), by type. A few are routine."""
+        self._learn = learn
+        self._cluster = Cluster(replacement, policy.pass_limit)
+        self._queue = self._cluster.queue
+        self._functions = self._cluster.functions
+        self._devices = self._cluster.devices
+        self._idle = self._cluster.idle_devices
+        self._calls: dict[CallId, Call] = {}
+        """All that wait or run."""
+        self._waiting = 0
+        self._lease = 0
+        self._deadlines: list[tuple[Seconds, int, Call]] = []
+        """A heap; entries of calls that no longer wait are dropped when they surface or outnumber the others."""
+        self._lost: dict[CallId, Call] = {}
+        """Calls that ended with their worker. Most were answered by their node; one whose lease had not reached it by
+        then is refused instead, and placed again. The newest `_MAX_LOST`."""
+        self._homeless: dict[FunctionId, FunctionState] = {}
+        """CPU functions with waiting calls that are resident nowhere."""
+        self._short: dict[FunctionId, FunctionState] = {}
+        """Functions with fewer copies than they should have without a call."""
+        self._surplus: dict[FunctionId, FunctionState] = {}
+        """Functions that have copies to give up, or copies that drain."""
+        self._learnt: dict[tuple[FunctionId, str], None] = {}
+        self._freed = False
+        """Something changed that may let a waiting call start."""
+        self._out: list[m.Command] = []
+        self._handlers: dict[type[m.Event], Callable[[Any], None]] = {
+            m.Arrived: self._arrived,
+            m.Finished: self._finished,
+            m.Cancelled: self._cancelled,
+            m.Loaded: self._loaded,
+            m.LoadFailed: self._load_failed,
+            m.Measured: self._measured,
+            m.WorkerExited: self._worker_exited,
+            m.Refused: self._refused,
+            m.Woken: self._woken,
+            m.DeviceJoined: self._device_joined,
+            m.DeviceLeft: self._device_left,
+            m.FunctionDeployed: self._function_deployed,
+            m.FunctionRemoved: self._function_removed,
+            m.Scaled: self._scaled,
+        }
+
+    # --- the public face ----------------------------------------------------------------------------------------------
+
+    def handle(self, event: m.Event, now: Seconds) -> list[m.Command]:
+        """
+        Return what is to be done because of *event*. *now* is in seconds on a monotonic clock.
+
+        One scheduling decision costs O(models on the device + log queue). What the policy raises is passed on.
+        """
+        cluster = self._cluster
+        cluster.now = now
+        cluster.asked = None
+        out: list[m.Command] = []
+        self._out = out
+        self._handlers[type(event)](event)
+        if self._freed:
+            self._freed = False
+            self._settle()
+        return out
+
+    @property
+    def wake_at(self) -> Seconds | None:
+        """When a waiting call's deadline comes next: send `Woken` then."""
+        deadlines = self._deadlines
+        while deadlines:
+            deadline, _, call = deadlines[0]
+            if call.state != RUNNING and call.deadline == deadline and self._calls.get(call.id) is call:
+                return deadline
+            heappop(deadlines)
+        return None
+
+    @property
+    def queue_length(self) -> int:
+        """Calls in the global queue: those that no device was chosen for yet."""
+        return self._queue.count
+
+    def status(self, now: Seconds) -> EngineStatus:
+        """O(devices, residents, functions)."""
+        return EngineStatus(
+            policy=self.policy.name,
+            devices=tuple(_device_status(each, now) for each in self._devices.values()),
+            queued={each.id: each.waiting for each in self._functions.values() if each.waiting},
+            running={each.id: each.running for each in self._functions.values() if each.running},
+            desired={each.id: each.target for each in self._functions.values() if each.desired is not None},
+        )
+
+    def take_learnt(self) -> list[m.Learnt]:
+        """Return the profiles that changed since the last call of this."""
+        learnt = []
+        for function, kind in self._learnt:
+            owner = self._functions.get(function)
+            costs = None if owner is None else owner.costs(kind)
+            if costs is not None:
+                learnt.append(m.Learnt(function, kind, costs.profile()))
+        self._learnt.clear()
+        return learnt
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def _arrived(self, event: m.Arrived) -> None:
+        owner = self._functions.get(event.function)
+        if event.call in self._calls:
+            self.ignored["Arrived"] += 1
+            return
+        if owner is None or owner.failed is not None or owner.removed or owner.fits_as_of != self._cluster.fleet:
+            refused = self._why_not(owner, event)
+            if refused is not None:
+                self._out.append(refused)
+                return
+            assert owner is not None
+        deadline = event.deadline
+        if not owner.fits and self._devices:
+            self._out.append(self._no_device(event.call, owner))
+            return
+        if deadline is not None and deadline <= self._cluster.now:
+            self._out.append(m.Reject(event.call, "deadline", "the deadline had passed when the call arrived"))
+            return
+        if owner.desired == 0:
+            self._wake(owner)
+        queue = self._queue
+        call = Call(event.call, owner, queue.next_number, self._cluster.now, deadline)
+        queue.next_number += 1
+        self._calls[event.call] = call
+        owner.waiting += 1
+        self._waiting += 1
+        if owner.exclusive:
+            queue.append(call)
+            if self._idle:
+                self._plan()
+        else:
+            self._place_shared(call)
+        if call.state == RUNNING:
+            return
+        # Only now is it clear that it has to wait: a full queue turns away whoever would make it longer.
+        if owner.waiting > owner.max_queue or self._waiting > self.max_queue:
+            self._overloaded(call)
+        elif deadline is not None:
+            self._watch(call)
+
+    def _why_not(self, owner: FunctionState | None, event: m.Arrived) -> m.Reject | None:
+        if owner is None:
+            return m.Reject(event.call, "unknown_function", f"no function {event.function} is deployed")
+        if owner.failed is not None:
+            return m.Reject(event.call, "load_failed", owner.failed)
+        if owner.removed:
+            return m.Reject(event.call, "removed", f"function {owner.id} was removed")
+        self._cluster.fits_somewhere(owner)
+        return None
+
+    def _finished(self, event: m.Finished) -> None:
+        call = self._calls.get(event.call)
+        if call is None or call.state != RUNNING or call.device is None or call.device.id != event.device:
+            self.ignored["Finished"] += 1
+            return
+        device, owner = call.device, call.owner
+        device.served += 1
+        if event.ok and self._learn:
+            costs = owner.costs(device.kind)
+            if costs is not None:
+                costs.learn_service(event.service_s, LEARNING_RATE)
+                self._learnt[(owner.id, device.kind)] = None
+        self._end(call)
+        self._proceed(call, device)
+
+    def _cancelled(self, event: m.Cancelled) -> None:
+        call = self._calls.get(event.call)
+        if call is None or call.aborted:
+            if self._lost.pop(event.call, None) is None:
+                self.ignored["Cancelled"] += 1
+        elif call.state == RUNNING:
+            call.aborted = True
+            assert call.device is not None
+            self._out.append(m.Abort(call.id, call.device.id))
+        else:
+            self._give_up(call)
+
+    def _refused(self, event: m.Refused) -> None:
+        lost = self._lost.pop(event.call, None)
+        if lost is not None and lost.device is not None and lost.device.id == event.device:
+            self._place_again(lost, event.reason)
+            if not lost.owner.exclusive:
+                self._serve_fifo(lost.owner)
+            self._freed = True
+            return
+        call = self._calls.get(event.call)
+        if call is None or call.state != RUNNING or call.device is None or call.device.id != event.device:
+            self.ignored["Refused"] += 1
+            return
+        device, model, owner = call.device, call.model, call.owner
+        assert model is not None
+        self._end(call)
+        if not call.cold:
+            device.hits -= 1
+        else:
+            device.misses -= 1
+            if model.loading and device.models.models.get(owner.id) is model:
+                self._drop(device, model)
+                # Whether the node got as far as the victims is not known, and their memory is promised: make it so.
+                for victim in call.victims:
+                    if victim not in device.models.models:
+                        self._out.append(m.Evict(victim, device.id))
+        self._place_again(call, event.reason)
+        if owner.exclusive:
+            self._next_local(device)
+        else:
+            self._serve_fifo(owner)
+        if owner.removed:
+            self._forget_if_done(owner)
+        self._freed = True
+
+    def _place_again(self, call: Call, why: str) -> None:
+        """A call that no worker has any more waits again, with its arrival number and its passes."""
+        owner = call.owner
+        call.refusals += 1
+        if call.aborted:
+            pass
+        elif self._functions.get(owner.id) is not owner:
+            self._out.append(m.Reject(call.id, "removed", f"function {owner.id} was removed"))
+        elif owner.failed is not None:
+            self._out.append(m.Reject(call.id, "load_failed", owner.failed))
+        elif call.refusals >= MAX_REFUSALS:
+            assert call.device is not None
+            reason = f"{call.refusals} nodes in a row refused the call, the last one ({call.device.id}): {why}"
+            self._out.append(m.Reject(call.id, "refused", reason, 1.0))
+        else:
+            call.device = call.model = None
+            call.cold, call.victims, call.state = False, (), WAITING
+            self._calls[call.id] = call
+            if owner.desired == 0:
+                self._wake(owner)
+            owner.waiting += 1
+            self._waiting += 1
+            if owner.exclusive:
+                self._queue.put_back(call)
+            else:
+                owner.queue.put_back(call)
+                if not owner.holders:
+                    self._homeless[owner.id] = owner
+            if call.deadline is not None:
+                self._watch(call)
+
+    def _woken(self, _event: m.Woken) -> None:
+        now = self._cluster.now
+        while (deadline := self.wake_at) is not None and deadline <= now:
+            call = heappop(self._deadlines)[2]
+            where = "in the queue"
+            if call.device is not None:
+                where = f"in the local queue of {call.device.id}"
+            waited = f"the call waited {now - call.arrived_at:.3f} s {where}, until its deadline"
+            self._give_up(call)
+            self._out.append(m.Reject(call.id, "deadline", waited))
+
+    def _watch(self, call: Call) -> None:
+        """Let `wake_at` know of the deadline of a call that waits."""
+        deadlines = self._deadlines
+        assert call.deadline is not None
+        heappush(deadlines, (call.deadline, call.number, call))
+        if len(deadlines) > 2 * self._waiting + 1000:
+            alive = {entry[1]: entry for entry in deadlines if self._calls.get(entry[2].id) is entry[2]}
+            deadlines[:] = [entry for entry in alive.values() if entry[2].state != RUNNING]
+            heapify(deadlines)
+
+    def _give_up(self, call: Call) -> None:
+        """A waiting call leaves, wherever it waits."""
+        owner = call.owner
+        if call.state == LOCAL:
+            device = call.device
+            assert device is not None
+            self._take_local(device, call)
+            self._freed = True  # perhaps it was what pinned the model
+        elif owner.exclusive:
+            self._queue.remove(call)
+        else:
+            owner.queue.remove(call)
+            if not owner.queue.calls:
+                self._homeless.pop(owner.id, None)
+        owner.waiting -= 1
+        self._waiting -= 1
+        del self._calls[call.id]
+        if owner.removed:
+            self._forget_if_done(owner)
+
+    def _overloaded(self, call: Call) -> None:
+        owner = call.owner
+        full = f"function {owner.id} has {owner.waiting - 1} calls waiting"
+        if owner.waiting <= owner.max_queue:
+            full = f"{self._waiting - 1} calls wait on the platform"
+        costs = next((owner.costs(kind) for kind in self._cluster.largest), None)
+        service_s = 1.0 if costs is None else costs.service_s
+        if owner.waiting > owner.max_queue:
+            drain_s = owner.waiting * service_s / (max(1, owner.copies) * (1 if owner.exclusive else owner.slots))
+        else:
+            drain_s = self._waiting * service_s / max(1, len(self._devices))
+        self._give_up(call)
+        self._out.append(m.Reject(call.id, "overloaded", full, min(MAX_RETRY_AFTER_S, max(0.1, drain_s))))
+
+    def _no_device(self, call: CallId, owner: FunctionState) -> m.Reject:
+        largest = max(self._devices.values(), key=lambda each: each.device.memory)
+        needs = []
+        for kind, memory in self._cluster.largest.items():
+            costs = owner.costs(kind)
+            need = "cannot run" if costs is None else f"needs {format_bytes(costs.occupation)}"
+            needs.append(f"{need} on {kind} (largest: {format_bytes(memory)})")
+        message = (
+            f"function {owner.id} fits no device: it {', '.join(needs)}; the largest device is {largest.id} with "
+            f"{format_bytes(largest.device.memory)}. Deploy a smaller model, or add a larger device"
+        )
+        return m.Reject(call, "no_device", message)
+
+    # --- starting and ending ------------------------------------------------------------------------------------------
+
+    def _start(self, call: Call, device: DeviceState, model: Model | None, victims: tuple[Model, ...]) -> None:
+        """Grant *call* the lease: a hit on *model*, or a miss for which *victims* leave. The caller checked it all."""
+        cluster = self._cluster
+        owner = call.owner
+        now = cluster.now
+        names: tuple[FunctionId, ...] = ()
+        if model is None:
+            model, names = self._reserve(device, owner, victims)
+            call.cold = True
+            call.victims = names
+            device.misses += 1
+        else:
+            device.models.touch(model, now)
+            cluster.asked = None
+            device.hits += 1
+        model.running += 1
+        local = call.state == LOCAL
+        call.state = RUNNING
+        call.device = device
+        call.model = model
+        owner.waiting -= 1
+        owner.running += 1
+        self._waiting -= 1
+        if owner.exclusive:
+            costs = owner.costs(device.kind)
+            ready = model.ready_at if model.loading and model.ready_at > now else now
+            device.run = call
+            device.busy_since = now
+            device.free_at = ready + (0.0 if costs is None else costs.service_s)
+            device.starts += 1
+            if device.idle_key is not None:
+                cluster.set_busy(device)
+        self._lease = number = self._lease + 1
+        lease = m.Lease(
+            self.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, names, local
+        )
+        self._out.append(m.Start(lease))
+
+    def _reserve(
+        self, device: DeviceState, owner: FunctionState, victims: tuple[Model, ...]
+    ) -> tuple[Model, tuple[FunctionId, ...]]:
+        """Evict *victims* and charge the reservation of *owner*, whose load begins now."""
+        for victim in victims:
+            self._cluster.evict(device, victim)
+            if victim.owner.copies < victim.owner.target:
+                victim.owner.eager = False
+                self._short[victim.owner.id] = victim.owner
+        device.evictions += len(victims)
+        costs = owner.costs(device.kind)
+        assert costs is not None
+        model = self._cluster.insert(device, owner, costs.occupation, costs.load_s)
+        if owner.copies >= owner.target:
+            self._short.pop(owner.id, None)
+        return model, tuple(victim.owner.id for victim in victims)
+
+    def _end(self, call: Call) -> None:
+        """*call* no longer uses its worker."""
+        model, device, owner = call.model, call.device, call.owner
+        assert model is not None
+        assert device is not None
+        del self._calls[call.id]
+        model.running -= 1
+        owner.running -= 1
+        if device.run is call:
+            device.run = None
+            device.busy_s += self._cluster.now - device.busy_since
+
+    def _proceed(self, call: Call, device: DeviceState) -> None:
+        """After `_end`: the place on the worker goes to the next that waits for it."""
+        owner = call.owner
+        if owner.exclusive:
+            self._next_local(device)
+            self._freed = True
+        else:
+            model = call.model
+            assert model is not None
+            if owner.queue.calls and device.id in owner.holders:
+                if model.running < owner.slots and device.models.models.get(owner.id) is model:
+                    following = owner.queue.calls[0]
+                    owner.queue.remove(following)
+                    self._start(following, device, model, ())
+            elif model.running == 0:
+                self._freed = True
+        if owner.removed:
+            self._forget_if_done(owner)
+
+    def _next_local(self, device: DeviceState) -> None:
+        """A device whose run ended, if it did: its local queue first, before anybody plans with it (3.2, step 1)."""
+        if device.run is not None or self._devices.get(device.id) is not device:
+            return
+        if device.local:
+            call = device.local[0]
+            model = device.models.models[call.function]
+            self._take_local(device, call)
+            self._start(call, device, model, ())
+        elif device.idle_key is None:
+            self._cluster.set_idle(device)
+
+    def _take_local(self, device: DeviceState, call: Call) -> None:
+        local = device.local
+        if local[0] is call:
+            local.popleft()
+        else:
+            local.remove(call)
+        # Emptied, it is exactly nothing, whatever rounding left.
+        device.local_s = device.local_s - call.estimate_s if local else 0.0
+        device.models.models[call.function].queued -= 1
+
+    # --- planning -----------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Something became free: let all that waits try again."""
+        if self._surplus:
+            for owner in list(self._surplus.values()):
+                self._trim(owner)
+        if self._homeless:
+            for owner in list(self._homeless.values()):
+                self._serve_fifo(owner)
+        if self._queue.count and self._idle:
+            self._plan()
+        if self._short:
+            for owner in list(self._short.values()):
+                self._load_copy(owner)
+
+    def _plan(self) -> None:
+        """One scheduling run: the policy proposes, and each action is done or refused at once."""
+        plan = self.policy.plan(self._cluster)
+        verdict: Refusal | None = None
+        budget = limit = _MAX_IDLE_ACTIONS + _IDLE_ACTIONS_PER_DEVICE * len(self._devices)
+        while True:
+            try:
+                action: Action = plan.send(verdict)
+            except StopIteration:
+                break
+            kind = type(action)
+            if kind is policies.CountPass:
+                self._queue.count_pass(action.before)  # type: ignore[union-attr]
+                verdict = None
+            else:
+                if kind is policies.Start:
+                    reason = self._try_start(action)  # type: ignore[arg-type]
+                elif kind is policies.EnqueueLocal:
+                    reason = self._try_enqueue(action)  # type: ignore[arg-type]
+                else:
+                    reason = f"{kind.__name__} is not an action"
+                if reason is None:
+                    verdict = None
+                    budget = limit
+                else:
+                    verdict = Refusal(action, reason)
+                    self.refusals.append(verdict)
+            budget -= 1
+            if budget < 0:
+                plan.close()
+                self.refusals.append(Refusal(action, f"{limit} actions without one that was done: run ended"))
+                break
+        self._queue.rewind()
+
+    def _try_start(self, action: policies.Start) -> str | None:
+        """Do it, or return why not."""
+        call = self._calls.get(action.call)
+        if call is None or call.state != WAITING or not call.owner.exclusive:
+            return f"call {action.call} does not wait in the global queue"
+        device = self._devices.get(action.device)
+        if device is None:
+            return f"there is no device {action.device}"
+        if device.run is not None:
+            return f"device {device.id} is busy with call {device.run.id}"
+        model = device.models.models.get(call.function)
+        victims: tuple[Model, ...] = ()
+        if model is None:
+            chosen = self._cluster.victims(device, call.owner)
+            if chosen is None:
+                return self._why_no_room(call.owner, device)
+            victims = chosen
+        self._queue.remove(call)
+        self._start(call, device, model, victims)
+        return None
+
+    def _try_enqueue(self, action: policies.EnqueueLocal) -> str | None:
+        """Do it, or return why not."""
+        call = self._calls.get(action.call)
+        if call is None or call.state != WAITING or not call.owner.exclusive:
+            return f"call {action.call} does not wait in the global queue"
+        device = self._devices.get(action.device)
+        if device is None:
+            return f"there is no device {action.device}"
+        if device.run is None:
+            return f"device {device.id} is idle: nothing would end its local queue's wait"
+        model = device.models.models.get(call.function)
+        if model is None or device.id not in call.owner.holders:
+            return f"device {device.id} does not hold {call.function}, or not for new calls"
+        self._queue.remove(call)
+        costs = call.owner.costs(device.kind)
+        call.estimate_s = 0.0 if costs is None else costs.service_s
+        call.state = LOCAL
+        call.device = device
+        device.local.append(call)
+        device.local_s += call.estimate_s
+        model.queued += 1
+        self._cluster.asked = None
+        return None
+
+    def _why_no_room(self, owner: FunctionState, device: DeviceState) -> str:
+        costs = owner.costs(device.kind)
+        if costs is None:
+            return f"{owner.id} has no profile for devices of kind {device.kind}"
+        need, memory = format_bytes(costs.occupation), device.device.memory
+        if costs.occupation > memory:
+            return f"{owner.id} needs {need}, device {device.id} has {format_bytes(memory)}"
+        free = format_bytes(device.models.free)
+        return f"{owner.id} needs {need}, device {device.id} has {free} free, and what could be evicted is too little"
+
+    def _place_shared(self, call: Call) -> None:
+        """A CPU function's call: start it, or let it wait in its function's FIFO."""
+        owner = call.owner
+        if not owner.queue.calls and (free := _free_slot(owner)) is not None:
+            self._start(call, free, free.models.models[owner.id], ())
+            return
+        owner.queue.append(call)
+        if not owner.holders:
+            self._homeless[owner.id] = owner
+            self._serve_fifo(owner)
+        elif owner.id in self._short:
+            self._load_copy(owner)
+
+    def _serve_fifo(self, owner: FunctionState) -> None:
+        """Start as many waiting calls of a CPU function as there are free slots; load it if it is resident nowhere."""
+        cluster = self._cluster
+        queue = owner.queue
+        if not owner.holders and queue.calls:
+            self._revive(owner)
+        if not owner.holders and queue.calls:
+            device = cluster.room_for(owner)
+            if device is None:
+                return
+            victims = cluster.victims(device, owner)
+            assert victims is not None
+            first = queue.calls[0]
+            queue.remove(first)
+            self._start(first, device, None, victims)
+        self._homeless.pop(owner.id, None)
+        while queue.calls and (free := _free_slot(owner)) is not None:
+            following = queue.calls[0]
+            queue.remove(following)
+            self._start(following, free, free.models.models[owner.id], ())
+
+    # --- copies without calls -----------------------------------------------------------------------------------------
+
+    def _scaled(self, event: m.Scaled) -> None:
+        owner = self._functions.get(event.function)
+        if owner is None or owner.removed:
+            self.ignored["Scaled"] += 1
+            return
+        before = owner.target
+        # Calls that wait are served: that is not a function at zero.
+        owner.scale(None if event.copies <= 0 and owner.waiting else max(0, event.copies))
+        owner.excess = max(0, owner.excess + before - owner.target)
+        owner.eager = True
+        self._balance(owner)
+
+    def _balance(self, owner: FunctionState) -> None:
+        """Its number of copies, or what it should be, changed: note what is to be done as soon as it can be."""
+        if owner.copies < owner.target and owner.failed is None:
+            self._short[owner.id] = owner
+        else:
+            self._short.pop(owner.id, None)
+        if owner.surplus or owner.draining:
+            self._surplus[owner.id] = owner
+        self._freed = True
+
+    def _wake(self, owner: FunctionState) -> None:
+        """A call of a function that was scaled to zero: from now on its copies follow its calls again."""
+        owner.scale(None)
+        owner.excess = 0
+        while owner.draining:
+            self._revive(owner)
+
+    def _revive(self, owner: FunctionState) -> None:
+        """Let a copy that drains take calls again, if there is one."""
+        if owner.draining:
+            device = owner.draining.pop(next(iter(owner.draining)))
+            owner.holders[device.id] = device
+
+    def _trim(self, owner: FunctionState) -> None:
+        """Evict copies that are surplus and idle; those that are not idle take no new calls."""
+        for device in list(owner.draining.values()):
+            if not device.models.models[owner.id].pinned:
+                self._evict(owner, device)
+        surplus = owner.surplus
+        if surplus:
+            # A loading copy is looked at again when it is loaded: it may have been promised to a call that is not here.
+            ready = [(device, model) for device, model in _copies(owner) if not model.loading]
+            ready.sort(key=lambda each: (each[1].running + each[1].queued, each[1].last_used, each[0].order))
+            for device, model in ready[:surplus]:
+                owner.excess -= 1
+                if model.pinned:
+                    owner.draining[device.id] = owner.holders.pop(device.id)
+                else:
+                    self._evict(owner, device)
+        if not owner.surplus:
+            owner.excess = 0
+            if not owner.draining:
+                self._surplus.pop(owner.id, None)
+
+    def _evict(self, owner: FunctionState, device: DeviceState) -> None:
+        """Take a copy away from its device for nobody's sake."""
+        self._cluster.evict(device, device.models.models[owner.id])
+        device.evictions += 1
+        self._out.append(m.Evict(owner.id, device.id))
+
+    def _load_copy(self, owner: FunctionState) -> None:
+        """One more copy of a function that has too few: one load at a time, and only where it fits."""
+        while owner.draining and owner.copies < owner.target:
+            self._revive(owner)
+        if owner.copies >= owner.target:
+            self._short.pop(owner.id, None)
+            return
+        if owner.loading or owner.copies >= len(self._devices):
+            return
+        device = self._cluster.room_for(owner)
+        if device is None:
+            return
+        victims = self._cluster.victims(device, owner)
+        assert victims is not None
+        if victims and owner.copies >= owner.min_copies and not owner.eager and not owner.queue.calls:
+            return
+        model, names = self._reserve(device, owner, victims)
+        self._lease = number = self._lease + 1
+        self._out.append(m.Load(self.epoch, number, owner.id, owner.digest, device.id, model.memory, names))
+        if not owner.exclusive:
+            self._serve_fifo(owner)  # its slots are free from now on, see `_free_slot`
+
+    # --- workers ------------------------------------------------------------------------------------------------------
+
+    def _resident(self, function: FunctionId, device: DeviceId) -> tuple[DeviceState, Model] | None:
+        state = self._devices.get(device)
+        model = None if state is None else state.models.models.get(function)
+        return None if state is None or model is None else (state, model)
+
+    def _loaded(self, event: m.Loaded) -> None:
+        found = self._resident(event.function, event.device)
+        if found is None or not found[1].loading:
+            self.ignored["Loaded"] += 1
+            return
+        device, model = found
+        owner = model.owner
+        model.loading = False
+        owner.loading -= 1
+        owner.failures = 0
+        costs = owner.costs(device.kind)
+        if costs is not None and self._learn:
+            costs.learn_load(event.load_s, LEARNING_RATE)
+            self._learnt[(owner.id, device.kind)] = None
+        run = device.run
+        if run is not None and run.model is model and costs is not None:
+            device.free_at = self._cluster.now + costs.service_s  # the load is over: what is left is known better
+        if not owner.exclusive:
+            self._serve_fifo(owner)
+        if not model.pinned or owner.copies < owner.target or owner.surplus:
+            self._freed = True
+
+    def _load_failed(self, event: m.LoadFailed) -> None:
+        found = self._resident(event.function, event.device)
+        if found is None or not found[1].loading:
+            self.ignored["LoadFailed"] += 1
+            return
+        device, model = found
+        owner = model.owner
+        awaited = model.running > 0
+        self._lose(device, model)
+        owner.failures += 1
+        costs = owner.costs(device.kind)
+        if event.out_of_memory and self._learn and costs is not None and device.kind not in owner.widened:
+            owner.widened.add(device.kind)
+            costs.occupation = min(costs.occupation * WIDENING, self._cluster.largest[device.kind])
+            self._profile_changed(owner, device.kind)
+        if owner.failures >= MAX_LOAD_FAILURES and not awaited and owner.copies > owner.loading:
+            self._short.pop(owner.id, None)  # it serves elsewhere: one copy more is not worth the function
+        elif owner.failures >= MAX_LOAD_FAILURES:
+            owner.failed = (
+                f"function {owner.id} failed to load {owner.failures} times in a row, the last time on {device.id}: "
+                f"{event.reason}"
+            )
+            self._short.pop(owner.id, None)
+            self._reject_waiting(owner, "load_failed", owner.failed)
+        self._after_loss(device, owner)
+
+    def _worker_exited(self, event: m.WorkerExited) -> None:
+        found = self._resident(event.function, event.device)
+        if found is None:
+            self.ignored["WorkerExited"] += 1
+            return
+        device, model = found
+        self._lose(device, model)
+        self._after_loss(device, model.owner)
+
+    def _lose(self, device: DeviceState, model: Model) -> None:
+        """A worker is gone: the calls that ran on it are over, those that waited for it wait for any again."""
+        for call in [each for each in self._calls.values() if each.model is model and each.state == RUNNING]:
+            self._end(call)
+            self._lost[call.id] = call
+        while len(self._lost) > _MAX_LOST:
+            del self._lost[next(iter(self._lost))]
+        self._drop(device, model)
+
+    def _drop(self, device: DeviceState, model: Model) -> None:
+        """Take a model off the lists that was no victim, with its local queue."""
+        owner = model.owner
+        if model.queued:
+            for call in [each for each in device.local if each.owner is owner]:
+                self._return_local(device, call)
+        self._cluster.evict(device, model)
+        if owner.copies < owner.target and owner.failed is None and not owner.removed:
+            self._short[owner.id] = owner
+        if not owner.exclusive and owner.queue.calls and not owner.holders:
+            self._homeless[owner.id] = owner
+
+    def _return_local(self, device: DeviceState, call: Call) -> None:
+        self._take_local(device, call)
+        call.state = WAITING
+        call.device = None
+        self._queue.put_back(call)
+
+    def _after_loss(self, device: DeviceState, owner: FunctionState) -> None:
+        self._next_local(device)
+        if owner.removed:
+            self._forget_if_done(owner)
+        self._freed = True
+
+    def _measured(self, event: m.Measured) -> None:
+        found = self._resident(event.function, event.device)
+        if found is None:
+            self.ignored["Measured"] += 1
+            return
+        device, model = found
+        wanted = min(reservation(event.occupation), device.device.memory)
+        costs = model.owner.costs(device.kind)
+        if costs is not None and self._learn:
+            if costs.learn_size(wanted):
+                self._profile_changed(model.owner, device.kind)
+                self._freed = True
+            wanted = costs.occupation
+        granted = min(wanted, model.memory + device.models.free)
+        if granted != model.memory:
+            device.models.resize(model, granted)
+            self._out.append(m.Resize(event.function, event.device, granted))
+            self._freed = True
+
+    def _profile_changed(self, owner: FunctionState, kind: str) -> None:
+        owner.fits_as_of = -1
+        self._learnt[(owner.id, kind)] = None
+
+    # --- devices and functions ----------------------------------------------------------------------------------------
+
+    def _device_joined(self, event: m.DeviceJoined) -> None:
+        known = self._devices.get(event.device.id)
+        if known is not None:
+            self._leave(known)  # a node that came back before its absence was noticed: it holds nothing any more
+        self._cluster.join(event.device)
+        self._freed = True
+
+    def _device_left(self, event: m.DeviceLeft) -> None:
+        device = self._devices.get(event.device)
+        if device is None:
+            self.ignored["DeviceLeft"] += 1
+            return
+        self._leave(device)
+        self._freed = True
+
+    def _leave(self, device: DeviceState) -> None:
+        owners = [model.owner for model in device.models]
+        for call in [each for each in self._calls.values() if each.device is device and each.state == RUNNING]:
+            self._end(call)
+        for model in list(device.models):
+            self._drop(device, model)
+        self._cluster.leave(device)
+        for owner in owners:
+            if owner.removed:
+                self._forget_if_done(owner)
+
+    def _function_deployed(self, event: m.FunctionDeployed) -> None:
+        owner = self._functions.get(event.function.id)
+        if owner is None:
+            owner = FunctionState(event.function)
+            self._functions[owner.id] = owner
+        else:
+            owner.deploy(event.function)
+            if not owner.exclusive:
+                self._serve_fifo(owner)
+        self._balance(owner)
+
+    def _function_removed(self, event: m.FunctionRemoved) -> None:
+        owner = self._functions.get(event.function)
+        if owner is None:
+            self.ignored["FunctionRemoved"] += 1
+            return
+        owner.removed = True
+        owner.min_copies = 0
+        owner.scale(None)
+        self._short.pop(owner.id, None)
+        if not event.drain:
+            self._reject_waiting(owner, "removed", f"function {owner.id} was removed")
+            for call in self._calls.values():
+                if call.owner is owner and not call.aborted:
+                    call.aborted = True
+                    assert call.device is not None
+                    self._out.append(m.Abort(call.id, call.device.id))
+        self._forget_if_done(owner)
+        self._freed = True
+
+    def _reject_waiting(self, owner: FunctionState, code: str, message: str) -> None:
+        for call in [each for each in self._calls.values() if each.owner is owner and each.state != RUNNING]:
+            self._give_up(call)
+            self._out.append(m.Reject(call.id, code, message))
+
+    def _forget_if_done(self, owner: FunctionState) -> None:
+        """Evict a removed function everywhere once none of its calls waits or runs."""
+        if owner.waiting or owner.running or self._functions.get(owner.id) is not owner:
+            return
+        for device in [*owner.holders.values(), *owner.draining.values()]:
+            self._evict(owner, device)
+        del self._functions[owner.id]
+        self._homeless.pop(owner.id, None)
+        self._surplus.pop(owner.id, None)
+        self._freed = True
+
+
+def reservation(peak: Bytes) -> Bytes:
+    """Return what is reserved for a worker whose peak memory was measured as *peak*."""
+    return int(peak * HEADROOM) + HEADROOM_BYTES
+
+
+def _free_slot(owner: FunctionState) -> DeviceState | None:
+    """Where a CPU function runs the fewest calls. A copy that loads counts only while none is ready: a call that waits
+    for a slot starts no later than one that waits there for the load, and perhaps sooner."""
+    best: DeviceState | None = None
+    fewest = owner.slots
+    function = owner.id
+    some_ready = owner.loading and owner.loading < len(owner.holders)
+    for device in owner.holders.values():
+        model = device.models.models[function]
+        if model.running < fewest and not (some_ready and model.loading):
+            best, fewest = device, model.running
+    return best
+
+
+def _copies(owner: FunctionState) -> list[tuple[DeviceState, Model]]:
+    return [(device, device.models.models[owner.id]) for device in owner.holders.values()]
+
+
+def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
+    return DeviceStatus(
+        device=device.device,
+        used=device.device.memory - device.models.free,
+        busy=device.busy,
+        resident=tuple(
+            ResidentStatus(
+                function=each.owner.id,
+                memory=each.memory,
+                running=each.running,
+                loading=each.loading,
+                pinned=each.pinned or each.owner.copies <= each.owner.min_copies,
+                last_used=each.last_used,
+                draining=device.id in each.owner.draining,
+            )
+            for each in device.models
+        ),
+        local_queue=len(device.local),
+        served=device.served,
+        hits=device.hits,
+        misses=device.misses,
+        evictions=device.evictions,
+        estimated_finish_s=device.finish_s(now),
+        busy_s=device.busy_s + (now - device.busy_since if device.busy else 0.0),
+    )

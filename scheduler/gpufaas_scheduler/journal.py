@@ -1,0 +1,111 @@
+"""
+The journal: what an engine was told, so that it can be asked again at a desk.
+
+JSON lines. The first is the `Header`, from which an equal engine is made; every other is ``[now, event]``. Commands are
+not written: the same events give the same commands, which `replay` returns. This module is the adapter that does the
+file IO, beside the engine that does none.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+from msgspec import Struct
+
+from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.messages import Command, Event
+from gpufaas_core.model import Seconds
+from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.policies import make_policy
+
+VERSION = 1
+
+
+class Header(Struct, frozen=True):
+    """All that an engine is made of."""
+
+    policy: str = "lalb-o3"
+    o3_limit: int = 25
+    replacement: str = "lru"
+    epoch: int = 1
+    max_queue: int = 10_000
+    learn: bool = True
+    version: int = VERSION
+
+    def engine(self) -> Engine:
+        """:raises InvalidSpec: no such policy or replacement order"""
+        return Engine(
+            policy=make_policy(self.policy, o3_limit=self.o3_limit),
+            replacement=make_replacement(self.replacement),
+            epoch=self.epoch,
+            max_queue=self.max_queue,
+            learn=self.learn,
+        )
+
+
+class Journal:
+    """Appends to a new file. Lines are flushed by `flush`, by closing, and whenever 64 KiB have gathered."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._encoder = msgspec.json.Encoder()
+        self._file = path.open("xb", buffering=1 << 16)
+        self._file.write(self._encoder.encode(header) + b"\n")
+
+    def append(self, event: Event, now: Seconds) -> None:
+        """Write it before the engine is told, so that an event that crashes the engine is there."""
+        self._file.write(self._encoder.encode((now, event)) + b"\n")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read(path: Path) -> tuple[Header, Iterator[tuple[Event, Seconds]]]:
+    """
+    Return the header of a journal and its events in order. A last line that was torn by a crash is left out.
+
+    :raises InvalidSpec: not a journal, or of another version
+    """
+    file = path.open("rb")
+    try:
+        header = msgspec.json.decode(file.readline(), type=Header)
+    except msgspec.DecodeError as exc:
+        file.close()
+        raise InvalidSpec(f"{path} is not a journal: its first line is no header ({exc})") from exc
+    if header.version != VERSION:
+        file.close()
+        raise InvalidSpec(f"{path} is a journal of version {header.version}, this program reads version {VERSION}")
+
+    def events() -> Iterator[tuple[Event, Seconds]]:
+        decoder = msgspec.json.Decoder(tuple[float, Event])
+        with file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    now, event = decoder.decode(line)
+                    yield event, now
+
+    return header, events()
+
+
+def replay(path: Path) -> Iterator[tuple[Event, list[Command]]]:
+    """
+    Tell a new engine everything again, and return each event with the commands that it gave.
+
+    :raises InvalidSpec: not a journal, or its policy is not installed here
+    """
+    header, events = read(path)
+    engine = header.engine()
+    for event, now in events:
+        yield event, engine.handle(event, now)

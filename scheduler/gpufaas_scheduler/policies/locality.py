@@ -1,0 +1,66 @@
+"""
+LALB with out-of-order dispatch (O3): wait for the copy when that is sooner than loading another.
+
+Source: M. Zhao, K. Jha, S. Hong, "GPU-enabled Function-as-a-Service for Machine Learning Inference" (IPDPS 2023),
+algorithms 1 and 2, in the reading of specs/gpu-faas.md 3.2 to 3.4. Step numbers below are those of that text. The
+decisions are those of the literal scan (tests/unit/scheduler/literal.py), the cost is not: what a scan would pass over
+is never looked at.
+"""
+
+from gpufaas_scheduler.policies import CountPass, DeviceView, EnqueueLocal, Plan, Start, View, WaitingCall
+from gpufaas_scheduler.queue import NEVER
+
+
+class Locality:
+    """A call may be overtaken by later hits until it was passed over `limit` times; 0: never (plain LALB)."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        self.name = name
+        self.pass_limit = limit
+
+    def plan(self, view: View) -> Plan:
+        # Step 1 (the local queue's head) was done when the device became free: an idle device has no local work.
+        queue = view.queue
+        counts = self.pass_limit > 0
+        for device in view.idle():
+            hit = view.first_hit(device)
+            before = NEVER if hit is None else hit.number
+            started = NEVER
+            # Step 2: of the calls ahead of the hit, those at the limit are placed (2b), others are passed over (2c).
+            while (call := queue.first_at_limit(before)) is not None:
+                action = place(view, call, device)
+                if action is None or (yield action) is not None:
+                    queue.set_aside(call)  # no later call of its function does better in this scan
+                elif action.device == device.id:
+                    started = call.number
+                    break
+            if started == NEVER and hit is not None and (yield Start(hit.id, device.id)) is None:  # 2a
+                started = hit.number
+            if counts:
+                yield CountPass(started)
+            # Step 3: nothing found for this device.
+            while started == NEVER and (call := queue.first()) is not None:
+                action = place(view, call, device)
+                if action is None or (yield action) is not None:
+                    queue.set_aside(call)
+                elif action.device == device.id:
+                    started = call.number
+            queue.rewind()
+            if not queue:
+                return
+
+
+def place(view: View, call: WaitingCall, device: DeviceView) -> Start | EnqueueLocal | None:
+    """
+    Return where *call*, which *device* does not hold, goes when it is considered for that idle device (3.3).
+
+    None: the device has no room for it, and no other place is better; it goes on waiting.
+    """
+    if view.held(call):
+        idle = view.idle_holder(call)
+        if idle is not None:
+            return Start(call.id, idle.id)
+        soonest = view.soonest_holder(call)
+        if soonest is not None and soonest[1] < view.load_s(device, call):
+            return EnqueueLocal(call.id, soonest[0].id)
+    return Start(call.id, device.id) if view.fits(device, call) else None

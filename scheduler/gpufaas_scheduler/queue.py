@@ -1,0 +1,243 @@
+"""
+The global queue: calls in arrival order, found by function, with the number of times that each was passed over.
+
+A literal scan of the queue costs O(queue) per decision. This index gives the same answers without one:
+
+*Who is first?* Each function has its own queue; a heap holds one entry per function that waits. An entry's number is
+a lower bound of the arrival number of the function's head and is corrected when it surfaces, so that taking a call out
+of the middle, which is what hits do, costs nothing here.
+
+*How often was a call passed over?* A scan ends at the call that it starts, or at the end of the queue, and passes all
+that wait before that point. So call n was passed over once for each scan that ended behind n, and with the ends of all
+scans in order, its count is the number of ends above n. Only "at least `limit` times?" is ever asked: keep the `limit`
+largest ends, and call n is at the limit when n is below the least of them. One `insort` per scan, exact.
+
+*Calls that come back* (refused by a node, or their device left) keep their number and their count, but scans in
+between did not pass them: their counts are not in that order. They stand in a short list of their own, with explicit
+counts, and are merged into every answer. It is nearly always empty.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import TYPE_CHECKING, Final, cast
+
+from gpufaas_core.model import CallId, FunctionId, Seconds
+
+if TYPE_CHECKING:
+    from gpufaas_scheduler.policies import WaitingCall
+    from gpufaas_scheduler.state import DeviceState, FunctionState, Model
+
+NEVER: Final = 1 << 62
+"""An arrival number behind all others."""
+
+WAITING: Final = 0
+"""In the global queue, or in the FIFO of a CPU function."""
+LOCAL: Final = 1
+"""In a device's local queue."""
+RUNNING: Final = 2
+"""Has a lease."""
+
+_IMPLICIT: Final = -1
+"""`Call.passes` of a call that never left the queue: its count follows from its number."""
+
+
+class Call:
+    """One invocation from arrival to its last fact."""
+
+    __slots__ = (
+        "aborted", "arrived_at", "cold", "deadline", "device", "estimate_s", "function", "id", "model", "number",
+        "owner", "passes", "refusals", "state", "victims",
+    )  # fmt: skip
+
+    def __init__(
+        self, call: CallId, owner: FunctionState, number: int, arrived_at: Seconds, deadline: Seconds | None
+    ) -> None:
+        self.id = call
+        self.owner = owner
+        self.function: FunctionId = owner.id
+        self.number = number
+        """Arrival number: the order of the queue, kept when the call comes back."""
+        self.arrived_at = arrived_at
+        self.deadline = deadline
+        self.passes = _IMPLICIT
+        self.state = WAITING
+        self.refusals = 0
+        # The following have a meaning once it is placed, the device already in its local queue:
+        self.device: DeviceState | None = None
+        self.model: Model | None = None
+        self.cold = False
+        self.victims: tuple[FunctionId, ...] = ()
+        self.estimate_s = 0.0
+        """Its share of the local queue's time, as estimated when it was put there."""
+        self.aborted = False
+
+
+class FunctionQueue:
+    """The waiting calls of one function, in arrival order. A call that leaves from the middle stays as a tombstone."""
+
+    __slots__ = ("calls", "head", "listed", "tombstones")
+
+    def __init__(self) -> None:
+        self.calls: deque[Call] = deque()
+        """The first one is alive."""
+        self.head = NEVER
+        """Arrival number of the first call; `NEVER` when none waits."""
+        self.listed = False
+        """Has an entry in the heap of `GlobalQueue`."""
+        self.tombstones = 0
+
+    def append(self, call: Call) -> None:
+        call.passes = _IMPLICIT
+        if not self.calls:
+            self.head = call.number
+        self.calls.append(call)
+
+    def put_back(self, call: Call) -> None:
+        """Insert *call* by its number. O(calls before it)."""
+        before = []
+        while self.calls and self.calls[0].number < call.number:
+            before.append(self.calls.popleft())
+        call.passes = _IMPLICIT
+        self.calls.appendleft(call)
+        self.calls.extendleft(reversed(before))
+        self.head = self.calls[0].number
+
+    def remove(self, call: Call, passes: int = 0) -> None:
+        """Take *call* out, from wherever it stands; from then on it carries its count of *passes* itself."""
+        call.passes = passes
+        calls = self.calls
+        if calls[0] is not call:
+            self.tombstones += 1
+            if self.tombstones * 2 > len(calls):
+                self.calls = deque(each for each in calls if each.passes == _IMPLICIT)
+                self.tombstones = 0
+            return
+        calls.popleft()
+        while calls:
+            first = calls[0]
+            if first.passes == _IMPLICIT:
+                self.head = first.number
+                return
+            calls.popleft()
+            self.tombstones -= 1
+        self.head = NEVER
+
+
+class GlobalQueue:
+    """All waiting calls of model functions. `pass_limit` is the largest count of passes that anyone asks about."""
+
+    __slots__ = ("_aside", "_aside_functions", "_ends", "_heads", "count", "next_number", "pass_limit", "returned")
+
+    def __init__(self, pass_limit: int) -> None:
+        self.pass_limit = pass_limit
+        self.count = 0
+        self.next_number = 0
+        self.returned: list[Call] = []
+        """Calls that came back, by number, with explicit passes."""
+        self._heads: list[tuple[int, FunctionQueue]] = []
+        self._ends = [0] * pass_limit
+        """The `pass_limit` largest ends of scans, ascending."""
+        self._aside: list[tuple[int, FunctionQueue]] = []
+        self._aside_functions: set[FunctionId] = set()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def append(self, call: Call) -> None:
+        queue = call.owner.queue
+        queue.append(call)
+        if not queue.listed:
+            queue.listed = True
+            heappush(self._heads, (call.number, queue))
+        self.count += 1
+
+    def put_back(self, call: Call) -> None:
+        """Let *call* wait again, with the number and the passes that it had."""
+        insort(self.returned, call, key=_number)
+        self.count += 1
+
+    def remove(self, call: Call) -> None:
+        self.count -= 1
+        if call.passes == _IMPLICIT:
+            call.owner.queue.remove(call, self.pass_limit - bisect_right(self._ends, call.number))
+        else:
+            self.returned.remove(call)
+
+    def passes(self, call: WaitingCall) -> int:
+        """How often *call* was passed over, as far as it is known: `pass_limit` means at least so often."""
+        explicit = cast(Call, call).passes
+        return self.pass_limit - bisect_right(self._ends, call.number) if explicit == _IMPLICIT else explicit
+
+    def count_pass(self, before: int) -> None:
+        """A scan passed over every waiting call with a number below *before* (`NEVER`: over all)."""
+        if self.pass_limit:
+            # A call that arrives later was not passed: no end lies beyond the numbers given so far.
+            insort(self._ends, min(before, self.next_number))
+            del self._ends[0]
+        for call in self.returned:
+            if call.number >= before:
+                break
+            call.passes += 1
+
+    def first(self, before: int = NEVER) -> Call | None:
+        """Return the first call with a number below *before* whose function is not set aside."""
+        return self._first(before, before, 0)
+
+    def first_at_limit(self, before: int = NEVER) -> Call | None:
+        """As `first`, among the calls that were passed over `pass_limit` times."""
+        ends = self._ends
+        return self._first(ends[0] if ends and ends[0] < before else before, before, self.pass_limit)
+
+    def _first(self, before: int, returned_before: int, passes: int) -> Call | None:
+        heads = self._heads
+        found = None
+        while heads:
+            number, queue = heads[0]
+            if number >= before:
+                break
+            head = queue.head
+            if head == number:
+                found = queue.calls[0]
+                break
+            if head == NEVER:
+                heappop(heads)
+                queue.listed = False
+            else:
+                heapreplace(heads, (head, queue))
+        for call in self.returned:
+            if call.number >= returned_before or (found is not None and call.number > found.number):
+                break
+            if call.passes >= passes and call.function not in self._aside_functions:
+                return call
+        return found
+
+    def set_aside(self, call: WaitingCall) -> None:
+        """Leave out the function of *call*, which cannot be placed now, until `rewind`."""
+        self._aside_functions.add(call.function)
+        heads = self._heads
+        function = cast(Call, call).owner.queue
+        if heads and heads[0][1] is function:
+            self._aside.append(heappop(heads))
+        elif function.listed:
+            # Found in `returned` while its function's head is elsewhere in the heap.
+            at = next((i for i, (_, queue) in enumerate(heads) if queue is function), None)
+            if at is not None:
+                self._aside.append(heads[at])
+                heads[at] = heads[-1]
+                heads.pop()
+                heapify(heads)
+
+    def rewind(self) -> None:
+        """End a pass through the queue: nothing is set aside any more."""
+        if self._aside_functions:
+            self._aside_functions.clear()
+            for entry in self._aside:
+                heappush(self._heads, entry)
+            self._aside.clear()
+
+
+def _number(call: Call) -> int:
+    return call.number

@@ -1,0 +1,383 @@
+"""
+The cluster as the engine knows it: devices, functions, who holds what, who is idle. Policies see it as their `View`.
+
+Nothing here decides; the only writers are `engine.Engine` and these classes' own methods.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Collection, Iterator
+from typing import TypeAlias, cast
+
+from gpufaas_cache_manager.replacement import Replacement, victims
+from gpufaas_cache_manager.residency import Residency, Resident
+from gpufaas_core.model import Bytes, Device, DeviceId, Function, FunctionId, Profile, Seconds
+from gpufaas_scheduler.policies import DeviceView, WaitingCall
+from gpufaas_scheduler.queue import NEVER, Call, FunctionQueue, GlobalQueue
+
+
+class Costs:
+    """
+    A `Profile` that learns, without making a new value for each call.
+
+    The first measurement of each figure takes the place of what was declared or guessed. Times then follow slowly;
+    the occupation is a peak and only grows: a worker that was started after small calls must have room for large ones.
+    """
+
+    __slots__ = ("load_s", "loaded", "measured", "occupation", "served", "service_s", "sized")
+
+    def __init__(self, profile: Profile) -> None:
+        self.load_s = profile.load_s
+        self.service_s = profile.service_s
+        self.occupation = profile.occupation
+        self.measured = self.loaded = self.served = self.sized = profile.measured
+
+    def learn_load(self, load_s: Seconds, rate: float) -> None:
+        self.load_s = self.load_s + rate * (load_s - self.load_s) if self.loaded else load_s
+        self.loaded = self.measured = True
+
+    def learn_service(self, service_s: Seconds, rate: float) -> None:
+        self.service_s = self.service_s + rate * (service_s - self.service_s) if self.served else service_s
+        self.served = self.measured = True
+
+    def learn_size(self, occupation: Bytes) -> bool:
+        """Return whether the occupation is another one now."""
+        before, first = self.occupation, not self.sized
+        self.occupation = max(before, occupation) if self.sized else occupation
+        self.sized = self.measured = True
+        return first or self.occupation != before
+
+    def profile(self) -> Profile:
+        return Profile(self.load_s, self.service_s, self.occupation, self.measured)
+
+
+class FunctionState:
+    """A deployed revision: its limits and costs, the devices that hold it, and its calls."""
+
+    __slots__ = (
+        "_costs", "_declared", "desired", "digest", "draining", "eager", "excess", "exclusive", "failed", "failures",
+        "fits", "fits_as_of", "holders", "id", "loading", "max_copies", "max_queue", "min_copies", "queue", "removed",
+        "running", "slots", "target", "waiting", "widened",
+    )  # fmt: skip
+
+    def __init__(self, function: Function) -> None:
+        self.id = function.id
+        self.exclusive = function.exclusive
+        self.queue = FunctionQueue()
+        """Waiting calls: part of the global queue, or the FIFO of a CPU function."""
+        self.holders: dict[DeviceId, DeviceState] = {}
+        """From the start of the load; without those that drain."""
+        self.draining: dict[DeviceId, DeviceState] = {}
+        """Where a copy still runs calls but takes no new ones: it is surplus."""
+        self.loading = 0
+        """How many of them are loading."""
+        self.waiting = 0
+        """Calls in the global queue, FIFO and local queues."""
+        self.running = 0
+        self.desired: int | None = None
+        """As `Scaled` asked; None: copies come and go with calls."""
+        self.eager = False
+        """Copies beyond the minimum that are missing may have the memory of idle ones. Until one of them is evicted for
+        others: it comes back when there is room, or when calls wait for it, else two functions could evict in turns."""
+        self.excess = 0
+        """Of a model function: how many copies it was asked to give up, of those that it was asked to have."""
+        self.deploy(function)
+
+    def deploy(self, function: Function) -> None:
+        """Take limits and profiles from *function*; its past failures are forgotten."""
+        self.digest = function.digest
+        self.slots = max(1, function.slots)
+        self.min_copies = function.min_copies
+        self.max_copies = function.max_copies
+        self.scale(self.desired)
+        self.max_queue = function.max_queue
+        self._declared = function
+        self._costs: dict[str, Costs | None] = {}
+        self.widened: set[str] = set()
+        """Kinds whose occupation was doubled after a load ran out of memory."""
+        self.failures = 0
+        """Loads that failed since the last that did not."""
+        self.failed: str | None = None
+        """Why no call is taken any more."""
+        self.removed = False
+        self.fits = False
+        """Some device of the fleet `fits_as_of` is large enough."""
+        self.fits_as_of = -1
+
+    def scale(self, desired: int | None) -> None:
+        """Let it have *desired* copies, within its bounds; None: as calls ask for them."""
+        self.desired = desired
+        wanted = desired or 0
+        if self.max_copies:
+            wanted = min(wanted, self.max_copies)
+        self.target = max(self.min_copies, wanted)
+        """So many copies are loaded without a call, if there is room."""
+
+    def costs(self, kind: str) -> Costs | None:
+        """None: it has no profile for devices of this kind, and cannot run there."""
+        try:
+            return self._costs[kind]
+        except KeyError:
+            pass
+        try:
+            costs = Costs(self._declared.profile(kind))
+        except KeyError:
+            costs = None
+        self._costs[kind] = costs
+        return costs
+
+    @property
+    def copies(self) -> int:
+        """Without those that drain."""
+        return len(self.holders)
+
+    @property
+    def surplus(self) -> int:
+        """Copies that should go. Replicas that a policy made stay, but for a function that is scaled to zero."""
+        if self.desired is None:
+            return 0
+        over = max(0, len(self.holders) - self.target)
+        return min(over, self.excess) if self.exclusive and self.desired else over
+
+    def load_s(self, kind: str) -> Seconds:
+        costs = self.costs(kind)
+        return math.inf if costs is None else costs.load_s
+
+
+class DeviceState:
+    """One device: what is in its memory, what runs, what waits for it."""
+
+    __slots__ = (
+        "busy_s", "busy_since", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind", "local", "local_s",
+        "misses", "models", "order", "run", "served", "starts",
+    )  # fmt: skip
+
+    def __init__(self, device: Device, order: int) -> None:
+        self.device = device
+        self.id = device.id
+        self.kind = device.kind
+        self.order = order
+        """How many joined before it."""
+        self.models: Residency[FunctionState] = Residency(device.memory, device.kind)
+        self.run: Call | None = None
+        """The call of a model function that has the device to itself."""
+        self.busy_since = 0.0
+        """When `run` was started."""
+        self.busy_s = 0.0
+        """How long it had one, without the current."""
+        self.free_at = 0.0
+        """When `run` should end, load included."""
+        self.local: deque[Call] = deque()
+        self.local_s = 0.0
+        """Service time of `local`, by the estimates at the time of queueing."""
+        self.starts = 0
+        """Calls of model functions started here: the paper's frequency of use."""
+        self.idle_key: IdleKey | None = None
+        self.served = 0
+        self.hits = 0
+        self.misses = 0
+        self.evictions = 0
+
+    @property
+    def busy(self) -> bool:
+        return self.run is not None
+
+    def finish_s(self, now: Seconds) -> Seconds:
+        """Seconds until it has nothing to do, by estimate: time left of what runs plus its local queue (3.4)."""
+        left = self.free_at - now if self.run is not None else 0.0
+        return (left if left > 0.0 else 0.0) + self.local_s
+
+
+Model: TypeAlias = Resident[FunctionState]
+"""A function's copy on a device."""
+
+IdleKey: TypeAlias = "tuple[int, int, DeviceState]"
+"""(-starts, order, device): sorts idle devices as the scheduler takes them."""
+
+
+class Cluster:
+    """Everything that decisions are made from. `policies.View` says what the methods mean."""
+
+    def __init__(self, replacement: Replacement, pass_limit: int) -> None:
+        self.now: Seconds = 0.0
+        self.queue = GlobalQueue(pass_limit)
+        self.devices: dict[DeviceId, DeviceState] = {}
+        self.functions: dict[FunctionId, FunctionState] = {}
+        self.largest: dict[str, Bytes] = {}
+        """Memory of the largest device, by kind."""
+        self.fleet = 0
+        """Counts changes of devices and profiles: what was concluded from an older fleet is asked again."""
+        self.idle_devices: list[IdleKey] = []
+        """Sorted; kept so as devices start and end, since sorting 1,000 of them per decision would be the decision."""
+        self.replacement = replacement
+        self._joined = 0
+        self.asked: tuple[FunctionState, DeviceState] | None = None
+        """For whom `victims` was answered last. Whoever changes pins or charges sets it to None."""
+        self._answer: tuple[Model, ...] | None = None
+
+    # --- devices and residency ---
+
+    def join(self, device: Device) -> DeviceState:
+        state = DeviceState(device, self._joined)
+        self._joined += 1
+        self.devices[device.id] = state
+        self.largest[device.kind] = max(device.memory, self.largest.get(device.kind, 0))
+        self.fleet += 1
+        self.set_idle(state)
+        return state
+
+    def leave(self, device: DeviceState) -> None:
+        if device.idle_key is not None:
+            self.set_busy(device)
+        for model in list(device.models):
+            self.evict(device, model)
+        del self.devices[device.id]
+        self.largest = {}
+        for each in self.devices.values():
+            self.largest[each.kind] = max(each.device.memory, self.largest.get(each.kind, 0))
+        self.fleet += 1
+
+    def set_idle(self, device: DeviceState) -> None:
+        device.idle_key = key = (-device.starts, device.order, device)
+        insort(self.idle_devices, key)
+
+    def set_busy(self, device: DeviceState) -> None:
+        key = device.idle_key
+        assert key is not None
+        del self.idle_devices[bisect_left(self.idle_devices, key)]
+        device.idle_key = None
+
+    def insert(self, device: DeviceState, owner: FunctionState, memory: Bytes, load_s: Seconds) -> Model:
+        model: Model = Resident(owner, memory, self.now, self.now + load_s)
+        device.models.insert(model)
+        owner.holders[device.id] = device
+        owner.loading += 1
+        self.asked = None
+        return model
+
+    def evict(self, device: DeviceState, model: Model) -> None:
+        """Take *model* off the lists and give its charge back, for whatever reason it goes."""
+        owner = model.owner
+        device.models.remove(owner.id)
+        if owner.holders.pop(device.id, None) is None:
+            del owner.draining[device.id]
+        if model.loading:
+            owner.loading -= 1
+        self.asked = None
+
+    def victims(self, device: DeviceState, owner: FunctionState) -> tuple[Model, ...] | None:
+        """Whom to evict so that *owner* fits; None: it does not. The answer for `fits` serves the commit as well."""
+        asked = (owner, device)
+        if self.asked == asked:
+            return self._answer
+        costs = owner.costs(device.kind)
+        self._answer = None if costs is None else victims(self.replacement, device.models, costs.occupation)
+        self.asked = asked
+        return self._answer
+
+    def room_for(self, owner: FunctionState) -> DeviceState | None:
+        """
+        The device for a copy that no policy places: the most free memory without victims, else the victims that are
+        cheapest to load again; ties by order of joining. O(devices x residents).
+        """
+        best: DeviceState | None = None
+        best_key: tuple[bool, Seconds, Bytes, int] | None = None
+        for device in self.devices.values():
+            if owner.id in device.models.models:
+                continue
+            chosen = self.victims(device, owner)
+            if chosen is None:
+                continue
+            reload_s = sum(model.owner.load_s(device.kind) for model in chosen)
+            key = (bool(chosen), reload_s, -device.models.free, device.order)
+            if best_key is None or key < best_key:
+                best, best_key = device, key
+        return best
+
+    def fits_somewhere(self, owner: FunctionState) -> bool:
+        """Some device is large enough for it, were it empty."""
+        if owner.fits_as_of != self.fleet:
+            owner.fits_as_of = self.fleet
+            owner.fits = False
+            for kind, memory in self.largest.items():
+                costs = owner.costs(kind)
+                if costs is not None and costs.occupation <= memory:
+                    owner.fits = True
+                    break
+        return owner.fits
+
+    # --- the view of policies ---
+
+    def idle(self) -> Iterator[DeviceState]:
+        idle = self.idle_devices
+        if not idle:
+            return
+        key = idle[0]
+        yield key[2]
+        # Devices only drop out during a run: go on behind the last one, wherever that place is now.
+        while (at := bisect_right(idle, key)) < len(idle):
+            key = idle[at]
+            yield key[2]
+
+    def first_hit(self, device: DeviceView) -> Call | None:
+        models = cast(DeviceState, device).models.models
+        best = NEVER
+        found: FunctionState | None = None
+        for model in models.values():
+            head = model.owner.queue.head
+            if head < best and model.owner.exclusive:
+                best = head
+                found = model.owner
+        for call in self.queue.returned:
+            if call.number > best:
+                break
+            if call.function in models:
+                return call
+        return None if found is None else found.queue.calls[0]
+
+    def holds(self, device: DeviceView, call: WaitingCall) -> bool:
+        return call.function in cast(DeviceState, device).models.models
+
+    def held(self, call: WaitingCall) -> bool:
+        return bool(cast(Call, call).owner.holders)
+
+    def holders(self, call: WaitingCall) -> Collection[DeviceView]:
+        return cast(Call, call).owner.holders.values()
+
+    def idle_holder(self, call: WaitingCall) -> DeviceState | None:
+        owner = cast(Call, call).owner
+        holders = owner.holders
+        if len(self.idle_devices) <= len(holders):
+            for key in self.idle_devices:
+                if key[2].id in holders:
+                    return key[2]
+            return None
+        keys = [device.idle_key for device in holders.values() if device.idle_key is not None]
+        return min(keys)[2] if keys else None
+
+    def soonest_holder(self, call: WaitingCall) -> tuple[DeviceState, Seconds] | None:
+        best: DeviceState | None = None
+        best_s = math.inf
+        now = self.now
+        for device in cast(Call, call).owner.holders.values():
+            if device.run is None:
+                continue
+            # `finish_s` in place: this loop is the cost of a decision about a model with hundreds of copies.
+            left = device.free_at - now
+            finish_s = (left if left > 0.0 else 0.0) + device.local_s
+            if finish_s < best_s or (finish_s == best_s and best is not None and device.order < best.order):
+                best, best_s = device, finish_s
+        return None if best is None else (best, best_s)
+
+    def fits(self, device: DeviceView, call: WaitingCall) -> bool:
+        return self.victims(cast(DeviceState, device), cast(Call, call).owner) is not None
+
+    def load_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
+        return cast(Call, call).owner.load_s(device.kind)
+
+    def service_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
+        costs = cast(Call, call).owner.costs(device.kind)
+        return math.inf if costs is None else costs.service_s

@@ -1,0 +1,268 @@
+"""Whatever happens, in whatever order, and whatever the policy wants: `World.tell` checks after each event."""
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import CallId, DeviceId, FunctionId
+from gpufaas_scheduler.policies import CountPass, EnqueueLocal, Plan, Start, View
+
+
+def _beside(name: str):  # type: ignore[no-untyped-def]
+    """Import a helper of this folder, which is no package."""
+    full = f"scheduler_tests_{name}"
+    if full not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full, Path(__file__).with_name(f"{name}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[full] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[full])
+    return sys.modules[full]
+
+
+World = _beside("world").World
+
+
+class Hostile:
+    """Proposes anything: calls that do not wait, devices that do not exist or are full, everything twice."""
+
+    name = "hostile"
+    pass_limit = 3
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def plan(self, view: View) -> Plan:
+        for _ in range(self.rng.randrange(40)):
+            call = CallId(f"c{self.rng.randrange(60)}")
+            device = DeviceId(f"d{self.rng.randrange(5)}")
+            kind = self.rng.randrange(6)
+            if kind < 3:
+                action = Start(call, device)
+                yield action
+                if kind == 0:
+                    assert (yield action) is not None, "done twice"
+            elif kind == 3:
+                yield EnqueueLocal(call, device)
+            elif kind == 4:
+                yield CountPass(self.rng.randrange(-5, 100))
+            elif (first := view.queue.first()) is not None:
+                view.queue.set_aside(first)
+                if self.rng.random() < 0.5:
+                    view.queue.rewind()
+        if self.rng.random() < 0.3:
+            yield "nonsense"  # type: ignore[misc]
+
+
+POLICY = st.sampled_from(["lb", "lalb", "lalb-o3", "hostile"])
+EVENTS = st.lists(st.integers(0, 2**16), min_size=20, max_size=120)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(POLICY, st.sampled_from(["lru", "cost-aware"]), st.booleans(), st.integers(0, 2**32), EVENTS)
+def test_no_call_is_lost_and_no_memory_is_promised_twice(
+    policy: str, replacement: str, learn: bool, seed: int, events: list[int]
+) -> None:
+    rng = random.Random(seed)
+    world = World(
+        Hostile(rng) if policy == "hostile" else policy, limit=3, learn=learn, max_queue=30, replacement=replacement
+    )
+    for number in range(rng.randint(1, 4)):
+        world.device(f"d{number}", rng.randint(20, 60) << 20)
+    functions = [f"f{i}" for i in range(8)]
+    for function in functions:
+        slots = rng.choice([None, None, 1, 3])
+        world.deploy(
+            function, rng.randint(4, 30) << 20, slots=slots, min_copies=rng.choice([0, 0, 0, 1, 2]), max_queue=12,
+            max_copies=rng.choice([0, 0, 3]),
+        )  # fmt: skip
+    for number, choice in enumerate(events):
+        world.now += rng.choice([0.0, 0.25, 1.0])
+        step(world, choice, number, rng)
+        wake_at = world.engine.wake_at
+        assert wake_at is None or any(call in world.waiting for call in world.waiting)
+        if wake_at is not None and wake_at <= world.now:
+            world.tell(m.Woken())
+
+    if policy != "hostile":
+        drain(world)
+        assert world.ended >= {f"c{i}" for i in range(len(events))} & seen(world)
+        rest(world)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(["lb", "lalb", "lalb-o3"]), st.booleans(), st.integers(0, 2**32), EVENTS)
+def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: int, events: list[int]) -> None:
+    """Nothing breaks here and nobody gives up, so each call is served by a revision that was deployed when it came."""
+    rng = random.Random(seed)
+    world = World(policy, limit=3)
+    for number in range(rng.randint(1, 3)):
+        world.device(f"d{number}", rng.choice([10, 15, 40]))
+    world.deploy("other", 10, slots=1)
+    slots = None if model else rng.choice([1, 3])
+    revision = 0
+    world.deploy("f@0", 10, slots=slots)
+    calls = {}
+    for number, choice in enumerate(events):
+        world.now += rng.choice([0.0, 0.25, 1.0])
+        kind, pick = choice % 10, choice // 10
+        running = sorted(world.running)
+        if kind < 5:
+            calls[f"c{number}"] = "other" if pick % 5 == 0 else f"f@{revision}"
+            world.call(f"c{number}", calls[f"c{number}"])
+        elif kind < 7 and running:
+            world.finish(running[pick % len(running)])
+        elif kind < 9:
+            world.scale(f"f@{revision}", pick % 4)
+        elif kind == 9:
+            revision += 1
+            world.deploy(f"f@{revision}", 10, slots=slots, min_copies=pick % 2)
+            world.tell(m.FunctionRemoved(FunctionId(f"f@{revision - 1}"), drain=True))
+
+    drain(world)
+    rest(world)
+    assert not [each for each in world.log if isinstance(each, m.Reject | m.Abort)]
+    assert world.ended == calls.keys()
+    served = {each.lease.call: each.lease.function for each in world.log if isinstance(each, m.Start)}
+    assert served == calls
+    assert set(world.copies) <= {"other", f"f@{revision}"}, "an old revision was left behind"
+
+
+def step(world, choice: int, number: int, rng: random.Random) -> None:  # type: ignore[no-untyped-def]
+    """One event of those that are possible now, and now and then one that is not."""
+    kind, pick = choice % 22, choice // 22
+    running = sorted(world.running)
+    held = [(model.function, device.device.id) for device in world.status.devices for model in device.resident]
+    loading = [
+        (model.function, device.device.id)
+        for device in world.status.devices
+        for model in device.resident
+        if model.loading
+    ]
+    if kind < 8:
+        deadline = world.now + rng.randint(0, 20) if rng.random() < 0.3 else None
+        world.call(f"c{number}", f"f{pick % 8}", deadline)
+    elif kind < 12 and running:
+        lease = world.running[running[pick % len(running)]]
+        if (lease.function, lease.device) in loading:
+            world.loaded(lease.function, lease.device)
+        world.tell(m.Finished(lease.call, lease.device, 1.0, pick % 5 > 0))
+    elif kind == 12 and running:
+        world.refuse(running[pick % len(running)])
+    elif kind == 13 and loading:
+        function, device = loading[pick % len(loading)]
+        world.tell(m.LoadFailed(function, device, "broken", pick % 2 == 0))
+    elif kind == 14 and loading:
+        world.loaded(*loading[pick % len(loading)])
+    elif kind == 15 and held:
+        world.tell(m.WorkerExited(*held[pick % len(held)], "killed"))
+    elif kind == 16 and held:
+        world.tell(m.Measured(*held[pick % len(held)], rng.randint(1, 40) << 20))
+    elif kind == 17:
+        known = [*running, *sorted(world.waiting), "nobody"]
+        world.tell(m.Cancelled(CallId(known[pick % len(known)])))
+    elif kind == 18:
+        devices = [each.device for each in world.status.devices]
+        if devices and pick % 2:
+            world.tell(m.DeviceLeft(devices[pick % len(devices)].id, "gone"))
+        else:
+            world.device(f"d{pick % 5}", rng.randint(20, 60) << 20)
+    elif kind > 19:
+        world.scale(f"f{pick % 8}", (pick // 8) % 5)
+    elif kind == 19:
+        which = pick % 6
+        if which == 0:
+            world.tell(m.FunctionRemoved(FunctionId(f"f{pick % 8}"), pick % 3 > 0))
+        elif which == 1:
+            world.tell(m.Finished(CallId("nobody"), DeviceId("d0"), 1.0))
+        elif which == 2:
+            world.tell(m.Loaded(FunctionId("f0"), DeviceId("d9"), 1.0, 0))
+        elif which == 3 and running:
+            world.tell(m.Finished(CallId(running[0]), DeviceId("elsewhere"), 1.0))
+        else:
+            world.deploy(
+                f"f{pick % 8}", rng.randint(4, 30) << 20, min_copies=pick % 2, max_queue=12,
+                slots=None if world.functions[f"f{pick % 8}"].exclusive else 3,  # more, never fewer than run
+            )  # fmt: skip
+
+
+def seen(world) -> set[str]:  # type: ignore[no-untyped-def]
+    return {*world.ended, *world.running, *world.waiting}
+
+
+def drain(world) -> None:  # type: ignore[no-untyped-def]
+    """Let everything come to its end: with a device that is large enough for all, nobody waits forever."""
+    world.device("large", 10_000 << 20)
+    for _ in range(1000):
+        if not world.running and not world.waiting:
+            return
+        for device in world.status.devices:
+            for model in device.resident:
+                if model.loading:
+                    world.loaded(model.function, device.device.id)
+        for call in list(world.running):
+            if call in world.running:
+                lease = world.running[call]
+                world.tell(m.Finished(CallId(call), lease.device, 1.0))
+    pytest.fail(f"these wait forever: {world.waiting}, running {world.running}")
+
+
+def rest(world) -> None:  # type: ignore[no-untyped-def]
+    """Without calls it comes to rest: functions do not evict each other in turns, and nobody has copies too many."""
+    for _ in range(100):
+        loading = [(model.function, device.device.id) for device in world.status.devices for model in device.resident
+                   if model.loading]  # fmt: skip
+        if not loading:
+            break
+        for place in loading:
+            world.loaded(*place)
+    else:
+        pytest.fail(f"copies are loaded for ever: {loading}")
+    assert not world.draining
+    for function, desired in world.status.desired.items():
+        if not world.functions[function].exclusive or desired == 0:
+            assert world.copies.get(function, 0) <= desired
+
+
+def test_a_policy_that_never_stops_proposing_is_stopped() -> None:
+    class Stubborn:
+        name = "stubborn"
+        pass_limit = 0
+
+        def plan(self, _view: View) -> Plan:
+            while True:
+                yield Start(CallId("nobody"), DeviceId("nowhere"))
+
+    world = World(Stubborn())
+    world.device("a")
+    world.deploy("f")
+
+    world.call("c", "f")
+
+    assert world.status.queued == {"f": 1}
+    assert "run ended" in world.engine.refusals[-1].reason
+
+
+def test_what_a_policy_raises_is_passed_on() -> None:
+    """A policy with a bug ends the process loudly; the journal replays it."""
+
+    class Broken:
+        name = "broken"
+        pass_limit = 0
+
+        def plan(self, _view: View) -> Plan:
+            raise ZeroDivisionError
+            yield
+
+    world = World(Broken())
+    world.device("a")
+    world.deploy("f")
+
+    with pytest.raises(ZeroDivisionError):
+        world.call("c", "f")

@@ -1,0 +1,97 @@
+"""A journal replays to the same commands: what happened at a site can be looked at on a desk."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from gpufaas_core import messages as m
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
+from gpufaas_scheduler.journal import Header, Journal, replay
+
+
+@pytest.mark.parametrize("policy", ["lb", "lalb", "lalb-o3"])
+def test_a_recorded_run_replays_to_identical_commands(tmp_path: Path, policy: str) -> None:
+    header = Header(policy=policy, o3_limit=3, replacement="cost-aware", epoch=7, max_queue=50)
+    path = tmp_path / "journal"
+    with Journal(path, header) as journal:
+        recorded = record(header, journal, random.Random(5))
+
+    replayed = [commands for _, commands in replay(path)]
+
+    assert replayed == recorded
+    assert sum(map(len, recorded)) > 500
+
+
+def test_a_line_that_a_crash_tore_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Journal(path, Header()) as journal:
+        journal.append(m.Woken(), 1.0)
+        journal.append(m.Woken(), 2.0)
+    path.write_bytes(path.read_bytes()[:-3])
+
+    assert len(list(replay(path))) == 1
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_text("what is this\n")
+
+    with pytest.raises(InvalidSpec, match="not a journal"):
+        list(replay(path))
+
+
+def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(path, Header(version=99)).close()
+
+    with pytest.raises(InvalidSpec, match="version 99"):
+        list(replay(path))
+
+
+def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(path, Header()).close()
+
+    with pytest.raises(FileExistsError):
+        Journal(path, Header())
+
+
+def record(header: Header, journal: Journal, rng: random.Random) -> list[list[m.Command]]:
+    """A run with learning, times that are no round numbers, refusals and failures."""
+    engine = header.engine()
+    recorded: list[list[m.Command]] = []
+    running: list[m.Lease] = []
+    now = 0.0
+
+    def tell(event: m.Event) -> None:
+        journal.append(event, now)
+        commands = engine.handle(event, now)
+        recorded.append(commands)
+        running.extend(command.lease for command in commands if isinstance(command, m.Start))
+
+    for number in range(3):
+        tell(m.DeviceJoined(Device(DeviceId(f"d{number}"), "gpu", 8 << 30)))
+    for number in range(10):
+        profile = Profile(rng.uniform(1, 4), rng.uniform(0.5, 2), rng.randint(1, 4) << 30)
+        exclusive = number % 3 > 0
+        tell(m.FunctionDeployed(Function(FunctionId(f"f{number}"), "", exclusive, 2, {"*": profile}, number % 2)))
+    for number in range(600):
+        now += rng.expovariate(1.0)
+        tell(m.Arrived(CallId(f"c{number}"), FunctionId(f"f{rng.randrange(10)}"), now + rng.uniform(5, 50)))
+        if running and rng.random() < 0.9:
+            lease = running.pop(rng.randrange(len(running)))
+            kind = rng.random()
+            if kind < 0.05:
+                tell(m.Refused(lease.call, lease.device, "no"))
+            elif lease.cold and kind < 0.1:
+                tell(m.LoadFailed(lease.function, lease.device, "broken", True))
+            else:
+                if lease.cold:
+                    tell(m.Loaded(lease.function, lease.device, rng.uniform(1, 4), 1 << 30))
+                    tell(m.Measured(lease.function, lease.device, rng.randint(1 << 29, 4 << 30)))
+                tell(m.Finished(lease.call, lease.device, rng.uniform(0.5, 2)))
+        if (wake_at := engine.wake_at) is not None and wake_at <= now:
+            tell(m.Woken())
+    return recorded

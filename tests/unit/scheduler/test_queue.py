@@ -1,0 +1,115 @@
+"""The index of the queue, where the property test of the whole engine would not say which part is wrong."""
+
+from gpufaas_core.model import CallId, Function, FunctionId
+from gpufaas_scheduler.queue import Call, GlobalQueue
+from gpufaas_scheduler.state import FunctionState
+
+
+class Queue:
+    """A global queue over functions named by letters; a call is named after its function and arrival number."""
+
+    def __init__(self, limit: int = 2) -> None:
+        self.queue = GlobalQueue(limit)
+        self.functions: dict[str, FunctionState] = {}
+
+    def arrive(self, functions: str) -> list[Call]:
+        calls = []
+        for name in functions:
+            owner = self.functions.setdefault(name, FunctionState(Function(FunctionId(name), "")))
+            number = self.queue.next_number
+            self.queue.next_number += 1
+            call = Call(CallId(f"{name}{number}"), owner, number, 0.0, None)
+            self.queue.append(call)
+            calls.append(call)
+        return calls
+
+    def first(self) -> str | None:
+        found = self.queue.first()
+        return None if found is None else found.id
+
+    def at_limit(self) -> str | None:
+        found = self.queue.first_at_limit()
+        return None if found is None else found.id
+
+
+def test_the_first_call_is_found_whatever_left_before_it() -> None:
+    queue = Queue()
+    f0, g1, f2, _ = queue.arrive("fgfg")
+
+    queue.queue.remove(f2)
+    queue.queue.remove(f0)
+    assert queue.first() == "g1"
+    queue.queue.remove(g1)
+
+    assert queue.first() == "g3"
+    assert len(queue.queue) == 1
+
+
+def test_a_scan_passes_over_the_calls_ahead_of_its_end_only() -> None:
+    queue = Queue(limit=5)
+    f0, g1, f2 = queue.arrive("fgf")
+
+    queue.queue.count_pass(before=1)
+    queue.queue.count_pass(before=2)
+
+    assert [queue.queue.passes(call) for call in (f0, g1, f2)] == [2, 1, 0]
+
+
+def test_a_scan_that_found_nothing_does_not_pass_over_calls_of_the_future() -> None:
+    queue = Queue(limit=5)
+    (f0,) = queue.arrive("f")
+
+    queue.queue.count_pass(before=1 << 62)
+    (f1,) = queue.arrive("f")
+
+    assert [queue.queue.passes(call) for call in (f0, f1)] == [1, 0]
+
+
+def test_a_call_that_comes_back_has_the_passes_that_it_had_and_counts_on() -> None:
+    queue = Queue(limit=2)
+    f0, g1 = queue.arrive("fg")
+    queue.queue.count_pass(before=2)
+    queue.queue.remove(f0)
+    queue.queue.count_pass(before=2)
+
+    queue.queue.put_back(f0)
+
+    assert [queue.queue.passes(call) for call in (f0, g1)] == [1, 2]
+    assert queue.first() == "f0"
+    assert queue.at_limit() == "g1"
+    queue.queue.count_pass(before=1)
+    assert queue.at_limit() == "f0"
+
+
+def test_a_function_that_is_set_aside_is_left_out_until_the_queue_is_rewound() -> None:
+    queue = Queue()
+    f0, _, _, _ = queue.arrive("ffgf")
+
+    queue.queue.set_aside(f0)
+    assert queue.first() == "g2"
+    queue.queue.rewind()
+
+    assert queue.first() == "f0"
+
+
+def test_a_call_that_came_back_is_set_aside_with_its_function() -> None:
+    queue = Queue()
+    f0, _, _ = queue.arrive("fgf")
+    queue.queue.remove(f0)
+    queue.queue.put_back(f0)
+
+    queue.queue.set_aside(f0)
+
+    assert queue.first() == "g1"
+
+
+def test_calls_that_leave_from_the_middle_are_not_kept() -> None:
+    """A head that cannot be placed must not let the queue behind it grow with cancelled calls."""
+    queue = Queue()
+    queue.arrive("f")
+
+    for _ in range(1000):
+        (call,) = queue.arrive("f")
+        queue.queue.remove(call)
+
+    assert len(queue.functions["f"].queue.calls) < 10

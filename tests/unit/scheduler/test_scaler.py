@@ -1,0 +1,122 @@
+"""The control loop: what it measures, and that it says something only when that is to change."""
+
+import asyncio
+from dataclasses import replace
+
+from gpufaas_core.model import Device, DeviceId, DeviceStatus, EngineStatus, FunctionId, ResidentStatus
+from gpufaas_core.scaling import ScalingRule
+from gpufaas_scheduler.scaler import Scaler, Watched
+
+ECHO = FunctionId("echo.openfaas-fn@1")
+RPS = ScalingRule(type="rps", target=10, target_proportion=1.0, down_window_s=0)
+
+
+class Platform:
+    """Counts that the test sets, and an engine that does as it is told."""
+
+    def __init__(self, rule: ScalingRule = RPS, copies: int = 1) -> None:
+        self.echo: Watched | None = Watched(ECHO, rule, 0, 0, 0)
+        self.copies = copies
+        self.desired: dict[FunctionId, int] = {}
+        self.told: list[tuple[FunctionId, int]] = []
+        self.scaler = Scaler(self.watched, self.status, self.scale, every_s=0.001)
+
+    def watched(self) -> dict[str, Watched]:
+        return {} if self.echo is None else {"echo.openfaas-fn": self.echo}
+
+    def status(self) -> EngineStatus:
+        assert self.echo is not None
+        held = (ResidentStatus(self.echo.function, 1, 0, False, False, 0.0),)
+        devices = tuple(
+            DeviceStatus(Device(DeviceId(f"n/cpu:{i}"), "cpu", 1), 0, False, held, 0, 0, 0, 0, 0, 0.0)
+            for i in range(self.copies)
+        )
+        return EngineStatus("lalb", devices, {}, {}, self.desired)
+
+    def scale(self, function: FunctionId, copies: int) -> None:
+        self.told.append((function, copies))
+        self.desired[function] = copies
+
+    def tick(self, now: float, **counts: float) -> list[tuple[FunctionId, int]]:
+        assert self.echo is not None
+        self.echo = replace(self.echo, **counts)
+        self.told = []
+        self.scaler.tick(now)
+        return self.told
+
+
+def test_completions_per_second_are_measured_over_some_seconds_and_said_once() -> None:
+    platform = Platform()
+
+    assert platform.tick(0.0) == []
+    assert platform.tick(1.0, begun=25, finished=25) == [(ECHO, 3)]
+    assert platform.tick(2.0, begun=50, finished=50) == []
+    for second in range(3, 9):
+        platform.tick(float(second))
+    assert platform.desired == {ECHO: 1}
+
+
+def test_cpu_time_becomes_millicores_and_a_worker_that_ended_does_not_count_backwards() -> None:
+    platform = Platform(ScalingRule(type="cpu", target=500, target_proportion=1.0, down_window_s=0))
+    platform.tick(0.0, cpu_s=10.0)
+
+    assert platform.tick(1.0, cpu_s=11.0) == [(ECHO, 2)]
+    load = platform.scaler.load("echo.openfaas-fn")
+    assert load is not None
+    assert load.cpu_millicores == 1000.0
+    assert platform.tick(2.0, cpu_s=2.0) == [(ECHO, 1)]
+
+
+def test_an_idle_function_goes_to_zero_and_is_left_there() -> None:
+    platform = Platform(ScalingRule(zero=True, zero_duration_s=60))
+    platform.tick(0.0)
+    platform.tick(10.0, begun=1, finished=1)
+
+    assert platform.tick(69.0) == []
+    assert platform.tick(70.0) == [(ECHO, 0)]
+    assert platform.tick(71.0) == []
+
+
+def test_a_function_that_woke_up_by_a_call_is_watched_again() -> None:
+    platform = Platform(ScalingRule(zero=True, zero_duration_s=60, min=2))
+    platform.tick(0.0)
+    platform.tick(60.0)
+    assert platform.desired == {ECHO: 0}
+
+    platform.desired = {}  # the engine, at the call
+    assert platform.tick(61.0, begun=1, inflight=1) == [(ECHO, 2)]
+
+
+def test_an_update_keeps_what_was_measured() -> None:
+    platform = Platform()
+    platform.tick(0.0)
+    platform.tick(1.0, begun=25, finished=25)
+    new = FunctionId("echo.openfaas-fn@2")
+
+    assert platform.tick(2.0, begun=50, finished=50, function=new) == [(new, 3)]
+
+
+def test_a_removed_function_is_forgotten() -> None:
+    platform = Platform()
+    platform.tick(0.0)
+
+    platform.echo = None
+    platform.scaler.tick(1.0)
+
+    assert platform.scaler.load("echo.openfaas-fn") is None
+
+
+async def test_it_runs_until_it_is_told_to_stop() -> None:
+    platform = Platform(ScalingRule(min=2))
+    stopped = asyncio.Event()
+
+    def scale(function: FunctionId, copies: int) -> None:
+        platform.scale(function, copies)
+        stopped.set()
+
+    scaler = Scaler(platform.watched, platform.status, scale, every_s=0.001)
+    platform.echo = Watched(ECHO, ScalingRule(min=2), 1, 0, 1)
+
+    await asyncio.wait_for(scaler.run(stopped), 5)
+
+    assert platform.told == [(ECHO, 2)]

@@ -1,0 +1,248 @@
+"""Builder for tests of the engine: a `World` checks after every event that nothing impossible happened."""
+
+from collections.abc import Sequence
+
+from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_core import messages as m
+from gpufaas_core.model import CallId, Device, DeviceId, EngineStatus, Function, FunctionId, Profile
+from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.policies import SchedulingPolicy, make_policy
+
+
+class World:
+    """
+    An engine with a clock that the test moves. Commands of the last event are in `out`, all of them in `log`.
+
+    Functions are called by name; sizes are in bytes, and small.
+    """
+
+    def __init__(
+        self,
+        policy: str | SchedulingPolicy = "lalb-o3",
+        *,
+        limit: int = 25,
+        learn: bool = False,
+        max_queue: int = 10_000,
+        replacement: str = "lru",
+    ) -> None:
+        chosen = make_policy(policy, o3_limit=limit) if isinstance(policy, str) else policy
+        self.engine = Engine(policy=chosen, replacement=make_replacement(replacement), max_queue=max_queue, learn=learn)
+        self.now = 0.0
+        self.dropped = False
+        """The last refusal took a loading model off its device."""
+        self.out: list[m.Command] = []
+        self.log: list[m.Command] = []
+        self.functions: dict[FunctionId, Function] = {}
+        self.running: dict[str, m.Lease] = {}
+        self.waiting: dict[str, FunctionId] = {}
+        self.ended: set[str] = set()
+        """Calls that had their answer: one each."""
+        self.aborted: set[str] = set()
+        self.orphans: set[str] = set()
+        """Hits on a worker whose own first call was refused, so that it never came to be: the node refuses them too."""
+
+    # --- facts ---
+
+    def device(self, name: str, memory: int = 100, kind: str = "gpu") -> None:
+        self.tell(m.DeviceJoined(Device(DeviceId(name), kind, memory)))
+
+    def deploy(
+        self,
+        name: str,
+        size: int = 10,
+        load_s: float = 3.0,
+        service_s: float = 1.0,
+        *,
+        slots: int | None = None,
+        min_copies: int = 0,
+        max_queue: int = 1000,
+        max_copies: int = 0,
+        kind: str = "*",
+    ) -> None:
+        """With `slots` it is a CPU function."""
+        self.tell(
+            m.FunctionDeployed(
+                Function(
+                    FunctionId(name), f"digest of {name}", slots is None, slots or 1,
+                    {kind: Profile(load_s, service_s, size)}, min_copies, max_queue, max_copies,
+                )
+            )
+        )  # fmt: skip
+
+    def call(self, name: str, function: str, deadline: float | None = None) -> list[m.Command]:
+        return self.tell(m.Arrived(CallId(name), FunctionId(function), deadline))
+
+    def scale(self, function: str, copies: int) -> list[m.Command]:
+        return self.tell(m.Scaled(FunctionId(function), copies))
+
+    def loaded(self, function: str, device: str, load_s: float = 3.0) -> list[m.Command]:
+        return self.tell(m.Loaded(FunctionId(function), DeviceId(device), load_s, 0))
+
+    def finish(self, call: str, service_s: float = 1.0, *, ok: bool = True) -> list[m.Command]:
+        """The call ends; if it was cold, its worker got ready first."""
+        lease = self.running[call]
+        if lease.cold and self.model(lease.function, lease.device).loading:
+            self.loaded(lease.function, lease.device)
+        return self.tell(m.Finished(CallId(call), lease.device, service_s, ok))
+
+    def refuse(self, call: str) -> list[m.Command]:
+        return self.tell(m.Refused(CallId(call), self.running[call].device, "no"))
+
+    def warm(self, function: str, device: str) -> None:
+        """Make *function* resident on the only idle device, *device*."""
+        name = f"warm-{function}-{device}"
+        self.call(name, function)
+        assert self.running[name].device == device
+        self.finish(name)
+
+    def tell(self, event: m.Event) -> list[m.Command]:
+        if isinstance(event, m.Refused):
+            lease = self.running[event.call]
+            held = self.on(lease.device).resident
+            self.dropped = any(each.function == lease.function and each.loading for each in held)
+        draining, copies = self.draining, self.copies
+        self.out = self.engine.handle(event, self.now)
+        self.log += self.out
+        self._follow(event)
+        check(self.engine.status(self.now), self)
+        for command in self.out:
+            if isinstance(command, m.Start) and not command.lease.local:
+                place = (command.lease.function, command.lease.device)
+                assert place not in draining & self.draining, f"{place} is surplus and got a new call"
+        if isinstance(event, m.Scaled) and event.function in self.functions:
+            least = self.functions[event.function].min_copies
+            assert self.copies.get(event.function, 0) >= min(least, copies.get(event.function, 0))
+        return self.out
+
+    def _follow(self, event: m.Event) -> None:
+        """Keep our own account of each call, from the facts and commands alone."""
+        match event:
+            case m.Arrived(call, function):
+                self.waiting[call] = function
+            case m.Finished(call, device):
+                if call in self.running and self.running[call].device == device:
+                    del self.running[call]
+                    self.ended.add(call)
+            case m.Refused(call):
+                lease = self.running.pop(call)
+                self.orphans.discard(call)
+                if call in self.aborted:
+                    self.ended.add(call)
+                else:
+                    self.waiting[call] = lease.function
+                if lease.cold and self.dropped:
+                    self.orphans |= {
+                        name
+                        for name, each in self.running.items()
+                        if (each.function, each.device) == (lease.function, lease.device)
+                    }
+            case m.Cancelled(call):
+                if self.waiting.pop(call, None) is not None:
+                    self.ended.add(call)
+            case m.LoadFailed(function, device) | m.WorkerExited(function, device):
+                self._over(lambda lease: lease.function == function and lease.device == device)
+            case m.DeviceLeft(device):
+                self._over(lambda lease: lease.device == device, orphans=True)
+            case m.DeviceJoined(device):
+                self._over(lambda lease: lease.device == device.id, orphans=True)
+            case m.FunctionDeployed(function):
+                self.functions[function.id] = function
+        for command in self.out:
+            match command:
+                case m.Start(lease):
+                    assert lease.call in self.waiting, f"{lease.call} was started without waiting"
+                    del self.waiting[lease.call]
+                    self.running[lease.call] = lease
+                case m.Reject(call):
+                    assert call in self.waiting, f"{call} was rejected without waiting"
+                    del self.waiting[call]
+                    self.ended.add(call)
+                case m.Abort(call):
+                    self.aborted.add(call)
+
+    def _over(self, gone, *, orphans: bool = False) -> None:  # type: ignore[no-untyped-def]
+        for call, lease in list(self.running.items()):
+            if gone(lease) and (orphans or call not in self.orphans):
+                del self.running[call]
+                self.ended.add(call)
+
+    # --- questions ---
+
+    @property
+    def copies(self) -> dict[FunctionId, int]:
+        """Of each function that has any, without those that drain."""
+        return _counts(each.function for device in self.status.devices for each in device.resident if not each.draining)
+
+    @property
+    def draining(self) -> set[tuple[FunctionId, DeviceId]]:
+        return {
+            (each.function, device.device.id)
+            for device in self.status.devices
+            for each in device.resident
+            if each.draining
+        }
+
+    @property
+    def status(self) -> EngineStatus:
+        return self.engine.status(self.now)
+
+    def on(self, device: str):  # type: ignore[no-untyped-def]
+        return next(each for each in self.status.devices if each.device.id == device)
+
+    def models(self, device: str) -> list[str]:
+        """In LRU order, least recently used first."""
+        return [each.function for each in self.on(device).resident]
+
+    def model(self, function: str, device: str):  # type: ignore[no-untyped-def]
+        return next(each for each in self.on(device).resident if each.function == function)
+
+    @property
+    def started(self) -> list[tuple[str, str]]:
+        """(call, device) of the last event."""
+        return starts(self.out)
+
+    @property
+    def rejected(self) -> list[tuple[str, str]]:
+        """(call, code) of the last event."""
+        return [(each.call, each.code) for each in self.out if isinstance(each, m.Reject)]
+
+
+def starts(commands: Sequence[m.Command]) -> list[tuple[str, str]]:
+    return [(each.lease.call, each.lease.device) for each in commands if isinstance(each, m.Start)]
+
+
+def check(status: EngineStatus, world: World) -> None:
+    """What holds after every event, whatever the policy."""
+    exclusive: dict[str, int] = {}
+    running: dict[tuple[str, str], int] = {}
+    for call, lease in world.running.items():
+        if call in world.orphans:
+            continue
+        running[lease.function, lease.device] = running.get((lease.function, lease.device), 0) + 1
+        if world.functions[lease.function].exclusive:
+            exclusive[lease.device] = exclusive.get(lease.device, 0) + 1
+    for device in status.devices:
+        name = device.device.id
+        assert device.used == sum(each.memory for each in device.resident)
+        assert device.used <= device.device.memory, f"{name} holds more than it has"
+        assert exclusive.get(name, 0) == device.busy, f"exclusive calls on {name}: {exclusive.get(name, 0)}"
+        for model in device.resident:
+            assert model.running == running.pop((model.function, name), 0)
+            slots = 1 if world.functions[model.function].exclusive else world.functions[model.function].slots
+            assert model.running <= slots
+            assert not model.draining or model.running or device.local_queue, f"{model.function} could go from {name}"
+        assert device.local_queue == 0 or device.busy
+    for function, desired in status.desired.items():
+        bounds = world.functions[function]
+        assert bounds.min_copies <= desired <= max(bounds.min_copies, bounds.max_copies or desired)
+        assert desired or not status.queued.get(function), f"{function} waits at zero"
+    assert status.queued == _counts(world.waiting.values()), "a call was lost, or counted twice"
+    assert status.running == _counts(lease.function for lease in world.running.values())
+    assert not running, f"calls run where their function is not: {running}"
+
+
+def _counts(functions) -> dict[FunctionId, int]:  # type: ignore[no-untyped-def]
+    counted: dict[FunctionId, int] = {}
+    for function in functions:
+        counted[function] = counted.get(function, 0) + 1
+    return counted
