@@ -1,0 +1,74 @@
+"""Builds the examples as ``gpufaas build`` does, from stack.yaml, and imports their handlers from what was built."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpufaas_cli.build import BuildRequest, build
+from gpufaas_functions.author import Context, Event, to_answer
+
+EXAMPLES = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def stack() -> dict[str, Any]:
+    return yaml.safe_load((EXAMPLES / "stack.yaml").read_text())
+
+
+class Deployed:
+    """One example, built and loaded as a worker would."""
+
+    def __init__(self, handler: Any, kind: str) -> None:
+        self.handler = handler
+        self.folder = Path(handler.__file__).parent
+        self.model = handler.load("cpu") if kind == "model" else None
+
+    def call(self, body: Any = b"", query: str = "") -> Any:
+        """Return (status, answer): the answer's JSON, or its pieces as a list when it is streamed."""
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        event = Event("POST", "/", query.encode(), [], raw)
+        arguments = (event, Context("1", "example", "cpu"))
+        value = self.handler.handle(*arguments) if self.model is None else self.handler.handle(self.model, *arguments)
+        answer = to_answer(value)
+        if answer.chunks is not None:
+            return answer.status, list(answer.chunks)
+        return answer.status, json.loads(answer.body or b"null")
+
+
+@pytest.fixture(scope="session")
+def deployed(stack: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Deployed]:
+    """Build and load one example of stack.yaml, once per session."""
+    root = tmp_path_factory.mktemp("build")
+    made: dict[str, Deployed] = {}
+
+    def deploy(name: str) -> Deployed:
+        if name not in made:
+            definition = stack["functions"][name]
+            copies = [Path(each) for each in stack["configuration"]["copy"]]
+            request = BuildRequest(
+                name, definition["lang"], Path(definition["handler"]), copy=copies, build_root=root, root=EXAMPLES
+            )
+            built = build(request)
+            made[name] = Deployed(import_handler(root / name / "function"), built.manifest.kind)
+        return made[name]
+
+    return deploy
+
+
+def import_handler(folder: Path) -> Any:
+    """Import handler.py as a worker does, and forget it: in a worker it is the only one of that name."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module("handler")
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]

@@ -1,0 +1,23 @@
+"""
+What runs inside a worker: the author's API (author), the worker's main program (runner), and loaders (loading).
+
+Authors import from here. Nothing is imported before it is used, so that a CPU function does not pay for torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpufaas_functions.author import Context, Event
+    from gpufaas_functions.loading import load_module, load_weights
+
+__all__ = ["Context", "Event", "load_module", "load_weights"]
+
+_HOME = {"Context": "author", "Event": "author", "load_module": "loading", "load_weights": "loading"}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

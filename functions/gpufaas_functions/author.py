@@ -1,0 +1,254 @@
+"""
+What a function's author meets: the event, the context, and how an answer is read.
+
+Model functions (``python3-torch``) define ``load(device) -> model`` and ``handle(model, event, context)``; CPU
+functions (``python3-http``) define ``handle(event, context)``, as OpenFaaS's template of that name. An answer is
+
+* ``str``, ``bytes`` or None (an empty body), sent as they are;
+* a dict or list, sent as JSON;
+* ``{"statusCode": 200, "body": ..., "headers": {...}}``, any of the three; the body again one of all these;
+* a generator (anything with ``__next__``), streamed as it yields: each str, bytes or JSON-able value is sent at once.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+_PIECE: Final = 256 * 1024
+_TEXT: Final = b"text/plain; charset=utf-8"
+_JSON: Final = b"application/json"
+_BINARY: Final = b"application/octet-stream"
+_CONTENT_TYPE: Final = b"content-type"
+_HEADER_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110: a token
+_NOT_IN_HEADER: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+class Headers(Mapping[str, str]):
+    """The caller's headers, read without regard to case; the last value of a repeated one (`get_all` has every)."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        self._raw = raw
+
+    def __getitem__(self, name: str) -> str:
+        wanted = name.lower().encode("latin-1")
+        for key, value in reversed(self._raw):
+            if key.lower() == wanted:
+                return value.decode("latin-1")
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(key.decode("latin-1").title() for key, _ in self._raw))
+
+    def __len__(self) -> int:
+        return len({key.lower() for key, _ in self._raw})
+
+    def get_all(self, name: str) -> list[str]:
+        wanted = name.lower().encode("latin-1")
+        return [value.decode("latin-1") for key, value in self._raw if key.lower() == wanted]
+
+    def __repr__(self) -> str:
+        return f"Headers({dict(self)!r})"
+
+
+class Query(dict[str, str]):
+    """The query's parameters, the first value of each; `getlist` has every value, as in Flask."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._all = parse_qs(raw.decode("latin-1"), keep_blank_values=True)
+        super().__init__((name, values[0]) for name, values in self._all.items())
+
+    def getlist(self, name: str) -> list[str]:
+        return self._all.get(name, [])
+
+
+class Event:
+    """One call. `body` is read when it is asked for: a streamed body may be taken piece by piece with `stream`."""
+
+    __slots__ = ("_body", "_file", "_path", "_query", "_raw_headers", "_stream", "method")
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        query: bytes,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes | None,
+        stream: Callable[[], Iterator[bytes]] | None = None,
+        file: str = "",
+    ) -> None:
+        self.method = method
+        self._path = path
+        self._query = query
+        self._raw_headers = headers
+        self._body = body
+        self._stream = stream
+        self._file = file
+        """Where a large body waits, if it does."""
+
+    @property
+    def body(self) -> bytes:
+        """The whole body."""
+        if self._body is None and self._file:
+            with open(self._file, "rb") as file:
+                self._body = file.read()  # one copy, from the page cache
+        elif self._body is None:
+            self._body = b"".join(self.stream())
+        return self._body
+
+    def stream(self) -> Iterator[bytes]:
+        """Yield the body in pieces as they arrive, without holding it. Once only; `body` is empty afterwards."""
+        if self._body is not None:
+            yield self._body
+            return
+        if self._file:
+            with open(self._file, "rb") as file:
+                while piece := file.read(_PIECE):
+                    yield piece
+            return
+        source, self._stream = self._stream, None
+        if source is None:
+            raise RuntimeError("the body was already read: use event.body, or event.stream() once")
+        yield from source()
+        if self._body is None:
+            self._body = b""
+
+    @property
+    def headers(self) -> Headers:
+        return Headers(self._raw_headers)
+
+    @property
+    def path(self) -> str:
+        """The path after the function's name, percent-decoded; ``/`` when there is none."""
+        return unquote(self._path)
+
+    @property
+    def raw_path(self) -> str:
+        return self._path
+
+    @property
+    def query(self) -> Query:
+        return Query(self._query)
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    def json(self) -> Any:
+        """:raises ValueError: the body is no JSON"""
+        return msgspec.json.decode(self.body)
+
+
+class Context:
+    """Where a call runs."""
+
+    __slots__ = ("call_id", "device", "function")
+
+    def __init__(self, call_id: str, function: str, device: str) -> None:
+        self.call_id = call_id
+        self.function = function
+        self.device = device
+
+    @property
+    def hostname(self) -> str:
+        return os.environ.get("HOSTNAME") or socket.gethostname()
+
+
+class Answer:
+    """An author's return value, ready for the wire: `body` is whole, or None and `chunks` yields it."""
+
+    __slots__ = ("body", "chunks", "headers", "status")
+
+    def __init__(
+        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes | None, chunks: Iterator[bytes] | None
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+        self.chunks = chunks
+
+
+_ANSWER_KEYS: Final = frozenset(("statusCode", "body", "headers"))
+
+
+def to_answer(value: Any) -> Answer:
+    """
+    Return *value*, what a handler returned, as an `Answer`.
+
+    :raises TypeError: it is nothing that can be sent; says what it was and what may be returned
+    """
+    status, headers = 200, []
+    if type(value) is dict and value and value.keys() <= _ANSWER_KEYS and ("statusCode" in value or "body" in value):
+        status = _status(value.get("statusCode", 200))
+        headers = _headers(value.get("headers") or {})
+        value = value.get("body")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return Answer(status, _typed(headers, _BINARY), bytes(value), None)
+    if isinstance(value, str):
+        return Answer(status, _typed(headers, _TEXT), value.encode(), None)
+    if value is None:
+        return Answer(status, headers, b"", None)
+    if hasattr(value, "__next__"):
+        return Answer(status, _typed(headers, _TEXT), None, (_piece(each) for each in value))
+    return Answer(status, _typed(headers, _JSON), _to_json(value), None)
+
+
+def _status(value: Any) -> int:
+    try:
+        status = int(value)
+    except (TypeError, ValueError):
+        status = 0
+    if not 200 <= status <= 599:
+        raise TypeError(f"statusCode is {value!r}: return the HTTP status of an answer, 200 to 599")
+    return status
+
+
+def _headers(given: Any) -> list[tuple[bytes, bytes]]:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    raw = []
+    for name, value in pairs:
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            pair = str(name).encode("latin-1").lower(), str(each).encode("latin-1")
+            if not _HEADER_NAME.fullmatch(pair[0]) or _NOT_IN_HEADER.search(pair[1]):
+                raise TypeError(
+                    f"{name!r}: {str(each)[:80]!r} is no header: its name or value has characters that none has"
+                )
+            raw.append(pair)
+    return raw
+
+
+def _typed(headers: list[tuple[bytes, bytes]], content_type: bytes) -> list[tuple[bytes, bytes]]:
+    if not headers:
+        return [(_CONTENT_TYPE, content_type)]
+    if any(name == _CONTENT_TYPE for name, _ in headers):
+        return headers
+    return [*headers, (_CONTENT_TYPE, content_type)]
+
+
+def _piece(value: Any) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    return value.encode() if isinstance(value, str) else _to_json(value)
+
+
+def _to_json(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value, enc_hook=_simplify)
+    except TypeError as exc:
+        raise TypeError(
+            f"the handler returned a {type(value).__name__} that is not JSON-able ({exc}): return str, bytes, a dict "
+            "or list of plain values, a dict of statusCode, body and headers, or a generator"
+        ) from None
+
+
+def _simplify(value: Any) -> Any:
+    """Tensors and arrays become lists, numpy scalars numbers: what handlers return by habit."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} inside it")

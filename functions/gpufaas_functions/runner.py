@@ -1,0 +1,460 @@
+"""
+The main program of a worker: import the handler, load the model, then serve calls slot by slot.
+
+It runs in a process of its own, forked from the zygote (gpufaas_gpu_manager.zygote) with torch already imported. Each
+slot is a unix socket with one blocking thread; a model function has one slot, served by the main thread. The worker
+ends when its sockets close: its manager has ended, or wants it to.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import resource
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from gpufaas_core.frames import (
+    CHUNK_BYTES,
+    FILE,
+    PREFIX,
+    STREAM,
+    AnswerHead,
+    CallHead,
+    EndHead,
+    FailedHead,
+    Kind,
+    ReadyHead,
+    encode_frame,
+    encode_prefix,
+)
+from gpufaas_functions.author import Answer, Context, Event, to_answer
+
+THREAD_STACK: Final = 2 * 1024 * 1024
+"""Of each slot's thread beyond the first. Stacks are writable memory: they count against the limit whole."""
+_decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
+
+
+class WorkerStart(msgspec.Struct, frozen=True):
+    """What the zygote hands to a new worker, beside its sockets."""
+
+    function: str
+    bundle: str
+    """Directory of the installed bundle."""
+    handler: str
+    kind: str
+    device: str
+    """What the handler's load() gets: ``cpu`` or ``cuda:0``."""
+    slots: int
+    threads: int
+    limit: int
+    """Bytes of private data that it may add over the fork point; 0: no limit of the kernel's."""
+    env: dict[str, str]
+    check: bool = False
+    """Import the handler, say whether that worked, and end."""
+    label: str = ""
+    """The device's short name (``cpu:0``), for the process list."""
+    cuda_share: float = 0.0
+    """On CUDA: the share of the device's memory that its allocator may take; 0: all."""
+
+
+class Closed(Exception):
+    """The manager closed the slot."""
+
+
+class Cancel(BaseException):
+    """The caller is gone: raised inside a generator's loop, never inside the author's own code."""
+
+
+def run(start: WorkerStart, slots: list[socket.socket]) -> int:
+    """Serve until the sockets close; return the exit status."""
+    memory = CudaMemory(start.device) if start.device.startswith("cuda") else CpuMemory()
+    control = slots[0]
+    phases: list[tuple[str, float]] = []
+    try:
+        began = time.perf_counter()
+        handler = import_handler(start)
+        phases.append(("import", time.perf_counter() - began))
+        handle: Callable[[Event, Context], Any]
+        if start.check:
+            control.sendall(encode_frame(Kind.READY, ReadyHead(0, phases)))
+            return 0
+        if start.kind == "model":
+            began = time.perf_counter()
+            model = handler.load(start.device)
+            memory.synchronize()
+            phases.append(("load", time.perf_counter() - began))
+            author_handle = handler.handle
+
+            def handle(event: Event, context: Context) -> Any:
+                return author_handle(model, event, context)
+        else:
+            handle = handler.handle
+    except BaseException as exc:
+        # Whatever ends a load ends this worker: the manager gets the reason, and the log all of it.
+        text = traceback.format_exc()
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            control.sendall(encode_frame(Kind.FAILED, FailedHead(_last_line(exc), text, is_out_of_memory(exc))))
+        return 1
+    occupation = memory.peak()
+    if len(slots) > 1:
+        threading.stack_size(THREAD_STACK)
+        for index, slot in enumerate(slots[1:], 1):
+            serving = Slot(slot, handle, start, memory)
+            threading.Thread(target=serving.serve, name=f"slot-{index}", daemon=True).start()
+    control.sendall(encode_frame(Kind.READY, ReadyHead(occupation, phases, _FORK_POINT.data)))
+    Slot(control, handle, start, memory).serve()
+    return 0
+
+
+def import_handler(start: WorkerStart) -> Any:
+    """
+    Import the author's module and check that it has what its kind calls.
+
+    :raises AttributeError: it lacks ``handle`` (or ``load``); other errors are the module's own
+    """
+    module = importlib.import_module(start.handler)
+    for name in ("load", "handle") if start.kind == "model" else ("handle",):
+        if not callable(getattr(module, name, None)):
+            raise AttributeError(f"{start.handler}.py defines no function {name}()")
+    return module
+
+
+class Slot:
+    """One socket, one thread, one call at a time."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        handle: Callable[[Event, Context], Any],
+        start: WorkerStart,
+        memory: "CpuMemory | CudaMemory",
+    ) -> None:
+        self._sock = sock
+        self._handle = handle
+        self._function = start.function
+        self._device = start.device
+        self._memory = memory
+        self._buffer = bytearray(64 * 1024)
+        self._view = memoryview(self._buffer)
+        self._at = 0
+        self._filled = 0
+
+    def serve(self) -> None:
+        """Answer calls until the manager closes the socket."""
+        try:
+            while True:
+                kind, header, body = self._read()
+                if kind == Kind.CALL:
+                    self._call(_decode_call(header), body)
+                # A CANCEL, BODY or BODY_END here belongs to a call that was over before it came.
+        except (Closed, OSError):
+            return
+
+    def _call(self, head: CallHead, body: bytes) -> None:
+        stream: _BodyStream | None = None
+        if head.body_mode == STREAM:
+            stream = _BodyStream(self, body)
+            event = Event(head.method, head.path, head.query, head.headers, None, stream.chunks)
+        elif head.body_mode == FILE:
+            event = Event(head.method, head.path, head.query, head.headers, None, file=head.body_path)
+        else:
+            event = Event(head.method, head.path, head.query, head.headers, body)
+        context = Context(head.call, self._function, self._device)
+        failed = out_of_memory = False
+        began = time.perf_counter()
+        try:
+            answer = to_answer(self._handle(event, context))
+        except BaseException as exc:
+            if isinstance(exc, (Closed, KeyboardInterrupt)):
+                raise
+            answer, out_of_memory, failed = self._failure(exc), is_out_of_memory(exc), True
+            exc = None  # type: ignore[assignment]
+        if stream is not None and answer.body is not None:
+            stream.drain()
+        if answer.body is not None and len(answer.body) <= CHUNK_BYTES:
+            run_s = time.perf_counter() - began
+            answer_head = AnswerHead(answer.status, answer.headers, run_s, self._memory.grown(), out_of_memory, failed)
+            self._sock.sendall(encode_frame(Kind.ANSWER, answer_head, answer.body))
+            return
+        self._stream_answer(answer, began, stream)
+
+    def _stream_answer(self, answer: Answer, began: float, stream: "_BodyStream | None") -> None:
+        error, out_of_memory = "", False
+        self._send(encode_frame(Kind.HEAD, AnswerHead(answer.status, answer.headers)))
+        chunks: Iterator[bytes | memoryview] | None = answer.chunks
+        if answer.body is not None:
+            chunks = iter(_pieces(answer.body))
+        assert chunks is not None
+        try:
+            for chunk in chunks:
+                # While the body still comes, its reader is the one who meets a CANCEL.
+                if (stream is None or stream.ended) and self._cancelled():
+                    raise Cancel
+                for piece in _pieces(chunk) if len(chunk) > CHUNK_BYTES else (chunk,):
+                    if piece:
+                        self._send(encode_prefix(Kind.CHUNK, None, len(piece)))
+                        self._send(piece)
+        except Cancel:
+            error = "cancelled"
+        except Closed:
+            raise
+        except BaseException as exc:
+            self._failure(exc)
+            error, out_of_memory = _last_line(exc), is_out_of_memory(exc)
+        finally:
+            close = getattr(chunks, "close", None)
+            if close is not None:
+                with contextlib.suppress(Exception):
+                    close()
+        if stream is not None:
+            stream.drain()
+        end = EndHead(time.perf_counter() - began, self._memory.grown(), error, out_of_memory)
+        self._send(encode_frame(Kind.END, end))
+
+    def _send(self, piece: bytes | memoryview) -> None:
+        """Send a part of a stream. An OSError would look like one of the author's generator, which ends no worker."""
+        try:
+            self._sock.sendall(piece)
+        except OSError:
+            raise Closed from None
+
+    def _failure(self, exc: BaseException) -> Answer:
+        """Answer 500 with the exception's own words; the traceback goes to the function's log."""
+        traceback.print_exception(exc, file=sys.stderr)
+        text = _last_line(exc)
+        if is_out_of_memory(exc):
+            self._memory.release()
+            text = (
+                f"out of memory: {self._function} reached its memory limit on this device ({text}): "
+                "send less at once, or deploy it with a larger gpufaas.memory"
+            )
+        return Answer(500, [(b"content-type", b"text/plain; charset=utf-8")], text.encode(), None)
+
+    def _cancelled(self) -> bool:
+        """Whether a CANCEL has come: asked between chunks, so that an answer that never ends can be stopped."""
+        if self._filled == self._at:
+            try:
+                if not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                    raise Closed
+            except BlockingIOError:
+                return False
+            except OSError:
+                raise Closed from None
+        kind, _, _ = self._read()
+        return bool(kind == Kind.CANCEL)
+
+    # Reading: one recv for a small frame; a large body is received into its own place.
+
+    def _read(self) -> tuple[int, bytes, bytes]:
+        self._need(16)
+        kind, _, _, header_bytes, body_bytes = PREFIX.unpack_from(self._buffer, self._at)
+        self._at += 16
+        return kind, self._take(header_bytes), self._take(body_bytes)
+
+    def _need(self, size: int) -> None:
+        """Have at least *size* (at most a buffer) bytes ready at `_at`."""
+        ready = self._filled - self._at
+        if ready >= size:
+            return
+        if self._at:
+            self._buffer[:ready] = self._buffer[self._at : self._filled]
+            self._at, self._filled = 0, ready
+        while self._filled < size:
+            self._filled += self._receive(self._view[self._filled :])
+
+    def _take(self, size: int) -> bytes:
+        ready = self._filled - self._at
+        if size <= ready:
+            taken = bytes(self._view[self._at : self._at + size])
+            self._at += size
+            return taken
+        whole = bytearray(size)
+        whole[:ready] = self._view[self._at : self._filled]
+        self._at = self._filled = 0
+        view = memoryview(whole)
+        while ready < size:
+            ready += self._receive(view[ready:])
+        return bytes(whole)
+
+    def _receive(self, view: memoryview) -> int:
+        count = self._sock.recv_into(view)
+        if not count:
+            raise Closed
+        return count
+
+
+class _BodyStream:
+    """
+    The body of a streamed call: what came with the CALL, then BODY frames.
+
+    Ends with BODY_END, or breaks off when the caller goes.
+    """
+
+    def __init__(self, slot: Slot, first: bytes) -> None:
+        self._slot = slot
+        self._first = first
+        self.ended = False
+
+    def chunks(self) -> Iterator[bytes]:
+        first, self._first = self._first, b""
+        if first:
+            yield first
+        while not self.ended:
+            kind, _, body = self._slot._read()
+            if kind == Kind.BODY:
+                yield body
+            elif kind == Kind.CANCEL:
+                self.ended = True
+                raise ConnectionAbortedError("the caller went away before its body was whole")
+            else:
+                self.ended = True
+
+    def drain(self) -> None:
+        """Read what the handler left, so that the next call begins at its own frame."""
+        with contextlib.suppress(ConnectionAbortedError):
+            for _ in self.chunks():
+                pass
+
+
+def _pieces(body: bytes | memoryview) -> Iterator[memoryview]:
+    view = memoryview(body)
+    return (view[at : at + CHUNK_BYTES] for at in range(0, len(body), CHUNK_BYTES))
+
+
+def _last_line(exc: BaseException) -> str:
+    lines = "".join(traceback.format_exception_only(exc)).strip().splitlines()
+    return lines[-1] if lines else type(exc).__name__
+
+
+def is_out_of_memory(exc: BaseException) -> bool:
+    """Whether *exc* says that memory could not be had: Python's, torch's on the CPU, CUDA's, or the kernel's."""
+    seen: set[int] = set()
+    each: BaseException | None = exc
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        if isinstance(each, MemoryError) or type(each).__name__ == "OutOfMemoryError":
+            return True
+        text = str(each)
+        if isinstance(each, (RuntimeError, OSError)) and (
+            "can't allocate memory" in text or "CUDA out of memory" in text or "Cannot allocate memory" in text
+            or "unable to mmap" in text
+        ):  # fmt: skip
+            return True
+        each = each.__cause__ or each.__context__
+    return False
+
+
+class CpuMemory:
+    """
+    Occupation of this process on a CPU device: what it added since the fork.
+
+    Peak growth of the resident set over the fork point (private data and mapped weights), and the pages of the zygote
+    that it has made its own by writing to them, which the resident set does not show. Never less than the private
+    writable memory that it has asked for: that is what the kernel holds against its limit.
+    """
+
+    def __init__(self) -> None:
+        self._seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def synchronize(self) -> None:
+        """Nothing runs behind our back on a CPU."""
+
+    def peak(self) -> int:
+        self._seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        now = MemoryPoint.read()
+        growth = max(0, self._seen * 1024 - _FORK_POINT.rss)
+        copied = max(0, now.private_dirty - _FORK_POINT.private_dirty - max(0, now.anonymous - _FORK_POINT.anonymous))
+        stacks = max(0, threading.active_count() - 1) * THREAD_STACK
+        return max(growth, now.data - _FORK_POINT.data - stacks) + copied
+
+    def grown(self) -> int:
+        """Return the new peak if it is one, else 0: a single system call when nothing grew."""
+        # 256 KiB of growth (ru_maxrss is in KiB) is noise of the allocator; reading smaps for it would cost every call.
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss <= self._seen + 256:
+            return 0
+        return self.peak()
+
+    def release(self) -> None:
+        """Give freed heap back to the kernel after a failure."""
+        import gc
+
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+class MemoryPoint(msgspec.Struct, frozen=True):
+    """This process's memory at one moment, in bytes, from /proc."""
+
+    rss: int = 0
+    anonymous: int = 0
+    data: int = 0
+    """Private writable memory, resident or not: what RLIMIT_DATA counts."""
+    private_dirty: int = 0
+
+    @classmethod
+    def read(cls) -> "MemoryPoint":
+        status = _kilobytes("/proc/self/status", (b"VmRSS", b"RssAnon", b"VmData"))
+        rollup = _kilobytes("/proc/self/smaps_rollup", (b"Private_Dirty",))
+        return cls(status[b"VmRSS"], status[b"RssAnon"], status[b"VmData"], rollup[b"Private_Dirty"])
+
+
+_FORK_POINT = MemoryPoint()
+
+
+def mark_fork_point() -> MemoryPoint:
+    """Called in the zygote's child before it does anything: what comes on top from here on is the worker's own."""
+    global _FORK_POINT
+    _FORK_POINT = MemoryPoint.read()
+    return _FORK_POINT
+
+
+def _kilobytes(path: str, names: tuple[bytes, ...]) -> dict[bytes, int]:
+    found = dict.fromkeys(names, 0)
+    with open(path, "rb") as file:
+        for line in file:
+            name, _, value = line.partition(b":")
+            if name in found:
+                found[name] = int(value.split()[0]) * 1024
+    return found
+
+
+class CudaMemory:
+    """Occupation on a CUDA device: the context, and the peak that torch's allocator reserved."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = device
+        free_before, _ = torch.cuda.mem_get_info(device)
+        torch.zeros(1, device=device)
+        torch.cuda.synchronize(device)
+        free_after, _ = torch.cuda.mem_get_info(device)
+        # Others may allocate at the same moment; the manager compares with NVML's per-process figure where it has one.
+        self._context = max(0, free_before - free_after)
+        self._seen = 0
+
+    def synchronize(self) -> None:
+        self._torch.cuda.synchronize(self._device)
+
+    def peak(self) -> int:
+        self._seen = self._torch.cuda.max_memory_reserved(self._device)
+        return int(self._context + self._seen)
+
+    def grown(self) -> int:
+        if self._torch.cuda.max_memory_reserved(self._device) <= self._seen:
+            return 0
+        return self.peak()
+
+    def release(self) -> None:
+        self._torch.cuda.empty_cache()

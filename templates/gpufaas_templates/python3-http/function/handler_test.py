@@ -1,0 +1,17 @@
+"""Run with: pytest handler_test.py"""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import handler
+
+
+def test_any_input_is_answered():
+    for body in (b"", b"hello"):
+        answer = handler.handle(SimpleNamespace(body=body), SimpleNamespace(hostname="test"))
+
+        assert answer["statusCode"] == 200
+        assert answer["body"]["bytes"] == len(body)

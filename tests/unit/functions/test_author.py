@@ -1,0 +1,86 @@
+"""What authors may return, and what they are given."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpufaas_functions.author import Answer, Event, to_answer
+
+
+def plain(answer: Answer) -> tuple[int, dict[str, str], bytes]:
+    body = answer.body if answer.body is not None else b"|".join(answer.chunks or ())
+    return answer.status, {name.decode(): value.decode() for name, value in answer.headers}, body
+
+
+@pytest.mark.parametrize(
+    ("value", "content_type", "body"),
+    [
+        ("text", "text/plain; charset=utf-8", b"text"),
+        (b"\x00\x01", "application/octet-stream", b"\x00\x01"),
+        ({"a": 1}, "application/json", b'{"a":1}'),
+        ([1, 2.5, None], "application/json", b"[1,2.5,null]"),
+        ({"array": np.arange(3)}, "application/json", b'{"array":[0,1,2]}'),
+        ({"headers": 1, "other": 2}, "application/json", b'{"headers":1,"other":2}'),
+        (7, "application/json", b"7"),
+        ((str(n) for n in range(3)), "text/plain; charset=utf-8", b"0|1|2"),
+        (({"n": n} for n in range(2)), "text/plain; charset=utf-8", b'{"n":0}|{"n":1}'),
+    ],
+)
+def test_what_is_returned_is_sent(value: Any, content_type: str, body: bytes) -> None:
+    assert plain(to_answer(value)) == (200, {"content-type": content_type}, body)
+
+
+def test_none_is_an_empty_answer() -> None:
+    assert plain(to_answer(None)) == (200, {}, b"")
+
+
+def test_status_and_headers_as_in_openfaas() -> None:
+    answer = to_answer({"statusCode": 201, "body": {"id": 7}, "headers": {"Location": "/7", "X-Twice": ["a", "b"]}})
+
+    assert answer.status == 201
+    assert answer.headers == [
+        (b"location", b"/7"), (b"x-twice", b"a"), (b"x-twice", b"b"), (b"content-type", b"application/json")
+    ]  # fmt: skip
+    assert answer.body == b'{"id":7}'
+
+
+def test_a_body_may_be_a_generator_with_headers() -> None:
+    answer = to_answer({"headers": {"Content-Type": "text/event-stream"}, "body": iter(["data: 1\n\n"])})
+
+    assert plain(answer) == (200, {"content-type": "text/event-stream"}, b"data: 1\n\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (object(), "returned a object that is not JSON-able"),
+        ({"statusCode": "many"}, "statusCode is 'many'"),
+        ({"statusCode": 42}, "statusCode is 42"),
+        ({"body": "", "headers": {"X": "a\r\nY: b"}}, "is no header: its name or value"),
+    ],
+)
+def test_what_cannot_be_sent_is_explained(value: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        to_answer(value)
+
+
+def test_an_event_reads_as_in_openfaas() -> None:
+    event = Event("POST", "/a%20b/c", b"x=1&x=2&y=", [(b"content-type", b"text/plain"), (b"x-a", b"1")], b'{"k": [1]}')
+
+    assert (event.method, event.path, event.raw_path) == ("POST", "/a b/c", "/a%20b/c")
+    assert (event.query["x"], event.query.getlist("x"), event.query.get("z")) == ("1", ["1", "2"], None)
+    assert (event.headers["Content-Type"], event.headers.get("X-A"), "nope" in event.headers) == (
+        "text/plain",
+        "1",
+        False,
+    )
+    assert (event.body, event.text, event.json()) == (b'{"k": [1]}', '{"k": [1]}', {"k": [1]})
+
+
+def test_a_streamed_body_is_taken_once_piece_by_piece_or_whole() -> None:
+    whole = Event("POST", "/", b"", [], None, lambda: iter([b"a", b"b"]))
+    pieces = Event("POST", "/", b"", [], None, lambda: iter([b"a", b"b"]))
+
+    assert (whole.body, whole.body) == (b"ab", b"ab")
+    assert (list(pieces.stream()), pieces.body) == ([b"a", b"b"], b"")
