@@ -1,0 +1,382 @@
+"""
+Workers that are containers of the Docker engine of this machine.
+
+The engine is asked in threads (its SDK blocks); what it tells (that a container ended, or ran out of memory, and what
+it printed) comes from threads too, and is handed to the event loop. A container is reached at its own address in our
+network, never by a published port, which changes when it restarts. It is never restarted by the engine: whether it is
+needed again is for the scheduler to say.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from gpufaas_core.bundle import Manifest, WorkerSpec
+from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.model import Bytes, Seconds
+from gpufaas_core.units import format_bytes
+from gpufaas_gpu_manager.served import Face
+
+if TYPE_CHECKING:
+    from gpufaas_gpu_manager.worker import Worker
+
+log = logging.getLogger(__name__)
+
+NETWORK: Final = "gpufaas"
+PORT: Final = 8080
+"""Where every OpenFaaS image listens."""
+SECRETS: Final = "/var/openfaas/secrets"
+_OURS: Final = "gpufaas.instance"
+_WORKER: Final = "gpufaas.worker"
+_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
+"""What images need that begin as root and become somebody else, as nginx does. All others are dropped."""
+_PIDS: Final = 4096
+_ENGINE_S: Final[Seconds] = 60.0
+_AGAIN_S: Final[Seconds] = 1.0
+
+
+class Containers:
+    """
+    The engine, our network in it, and the containers of this platform.
+
+    :param instance: of which platform they are: those that an earlier run of it left behind are removed by `start`
+    :param gateway_port: where containers reach the gateway, on host ``gateway.openfaas``, which is this machine
+    """
+
+    def __init__(self, instance: str, gateway_port: int) -> None:
+        self._instance = instance
+        self._gateway = f"http://gateway.openfaas:{gateway_port}"
+        self._client: Any = None
+        self._starting = asyncio.Lock()
+        self._host = ""
+        self._running: dict[str, Container] = {}
+        """By the engine's id."""
+        self._events: Any = None
+        self._closing = False
+        self._loop: asyncio.AbstractEventLoop
+
+    async def start(self) -> None:
+        """
+        Connect, and remove what an earlier run left behind. Cheap once it is done; `pull` does it too, so that a
+        platform without containers carries none of this, and an engine may come later.
+
+        :raises InvalidSpec: there is no engine, or it cannot be used; says what is missing
+        """
+        async with self._starting:
+            if self._client is None:
+                self._loop = asyncio.get_running_loop()
+                self._client = await asyncio.to_thread(self._open)
+                threading.Thread(target=self._hear, name="docker-events", daemon=True).start()
+
+    async def close(self) -> None:
+        """Remove all containers of this platform."""
+        self._closing = True
+        if self._client is None:
+            return
+        await asyncio.to_thread(self._remove_all, self._client)
+        if self._events is not None:
+            with contextlib.suppress(Exception):
+                self._events.close()
+        await asyncio.to_thread(self._client.close)
+
+    async def pull(self, spec: WorkerSpec) -> Manifest:
+        """
+        Have the image of *spec* here; it is pulled only when it is not.
+
+        :raises InvalidSpec: it cannot be had; says why, in plain words
+        """
+        try:
+            await self.start()
+        except InvalidSpec as exc:
+            raise InvalidSpec(f"function {spec.name} has only an image ({spec.image}): {exc}") from exc
+        await asyncio.to_thread(self._pull, spec.image)
+        return Manifest(kind="server", template="image")
+
+    # --- in threads ---
+
+    def _open(self) -> Any:
+        try:
+            import docker
+            from docker.errors import APIError, DockerException, NotFound
+        except ModuleNotFoundError:
+            raise InvalidSpec("the Docker SDK is not installed: pip install 'gpufaas[docker]'") from None
+        try:
+            client = docker.from_env(timeout=_ENGINE_S)
+            client.ping()
+        except DockerException as exc:
+            raise InvalidSpec(f"the Docker engine does not answer ({exc}): start it, or set DOCKER_HOST") from exc
+        try:
+            try:
+                network = client.networks.get(NETWORK)
+            except NotFound:
+                with contextlib.suppress(APIError):  # another platform may have made it just now
+                    client.networks.create(NETWORK, driver="bridge", check_duplicate=True)
+                network = client.networks.get(NETWORK)
+            self._host = network.attrs["IPAM"]["Config"][0]["Gateway"]
+            self._remove_all(client)
+        except (DockerException, LookupError) as exc:
+            raise InvalidSpec(f"the Docker engine gives no network {NETWORK!r}: {exc}") from exc
+        return client
+
+    def _remove_all(self, client: Any) -> None:
+        from docker.errors import APIError
+
+        label = f"{_OURS}={self._instance}"
+        for container in client.containers.list(all=True, filters={"label": label}, ignore_removed=True):
+            with contextlib.suppress(APIError):
+                container.remove(force=True, v=True)
+
+    def _pull(self, image: str) -> None:
+        from docker.errors import APIError, DockerException, ImageNotFound
+
+        try:
+            with contextlib.suppress(ImageNotFound):
+                self._client.images.get(image)
+                return
+            name, tag = image, None
+            if "@" not in image and ":" not in image.rpartition("/")[2]:
+                tag = "latest"  # the SDK would pull every tag there is
+            self._client.images.pull(name, tag=tag)
+        except (DockerException, OSError) as exc:
+            reason = str(exc.explanation if isinstance(exc, APIError) and exc.explanation else exc)
+            raise InvalidSpec(
+                f"image: {image} is not on this machine and cannot be pulled: {reason}: check its name and tag, "
+                "log in to its registry (docker login), or build it here"
+            ) from exc
+
+    def create(self, container: "Container", secrets: str, labels: Mapping[str, str]) -> tuple[str, str, int]:
+        """Create and start it; return its id, address and process id."""
+        from docker.errors import APIError, DockerException
+        from docker.types import DeviceRequest
+
+        worker = container.worker
+        spec, source = worker.spec, worker.device.source
+        settings = worker.node.settings
+        env = {
+            **settings.env,
+            "OPENFAAS_URL": self._gateway,
+            "OPENFAAS_NAME": spec.name,
+            "OPENFAAS_NAMESPACE": spec.namespace,
+            **source.env,
+            **spec.env,
+        }
+        memory = spec.memory_limit or worker.memory
+        more: dict[str, Any] = {}
+        if uuid := getattr(source, "uuid", ""):
+            env.pop("CUDA_VISIBLE_DEVICES", None)  # it sees that one alone
+            more["device_requests"] = [DeviceRequest(driver="nvidia", device_ids=[uuid], capabilities=[["gpu"]])]
+        else:
+            more.update(mem_limit=memory, memswap_limit=memory)
+        if spec.cpus:
+            more["nano_cpus"] = int(spec.cpus * 1e9)
+        if secrets:
+            more["volumes"] = {secrets: {"bind": SECRETS, "mode": "ro"}}
+        if spec.read_only:
+            more.update(read_only=True, tmpfs={"/tmp": ""})
+        made = None
+        try:
+            made = self._client.containers.create(
+                spec.image,
+                name=f"{spec.name}.{spec.namespace}-{self._instance[:8]}-{worker.number}",
+                environment=env,
+                labels={**labels, _OURS: self._instance, _WORKER: str(worker.number)},
+                network=NETWORK,
+                extra_hosts={"gateway.openfaas": self._host, "gateway.openfaas.svc.cluster.local": self._host},
+                security_opt=["no-new-privileges"],
+                cap_drop=["ALL"],
+                cap_add=list(_CAPABILITIES),
+                pids_limit=_PIDS,
+                init=True,  # SIGTERM ends a program that has no handler for it, which it would not as process 1
+                healthcheck={"test": ["NONE"]},  # we look ourselves
+                log_config={"type": "json-file", "config": {"max-size": "10m", "max-file": "1"}},
+                **more,
+            )
+            self._running[made.id] = container  # before it can end
+            made.start()
+            made.reload()
+            if self._closing:
+                raise OSError("the platform is stopping")  # `close` may have looked before this one was there
+            return made.id, made.attrs["NetworkSettings"]["Networks"][NETWORK]["IPAddress"], made.attrs["State"]["Pid"]
+        except (DockerException, OSError) as exc:
+            if made is not None:
+                self._running.pop(made.id, None)
+                with contextlib.suppress(DockerException):
+                    made.remove(force=True, v=True)
+            reason = exc.explanation if isinstance(exc, APIError) and exc.explanation else exc
+            raise GpufaasError(f"the Docker engine did not start a container of {spec.image}: {reason}") from exc
+
+    def _hear(self) -> None:
+        """Wait for what ends, as long as the platform runs. An engine that goes away is waited for."""
+        since = time.time()
+        while not self._closing:
+            try:
+                self._events = self._client.events(
+                    decode=True,
+                    since=int(since),
+                    filters={"label": f"{_OURS}={self._instance}", "event": ["die", "oom"]},
+                )
+                for event in self._events:
+                    self._tell(event)
+                    since = event.get("timeNano", 0) / 1e9 or since
+            except Exception as exc:
+                if self._closing:
+                    return
+                log.warning("docker.events_lost error=%s", exc)
+            if not self._closing:
+                time.sleep(_AGAIN_S)  # a thread of its own
+                with contextlib.suppress(Exception):
+                    self._find_dead()
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        container = self._running.get(event.get("id", ""))
+        if container is None or self._loop.is_closed():
+            return
+        if event["Action"] == "oom":
+            container.out_of_memory = True
+        else:
+            status = event.get("Actor", {}).get("Attributes", {}).get("exitCode", "?")
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                self._loop.call_soon_threadsafe(container.on_died, status)
+
+    def _find_dead(self) -> None:
+        """Events were missed: whatever does not run is dead."""
+        label = f"{_OURS}={self._instance}"
+        alive = {each.id for each in self._client.containers.list(filters={"label": label})}
+        for each in list(self._running):
+            if each not in alive:
+                self._tell({"id": each, "Action": "die"})
+
+    def follow(self, container: "Container", engine_id: str) -> None:
+        """Give *container* its lines, until it has ended. The stream of an engine that restarts is opened again."""
+        since, left = 0.0, b""
+        while not self._closing:
+            try:
+                stream = self._client.api.logs(
+                    engine_id, stream=True, follow=True, stdout=True, stderr=True, **({"since": since} if since else {})
+                )
+                for piece in stream:
+                    since = time.time()
+                    *lines, left = (left + piece).split(b"\n")
+                    for line in lines:
+                        self._post(container.on_line, line.decode(errors="replace"))
+            except Exception as exc:
+                log.debug("docker.logs_lost error=%s", exc)
+            if container.dead or engine_id not in self._running or not self._is_running(engine_id):
+                break
+            time.sleep(_AGAIN_S)
+        if left:
+            self._post(container.on_line, left.decode(errors="replace"))
+        self._post(container.on_line, None)
+
+    def _is_running(self, engine_id: str) -> bool:
+        try:
+            return bool(self._client.api.inspect_container(engine_id)["State"]["Running"])
+        except Exception:
+            return False
+
+    def _post(self, action: Callable[[str | None], None], line: str | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(action, line)
+
+    def end(self, engine_id: str, grace_s: Seconds) -> None:
+        with contextlib.suppress(Exception):  # it is gone, which is what was wanted
+            self._client.api.stop(engine_id, timeout=int(grace_s))
+
+    def kill(self, engine_id: str) -> None:
+        with contextlib.suppress(Exception):
+            self._client.api.kill(engine_id)
+
+    def limit(self, engine_id: str, memory: Bytes) -> None:
+        with contextlib.suppress(Exception):
+            self._client.api.update_container(engine_id, mem_limit=memory, memswap_limit=memory)
+
+    def remove(self, engine_id: str) -> None:
+        self._running.pop(engine_id, None)
+        with contextlib.suppress(Exception):
+            self._client.api.remove_container(engine_id, force=True, v=True)
+
+
+class Container:
+    """`Running`: one container."""
+
+    waits_for = f"to listen on port {PORT}"
+
+    def __init__(self, worker: "Worker", containers: Containers) -> None:
+        self.worker = worker
+        self.out_of_memory = False
+        self.dead = False
+        self._containers = containers
+        self._face = Face(worker)
+        self._id = ""
+        self._told_all = self._closed = False
+        self._tasks: set[asyncio.Future[None]] = set()
+
+    async def start(self) -> None:
+        worker, containers = self.worker, self._containers
+        secrets = await asyncio.to_thread(worker.node.mounted_secrets, worker, for_container=True)
+        creating = asyncio.ensure_future(asyncio.to_thread(containers.create, self, secrets, worker.spec.labels))
+        self._id, address, pid = await asyncio.shield(creating)
+        threading.Thread(target=containers.follow, args=(self, self._id), name="docker-logs", daemon=True).start()
+        if self._closed:
+            self._in_thread(containers.remove, self._id)
+        if self.dead:
+            return
+        worker.on_started(pid)
+        self._face.open(address, PORT)
+
+    def end(self) -> None:
+        if self._id:  # else it is killed when it is there
+            self._in_thread(self._containers.end, self._id, self.worker.node.settings.term_grace_s)
+
+    def kill(self) -> None:
+        if self._id:
+            self._in_thread(self._containers.kill, self._id)
+
+    def said_all(self) -> bool:
+        return self._told_all and self._face.said_all()
+
+    def limit_to(self, memory: Bytes) -> None:
+        if self._id and not self.worker.spec.memory_limit and self.worker.device.source.enforced:
+            self._in_thread(self._containers.limit, self._id, memory)
+
+    def close(self) -> None:
+        self._closed = True
+        self._face.close()
+        if self._id:
+            self._in_thread(self._containers.remove, self._id)
+
+    # --- what the engine tells ---
+
+    def on_line(self, line: str | None) -> None:
+        """A line that it printed; None: there will be no more."""
+        if line is not None:
+            self.worker.output.say(line)
+        else:
+            self._told_all = True
+            self.worker.on_slot_lost()
+
+    def on_died(self, status: str) -> None:
+        if self.dead:
+            return
+        self.dead = True
+        if self.out_of_memory:
+            limit = format_bytes(self.worker.spec.memory_limit or self.worker.memory)
+            how = (
+                f"it was killed: out of memory at its limit of {limit} (limits.memory, or the annotation "
+                "gpufaas.memory, says what it needs)"
+            )
+        else:
+            how = f"its container ended with exit status {status}"
+        self.worker.node.on_reaped(self.worker.number, how)
+
+    def _in_thread(self, action: Callable[..., None], *arguments: object) -> None:
+        try:
+            task = asyncio.get_running_loop().run_in_executor(None, action, *arguments)
+        except RuntimeError:  # the loop is ending: `Containers.close` removes all
+            return
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,178 @@
+"""
+The devices of a node: CUDA GPUs (through NVML) and CPU devices with a declared budget.
+
+Parsing and discovery. NVML is asked, never torch: this process must not touch CUDA (docs/adr/0004).
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.model import Bytes, Device, DeviceId, NodeId
+from gpufaas_core.units import MiB, format_bytes, parse_bytes
+
+_SPEC: Final = re.compile(r"(cpu|cuda):(\d+)(?:=(.+))?")
+_CUDA_SPARE: Final = 512 * MiB
+"""Left unpromised on a GPU when no size is given: the driver's own memory and what others' contexts may grow by."""
+
+
+class NodeDevice(Protocol):
+    """What the supervisor needs of a device beside its id and size."""
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def torch_device(self) -> str:
+        """What the handler's load() is given."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Added to the environment of its workers."""
+
+    @property
+    def enforced(self) -> bool:
+        """Whether workers are held to their reservation by the kernel's limit of private data."""
+
+    def used_bytes(self, pids: Sequence[int]) -> Bytes | None:
+        """Memory of the device that the processes *pids* occupy by its driver's account; None: it keeps none."""
+
+
+class CpuDevice:
+    """A share of the machine's memory as a device: real, and enforced on each worker by RLIMIT_DATA."""
+
+    torch_device = "cpu"
+    enforced = True
+
+    def __init__(self, node: NodeId, index: int, memory: Bytes) -> None:
+        self.device = Device(DeviceId(f"{node}/cpu:{index}"), "cpu", memory)
+        # Without a GPU in sight, whatever a handler asks of torch.cuda finds none, instead of a neighbour's.
+        self.env = {"CUDA_VISIBLE_DEVICES": ""}
+
+    def used_bytes(self, pids: Sequence[int]) -> Bytes | None:  # noqa: ARG002 - the port's
+        return None
+
+
+class CudaDevice:
+    """One GPU. Workers see it alone, as ``cuda:0``."""
+
+    torch_device = "cuda:0"
+    enforced = False
+
+    def __init__(self, node: NodeId, index: int, memory: Bytes | None, nvml: "Nvml") -> None:
+        total, name, self.uuid = nvml.describe(index)
+        self.total = total
+        self._nvml = nvml
+        self._index = index
+        self.device = Device(DeviceId(f"{node}/cuda:{index}"), name, memory or max(total - _CUDA_SPARE, 0))
+        self.env = {"CUDA_VISIBLE_DEVICES": self.uuid, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+    def used_bytes(self, pids: Sequence[int]) -> Bytes | None:
+        return self._nvml.used_by(self._index, pids)
+
+
+class Nvml:
+    """The few calls of NVML that we make, with its errors translated."""
+
+    def __init__(self) -> None:
+        """:raises InvalidSpec: there is no NVIDIA driver here"""
+        import pynvml
+
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as exc:
+            raise InvalidSpec(f"no CUDA device can be used here: NVML says {exc}; use --device cpu:0=SIZE") from exc
+
+    def count(self) -> int:
+        return int(self._nvml.nvmlDeviceGetCount())
+
+    def describe(self, index: int) -> tuple[Bytes, str, str]:
+        """Return total bytes, product name and UUID of GPU *index*."""
+        if index >= self.count():
+            raise InvalidSpec(
+                f"cuda:{index} was asked for, but there are {self.count()} GPUs here (cuda:0 is the first)"
+            )
+        handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        total = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return total, _text(self._nvml.nvmlDeviceGetName(handle)), _text(self._nvml.nvmlDeviceGetUUID(handle))
+
+    def used_by(self, index: int, pids: Sequence[int]) -> Bytes | None:
+        """Return the bytes of GPU *index* that *pids* hold; None where the driver does not tell (MIG, containers)."""
+        handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        try:
+            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except self._nvml.NVMLError:
+            return None
+        held = [each.usedGpuMemory for each in running if each.pid in pids]
+        return None if any(size is None for size in held) else int(sum(held))
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def open_devices(specs: Sequence[str], node: NodeId) -> list[NodeDevice]:
+    """
+    Return the devices that *specs* name: ``cpu:0=2GiB``, ``cuda:0``, ``cuda:1=20GiB``.
+
+    None named: the GPUs that there are, else two CPU devices that share half of the free memory.
+
+    :raises InvalidSpec: a spec is malformed, named twice, larger than what there is, or names a GPU that is not there
+    """
+    if not specs:
+        return _discover(node)
+    devices: list[NodeDevice] = []
+    nvml: Nvml | None = None
+    for spec in specs:
+        found = _SPEC.fullmatch(spec.strip())
+        if not found:
+            raise InvalidSpec(f"--device {spec!r}: write cpu:0=2GiB, cuda:0 or cuda:0=20GiB")
+        kind, index = found[1], int(found[2])
+        memory = parse_bytes(found[3]) if found[3] else None
+        if memory == 0:
+            raise InvalidSpec(f"--device {spec}: a device of no memory holds no model")
+        if kind == "cpu":
+            if memory is None:
+                raise InvalidSpec(f"--device {spec}: a CPU device needs a budget, for example {spec}=2GiB")
+            devices.append(CpuDevice(node, index, memory))
+        else:
+            nvml = nvml or Nvml()
+            cuda = CudaDevice(node, index, memory, nvml)
+            if memory and memory > cuda.total:
+                raise InvalidSpec(f"--device {spec}: that GPU has {format_bytes(cuda.total)}")
+            devices.append(cuda)
+    ids = [each.device.id for each in devices]
+    for each in ids:
+        if ids.count(each) > 1:
+            raise InvalidSpec(f"--device {each.partition('/')[2]} is named twice: give each device a number of its own")
+    declared = sum(each.device.memory for each in devices if each.device.kind == "cpu")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if declared > total:
+        raise InvalidSpec(
+            f"the CPU devices are given {format_bytes(declared)} together, but this machine has {format_bytes(total)}"
+        )
+    return devices
+
+
+def _discover(node: NodeId) -> list[NodeDevice]:
+    try:
+        nvml = Nvml()
+        gpus: list[NodeDevice] = [CudaDevice(node, index, None, nvml) for index in range(nvml.count())]
+    except InvalidSpec:
+        gpus = []
+    if gpus:
+        return gpus
+    each = available_memory() // 4 // MiB * MiB
+    return [CpuDevice(node, index, each) for index in range(2)]
+
+
+def available_memory() -> Bytes:
+    """Return the bytes that this machine can give without swapping (MemAvailable)."""
+    with open("/proc/meminfo", "rb") as meminfo:
+        for line in meminfo:
+            if line.startswith(b"MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -1,0 +1,342 @@
+"""
+One call between a gateway and a worker's slot: the body goes down, the answer comes up through a bounded buffer.
+
+An exchange is over for its worker when the model is done (`finished` is reported then, and the slot is free), although
+its caller may still be reading: a device is held for the model's work, not for slow clients.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol, cast
+
+import msgspec
+
+from gpufaas_core.errors import GpufaasError
+from gpufaas_core.frames import (
+    AnswerHead,
+    BrokenFrame,
+    CallHead,
+    EndHead,
+    FailedHead,
+    FrameReader,
+    Kind,
+    ReadyHead,
+    encode_frame,
+    encode_prefix,
+)
+from gpufaas_core.messages import Lease
+from gpufaas_core.model import Seconds
+
+_decode_answer: Final = msgspec.msgpack.Decoder(AnswerHead).decode
+_decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
+_decode_ready: Final = msgspec.msgpack.Decoder(ReadyHead).decode
+_decode_failed: Final = msgspec.msgpack.Decoder(FailedHead).decode
+
+MODEL_BUFFER: Final = 8 * 1024 * 1024
+"""Bytes of an answer that a node holds for a slow reader before the model has to wait for him."""
+STREAM_BUFFER: Final = 256 * 1024
+"""The same for CPU functions, which may wait: they hold no device."""
+
+
+class Slot(Protocol):
+    """What carries one call at a time to a worker: a socket with frames, or a connection that speaks HTTP."""
+
+    def begin(self, exchange: "Exchange", head: CallHead, body: bytes | memoryview) -> None:
+        """Send the call. What becomes of it goes to the exchange, and first of all to the slot's owner (`on_done`)."""
+
+    def cancel(self) -> None:
+        """Nobody waits for the call any more: stop it as far as that can be done."""
+
+    async def send_body(self, piece: bytes) -> None:
+        """Send a piece of a streamed body; returns when there is room for another."""
+
+    async def end_body(self) -> None: ...
+
+    def pause(self) -> None:
+        """Take nothing more of the answer for now."""
+
+    def resume(self) -> None: ...
+
+
+class Exchange:
+    """See module. `load_s` is the time that the call waited for its worker to become ready, in seconds."""
+
+    __slots__ = (
+        "_bound", "_buffered", "_chunks", "_error", "_limit", "_loop", "_paused", "_waiter", "abandoned", "body",
+        "bound_at", "end", "finished", "head", "lease", "load_s", "opened_at", "phases", "slot", "taken", "worker",
+    )  # fmt: skip
+
+    def __init__(self, lease: Lease, worker: Any, loop: asyncio.AbstractEventLoop, now: float) -> None:
+        self.lease = lease
+        self.worker = worker
+        """The node's `Worker`, which imports this module."""
+        self.head: CallHead | None = None
+        """The call, until a slot takes it."""
+        self.body: bytes | memoryview = b""
+        self.slot: Slot | None = None
+        self.abandoned = False
+        self.taken = False
+        """Its call has come; before that it is a lease that was opened ahead of it."""
+        self.finished = False
+        self.end: EndHead | None = None
+        self.opened_at = now
+        self.bound_at = now
+        self.load_s = 0.0
+        self.phases: tuple[tuple[str, Seconds], ...] = ()
+        """What the load consisted of, if the call waited for one: room (its victims end), fork, import, load."""
+        self._loop = loop
+        self._chunks: deque[tuple[AnswerHead, bytes, bool] | bytes] = deque()
+        self._buffered = 0
+        self._limit = MODEL_BUFFER
+        self._paused = False
+        self._error: GpufaasError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        """Whoever reads the answer."""
+        self._bound: asyncio.Future[None] | None = None
+        """Whoever sends a streamed body, and does so beside the one who reads: waits for a slot."""
+
+    # --- the gateway's side ---
+
+    async def answer(self) -> tuple[AnswerHead, bytes, bool]:
+        """
+        Return head, body and whether that is all; when it is not, `chunk` gives the rest.
+
+        :raises GpufaasError: there is no answer: the load failed, the worker crashed, the call was cancelled
+        """
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+        first = self._chunks.popleft()
+        assert isinstance(first, tuple)
+        return first
+
+    async def chunk(self) -> bytes | None:
+        """
+        Return the next piece of a streamed answer; None at its end.
+
+        :raises GpufaasError: it broke off
+        """
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            if self.end is not None:
+                return None
+            await self._wait()
+        piece = self._chunks.popleft()
+        assert isinstance(piece, bytes)
+        self._buffered -= len(piece)
+        if self._paused and self._buffered <= self._limit // 2 and self.slot is not None:
+            self._paused = False
+            self.slot.resume()
+        return piece
+
+    async def send_body(self, piece: bytes) -> None:
+        """Send a piece of a streamed body; waits while the worker does not read. Quietly nothing once it is over."""
+        slot = self.slot or await self._slot()
+        if slot is not None and not self.finished:
+            await slot.send_body(piece)
+
+    async def end_body(self) -> None:
+        slot = self.slot or await self._slot()
+        if slot is not None and not self.finished:
+            await slot.end_body()
+
+    def fail(self, error: GpufaasError) -> None:
+        """Whoever waits gets *error*: the worker is gone, or the caller's time has run out."""
+        if self._error is None:
+            self._error = error
+        self._wake()
+        self._wake_sender()
+
+    async def _slot(self) -> Slot | None:
+        """Return the slot once there is one; None: there will be none, the call is over."""
+        if self._error is None and not self.finished:
+            self._bound = self._loop.create_future()
+            await self._bound
+        return self.slot
+
+    async def _wait(self) -> None:
+        # No deadline of its own: the gateway's timer of the call ends it through `fail`.
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _wake_sender(self) -> None:
+        if self._bound is not None and not self._bound.done():
+            self._bound.set_result(None)
+
+    # --- the worker's side ---
+
+    def bind(self, slot: Slot, now: float, exclusive: bool) -> None:
+        """The slot takes the call."""
+        self.slot = slot
+        self.bound_at = now
+        self.load_s = now - self.opened_at
+        self._limit = MODEL_BUFFER if exclusive else STREAM_BUFFER
+        assert self.head is not None
+        head, body = self.head, self.body
+        self.head, self.body = None, b""
+        slot.begin(self, head, body)
+        self._wake_sender()
+
+    def on_answer(self, head: AnswerHead, body: bytes) -> None:
+        if not self.abandoned:
+            self._chunks.append((head, body, True))
+            self._wake()
+
+    def on_head(self, head: AnswerHead) -> None:
+        if not self.abandoned:
+            self._chunks.append((head, b"", False))
+            self._wake()
+
+    def on_chunk(self, piece: bytes) -> None:
+        if self.abandoned:
+            return
+        self._chunks.append(piece)
+        self._buffered += len(piece)
+        if self._buffered > self._limit and not self._paused and self.slot is not None:
+            self._paused = True
+            self.slot.pause()
+        self._wake()
+
+    def on_end(self, end: EndHead) -> None:
+        self.end = end
+        if end.error and end.error != "cancelled":
+            self.fail(_broke_off(end.error))
+        self._wake()
+
+
+def _broke_off(reason: str) -> GpufaasError:
+    return GpufaasError(f"the function's answer broke off: {reason}")
+
+
+class SlotProtocol(asyncio.Protocol):
+    """The manager's end of one slot's socket."""
+
+    def __init__(self, worker: "SlotOwner", index: int) -> None:
+        self.index = index
+        self._worker = worker
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._exchange: Exchange | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._full = False
+        self.lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
+
+    def begin(self, exchange: Exchange, head: CallHead, body: bytes | memoryview) -> None:
+        self._exchange = exchange
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return  # the worker has died, and the call is answered when it is reaped, with what it was that killed it
+        frame = encode_prefix(Kind.CALL, head, len(body))
+        if len(body) <= 16 * 1024:
+            self._transport.write(frame + body)
+        else:
+            # Two writes: the kernel takes what it can at once, the rest is kept as it is and not copied into the head.
+            self._transport.write(frame)
+            self._transport.write(body)
+
+    def cancel(self) -> None:
+        """Tell the worker that nobody waits for this call any more; its frames are dropped, its END still counts."""
+        if self._exchange is not None and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(Kind.CANCEL))
+            self.resume()
+
+    async def send_body(self, piece: bytes) -> None:
+        await self._write(encode_prefix(Kind.BODY, None, len(piece)), piece)
+
+    async def end_body(self) -> None:
+        await self._write(encode_frame(Kind.BODY_END), b"")
+
+    async def _write(self, prefix: bytes, piece: bytes) -> None:
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return
+        self._transport.write(prefix + piece if len(piece) <= 16 * 1024 else prefix)
+        if len(piece) > 16 * 1024:
+            self._transport.write(piece)
+        while self._full and not self.lost:
+            self._writable = asyncio.get_running_loop().create_future()
+            await self._writable
+
+    def pause(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for kind, header, body in self._reader.feed(data):
+                self._on_frame(kind, header, body)
+        except (BrokenFrame, msgspec.DecodeError) as exc:
+            self._worker.on_broken(f"its worker sent what is no frame: {exc}")
+
+    def _on_frame(self, kind: int, header: bytes, body: bytes) -> None:
+        exchange = self._exchange
+        if kind == Kind.ANSWER:
+            if exchange is not None:
+                self._exchange = None
+                head = _decode_answer(header)
+                # First the engine, which may have the next call for this slot, then the caller.
+                self._worker.on_done(self, exchange, head.run_s, head.peak, head.out_of_memory, not head.failed)
+                exchange.on_answer(head, body)
+        elif kind == Kind.CHUNK:
+            if exchange is not None:
+                exchange.on_chunk(body)
+        elif kind == Kind.HEAD:
+            if exchange is not None:
+                exchange.on_head(_decode_answer(header))
+        elif kind == Kind.END:
+            if exchange is not None:
+                self._exchange = None
+                end = _decode_end(header)
+                self._worker.on_done(self, exchange, end.run_s, end.peak, end.out_of_memory, not end.error)
+                exchange.on_end(end)
+        elif kind == Kind.READY:
+            self._worker.on_ready(_decode_ready(header))
+        elif kind == Kind.FAILED:
+            self._worker.on_failed(_decode_failed(header))
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
+        self.lost = True
+        self.resume_writing()
+        self._worker.on_slot_lost()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class SlotOwner:
+    """What a slot reports to (the worker); here so that the two need not import each other."""
+
+    on_ready: Callable[[ReadyHead], None]
+    on_failed: Callable[[FailedHead], None]
+    on_broken: Callable[[str], None]
+    on_slot_lost: Callable[[], None]
+    on_done: Callable[[Slot, Exchange, float, int, bool, bool], None]

@@ -1,0 +1,444 @@
+"""
+Calls as HTTP requests to a worker that listens on a port: one connection per slot, kept alive, one call at a time.
+
+The hot path is a request in one write and an answer in one read: no task, no timer, no future of its own. A task is
+made only to connect, and to send a body that lies in a file. A connection that switches protocols (WebSocket) carries
+them until it ends: what its bytes mean is not looked at here.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol, cast
+
+import httptools
+
+from gpufaas_core.frames import FILE, STREAM, UPGRADE, AnswerHead, CallHead, EndHead
+from gpufaas_core.model import Seconds
+from gpufaas_gpu_manager.exchange import Exchange, Slot
+
+SHORT: Final = 16 * 1024
+"""An answer that says it is not longer is waited for and passed on whole; a request's body goes out with its head."""
+_PIECE: Final = 256 * 1024
+_IDLE_S: Final[Seconds] = 1.0
+"""A connection that was idle for longer is not used again: servers close idle ones, some after two seconds, and a call
+that meets that moment is lost if it may not be sent twice. A new one costs a caller who comes once a second 0.1 ms."""
+_CONNECT_S: Final[Seconds] = 5.0
+_SWITCHED: Final = 101
+_IDEMPOTENT: Final = frozenset(("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"))
+_OURS: Final = frozenset((b"content-length", b"transfer-encoding", b"connection", b"expect"))
+"""Request headers that belong to the connection; `Expect` was met by the server that took the body."""
+_THEIRS: Final = frozenset((b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"trailer", b"date"))
+"""Answer headers that belong to the connection, and `Date`, which our server sets."""
+
+
+class HttpOwner(Protocol):
+    """What a slot tells: its worker."""
+
+    def on_done(
+        self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool
+    ) -> None: ...
+
+    def on_slot_lost(self) -> None: ...
+
+    def on_call_lost(self, slot: Slot, exchange: Exchange, reason: str) -> None:
+        """No answer will come for *exchange*, whose slot is not free until `on_done` says so."""
+
+
+class HttpSlot:
+    """`Slot`: at most one call at a time to ``host:port``. Connects when it has to."""
+
+    def __init__(self, owner: HttpOwner, host: str, port: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._owner = owner
+        self._host = host
+        self._port = port
+        self._loop = loop
+        self._connection: _Connection | None = None
+        self._exchange: Exchange | None = None
+        self._head: CallHead | None = None
+        self._body: bytes | memoryview = b""
+        self._begun_at = 0.0
+        self._chunked = False
+        self._sending = False
+        """The request is not wholly sent: its connection cannot carry another."""
+        self._may_retry = False
+        self._task: asyncio.Task[None] | None = None
+        self._connected: asyncio.Future[None] | None = None
+        """Whoever streams a body and waits for the connection."""
+
+    @property
+    def expects(self) -> bool:
+        """Whether something of an answer may still come."""
+        return self._exchange is not None and self._connection is not None
+
+    def begin(self, exchange: Exchange, head: CallHead, body: bytes | memoryview) -> None:
+        self._exchange = exchange
+        self._head = head
+        self._body = body
+        self._begun_at = now = time.monotonic()
+        connection = self._connection
+        if connection is not None and not connection.lost and now - connection.idle_since < _IDLE_S:
+            self._may_retry = head.body_mode != STREAM and head.method in _IDEMPOTENT
+            self._send(connection, head, body)
+        else:
+            self._may_retry = False
+            self._drop()
+            self._task = self._loop.create_task(self._connect(head, body))
+
+    def cancel(self) -> None:
+        """Nobody waits: the connection is closed, which is how HTTP says so."""
+        exchange = self._exchange
+        if exchange is not None:
+            self._drop()
+            self._over(exchange, ok=False)
+
+    async def send_body(self, piece: bytes) -> None:
+        connection = self._connection or await self._ready()
+        if connection is not None:
+            if self._chunked:
+                piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+            await connection.write(piece)
+
+    async def end_body(self) -> None:
+        connection = self._connection or await self._ready()
+        if connection is not None:
+            self._sending = False
+            if self._chunked:
+                await connection.write(b"0\r\n\r\n")
+
+    def pause(self) -> None:
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        if self._connection is not None:
+            self._connection.resume()
+
+    def close(self) -> None:
+        self._drop()
+
+    async def _ready(self) -> "_Connection | None":
+        """Wait for the connection of the call that is being begun; None: there will be none."""
+        if self._task is None or self._exchange is None:
+            return None
+        exchange = self._exchange
+        self._connected = self._loop.create_future()
+        await self._connected
+        return self._connection if self._exchange is exchange else None
+
+    async def _connect(self, head: CallHead, body: bytes | memoryview) -> None:
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                _, connection = await self._loop.create_connection(lambda: _Connection(self), self._host, self._port)
+        except TimeoutError:
+            self._broke(f"it did not accept a connection to its port {self._port} within {_CONNECT_S:g} s")
+        except OSError as exc:
+            self._broke(f"it did not accept a connection to its port {self._port} ({exc.strerror or exc})")
+        else:
+            self._task = None
+            if connection.lost:
+                self._broke("it closed the connection at once")
+            else:
+                self._connection = connection
+                self._send(connection, head, body)
+        self._wake()
+
+    def _send(self, connection: "_Connection", head: CallHead, body: bytes | memoryview) -> None:
+        lines = [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in _OURS]
+        mode = head.body_mode
+        self._sending = self._chunked = False
+        if mode == STREAM:
+            self._sending = True
+            length = next((value for name, value in head.headers if name == b"content-length"), None)
+            if length is not None:
+                lines.append(b"content-length: %b\r\n" % length)
+            else:
+                self._chunked = True
+                lines.append(b"transfer-encoding: chunked\r\n")
+        elif mode == FILE:
+            self._sending = True
+            self._task = self._loop.create_task(self._send_file(connection, lines, head))
+            connection.expect(head.method)
+            return
+        elif mode == UPGRADE:
+            lines.append(b"connection: Upgrade\r\n")
+        elif body or head.method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
+            lines.append(b"content-length: %d\r\n" % len(body))
+        request = _request(head, lines)
+        connection.expect(head.method, mode == UPGRADE)
+        transport = connection.transport
+        if self._chunked:
+            if body:
+                request += b"%x\r\n%b\r\n" % (len(body), bytes(body))
+            transport.write(request)
+        elif len(body) <= SHORT:
+            transport.write(request + body)
+        else:
+            transport.write(request)
+            transport.write(body)
+
+    async def _send_file(self, connection: "_Connection", lines: list[bytes], head: CallHead) -> None:
+        try:
+            with open(head.body_path, "rb", buffering=0) as file:  # noqa: ASYNC230 - in the page cache: just written
+                lines.append(b"content-length: %d\r\n" % file.seek(0, 2))
+                file.seek(0)
+                await connection.write(_request(head, lines))
+                while piece := file.read(_PIECE):
+                    await connection.write(piece)
+        except OSError as exc:
+            self._drop()
+            self._broke(f"its request's body could not be read ({exc.strerror})")
+        else:
+            self._sending = False
+
+    # --- what connections tell ---
+
+    def on_answer(self, connection: "_Connection", keep: bool, status: int, body: bytes | None) -> None:
+        """The answer is whole; *body* is None when its head was passed on before."""
+        exchange = self._exchange
+        assert exchange is not None
+        if keep and not self._sending:
+            connection.idle_since = time.monotonic()
+        else:
+            self._drop()
+        # First the engine, which may have the next call for this slot, then the caller.
+        headers = connection.headers
+        # How long a connection was held says nothing about the next one: it is not learnt.
+        run_s = self._over(exchange, ok=status < 500 and status != _SWITCHED)
+        if body is None:
+            exchange.on_end(EndHead(run_s))
+        else:
+            exchange.on_answer(AnswerHead(status, headers, run_s), body)
+
+    def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        if self._exchange is not None:
+            self._exchange.on_head(AnswerHead(status, headers))
+
+    def on_chunk(self, piece: bytes) -> None:
+        if self._exchange is not None:
+            self._exchange.on_chunk(piece)
+
+    def on_lost(self, connection: "_Connection", reason: str) -> None:
+        """*connection* is gone, or of no more use, before the end of its answer, if it carried a call at all."""
+        if connection is not self._connection:
+            return
+        untouched = not connection.answering
+        begun = connection.head_sent
+        self._drop()
+        exchange = self._exchange
+        if exchange is None:
+            return
+        if begun:
+            run_s = self._over(exchange, ok=False)
+            exchange.on_end(EndHead(run_s, error=reason))
+        elif untouched and self._may_retry and self._head is not None:
+            self._may_retry = False
+            self._task = self._loop.create_task(self._connect(self._head, self._body))
+        else:
+            self._broke(reason)
+        self._owner.on_slot_lost()
+
+    def _broke(self, reason: str) -> None:
+        self._wake()
+        if self._exchange is not None:
+            self._owner.on_call_lost(self, self._exchange, reason)
+
+    def _over(self, exchange: Exchange, *, ok: bool) -> Seconds:
+        run_s = time.monotonic() - self._begun_at
+        self._exchange = self._head = None
+        self._body = b""
+        self._owner.on_done(self, exchange, run_s, 0, False, ok)
+        return run_s
+
+    def _drop(self) -> None:
+        """Give the connection up, and what is being done with it."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._connected is not None and not self._connected.done():
+            self._connected.set_result(None)
+
+
+class _Connection(asyncio.Protocol):
+    """One kept-alive connection, and the parser of its answers."""
+
+    def __init__(self, slot: HttpSlot) -> None:
+        self.transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self.lost = False
+        self.idle_since = 0.0
+        self.answering = False
+        """Something of the answer has come."""
+        self.head_sent = False
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._slot = slot
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._feed: Callable[[bytes], None] = self._parser.feed_data
+        self._expecting = False
+        self._bodiless = False
+        self._status = 0
+        self._length = -1
+        self._chunked = self._complete = self._keep = False
+        self._pieces: list[bytes] = []
+        self._paused = False
+        self._full = False
+        self._may_switch = False
+        self._room = asyncio.Event()
+        """Whoever sends and waits for room: two may at once, once protocols were switched."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
+
+    def expect(self, method: str, may_switch: bool = False) -> None:
+        """A request goes out: the next message is its answer."""
+        self._expecting = True
+        self._may_switch = may_switch
+        self._bodiless = method == "HEAD"
+        self.answering = self.head_sent = False
+        self._complete = False
+        self._status = 0
+
+    async def write(self, data: bytes) -> None:
+        if self.lost or self.transport.is_closing():
+            return
+        self.transport.write(data)
+        while self._full and not self.lost:
+            await self._room.wait()
+
+    def pause(self) -> None:
+        if not self._paused and not self.transport.is_closing():
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
+
+    def close(self) -> None:
+        self.lost = True
+        self._expecting = False
+        self.resume_writing()
+        self.transport.abort()
+
+    # --- the transport's side ---
+
+    def pause_writing(self) -> None:
+        self._full = True
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._room.set()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._expecting:
+            self._slot.on_lost(self, "it sent what nobody asked for")  # a timeout's 408, say: good for nothing
+            return
+        self.answering = True
+        try:
+            self._feed(data)
+        except httptools.HttpParserUpgrade as exc:
+            if not self._may_switch:
+                self._slot.on_lost(self, "it switched protocols, which was not asked for")
+                return
+            self._switch(data[exc.args[0] :])
+        except httptools.HttpParserError as exc:
+            self._slot.on_lost(self, f"it sent what is no HTTP answer: {exc}")
+            return
+        if self._complete:
+            self._finish()
+        elif self._status:
+            if not self.head_sent:
+                if 0 <= self._length <= SHORT:
+                    return
+                self.head_sent = True
+                self._slot.on_head(self._status, self.headers)
+            pieces, self._pieces = self._pieces, []
+            for piece in pieces:
+                self._slot.on_chunk(piece)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self.resume_writing()
+        if exc is None and self._expecting and self._status and self._length < 0 and not self._chunked:
+            self._keep = False  # without a length its body ends with the connection
+            self._finish()
+        elif self._status:
+            self._slot.on_lost(self, "the connection to the function closed in the middle of its answer")
+        else:
+            self._slot.on_lost(self, "it closed the connection without an answer")
+
+    def _switch(self, rest: bytes) -> None:
+        """The head of a 101 was read: what follows is passed on as it comes, until the connection ends."""
+        self._status = _SWITCHED
+        self._length, self._chunked = -1, False  # some servers say that a 101 has no body
+        self._feed = self.on_body
+        if rest:
+            self._pieces.append(rest)
+
+    def _finish(self) -> None:
+        self._expecting = self._complete = False
+        if self._paused:
+            self.resume()
+        pieces, self._pieces = self._pieces, []
+        if self.head_sent:
+            for piece in pieces:
+                self._slot.on_chunk(piece)
+            self._slot.on_answer(self, self._keep, self._status, None)
+        else:
+            self._slot.on_answer(self, self._keep, self._status, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    # --- the parser's side ---
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            self._keep = False  # more than was asked for: what follows belongs to no call
+            return
+        self.headers = []
+        self._length = -1
+        self._chunked = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._complete:
+            return
+        name = name.lower()
+        if name not in _THEIRS:
+            self.headers.append((name, value))
+        elif name == b"content-length":
+            self._length = int(value)
+        elif name == b"transfer-encoding":
+            self._chunked = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self._complete or 100 <= status < 200:
+            return
+        self._status = status
+        if self._bodiless:
+            # The parser cannot be told that this answer has a length and no body: the connection ends with it.
+            self._complete, self._keep = True, False
+
+    def on_body(self, piece: bytes) -> None:
+        if not self._complete:
+            self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        if self._status and not self._complete:
+            self._complete = True
+            self._keep = self._parser.should_keep_alive()
+
+
+def _request(head: CallHead, lines: list[bytes]) -> bytes:
+    target = head.path.encode("latin-1")
+    if head.query:
+        target = b"%b?%b" % (target, head.query)
+    return b"%b %b HTTP/1.1\r\n%b\r\n" % (head.method.encode(), target, b"".join(lines))

@@ -1,0 +1,479 @@
+"""
+The supervisor of a node: opens leases, keeps workers within the ledger, carries calls to them, reports facts.
+
+One owner, the event loop: nothing here locks. Commands come in as method calls (`open`, `load`, `evict`, `resize`,
+`abort`), facts go out through `report`. What the engine planned is made true here: victims end and are reaped before
+the memory that they held is promised to the next worker.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from gpufaas_core.bundle import Manifest, WorkerSpec
+from gpufaas_core.errors import InvalidSpec, LeaseRefused, UnknownFunction, WorkerCrashed
+from gpufaas_core.frames import CallHead
+from gpufaas_core.messages import Event, Finished, Lease, Load, Refused
+from gpufaas_core.messages import LoadFailed as LoadFailedFact
+from gpufaas_core.model import Bytes, CallId, Device, DeviceId, FunctionId, Seconds
+from gpufaas_core.units import format_bytes
+from gpufaas_functions.runner import WorkerStart
+from gpufaas_gpu_manager.containers import Container, Containers
+from gpufaas_gpu_manager.cpu_time import cpu_seconds
+from gpufaas_gpu_manager.devices import NodeDevice
+from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.forks import Zygote, inherited
+from gpufaas_gpu_manager.output import Logs
+from gpufaas_gpu_manager.processes import STACKS, ForkedProcess, ServedProcess, describe_status
+from gpufaas_gpu_manager.served import Ports
+from gpufaas_gpu_manager.worker import Running, Worker, WorkerDevice
+from gpufaas_gpu_manager.worker_state import WorkerState
+from gpufaas_gpu_manager.zygote import Exec
+
+_SHIM: Final = Path(__file__).with_name("shim")
+_FORGOTTEN_KEPT: Final = 1000
+_UNTAKEN_KEPT_S: Final = 60.0
+_SETTLE_S: Final = 2.0
+"""How long a GPU driver may take to give the memory of a dead process back before the node goes on regardless."""
+
+
+class Bundles(Protocol):
+    """Where bundles are installed (gpufaas_cache_manager.bundles)."""
+
+    def install(self, digest: str) -> Path: ...
+
+    def manifest(self, digest: str) -> Manifest: ...
+
+
+class Secrets(Protocol):
+    """Where functions find their secrets as files (gpufaas_gateway.secret_files)."""
+
+    def mount(
+        self, function: FunctionId, namespace: str, names: Sequence[str], *, for_container: bool = False
+    ) -> Path: ...
+
+    def unmount(self, function: FunctionId) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    abort_grace_s: Seconds = 10.0
+    """How long an abandoned call may run on before its worker is killed for the device's sake."""
+    term_grace_s: Seconds = 2.0
+    """How long a server that is evicted may take to end by itself: the next one waits for its memory."""
+    check_timeout_s: Seconds = 120.0
+    """For the import of a handler at deploy: generous, a first import from a cold disk is slow."""
+    threads: int = 0
+    """Of the math libraries in each worker; 0: the machine's cores divided by its CPU devices."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What every worker gets in its environment, below what its function asks for."""
+    secrets: Secrets | None = None
+    """None: functions have none."""
+
+
+class Node:
+    """See module. `report` gets facts for the scheduler, on the event loop and in order."""
+
+    def __init__(
+        self,
+        devices: Sequence[NodeDevice],
+        bundles: Bundles,
+        logs: Logs,
+        report: Callable[[Event], None],
+        on_said: Callable[[str], None] = lambda _: None,
+        settings: NodeSettings | None = None,
+        containers: Containers | None = None,
+    ) -> None:
+        """:param containers: started, and closed with the node; None: functions of images cannot run here"""
+        self.settings = settings or NodeSettings()
+        self._devices = {each.device.id: WorkerDevice(each) for each in devices}
+        self._bundles = bundles
+        self.logs = logs
+        self.report = report
+        self.containers = containers
+        self._specs: dict[FunctionId, WorkerSpec] = {}
+        self._workers: dict[int, Worker] = {}
+        self._leases: dict[CallId, Exchange] = {}
+        self._forgotten: deque[FunctionId] = deque()
+        self._next_worker = 1
+        self._epoch = 0
+        self.zygote = Zygote(self._on_forked, self._on_exited, on_said)
+        cpus = sum(each.device.kind == "cpu" for each in devices)
+        self._threads = self.settings.threads or max(1, len(os.sched_getaffinity(0)) // max(1, cpus))
+        self._ports = Ports()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Start the zygote in the background; workers can be asked for at once, and wait for it."""
+        self.zygote.start()
+
+    async def close(self) -> None:
+        """End all workers and the zygote; returns when none is left."""
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await self.zygote.close()
+        if self.containers is not None:
+            await self.containers.close()
+        for worker in list(self._workers.values()):
+            worker.close()
+        for exchange in list(self._leases.values()):
+            exchange.fail(WorkerCrashed("the platform is stopping: call again when it is back"))
+        self._leases.clear()
+
+    def devices(self) -> list[Device]:
+        return [each.source.device for each in self._devices.values()]
+
+    def workers(self) -> list[Worker]:
+        """Every worker that has a process or waits for one."""
+        return list(self._workers.values())
+
+    def reserved(self, device: DeviceId) -> Bytes:
+        return self._devices[device].ledger.used
+
+    # --- functions ---
+
+    async def define(self, spec: WorkerSpec) -> Manifest:
+        """
+        Install the bundle of *spec* so that its workers can start.
+
+        :raises GpufaasError: it is not there, or corrupt
+        """
+        if spec.image:
+            if self.containers is None:
+                raise InvalidSpec(
+                    f"function {spec.name} has only an image ({spec.image}), and this platform runs no containers "
+                    "('gpufaas serve --functions process'): serve with --functions auto, or build and deploy it from "
+                    "its template with 'gpufaas up'"
+                )
+            manifest = await self.containers.pull(spec)
+            self._specs[spec.function] = spec
+            return manifest
+        await asyncio.to_thread(self._bundles.install, spec.digest)
+        self._specs[spec.function] = spec
+        return self._bundles.manifest(spec.digest)
+
+    async def forget(self, function: FunctionId) -> None:
+        """No new calls will come. The last few forgotten are kept: calls that drain may still start them."""
+        self._forgotten.append(function)
+        while len(self._forgotten) > _FORGOTTEN_KEPT:
+            self._specs.pop(self._forgotten.popleft(), None)
+        self._unmount_if_gone(function)
+
+    def _unmount_if_gone(self, function: FunctionId) -> None:
+        """Values stay on disk no longer than somebody may read them; a call that drains has them mounted again."""
+        secrets = self.settings.secrets
+        if secrets is not None and all(each.spec.function != function for each in self._workers.values()):
+            secrets.unmount(function)
+
+    async def check(self, spec: WorkerSpec) -> None:
+        """
+        Import the handler, or start the server, in a scratch process that ends; its output goes to the function's log.
+
+        :raises InvalidSpec: it does not import, or start; carries the traceback's last line
+        """
+        if spec.image:
+            return  # it was pulled; what it needs to start may be there only when it is called
+        server = spec.kind == "server"
+        device = WorkerDevice(next(iter(self._devices.values())).source)
+        # Not promised to anybody, so not in the ledger; but an import that takes a whole device is held to that.
+        worker = Worker(self, device, spec, device.ledger.capacity, self._number(), scratch=True)
+        self._workers[worker.number] = worker
+        worker.begin()
+        try:
+            async with asyncio.timeout(self.settings.check_timeout_s):
+                failure = await worker.checked
+        except TimeoutError:
+            worker.end()
+            if server:
+                raise InvalidSpec(
+                    f"{spec.name} has yet {worker.run.waits_for} after "
+                    f"{self.settings.check_timeout_s:g} s (what it printed: gpufaas logs {spec.name})"
+                ) from None
+            raise InvalidSpec(
+                f"the handler of {spec.name} did not import within {self.settings.check_timeout_s:g} s: "
+                "move slow work from the module's top level into load()"
+            ) from None
+        if failure is not None and server:
+            raise InvalidSpec(f"{spec.name} does not start: {failure}{worker.output.tail(True)}")
+        if failure is not None:
+            raise InvalidSpec(
+                f"the handler of {spec.name} does not import: {failure} (all of it: gpufaas logs {spec.name})"
+            )
+
+    # --- commands ---
+
+    def open(self, lease: Lease) -> Exchange | None:
+        """
+        Open *lease*: on a miss, evict its victims and start its worker. Idempotent: command or call, the first opens.
+
+        None: it was refused, and `Refused` is reported.
+        """
+        exchange = self._leases.get(lease.call)
+        if exchange is not None:
+            return exchange
+        device = self._devices.get(lease.device)
+        spec = self._specs.get(lease.function)
+        if lease.epoch < self._epoch or device is None or spec is None or self._closing:
+            self.report(
+                Refused(lease.call, lease.device, "unknown device or function, or a lease of an older scheduler")
+            )
+            return None
+        self._epoch = lease.epoch
+        worker = device.workers.get(lease.function)
+        if worker is None and lease.cold:
+            worker = self._start(device, spec, lease.memory, lease.victims)
+        if worker is None:
+            self.report(Refused(lease.call, lease.device, "its worker is not there any more"))
+            return None
+        exchange = Exchange(lease, worker, asyncio.get_running_loop(), time.monotonic())
+        self._leases[lease.call] = exchange
+        worker.exchanges[lease.call] = exchange
+        return exchange
+
+    def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> Exchange:
+        """
+        Give the call to its worker and return the exchange.
+
+        :raises LeaseRefused: nothing was taken; the scheduler has been told and places it again
+        """
+        exchange = self._leases.get(lease.call) or self.open(lease)
+        if exchange is None:
+            raise LeaseRefused(f"{lease.device} refused call {lease.call}")
+        worker = exchange.worker
+        exchange.taken = True
+        if exchange.finished:
+            self._leases.pop(lease.call, None)
+        if exchange.finished or exchange.abandoned:
+            return exchange  # its worker failed before the call came: the exchange has the reason
+        exchange.head = head
+        exchange.body = body
+        if worker.state is WorkerState.READY:
+            worker.bind(exchange)
+        else:
+            worker.unbound.append(exchange)
+        return exchange
+
+    def abort(self, call: CallId, device: DeviceId) -> None:
+        """*call* is not to be answered: its caller is gone, or told. Its slot is free when its worker lets go."""
+        exchange = self._leases.get(call)
+        if exchange is None:
+            # Its caller went between the grant of the lease and its arrival here: there is nothing to stop.
+            self.report(Finished(call, device, 0.0, ok=False))
+            return
+        if exchange.abandoned:
+            return
+        exchange.abandoned = True
+        worker = exchange.worker
+        exchange.fail(UnknownFunction(f"{worker.spec.name} was removed while the call ran"))
+        if exchange.slot is not None:
+            exchange.slot.cancel()
+            worker.watch_abandoned()
+            return
+        # No slot has it yet: it is over at once, while its worker may go on loading for the next.
+        with contextlib.suppress(ValueError):
+            worker.unbound.remove(exchange)
+        worker.exchanges.pop(call, None)
+        self.over(exchange)
+        self.report(Finished(call, exchange.lease.device, 0.0, ok=False))
+
+    def load(self, command: Load) -> None:
+        """Load without a call."""
+        device, spec = self._devices.get(command.device), self._specs.get(command.function)
+        if device is None or spec is None or self._closing:
+            self.report(LoadFailedFact(command.function, command.device, "unknown device or function"))
+        elif command.function not in device.workers:
+            self._start(device, spec, command.memory, command.victims)
+
+    def evict(self, function: FunctionId, device: DeviceId) -> None:
+        worker = self._devices[device].workers.pop(function, None) if device in self._devices else None
+        if worker is not None:
+            worker.end()
+
+    def resize(self, function: FunctionId, device: DeviceId, memory: Bytes) -> None:
+        """The engine knows a worker's need better now: change its reservation, and the limit that holds it to it."""
+        worker = self._devices[device].workers.get(function) if device in self._devices else None
+        if worker is not None:
+            worker.wanted = memory
+            self._admit(self._devices[device])
+
+    def cpu_seconds(self) -> dict[FunctionId, Seconds]:
+        """Return the CPU time of the living workers, by function."""
+        used: dict[FunctionId, Seconds] = {}
+        for worker in self._workers.values():
+            if worker.pid is not None and not worker.scratch:
+                used[worker.spec.function] = used.get(worker.spec.function, 0.0) + cpu_seconds(worker.pid)
+        return used
+
+    # --- within ---
+
+    def _number(self) -> int:
+        self._next_worker += 1
+        return self._next_worker
+
+    def _start(self, device: WorkerDevice, spec: WorkerSpec, memory: Bytes, victims: Sequence[FunctionId]) -> Worker:
+        for victim in victims:
+            self.evict(victim, device.id)
+        worker = Worker(self, device, spec, memory, self._number())
+        self._workers[worker.number] = worker
+        device.workers[spec.function] = worker
+        device.waiting.append(worker)
+        self._admit(device)
+        return worker
+
+    def _admit(self, device: WorkerDevice) -> None:
+        """Start those that wait, in order, as far as the memory goes: a later smaller one does not overtake."""
+        for resident in device.workers.values():
+            if resident.wanted != resident.memory and device.ledger.resize(resident.number, resident.wanted):
+                resident.limit_to(resident.wanted)
+        while device.waiting and not device.settling:
+            worker = device.waiting[0]
+            if worker.state is WorkerState.WAITING:
+                if not device.ledger.reserve(worker.number, worker.memory):
+                    if worker.memory > device.ledger.capacity or not device.ledger.reserved:
+                        device.waiting.popleft()
+                        worker.fail_unstarted(
+                            f"it needs {format_bytes(worker.memory)} but {device.id} has "
+                            f"{format_bytes(device.ledger.capacity)}"
+                        )
+                        continue
+                    return
+                worker.begin()
+            device.waiting.popleft()
+
+    def _on_forked(self, number: int, pid: int) -> None:
+        worker = self._workers.get(number)
+        if worker is not None:
+            worker.on_started(pid)
+
+    def _on_exited(self, number: int, status: int) -> None:
+        self.on_reaped(number, f"it ended with {describe_status(status)}")
+
+    def on_reaped(self, number: int, how: str) -> None:
+        """The process, or container, of that worker is gone: *how*."""
+        worker = self._workers.pop(number, None)
+        if worker is not None:
+            worker.on_reaped(how)
+
+    def gone(self, worker: Worker) -> None:
+        """*worker* is reaped: its memory is free as soon as the device says so too."""
+        device = worker.device
+        if device.workers.get(worker.spec.function) is worker:
+            del device.workers[worker.spec.function]
+        if worker.spec.secrets and worker.spec.function in self._forgotten:
+            self._unmount_if_gone(worker.spec.function)
+        if worker.pid is not None and not device.source.enforced and not worker.scratch:
+            device.settling += 1
+            task = asyncio.get_running_loop().create_task(self._settle(device, worker))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            device.ledger.release(worker.number)
+            self._admit(device)
+
+    async def _settle(self, device: WorkerDevice, worker: Worker) -> None:
+        """A driver gives memory back a little after the process is gone: ask it, within a bound, first."""
+        assert worker.pid is not None
+        until = time.monotonic() + _SETTLE_S
+        # NVML has no event for this; it is off the invocation path, and bounded.
+        while time.monotonic() < until and device.source.used_bytes([worker.pid]):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        device.settling -= 1
+        device.ledger.release(worker.number)
+        self._admit(device)
+
+    def over(self, exchange: Exchange) -> None:
+        exchange.finished = True
+        if exchange.taken or exchange.abandoned:
+            self._leases.pop(exchange.lease.call, None)
+        else:
+            # It failed before its call came, which would otherwise open the lease, and load, once more.
+            asyncio.get_running_loop().call_later(_UNTAKEN_KEPT_S, self._leases.pop, exchange.lease.call, None)
+
+    def drop(self, worker: Worker) -> None:
+        """*worker* has no process, and will not have one."""
+        self._workers.pop(worker.number, None)
+
+    def running(self, worker: Worker) -> Running:
+        """Return how *worker* is to run: decided by what its function is."""
+        if worker.spec.image:
+            assert self.containers is not None  # `define` saw to it
+            return Container(worker, self.containers)
+        if worker.spec.kind == "server":
+            return ServedProcess(worker, self.zygote, self._ports)
+        return ForkedProcess(worker, self.zygote)
+
+    def new_start(self, worker: Worker) -> WorkerStart:
+        spec, source = worker.spec, worker.device.source
+        manifest = self._bundles.manifest(spec.digest)
+        env = self._environment(worker)
+        if manifest.allow_pickle:
+            env["GPUFAAS_ALLOW_PICKLE"] = "1"
+        return WorkerStart(
+            function=f"{spec.name}.{spec.namespace}",
+            bundle=str(self._bundles.install(spec.digest)),
+            handler=manifest.handler,
+            kind=spec.kind,
+            device=source.torch_device,
+            slots=spec.slots,
+            threads=self._threads,
+            limit=worker.memory if source.enforced else 0,
+            env=env,
+            check=worker.scratch,
+            label=source.device.id.rpartition("/")[2],
+            cuda_share=0.0 if source.enforced else min(1.0, worker.memory / max(1, source.device.memory)),
+        )
+
+    def new_program(self, worker: Worker, port: int) -> Exec:
+        """Return the program of a server, which is to listen on *port*. Blocks: it may install the bundle."""
+        spec, source = worker.spec, worker.device.source
+        manifest = self._bundles.manifest(spec.digest)
+        bundle = self._bundles.install(spec.digest)
+        command = spec.env["fprocess"].split() if spec.env.get("fprocess") else list(manifest.command)
+        if not command:
+            raise InvalidSpec(
+                f"{spec.name} has no command: its template.yml needs fprocess, or the function envProcess"
+            )
+        if command[0] in ("python", "python3"):
+            command[0] = sys.executable
+        env = {**inherited(os.environ), **manifest.env, **self._environment(worker)}
+        paths = [str(bundle / "site"), env.get("PYTHONPATH", "")]
+        if manifest.port:
+            env["GPUFAAS_FIXED_PORT"] = str(manifest.port)
+            paths.insert(0, str(_SHIM))
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        env.setdefault("PYTHONUNBUFFERED", "1")  # a line is in the log when it is printed
+        env["PORT"] = env["http_port"] = str(port)  # http_port: what OpenFaaS's templates for node read
+        memory = spec.memory if worker.scratch else worker.memory
+        limit = memory + STACKS if source.enforced and memory else 0
+        return Exec(worker.number, command, env, str(bundle / manifest.workdir), limit)
+
+    def _environment(self, worker: Worker) -> dict[str, str]:
+        spec = worker.spec
+        env = {
+            **self.settings.env,
+            "OPENFAAS_NAME": spec.name,
+            "OPENFAAS_NAMESPACE": spec.namespace,
+            **spec.env,
+            **worker.device.source.env,
+        }
+        if mounted := self.mounted_secrets(worker):
+            env["secret_mount_path"] = mounted
+        return env
+
+    def mounted_secrets(self, worker: Worker, *, for_container: bool = False) -> str:
+        """Return the directory that has the secrets of *worker*; empty: it asked for none."""
+        spec, secrets = worker.spec, self.settings.secrets
+        if not spec.secrets or secrets is None:
+            return ""
+        return str(secrets.mount(spec.function, spec.namespace, spec.secrets, for_container=for_container))

@@ -1,0 +1,148 @@
+"""Workers that are processes of the zygote's: forked to load a handler, or to become a program that speaks HTTP."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+from typing import TYPE_CHECKING, Final
+
+from gpufaas_core.model import Bytes
+from gpufaas_core.units import MiB
+from gpufaas_gpu_manager.exchange import SlotProtocol
+from gpufaas_gpu_manager.forks import Zygote
+from gpufaas_gpu_manager.served import Face, Ports
+from gpufaas_gpu_manager.zygote import data_limit
+
+if TYPE_CHECKING:
+    from gpufaas_gpu_manager.worker import Worker
+
+STACKS: Final[Bytes] = 64 * MiB
+"""A program may have so much private memory beyond what is reserved for it: the kernel counts the stacks of threads
+whole (8 MiB each by default), although hardly any of it is ever touched."""
+
+
+class ForkedProcess:
+    """`Running`: the runner with the author's handler, forked from the zygote. One unix socket per slot."""
+
+    waits_for = ""
+
+    def __init__(self, worker: "Worker", zygote: Zygote) -> None:
+        self._worker = worker
+        self._zygote = zygote
+        self._slots: list[SlotProtocol] = []
+
+    async def start(self) -> None:
+        worker, loop = self._worker, asyncio.get_running_loop()
+        start = await asyncio.to_thread(worker.node.new_start, worker)
+        pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.slots)]
+        read_end, write_end = os.pipe()
+        worker.output.open(read_end)
+        theirs = [theirs for _, theirs in pairs]
+        for index, (ours, _) in enumerate(pairs):
+            ours.setblocking(False)
+            slot = SlotProtocol(worker, index)
+            await loop.create_unix_connection(lambda slot=slot: slot, sock=ours)  # type: ignore[misc]
+            self._slots.append(slot)
+        worker.on_slots(self._slots)
+        try:
+            await self._zygote.spawn(worker.number, start, [*(each.fileno() for each in theirs), write_end])
+        finally:
+            for each in theirs:
+                each.close()
+            os.close(write_end)
+
+    def end(self) -> None:
+        # A victim is idle, so there is nothing to be polite about, and this is quick.
+        self.kill()
+
+    def kill(self) -> None:
+        kill_group(self._worker.pid)
+
+    def said_all(self) -> bool:
+        return all(slot.lost for slot in self._slots)
+
+    def limit_to(self, memory: Bytes) -> None:
+        worker = self._worker
+        if worker.pid is not None and worker.ready_head is not None and worker.device.source.enforced:
+            limit_data(worker.pid, data_limit(worker.ready_head.data_base, memory, worker.spec.slots))
+
+    def close(self) -> None:
+        for slot in self._slots:
+            slot.close()
+
+
+class ServedProcess:
+    """`Running`: a program that speaks HTTP on the port that it is given in PORT. Forked from the zygote, then exec."""
+
+    def __init__(self, worker: "Worker", zygote: Zygote, ports: Ports) -> None:
+        self.waits_for = ""
+        self._ports = ports
+        self._claim: socket.socket | None = None
+        self._worker = worker
+        self._zygote = zygote
+        self._face = Face(worker)
+        self._grace: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        worker = self._worker
+        port, self._claim = self._ports.take()
+        self.waits_for = f"to listen on port {port}, which PORT says"
+        program = await asyncio.to_thread(worker.node.new_program, worker, port)
+        read_end, write_end = os.pipe()
+        worker.output.open(read_end)
+        try:
+            await self._zygote.run(program, write_end)
+        finally:
+            os.close(write_end)
+        self._face.open("127.0.0.1", port)
+
+    def end(self) -> None:
+        worker = self._worker
+        if worker.pid is None:
+            return  # it is killed when its process is there
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(worker.pid, signal.SIGTERM)
+        self._grace = asyncio.get_running_loop().call_later(worker.node.settings.term_grace_s, self.kill)
+
+    def kill(self) -> None:
+        kill_group(self._worker.pid)
+
+    def said_all(self) -> bool:
+        return self._face.said_all()
+
+    def limit_to(self, memory: Bytes) -> None:
+        if self._worker.pid is not None and self._worker.device.source.enforced:
+            limit_data(self._worker.pid, memory + STACKS)
+
+    def close(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+        self._face.close()
+        if self._claim is not None:
+            self._claim.close()
+
+
+def kill_group(pid: int | None) -> None:
+    """SIGKILL to the process *pid* and to the group that it leads."""
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)  # before its setsid there is no group of its own
+
+
+def limit_data(pid: int, limit: Bytes) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        resource.prlimit(pid, resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+
+
+def describe_status(status: int) -> str:
+    """Return an exit status, or minus the signal that killed, in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:
+        return f"signal {-status}"

@@ -1,0 +1,353 @@
+"""
+One worker of one function on one device: its life, its calls, its end. How it runs is behind the port `Running`.
+
+A worker is made waiting for memory, runs once that is reserved, and is over when its memory is free again. What its
+`Running` tells it comes through the `on_…` methods, all on the event loop.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.errors import GpufaasError, LoadFailed, WorkerCrashed
+from gpufaas_core.frames import FailedHead, ReadyHead
+from gpufaas_core.messages import Finished, Loaded, Measured, WorkerExited
+from gpufaas_core.messages import LoadFailed as LoadFailedFact
+from gpufaas_core.model import Bytes, CallId, FunctionId
+from gpufaas_core.units import format_bytes
+from gpufaas_gpu_manager.devices import NodeDevice
+from gpufaas_gpu_manager.exchange import Exchange, Slot, SlotOwner
+from gpufaas_gpu_manager.ledger import MemoryLedger
+from gpufaas_gpu_manager.output import Output
+from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
+
+if TYPE_CHECKING:
+    from gpufaas_gpu_manager.node import Node
+
+_LAST_WORDS_S: Final = 0.25
+_LOST_CALL_S: Final = 0.5
+"""A connection that breaks mostly means that the worker is dead: that is known a moment later, with the reason."""
+
+
+class Running(Protocol):
+    """
+    How one worker runs: a process forked from the zygote, a program, a container.
+
+    It tells its worker: `on_started` when there is a process, `on_slots` before `on_ready`, `on_failed` with what it
+    knows of a failure, `on_reaped` once, when nothing of it is left; that follows `start` whatever happens, unless
+    `start` raised.
+    """
+
+    waits_for: str
+    """What a load that makes no progress has not done, for the error: ``to listen on port 8080``. Empty: nothing."""
+
+    async def start(self) -> None:
+        """:raises GpufaasError, OSError: it cannot be started, and nothing was"""
+
+    def end(self) -> None:
+        """It was evicted, and is idle: end it, politely but soon."""
+
+    def kill(self) -> None:
+        """End it and all that it started, at once. May be asked for again, and before it has begun."""
+
+    def said_all(self) -> bool:
+        """Whether a worker that is gone has nothing left that was not read yet."""
+
+    def limit_to(self, memory: Bytes) -> None: ...
+
+    def close(self) -> None:
+        """Give up what this side holds; the worker is gone, or the node closes."""
+
+
+class WorkerDevice:
+    """A device, and which workers it has."""
+
+    def __init__(self, source: NodeDevice) -> None:
+        self.source = source
+        self.id = source.device.id
+        self.ledger = MemoryLedger(source.device.memory)
+        self.workers: dict[FunctionId, Worker] = {}
+        """The current worker of each function; those that are ending are only in the ledger."""
+        self.waiting: deque[Worker] = deque()
+        self.settling = 0
+
+
+class Worker(SlotOwner):
+    """See module. Made waiting; `begin` has it run."""
+
+    def __init__(
+        self, node: "Node", device: WorkerDevice, spec: WorkerSpec, memory: Bytes, number: int, *, scratch: bool = False
+    ) -> None:
+        self.node = node
+        self.device = device
+        self.spec = spec
+        self.memory = memory
+        self.wanted = memory
+        """What its reservation is to become as soon as there is room for that."""
+        self.number = number
+        self.scratch = scratch
+        self.state = WorkerState.WAITING
+        self.pid: int | None = None
+        self.exchanges: dict[CallId, Exchange] = {}
+        """All calls that hold a lease on it and are not over."""
+        self.unbound: deque[Exchange] = deque()
+        """Those of them whose frames wait for it to become ready."""
+        self.checked: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self.ready_head: ReadyHead | None = None
+        self.run: Running = node.running(self)
+        self._free: list[Slot] = []
+        self._opened_at = self._begun_at = time.monotonic()
+        self._failure: FailedHead | None = None
+        self._killed_for = ""
+        self._reaped_with: str | None = None
+        self.output = Output(node.logs, f"{spec.name}.{spec.namespace}", f"{device.id.rpartition('/')[2]}-{number}")
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._progress: tuple[int, ...] = ()
+        self._progress_at = 0.0
+        self._starting: asyncio.Task[None] | None = None
+
+    @property
+    def exclusive(self) -> bool:
+        return self.spec.kind == "model"
+
+    # --- starting ---
+
+    def begin(self) -> None:
+        """Its memory is reserved: have it run."""
+        self.state = advance(self.state, WorkerEvent.RESERVATION_MADE)
+        self._begun_at = time.monotonic()
+        self._starting = asyncio.get_running_loop().create_task(self._begin())
+
+    async def _begin(self) -> None:
+        try:
+            await self.run.start()
+        except (GpufaasError, OSError) as exc:
+            self._failure = FailedHead(str(exc), "")
+            self.node.drop(self)
+            self.on_exited(str(exc))
+            return
+        self._progress_at = asyncio.get_running_loop().time()
+        if self.state is WorkerState.STARTING and self.ready_head is None:
+            self._later("progress", self.spec.stall_s / 4, self._check_progress)
+
+    def on_slots(self, slots: Sequence[Slot]) -> None:
+        """Through these it takes calls, once it is ready."""
+        self._free = list(slots[::-1])  # slot 0, the main thread, is taken first
+
+    def on_started(self, pid: int) -> None:
+        self.pid = pid
+        if self.state is WorkerState.ENDING:
+            self.run.kill()
+
+    def on_ready(self, head: ReadyHead) -> None:
+        self._cancel("progress")
+        self.ready_head = head
+        if self.scratch:
+            self._settle_check(None)
+            if self.spec.kind == "server":
+                self.run.end()  # the others end by themselves
+            return
+        self.state = advance(self.state, WorkerEvent.BECAME_READY)
+        if self.state is not WorkerState.READY:
+            return
+        now = time.monotonic()
+        load_s = now - self._opened_at
+        within = sum(seconds for _, seconds in head.phases)
+        phases = (("room", self._begun_at - self._opened_at), ("fork", now - self._begun_at - within), *head.phases)
+        for exchange in self.unbound:
+            exchange.phases = phases
+        occupation = max(head.occupation, self._driver_bytes())
+        self.node.report(Loaded(self.spec.function, self.device.id, load_s, occupation))
+        while self.unbound and self._free:
+            self.bind(self.unbound.popleft())
+
+    def on_failed(self, head: FailedHead) -> None:
+        self._failure = head
+
+    def on_broken(self, reason: str) -> None:
+        self.kill(reason)
+
+    def fail_unstarted(self, reason: str) -> None:
+        """It can never start: answer its calls."""
+        self._failure = FailedHead(reason, "")
+        self.node.drop(self)
+        self.on_exited(reason)
+
+    def _check_progress(self) -> None:
+        """Loading may take as long as it takes, as long as something happens: CPU time, bytes read, memory."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        seen = _progress_of(self.pid) if self.pid else ()
+        if seen != self._progress or not self.pid:
+            self._progress, self._progress_at = seen, now
+        elif now - self._progress_at >= self.spec.stall_s:
+            waits = f", and has yet {self.run.waits_for}" if self.run.waits_for else ""
+            self.kill(
+                f"its load made no progress for {self.spec.stall_s:g} s (no CPU time, no bytes read, no memory){waits}"
+            )
+            return
+        self._later("progress", self.spec.stall_s / 4, self._check_progress)
+
+    # --- calls ---
+
+    def bind(self, exchange: Exchange) -> None:
+        """Give the call to a free slot; the engine grants no more leases than there are slots."""
+        if not self._free:
+            self.unbound.append(exchange)
+            return
+        exchange.bind(self._free.pop(), time.monotonic(), self.exclusive)
+
+    def on_done(self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:
+        self._free.append(slot)
+        call = exchange.lease.call
+        self.exchanges.pop(call, None)
+        self.node.over(exchange)
+        if peak or out_of_memory:
+            # An out of memory under a reservation that measurements had shrunk: back to what was declared.
+            self.node.report(
+                Measured(self.spec.function, self.device.id, max(peak, self.spec.memory if out_of_memory else 0))
+            )
+        self.node.report(Finished(call, self.device.id, run_s, ok and not exchange.abandoned))
+        if self.unbound:
+            self.bind(self.unbound.popleft())
+
+    def watch_abandoned(self) -> None:
+        """An abandoned call may end by itself; if all that runs here is abandoned too long, the worker is killed."""
+        self._later("abandoned", self.node.settings.abort_grace_s, self._end_abandoned)
+
+    def _end_abandoned(self) -> None:
+        bound = [each for each in self.exchanges.values() if each.slot is not None]
+        if bound and all(each.abandoned for each in bound):
+            self.kill(f"a call that nobody waits for ran on for {self.node.settings.abort_grace_s:g} s")
+        elif any(each.abandoned for each in bound):
+            self.watch_abandoned()
+
+    def on_call_lost(self, slot: Slot, exchange: Exchange, reason: str) -> None:
+        """The connection of a call broke before its answer: its caller is told why, if the worker lives on."""
+
+        timer = f"call {exchange.lease.call}"
+
+        def fail() -> None:
+            self._cancel(timer)
+            if self.exchanges.get(exchange.lease.call) is exchange:
+                self.on_done(slot, exchange, 0.0, 0, False, False)
+                name = f"{self.spec.name}.{self.spec.namespace}"
+                exchange.fail(WorkerCrashed(f"{name} gave no answer: {reason}{self.output.tail(True)}"))
+
+        self._later(timer, _LOST_CALL_S, fail)
+
+    def limit_to(self, memory: Bytes) -> None:
+        self.memory = memory
+        self.run.limit_to(memory)
+
+    # --- ending ---
+
+    def end(self) -> None:
+        """Evict it: it is idle, or what it runs does not matter any more."""
+        waited = self.state is WorkerState.WAITING
+        self.state = advance(self.state, WorkerEvent.END_REQUESTED)
+        if waited:
+            self.node.drop(self)
+            self.on_exited("it was not needed any more")  # it never had a process: GONE already
+        else:
+            self.run.end()
+
+    def kill(self, reason: str) -> None:
+        """End it for *reason*, which its callers and the function's log are told."""
+        self._killed_for = reason
+        self.output.say(f"gpufaas: killed: {reason}")
+        self.run.kill()
+
+    def on_reaped(self, how: str) -> None:
+        """Its process is gone: *how*. What it said last may still be in its sockets: read that before concluding."""
+        self._reaped_with = how
+        # A grandchild may hold a copy of a socket open: it is not waited for longer than this.
+        self._later("last words", _LAST_WORDS_S, self._conclude)
+        self.on_slot_lost()
+
+    def on_slot_lost(self) -> None:
+        if self._reaped_with is not None and self.run.said_all():
+            self._conclude()
+
+    def _conclude(self) -> None:
+        if self._reaped_with is not None:
+            how, self._reaped_with = self._reaped_with, None
+            self.on_exited(how)
+
+    def on_exited(self, how: str) -> None:
+        before = self.state
+        if before is not WorkerState.GONE:
+            self.state = WorkerState.GONE if before is WorkerState.WAITING else advance(before, WorkerEvent.REAPED)
+        self.close()
+        self._settle_check(self._failure.summary if self._failure else how)
+        if self.scratch:
+            return
+        exchanges, self.exchanges = self.exchanges, {}
+        self.unbound.clear()
+        reason = self._killed_for or (self._failure.summary if self._failure else how)
+        if self._failure is not None and self._failure.out_of_memory:
+            reason += (
+                f" at its limit of {format_bytes(self.memory)} (the device has "
+                f"{format_bytes(self.device.ledger.capacity)}; the annotation gpufaas.memory says what it needs)"
+            )
+        loading = before in (WorkerState.STARTING, WorkerState.WAITING)
+        error: GpufaasError
+        name = f"{self.spec.name}.{self.spec.namespace}"
+        if loading:
+            error = LoadFailed(
+                f"{name} did not load on {self.device.id}: {reason}{self.output.tail(not self._failure)}"
+            )
+        else:
+            error = WorkerCrashed(f"the worker of {name} died: {reason}{self.output.tail(True)}")
+        self.node.gone(self)
+        for exchange in exchanges.values():
+            self.node.over(exchange)
+            exchange.fail(error)
+        if before in (WorkerState.ENDING, WorkerState.GONE):
+            # The engine asked for it, and knows. Calls were still on it only if their function was taken away.
+            for call in exchanges:
+                self.node.report(Finished(call, self.device.id, 0.0, ok=False))
+        elif loading:
+            out_of_memory = self._failure is not None and self._failure.out_of_memory
+            self.node.report(LoadFailedFact(self.spec.function, self.device.id, reason, out_of_memory))
+        else:
+            self.node.report(WorkerExited(self.spec.function, self.device.id, reason))
+
+    def close(self) -> None:
+        for handle in self._timers.values():
+            handle.cancel()
+        self._timers.clear()
+        self.run.close()
+        self.output.close()
+
+    def _settle_check(self, failure: str | None) -> None:
+        if self.scratch and not self.checked.done():
+            self.checked.set_result(failure)
+
+    def _driver_bytes(self) -> Bytes:
+        return (self.device.source.used_bytes([self.pid]) or 0) if self.pid is not None else 0
+
+    def _later(self, name: str, delay: float, action: Callable[[], None]) -> None:
+        self._cancel(name)
+        self._timers[name] = asyncio.get_running_loop().call_later(delay, action)
+
+    def _cancel(self, name: str) -> None:
+        handle = self._timers.pop(name, None)
+        if handle is not None:
+            handle.cancel()
+
+
+def _progress_of(pid: int) -> tuple[int, ...]:
+    """Return what changes while a process works: CPU ticks, bytes read, resident pages (in steps of 1 MiB)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        with open(f"/proc/{pid}/io", "rb") as file:
+            read = int(file.readline().split()[1])
+    except (OSError, IndexError, ValueError):
+        return ()
+    # utime and stime are fields 14 and 15 of stat, rss is field 24; `fields` begins at field 3.
+    return int(fields[11]) + int(fields[12]), read, int(fields[21]) // 256

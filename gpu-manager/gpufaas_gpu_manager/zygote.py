@@ -1,0 +1,261 @@
+"""
+The fork server: a process with torch imported that forks a worker when it is told to.
+
+Run as ``python -m gpufaas_gpu_manager.zygote FD``, where FD is one end of a SEQPACKET socket whose other end the
+manager holds. It stays single-threaded and never touches CUDA or a tensor, so that a fork of it is a good place to
+begin. (`multiprocessing`'s fork server would re-import the parent's ``__main__``, the CLI, in each child.)
+
+Manager → zygote: `Spawn`, with the worker's sockets and its stderr pipe attached. Zygote → manager: `Forked`, later
+`Exited`; first of all `Hello`. The zygote is the workers' parent, so it is the one that reaps them: `Exited` means that
+the kernel has taken the memory back. It ends when its socket closes, and no worker outlives it (PR_SET_PDEATHSIG).
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from typing import Final, NoReturn
+
+import msgspec
+
+from gpufaas_functions.runner import THREAD_STACK, WorkerStart
+
+PRELOAD: Final = ("numpy", "torch", "safetensors.torch", "gpufaas_functions.author", "gpufaas_functions.runner")
+MAX_MESSAGE: Final = 1024 * 1024
+COPIED: Final = 8 * 1024 * 1024
+"""Memory that a worker takes by writing to pages shared with the zygote: 4 MB measured for an idle one, doubled."""
+_PR_SET_PDEATHSIG: Final = 1
+_MAX_FDS: Final = 253  # SCM_MAX_FD of the kernel
+
+
+class Spawn(msgspec.Struct, frozen=True, tag=True):
+    """Fork a worker. Attached: its slots' sockets in order, then the write end of its stderr pipe."""
+
+    worker: int
+    start: WorkerStart
+
+
+class Exec(msgspec.Struct, frozen=True, tag=True):
+    """Fork a worker that becomes the program `argv`. Attached: the write end of its output's pipe."""
+
+    worker: int
+    argv: list[str]
+    env: dict[str, str]
+    """All of its environment."""
+    cwd: str
+    limit: int
+    """RLIMIT_DATA in bytes; 0: none."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The zygote is ready. `missing`: what could not be preloaded (a node without torch still runs CPU functions)."""
+
+    threads: int
+    missing: list[str]
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    worker: int
+    pid: int
+
+
+class Exited(msgspec.Struct, frozen=True, tag=True):
+    """The worker was reaped. `status`: exit status, or minus the signal that killed it."""
+
+    worker: int
+    status: int
+
+
+class SpawnFailed(msgspec.Struct, frozen=True, tag=True):
+    """The fork itself failed (no memory, no processes left)."""
+
+    worker: int
+    reason: str
+
+
+Said = Hello | Forked | Exited | SpawnFailed
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Not SIGKILL: when the manager dies we end the workers' groups, with what the workers started themselves.
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the platform, which then ends us
+    missing = _preload()
+    children: dict[int, int] = {}  # pid -> worker
+    signal.signal(signal.SIGTERM, lambda *_: _end(children))
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    gc.collect()
+    gc.freeze()  # collections in a child would otherwise write to, and so copy, every page of ours
+    decode = msgspec.msgpack.Decoder(Spawn | Exec).decode
+    _say(control, children, Hello(len(os.listdir("/proc/self/task")), missing))
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(wake_read, select.POLLIN)
+    own_fds = (wake_read, wake_write)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == wake_read:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_read, 4096)
+                _reap(control, children)
+                continue
+            try:
+                data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, _MAX_FDS)
+            except ConnectionError:
+                data, fds = b"", []
+            if not data:
+                _end(children)
+            spawn: Spawn | Exec = decode(data)
+            try:
+                pid = os.fork()
+            except OSError as exc:
+                _say(control, children, SpawnFailed(spawn.worker, str(exc)))
+                pid = -1
+            if pid == 0:
+                _become_worker(spawn, fds, control, own_fds, libc)
+            for each in fds:
+                os.close(each)
+            if pid > 0:
+                children[pid] = spawn.worker
+                _say(control, children, Forked(spawn.worker, pid))
+
+
+def _preload() -> list[str]:
+    missing = []
+    for name in PRELOAD:
+        try:
+            __import__(name)
+        except ImportError:
+            missing.append(name)
+    return missing
+
+
+def _say(control: socket.socket, children: dict[int, int], message: Said) -> None:
+    """Tell the manager; when it is gone, so are we, and the workers."""
+    try:
+        control.send(msgspec.msgpack.encode(message))
+    except OSError:
+        _end(children)
+
+
+def _reap(control: socket.socket, children: dict[int, int]) -> None:
+    while children:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        worker = children.pop(pid, None)
+        # What the worker started itself (its own group) must not outlive it: it may hold memory of the device.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        if worker is not None:
+            _say(control, children, Exited(worker, os.waitstatus_to_exitcode(status)))
+
+
+def _end(children: dict[int, int]) -> None:
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _become_worker(
+    spawn: Spawn | Exec, fds: list[int], control: socket.socket, own_fds: tuple[int, ...], libc: ctypes.CDLL
+) -> None:
+    status = 70
+    try:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        control.close()
+        for fd in own_fds:
+            os.close(fd)
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(fds[-1], 1)
+        os.dup2(fds[-1], 2)
+        os.close(nothing)
+        os.close(fds[-1])
+        if isinstance(spawn, Exec):
+            _become_program(spawn)
+        slots = [socket.socket(fileno=fd) for fd in fds[:-1]]
+        status = _work(spawn.start, slots)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _become_program(program: Exec) -> NoReturn:
+    try:
+        os.chdir(program.cwd)
+        if program.limit:
+            resource.setrlimit(resource.RLIMIT_DATA, (program.limit, resource.RLIM_INFINITY))
+        os.execvpe(program.argv[0], program.argv, program.env)
+    except OSError as exc:
+        print(f"gpufaas: cannot run {program.argv[0]!r} in {program.cwd}: {exc.strerror}", file=sys.stderr, flush=True)
+        os._exit(127)
+
+
+def _work(start: WorkerStart, slots: list[socket.socket]) -> int:
+    from gpufaas_functions import runner
+
+    os.environ.update(start.env)
+    threads = str(start.threads)
+    os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, OPENBLAS_NUM_THREADS=threads)
+    # Line by line, so that `logs --follow` shows a line when it is printed.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    function_dir = os.path.join(start.bundle, "function")
+    os.chdir(function_dir)
+    sys.path[:0] = [function_dir, os.path.join(start.bundle, "site")]
+    sys.argv = [f"gpufaas-worker {start.function}"]
+    _name_process(f"{start.label} {start.function}")
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(start.threads)
+    fork_point = runner.mark_fork_point()
+    if start.limit:
+        limit = data_limit(fork_point.data, start.limit, start.slots)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+    if start.cuda_share and start.device.startswith("cuda"):
+        sys.modules["torch"].cuda.set_per_process_memory_fraction(start.cuda_share, 0)
+    return runner.run(start, slots)
+
+
+def data_limit(base: int, memory: int, slots: int) -> int:
+    """
+    Return the RLIMIT_DATA in bytes of a worker that may occupy *memory* bytes over its fork point of *base*.
+
+    The kernel counts private writable memory, touched or not. Stacks of the slots' threads are counted whole although
+    hardly touched, so they come on top; pages of the zygote that the worker copies are not counted, so they come off.
+    """
+    return base + max(memory - COPIED, 0) + (slots - 1) * THREAD_STACK
+
+
+def _name_process(name: str) -> None:
+    """Show device and function in `ps` and `top`, as far as 15 characters go: a fork would carry the zygote's name."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
+        comm.write(name[:15])
+
+
+if __name__ == "__main__":
+    main()

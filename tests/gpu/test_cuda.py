@@ -1,0 +1,112 @@
+"""
+CUDA devices, on a real GPU: the same claims as on CPU devices, with the driver's own account of memory.
+
+Skipped where there is none; `make test` passes without. On a machine with one: ``pytest tests/gpu -ra``.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gpufaas_core.bundle import Manifest, WorkerSpec
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.frames import CallHead
+from gpufaas_core.messages import Event, Lease, Loaded
+from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId
+from gpufaas_core.units import GiB
+from gpufaas_gpu_manager.devices import Nvml, open_devices
+from gpufaas_gpu_manager.node import Node
+
+
+def _gpus() -> int:
+    try:
+        return Nvml().count()
+    except InvalidSpec:
+        return 0
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(_gpus() == 0, reason="no NVIDIA GPU here (NVML finds none)")]
+
+DEVICE = DeviceId("n/cuda:0")
+ONE_GIB_MODEL = """
+import torch
+
+def load(device):
+    return torch.ones(256, 1024, 1024, device=device)
+
+def handle(model, event, context):
+    return {"device": str(model.device), "sum": model[0, 0].sum().item()}
+"""
+
+
+class Bundles:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def write(self, name: str) -> None:
+        (self._root / name / "function").mkdir(parents=True)
+        (self._root / name / "function" / "handler.py").write_text(ONE_GIB_MODEL)
+
+    def install(self, digest: str) -> Path:
+        return self._root / digest
+
+    def manifest(self, digest: str) -> Manifest:  # noqa: ARG002 - the port's
+        return Manifest(kind="model", template="test")
+
+
+class Silent:
+    def append(self, function: str, instance: str, text: str) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[tuple[Node, Bundles, list[Event]]]:
+    bundles, facts = Bundles(tmp_path), list[Event]()
+    node = Node(open_devices(["cuda:0=4GiB"], NodeId("n")), bundles, Silent(), facts.append)
+    await node.start()
+    yield node, bundles, facts
+    await node.close()
+
+
+async def call(node: Node, lease: Lease) -> tuple[int, bytes]:
+    async with asyncio.timeout(120):
+        head, body, _ = await node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"").answer()
+    return head.status, body
+
+
+async def test_a_model_runs_on_the_gpu_and_its_occupation_is_measured(
+    node: tuple[Node, Bundles, list[Event]],
+) -> None:
+    manager, bundles, facts = node
+    bundles.write("one")
+    function = FunctionId("one.ns@1")
+    await manager.define(WorkerSpec(function, "one", "ns", "one", "model"))
+
+    answer = await call(manager, Lease(1, 1, CallId("c1"), function, "one", DEVICE, True, 3 * GiB))
+
+    assert answer == (200, b'{"device":"cuda:0","sum":1024.0}')
+    loaded = next(fact for fact in facts if isinstance(fact, Loaded))
+    assert 1 * GiB <= loaded.occupation <= 3 * GiB
+
+
+async def test_an_evicted_model_gives_its_memory_back_to_the_driver(node: tuple[Node, Bundles, list[Event]]) -> None:
+    manager, bundles, _ = node
+    nvml = Nvml()
+    functions = []
+    for name in ("one", "two"):
+        bundles.write(name)
+        functions.append(FunctionId(f"{name}.ns@1"))
+        await manager.define(WorkerSpec(functions[-1], name, "ns", name, "model"))
+    await call(manager, Lease(1, 1, CallId("c1"), functions[0], "one", DEVICE, True, 3 * GiB))
+    first = manager.workers()[0].pid
+    assert first is not None
+
+    answer = await call(
+        manager, Lease(1, 2, CallId("c2"), functions[1], "two", DEVICE, True, 3 * GiB, victims=(functions[0],))
+    )
+
+    assert answer[0] == 200
+    assert not nvml.used_by(0, [first])
+    assert manager.reserved(DEVICE) == 3 * GiB

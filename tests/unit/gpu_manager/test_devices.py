@@ -1,0 +1,125 @@
+"""Which devices there are: declared ones, and GPUs through the real NVML binding on a library of ours."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.model import NodeId
+from gpufaas_core.units import GiB, MiB
+from gpufaas_gpu_manager.devices import available_memory, open_devices
+
+NODE = NodeId("n")
+
+# Two GPUs of 8 and 16 GiB; process 4242 holds 1 GiB of the first. Only what we call is there.
+FAKE_NVML = r"""
+#include <string.h>
+typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned int pid; unsigned long long used; unsigned int gi, ci; } process_t;
+int nvmlInitWithFlags(unsigned f) { return 0; }
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(unsigned long)(i + 1); return 0; }
+int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) {
+    m->total = (unsigned long long)(unsigned long)h * (8ull << 30); m->used = 0; m->free = m->total; return 0; }
+int nvmlDeviceGetName(void *h, char *s, unsigned n) { strncpy(s, "Test GPU", n); return 0; }
+int nvmlDeviceGetUUID(void *h, char *s, unsigned n) { strncpy(s, h == (void *)1 ? "GPU-one" : "GPU-two", n); return 0; }
+static int running(void *h, unsigned *n, process_t *p) {
+    if (h != (void *)1) { *n = 0; return 0; }
+    if (*n < 1) { *n = 1; return 7; }
+    *n = 1; p->pid = 4242; p->used = 1ull << 30; p->gi = p->ci = 0; return 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, process_t *p) { return running(h, n, p); }
+int nvmlDeviceGetComputeRunningProcesses_v2(void *h, unsigned *n, process_t *p) { return running(h, n, p); }
+"""
+
+
+def test_a_cpu_device_is_a_number_and_a_budget() -> None:
+    devices = open_devices(["cpu:0=512MiB", "cpu:3=1GiB"], NODE)
+
+    assert [(each.device.id, each.device.kind, each.device.memory) for each in devices] == [
+        ("n/cpu:0", "cpu", 512 * MiB),
+        ("n/cpu:3", "cpu", GiB),
+    ]
+    assert all(each.enforced and each.torch_device == "cpu" for each in devices)
+
+
+@pytest.mark.parametrize(
+    ("specs", "says"),
+    [
+        (["tpu:0=1GiB"], r"'tpu:0=1GiB': write cpu:0=2GiB"),
+        (["cpu:0"], "a CPU device needs a budget, for example cpu:0=2GiB"),
+        (["cpu:0=lots"], "'lots' is not a memory size"),
+        (["cpu:0=0"], "holds no model"),
+        (["cpu:0=1GiB", "cpu:0=2GiB"], "cpu:0 is named twice"),
+        (["cpu:0=900000GiB"], "this machine has"),
+    ],
+)
+def test_a_device_that_makes_no_sense_is_refused_with_what_would(specs: list[str], says: str) -> None:
+    with pytest.raises(InvalidSpec, match=says):
+        open_devices(specs, NODE)
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a GPU here, so these are not the defaults")
+def test_without_a_gpu_two_cpu_devices_share_half_of_the_free_memory() -> None:
+    devices = open_devices([], NODE)
+
+    assert [each.device.id for each in devices] == ["n/cpu:0", "n/cpu:1"]
+    assert sum(each.device.memory for each in devices) == pytest.approx(available_memory() / 2, rel=0.2)
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_said_in_one_line() -> None:
+    with pytest.raises(InvalidSpec, match="no CUDA device can be used here: NVML says"):
+        open_devices(["cuda:0"], NODE)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is needed to build a library that answers as NVML does")
+def test_gpus_are_found_and_measured_through_nvml(tmp_path: Path) -> None:
+    source = tmp_path / "nvml.c"
+    source.write_text(FAKE_NVML)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
+    script = textwrap.dedent(
+        """
+        import json
+        from gpufaas_core.errors import InvalidSpec
+        from gpufaas_gpu_manager.devices import open_devices
+        found = open_devices([], "n")
+        limited = open_devices(["cuda:1=2GiB"], "n")[0]
+        refusals = []
+        for spec in ("cuda:2", "cuda:0=99GiB"):
+            try:
+                open_devices([spec], "n")
+            except InvalidSpec as exc:
+                refusals.append(str(exc))
+        print(json.dumps({
+            "found": [[each.device.id, each.device.kind, each.device.memory, each.uuid] for each in found],
+            "limited": [limited.device.id, limited.device.memory],
+            "used": [found[0].used_bytes([4242]), found[0].used_bytes([1]), found[1].used_bytes([4242])],
+            "refusals": refusals,
+        }))
+        """
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    told = json.loads(done.stdout)
+    assert told["found"] == [
+        ["n/cuda:0", "Test GPU", 8 * GiB - 512 * MiB, "GPU-one"],
+        ["n/cuda:1", "Test GPU", 16 * GiB - 512 * MiB, "GPU-two"],
+    ]
+    assert told["limited"] == ["n/cuda:1", 2 * GiB]
+    assert told["used"] == [GiB, 0, 0]
+    assert "there are 2 GPUs here" in told["refusals"][0]
+    assert "that GPU has 8.0 GiB" in told["refusals"][1]
