@@ -1,0 +1,57 @@
+"""``POST /system/alert``: AlertManager's webhook, which scales like OpenFaaS's first autoscaler (openfaas.md §9.1)."""
+
+import math
+from typing import Final
+
+from fastapi import FastAPI, Request, Response
+
+from gpufaas_core.errors import GpufaasError, UnknownFunction
+from gpufaas_gateway.answers import error_answer, read_body, starting
+from gpufaas_gateway.catalogue import Catalogue, Deployed, replicas_of
+from gpufaas_gateway.ports import Scheduler
+from gpufaas_gateway.wire import AlertMessage, parse
+
+# OpenFaaS's own defaults (§8).
+_MIN: Final = 1
+_MAX: Final = 20
+_FACTOR: Final = 10
+
+
+def add_alert_route(app: FastAPI, catalogue: Catalogue, scheduler: Scheduler) -> None:
+    @app.post("/system/alert")
+    async def alert(request: Request) -> Response:
+        message = parse(AlertMessage, await read_body(request))
+        if not catalogue.loaded:
+            return starting()
+        failed = []
+        for each in message.alerts:
+            name = each.labels.function_name or ""
+            firing = (each.status or message.status) == "firing"
+            try:
+                found = catalogue.find(name)
+                if found is None:
+                    raise UnknownFunction(f"function {name[:80]!r} is not deployed")
+                replicas = replicas_of(found, scheduler.status())
+                if (asked := wanted(found, replicas, firing)) != replicas:
+                    catalogue.scale(found, asked)
+            except GpufaasError as exc:
+                failed.append(str(exc))
+        return error_answer(500, "\n".join(failed)) if failed else Response()
+
+
+def wanted(function: Deployed, replicas: int, firing: bool) -> int:
+    """
+    Return the copies to have in place of *replicas*: while it fires, ``com.openfaas.scale.factor`` percent of the
+    maximum more, up to the maximum; the minimum when it is resolved. A factor of 0 turns that off.
+    """
+    least, most, factor = (_label(function, *each) for each in (("min", _MIN), ("max", _MAX), ("factor", _FACTOR)))
+    if factor == 0:
+        return replicas
+    if not firing:
+        return least
+    return max(replicas, min(most, replicas + math.ceil(most * factor / 100)))
+
+
+def _label(function: Deployed, name: str, otherwise: int) -> int:
+    text = (function.record.spec.labels or {}).get(f"com.openfaas.scale.{name}", "")
+    return int(text) if text.isascii() and text.isdecimal() else otherwise

@@ -1,0 +1,71 @@
+"""What the management routes have in common: how a body is read, and how they answer."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+import msgspec
+from fastapi import Request, Response
+from fastapi.responses import PlainTextResponse
+
+from gpufaas_core.errors import BodyTooLarge
+from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
+from gpufaas_gateway.errors import BodyTooSlow, headers_of
+
+_MAX_JSON: Final[Bytes] = 4 * MiB  # 1 MB is the most that etcd takes for one value; room for people who find out
+_PATIENCE_S: Final[Seconds] = 30.0  # between two pieces of a body; what a head may take in all
+_MAX_JSON_S: Final[Seconds] = 60.0
+
+encode: Final = msgspec.json.Encoder().encode
+
+
+def json_answer(content: object) -> Response:
+    return Response(encode(content), media_type="application/json")
+
+
+def error_answer(status: int, text: str) -> Response:
+    return PlainTextResponse(f"{text}\n", status_code=status, headers=headers_of())
+
+
+def starting() -> Response:
+    return PlainTextResponse(
+        "the platform is starting: its functions are not all loaded\n",
+        status_code=503,
+        headers={**headers_of(), "Retry-After": "1"},
+    )
+
+
+async def read_body(request: Request) -> bytes:
+    """
+    Return the whole body.
+
+    :raises BodyTooLarge: it is over 4 MiB
+    :raises BodyTooSlow: it takes over a minute, or nothing comes for half of one
+    """
+    body = bytearray()
+    ends = asyncio.get_running_loop().time() + _MAX_JSON_S
+    async for chunk in pieces(request):
+        body += chunk
+        if len(body) > _MAX_JSON:
+            raise BodyTooLarge(f"the body is over {format_bytes(_MAX_JSON)}: a deployment is a few KiB of JSON")
+        if asyncio.get_running_loop().time() > ends:
+            raise BodyTooSlow(f"the body did not arrive within {_MAX_JSON_S:g} s")
+    return bytes(body)
+
+
+async def pieces(request: Request) -> AsyncIterator[bytes]:
+    """
+    Yield the body as it comes.
+
+    :raises BodyTooSlow: nothing comes for half a minute
+    """
+    stream = aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                piece = await anext(stream)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise BodyTooSlow(f"nothing of the body arrived for {_PATIENCE_S:g} s") from None
+        yield piece

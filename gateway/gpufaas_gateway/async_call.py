@@ -1,0 +1,160 @@
+"""
+An asynchronous call as it is kept: accepted, claimed, settled. Values only; who moves them is `async_calls`.
+
+::
+
+    accepted ──► queued ──► (running) ──► done                      no callback was asked for
+                   ▲            ├───────► callback ──► done | dead  its answer is kept until it is delivered
+                   └── retry ───┴───────► dead                      no attempt is left, or none would help
+
+Running is not written down: a call that was claimed and not settled is queued again when the platform starts, which is
+what makes "at least once" hold. What ends is kept for a while, a dead one with all that is needed to try it again.
+"""
+
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from gpufaas_core.units import Seconds
+
+Header: TypeAlias = tuple[bytes, bytes]
+Body: TypeAlias = bytes | Path
+"""Bytes, or the file that holds them, which belongs to the queue."""
+
+Phase = Literal["queued", "callback"]
+"""What a call that has not ended waits for: to be executed, or for its callback to be delivered."""
+State = Literal["queued", "running", "callback", "done", "dead"]
+
+INLINE_BODY: Final = 256 * 1024
+"""A request's body beyond this is a file beside the queue."""
+INLINE_ANSWER: Final = 1024 * 1024
+"""And an answer beyond this: most are short-lived, and reading one back is one query."""
+
+
+class AcceptedCall(Struct, frozen=True):
+    """A request to be executed later: everything that a worker and a callback need."""
+
+    id: str
+    """X-Call-Id. Not unique: callers may send one, and functions pass theirs on."""
+    function: str
+    """``NAME.NAMESPACE``."""
+    name: str
+    """As it stood in the URL."""
+    path: bytes
+    """Raw, what follows the name: empty, or beginning with ``/``."""
+    query: bytes
+    headers: tuple[Header, ...]
+    callback_url: str | None
+    start_ns: int
+    """X-Start-Time: when it was accepted, Unix nanoseconds."""
+    body: Body = b""
+
+    @property
+    def accepted_at(self) -> float:
+        return self.start_ns / 1e9
+
+
+class Answer(Struct, frozen=True):
+    """What became of an execution, kept until the callback has it."""
+
+    status: int
+    headers: tuple[Header, ...]
+    body: Body
+    duration_s: Seconds
+    attempts_allowed: int
+    """X-Retry-Max, by the policy that held when it was executed."""
+
+
+class ClaimedCall(Struct, frozen=True):
+    """A call that its claimer works on; nobody else is given it until it is settled, or the platform started again."""
+
+    key: int
+    """The queue's own name for it."""
+    call: AcceptedCall
+    attempts: int = 0
+    """Executions that count, so far."""
+    deliveries: int = 0
+    """Attempts to deliver its callback, so far."""
+    answer: Answer | None = None
+    exhausted: str | None = None
+    """Why it is a dead letter once its callback is delivered; None: it is done then."""
+
+
+class Done(Struct, frozen=True):
+    """It was executed, and its callback, if it has one, delivered."""
+
+    key: int
+    at: float
+    status: int
+    attempts: int
+
+
+class Retry(Struct, frozen=True):
+    """Execute it again, not before `at`."""
+
+    key: int
+    at: float
+    attempts: int
+    status: int
+    reason: str
+
+
+class Answered(Struct, frozen=True):
+    """It was executed; `answer` is to be delivered. With `exhausted`, it is a dead letter after that."""
+
+    key: int
+    at: float
+    attempts: int
+    answer: Answer
+    exhausted: str | None = None
+
+
+class Redeliver(Struct, frozen=True):
+    """Deliver its callback again, not before `at`."""
+
+    key: int
+    at: float
+    deliveries: int
+    reason: str
+
+
+class Dead(Struct, frozen=True):
+    """No more of it without an operator. Its request is kept, and its answer if only the callback is missing."""
+
+    key: int
+    at: float
+    attempts: int
+    status: int | None
+    reason: str
+    undelivered: bool = False
+
+
+Outcome: TypeAlias = Done | Retry | Answered | Redeliver | Dead
+
+
+class CallStatus(Struct, frozen=True):
+    """What may be told of a call: never its body, headers or answer."""
+
+    id: str
+    function: str
+    state: State
+    attempts: int
+    deliveries: int
+    status: int | None
+    """Of the last execution."""
+    reason: str | None
+    accepted_at: float
+    ended_at: float | None
+    due_at: float | None
+    """When it is tried next, at the earliest."""
+
+
+class Waiting(Struct, frozen=True):
+    """Calls of one function in one phase."""
+
+    phase: Phase
+    function: str
+    count: int
+    due_at: float
+    """Of the earliest."""

@@ -1,0 +1,580 @@
+"""
+`AsyncCalls`: accepts asynchronous calls, executes them, delivers their callbacks.
+
+Everything that touches the queue goes through one turn at a time: what was accepted and what came out since the last
+one is committed together (one fsync for many requests), then as many due calls are claimed as there is room for. A turn
+happens when there is a reason (a call, an outcome, the earliest retry is due), so nothing polls, and an idle platform
+is idle.
+
+Calls are executed by the invocation path itself, in process: they wait in the engine's queue as every other call does.
+How many are there at once is bounded, per function and in all, so that synchronous callers do not stand behind a
+backlog; callbacks have a bound of their own, so that a slow receiver holds up no execution.
+"""
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from gpufaas_core.errors import GpufaasError, Overloaded, StorageFailed
+from gpufaas_core.units import Seconds
+from gpufaas_gateway.async_call import (
+    INLINE_ANSWER,
+    AcceptedCall,
+    Answer,
+    Answered,
+    Body,
+    CallStatus,
+    ClaimedCall,
+    Dead,
+    Done,
+    Header,
+    Outcome,
+    Phase,
+    Redeliver,
+    Retry,
+    Waiting,
+)
+from gpufaas_gateway.callbacks import CallbackFailed, CallbackRefused, Callbacks
+from gpufaas_gateway.errors import status_of
+from gpufaas_gateway.ports import AsyncQueue, SpooledBody
+from gpufaas_gateway.retry import GiveUp, RetryPolicy, Settled, TryAgain, backoff_s, decide, parse_retry_after
+
+Message: TypeAlias = MutableMapping[str, Any]
+Invoke: TypeAlias = Callable[
+    [MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+"""An ASGI application that serves ``/function/…``."""
+
+log = logging.getLogger(__name__)
+
+_PIECE: Final = 256 * 1024
+_STORAGE_RETRY_S: Final[Seconds] = 1.0
+"""Outcomes that could not be written are tried again this often; nothing new is claimed until they are."""
+_NEVER_TO_CALLBACK: Final = frozenset((
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade", b"content-length", b"x-call-id", b"x-start-time", b"x-duration-seconds",
+    b"x-function-name", b"x-function-status", b"x-retry", b"x-retry-max", b"user-agent", b"host",
+))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncSettings:
+    max_queue: int = 100_000
+    """Calls of one function that have not ended."""
+    max_queue_in_all: int = 1_000_000
+    at_once: int = 64
+    """Executions of asynchronous calls in the engine, its queue included."""
+    at_once_per_function: int = 16
+    """Twice the slots of a CPU function's worker: one call runs in each, one is there when it ends."""
+    callbacks_at_once: int = 64
+    callbacks_at_once_per_function: int = 16
+    callback_retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(10, frozenset(), 1.0, 120.0))
+    """About ten minutes; its codes are not used."""
+    retry_after_s: Seconds = 5.0
+    """Told to whom a full queue refuses."""
+    grace_s: Seconds = 10.0
+    """How long executions and callbacks may take to end when the platform is asked to stop."""
+
+
+class _Lane:
+    """Calls of one phase: where some are due, and how many are being worked on."""
+
+    def __init__(self, phase: Phase, at_once: int, per_function: int) -> None:
+        self.phase: Phase = phase
+        self._at_once = at_once
+        self._per_function = per_function
+        self._busy: Counter[str] = Counter()
+        self.due: dict[str, float] = {}
+        """By function: when its next call that is not claimed is due. Its order is whose turn it is."""
+
+    @property
+    def busy(self) -> int:
+        return self._busy.total()
+
+    def expect(self, function: str, at: float) -> None:
+        self.due[function] = min(at, self.due.get(function, math.inf))
+
+    def wanted(self, now: float) -> list[tuple[Phase, str, int]]:
+        """Return what to claim: for each function that is due, as many calls as there is room for."""
+        room = self._at_once - self.busy
+        wanted: list[tuple[Phase, str, int]] = []
+        for function, due in self.due.items():
+            if room <= 0:
+                break
+            if due <= now and (count := min(room, self._per_function - self._busy[function])) > 0:
+                wanted.append((self.phase, function, count))
+                room -= count
+        return wanted
+
+    def claimed(self, function: str, count: int, next_due: float | None) -> None:
+        self.due.pop(function, None)
+        if next_due is not None:
+            self.due[function] = next_due  # at the end: the others come first next time
+        if count:
+            self._busy[function] += count
+
+    def ended(self, function: str) -> None:
+        self._busy[function] -= 1
+        if not self._busy[function]:
+            del self._busy[function]
+
+    def next_due(self, now: float) -> float | None:
+        """Return when something becomes due; what is due already waits for room, which is an event of its own."""
+        return min((due for due in self.due.values() if due > now), default=None)
+
+
+class AsyncCalls:
+    """
+    Run `run` beside the server; `begin` once functions can be called; `stop` when the platform is asked to stop, and
+    `finish` when nobody can send calls any more: then `run` returns.
+    """
+
+    def __init__(
+        self,
+        queue: AsyncQueue,
+        invoke: Invoke,
+        callbacks: Callbacks,
+        policy_of: Callable[[str], RetryPolicy],
+        settings: AsyncSettings | None = None,
+        *,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        :param policy_of: by ``NAME.NAMESPACE``; asked after each execution, so that an update counts
+        :param clock: Unix seconds, because what is due outlives the process
+        """
+        self._queue = queue
+        self._invoke = invoke
+        self._callbacks = callbacks
+        self._policy_of = policy_of
+        self._settings = settings or AsyncSettings()
+        self._rng = rng or random.Random()
+        self._clock = clock
+        each = self._settings
+        self._lanes: dict[Phase, _Lane] = {
+            "queued": _Lane("queued", each.at_once, each.at_once_per_function),
+            "callback": _Lane("callback", each.callbacks_at_once, each.callbacks_at_once_per_function),
+        }
+        self._open: Counter[str] = Counter()
+        """Calls that have not ended, by function; those being accepted count."""
+        self._in_all = 0
+        self._accepted: list[tuple[AcceptedCall, asyncio.Future[None]]] = []
+        self._outcomes: list[tuple[str, Outcome]] = []
+        self._requeued: list[Waiting] = []
+        self._working: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._looked_at = 0.0
+        """The time by which the last turn claimed."""
+        self._claiming = False
+        self._finishing = False
+        self._thread = ThreadPoolExecutor(1, "async-queue")
+
+    # --- its life ---
+
+    async def run(self) -> None:
+        """:raises StorageFailed: the queue cannot be read at all"""
+        timer: asyncio.TimerHandle | None = None
+        loop = asyncio.get_running_loop()
+        try:
+            for waiting in await self._in_thread(self._queue.waiting):
+                self._count(waiting.function, waiting.count)
+                self._lanes[waiting.phase].expect(waiting.function, waiting.due_at)
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    await self._wake.wait()
+                    self._wake.clear()
+                    if timer is not None:
+                        timer.cancel()
+                    written = await self._turn(tasks)
+                    if self._finishing and not self._working and not self._accepted:
+                        if not self._outcomes or not written:
+                            break
+                        continue
+                    # Measured from when the turn looked: what has become due since then was not claimed.
+                    due = [at for lane in self._lanes.values() if (at := lane.next_due(self._looked_at)) is not None]
+                    wait_s = max(0.0, min(due) - self._clock()) if due and self._claiming else None
+                    if not written:
+                        wait_s = _STORAGE_RETRY_S
+                    if wait_s is not None:
+                        timer = loop.call_later(wait_s, self._wake.set)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._thread.shutdown(wait=False)
+
+    def begin(self) -> None:
+        """Functions can be called: execute what waits."""
+        self._claiming = True
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Claim nothing more. What runs has its grace; then it is given up, and stays queued."""
+        if self._finishing or not self._claiming:
+            return
+        self._claiming = False
+        asyncio.get_running_loop().call_later(self._settings.grace_s, self._give_up)
+
+    def finish(self) -> None:
+        self.stop()
+        self._finishing = True
+        self._wake.set()
+
+    def _give_up(self) -> None:
+        for task in self._working:
+            task.cancel()
+
+    # --- for who accepts calls, and asks about them ---
+
+    def reserve(self, function: str) -> None:
+        """
+        Take a place in the queue; `accept` fills it, or `release` gives it back.
+
+        :raises Overloaded: there is none
+        """
+        settings = self._settings
+        for count, limit, whose in (
+            (self._open[function], settings.max_queue, f"the asynchronous queue of {function}"),
+            (self._in_all, settings.max_queue_in_all, "the asynchronous queue"),
+        ):
+            if count >= limit:
+                raise Overloaded(
+                    f"{whose} is full: {limit} calls have not ended; send it again later", settings.retry_after_s
+                )
+        self._count(function, 1)
+
+    def release(self, function: str) -> None:
+        self._count(function, -1)
+
+    async def accept(self, call: AcceptedCall) -> None:
+        """
+        Return once *call* is durable: from then on it is executed, whatever becomes of this process.
+
+        :raises StorageFailed: it is not, and will not be executed; its place is given back
+        """
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._accepted.append((call, durable))
+        self._wake.set()
+        # Whoever hangs up now has sent it all the same; `_turn` alone decides what became of it.
+        await asyncio.shield(durable)
+
+    def new_file(self) -> SpooledBody:
+        return self._queue.new_file()
+
+    async def status(self, call: str) -> CallStatus | None:
+        return await asyncio.to_thread(self._queue.get, call)
+
+    async def dead(self, function: str | None, limit: int) -> list[CallStatus]:
+        return await asyncio.to_thread(self._queue.list_dead, function, limit)
+
+    async def retry(self, call: str) -> bool:
+        """Let a dead letter wait again; whether there was one."""
+        waiting = await self._in_thread(self._queue.requeue, call, self._clock())
+        if waiting is None:
+            return False
+        # Not put into the lane here: a turn may be about to overwrite it with what it read before.
+        self._requeued.append(waiting)
+        self._wake.set()
+        return True
+
+    async def discard(self, call: str) -> bool:
+        """Forget a dead letter; whether there was one."""
+        return await asyncio.to_thread(self._queue.discard, call)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many calls have not ended, by ``NAME.NAMESPACE``, for metrics and for scaling by queue."""
+        return dict(self._open)
+
+    def _count(self, function: str, change: int) -> None:
+        self._open[function] += change
+        self._in_all += change
+        if not self._open[function]:
+            del self._open[function]
+
+    # --- the turn ---
+
+    async def _turn(self, tasks: asyncio.TaskGroup) -> bool:
+        """Commit what there is, claim what there is room for. Return whether it could be written."""
+        accepted, self._accepted = self._accepted, []
+        outcomes, self._outcomes = self._outcomes, []
+        requeued, self._requeued = self._requeued, []
+        for waiting in requeued:
+            self._count(waiting.function, waiting.count)
+            self._lanes[waiting.phase].expect(waiting.function, waiting.due_at)
+        for call, _ in accepted:
+            self._lanes["queued"].expect(call.function, call.accepted_at)
+        for function, outcome in outcomes:
+            match outcome:
+                case Retry():
+                    self._lanes["queued"].expect(function, outcome.at)
+                case Answered() | Redeliver():
+                    self._lanes["callback"].expect(function, outcome.at)
+                case Done() | Dead():
+                    pass
+        # A call's time is that of the request, which may be a moment ahead of a clock that was set back.
+        now = self._looked_at = max([self._clock(), *(call.accepted_at for call, _ in accepted)])
+        wanted = [each for lane in self._lanes.values() for each in lane.wanted(now)] if self._claiming else []
+        try:
+            claimed = await self._in_thread(self._exchange, accepted, outcomes, wanted, now)
+        except StorageFailed as exc:
+            for call, durable in accepted:
+                self._count(call.function, -1)
+                durable.set_exception(exc)
+            if outcomes:
+                log.warning("async.not_written outcomes=%d: %s", len(outcomes), exc)
+            self._outcomes[:0] = outcomes
+            return not outcomes and not wanted
+        for _, durable in accepted:
+            durable.set_result(None)
+        for function, outcome in outcomes:
+            if isinstance(outcome, Done | Dead):
+                self._count(function, -1)
+        for (phase, function, _), (calls, next_due) in zip(wanted, claimed, strict=True):
+            self._lanes[phase].claimed(function, len(calls), next_due)
+            work = self._execute if phase == "queued" else self._deliver
+            for each in calls:
+                task = tasks.create_task(self._work(work, self._lanes[phase], each))
+                self._working.add(task)
+        return True
+
+    def _exchange(
+        self,
+        accepted: Sequence[tuple[AcceptedCall, object]],
+        outcomes: Sequence[tuple[str, Outcome]],
+        wanted: Sequence[tuple[Phase, str, int]],
+        now: float,
+    ) -> list[tuple[list[ClaimedCall], float | None]]:
+        """The turn's part of the queue's thread."""
+        if accepted or outcomes:
+            self._queue.write([call for call, _ in accepted], [outcome for _, outcome in outcomes])
+        return [self._queue.claim(phase, function, now, limit) for phase, function, limit in wanted]
+
+    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+
+    async def _work(self, work: Callable[[ClaimedCall], Awaitable[Outcome]], lane: _Lane, claimed: ClaimedCall) -> None:
+        function = claimed.call.function
+        try:
+            outcome = await work(claimed)
+            self._outcomes.append((function, outcome))  # only now: each turn begins a list of its own
+        except asyncio.CancelledError:
+            # The grace is over: without an outcome it stays as it was, for the next start.
+            if self._claiming:
+                raise
+        finally:
+            lane.ended(function)
+            task = asyncio.current_task()
+            assert task is not None
+            self._working.discard(task)
+            self._wake.set()
+
+    # --- an execution ---
+
+    async def _execute(self, claimed: ClaimedCall) -> Outcome:
+        call = claimed.call
+        policy = self._policy_of(call.function)
+        answer = _Answered(None if call.callback_url is None else self._queue.new_file)
+        began = time.perf_counter()
+        kept = False
+        try:
+            try:
+                await self._call(call, answer)
+            except StorageFailed as exc:
+                answer.failed(exc)
+            except Exception as exc:  # the edge of the invocation path, as `serving.app` is for the server
+                if not answer.begun:
+                    log.exception("async.execution_failed call=%s function=%s", call.id, call.function)
+                answer.failed(GpufaasError(f"the answer broke off: {exc}"), 502 if answer.begun else 500)
+            duration_s = time.perf_counter() - began
+            now = self._clock()
+            retry_after_s = parse_retry_after(found, now) if (found := answer.header(b"retry-after")) else None
+            decision = decide(policy, answer.status, answer.internal, retry_after_s, claimed.attempts, self._rng)
+            attempts = claimed.attempts + 1
+            exhausted: str | None = None
+            match decision:
+                case TryAgain(wait_s, attempts):
+                    return Retry(claimed.key, now + wait_s, attempts, answer.status, answer.reason)
+                case GiveUp(reason):
+                    exhausted = f"{answer.reason}; {reason}"
+                case Settled():
+                    pass
+            if call.callback_url is None:
+                if exhausted is not None:
+                    return Dead(claimed.key, now, attempts, answer.status, exhausted)
+                return Done(claimed.key, now, answer.status, attempts)
+            try:
+                body = await answer.keep()
+            except StorageFailed as exc:
+                # It was executed, but what it answered is lost: that is an attempt like any other that failed.
+                log.warning("async.answer_not_kept call=%s: %s", call.id, exc)
+                wait_s = backoff_s(attempts, policy.min_wait_s, policy.max_wait_s, self._rng)
+                return Retry(claimed.key, now + wait_s, attempts, answer.status, str(exc))
+            kept = True
+            given = Answer(answer.status, tuple(answer.headers), body, duration_s, policy.attempts)
+            return Answered(claimed.key, now, attempts, given, exhausted)
+        finally:
+            if not kept:
+                answer.discard()
+
+    async def _call(self, call: AcceptedCall, answer: "_Answered") -> None:
+        path = b"/function/" + call.function.encode() + call.path
+        size = call.body.stat().st_size if isinstance(call.body, Path) else len(call.body)
+        scope: Message = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path.decode("latin-1"),
+            "raw_path": path,
+            "root_path": "",
+            "query_string": call.query,
+            "headers": [*call.headers, (b"x-call-id", call.id.encode("latin-1")), (b"content-length", b"%d" % size)],
+            "client": None,
+            "server": None,
+            "extensions": {},
+        }
+        request = _Request(call.body)
+        try:
+            await self._invoke(scope, request.receive, answer.send)
+        finally:
+            request.close()
+
+    # --- a callback ---
+
+    async def _deliver(self, claimed: ClaimedCall) -> Outcome:
+        call, answer = claimed.call, claimed.answer
+        assert answer is not None
+        assert call.callback_url is not None
+        policy = self._settings.callback_retry
+        deliveries = claimed.deliveries + 1
+        headers = [pair for pair in answer.headers if pair[0].lower() not in _NEVER_TO_CALLBACK]
+        headers += [
+            (b"X-Call-Id", call.id.encode("latin-1")),
+            (b"X-Start-Time", b"%d" % call.start_ns),
+            (b"X-Duration-Seconds", b"%.6f" % answer.duration_s),
+            (b"X-Function-Name", call.name.encode("latin-1")),
+            (b"X-Function-Status", b"%d" % answer.status),
+            (b"X-Retry", b"%d" % claimed.attempts),
+            (b"X-Retry-Max", b"%d" % answer.attempts_allowed),
+        ]
+        reason: str
+        try:
+            await self._callbacks.deliver(call.callback_url, headers, answer.body)
+        except CallbackFailed as exc:
+            now, reason = self._clock(), str(exc)
+            if deliveries < policy.attempts:
+                wait_s = backoff_s(deliveries, policy.min_wait_s, policy.max_wait_s, self._rng)
+                return Redeliver(claimed.key, now + wait_s, deliveries, reason)
+            reason += f"; the last of {policy.attempts} attempts failed"
+        except CallbackRefused as exc:
+            now, reason = self._clock(), str(exc)
+        else:
+            now = self._clock()
+            if claimed.exhausted is None:
+                return Done(claimed.key, now, answer.status, claimed.attempts)
+            return Dead(claimed.key, now, claimed.attempts, answer.status, claimed.exhausted)
+        log.warning("async.callback_gave_up call=%s function=%s: %s", call.id, call.function, reason)
+        if claimed.exhausted is not None:
+            return Dead(claimed.key, now, claimed.attempts, answer.status, f"{claimed.exhausted}; {reason}")
+        return Dead(claimed.key, now, claimed.attempts, answer.status, reason, undelivered=True)
+
+
+class _Request:
+    """The receiving half of a synthetic request: the body, then a caller who waits for ever."""
+
+    def __init__(self, body: Body) -> None:
+        self._file = body.open("rb") if isinstance(body, Path) else None
+        self._inline = b"" if isinstance(body, Path) else body
+        self._size = body.stat().st_size if isinstance(body, Path) else 0
+        self._over = False
+
+    async def receive(self) -> Message:
+        if self._over:
+            # Cancelled by whoever listens, at the latest when the call has ended.
+            never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+            return await never
+        if self._file is None:
+            self._over = True
+            return {"type": "http.request", "body": self._inline, "more_body": False}
+        piece = await asyncio.to_thread(self._file.read, _PIECE)
+        self._size -= len(piece)
+        self._over = self._size <= 0 or not piece
+        return {"type": "http.request", "body": piece, "more_body": not self._over}
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class _Answered:
+    """The sending half: keeps the answer, in memory as long as it is small; only its size if nobody wants it."""
+
+    def __init__(self, new_file: Callable[[], SpooledBody] | None) -> None:
+        self.status = 500
+        self.headers: list[Header] = []
+        self.begun = False
+        self._new_file = new_file
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._file: SpooledBody | None = None
+
+    @property
+    def internal(self) -> bool:
+        """Whether the platform made it."""
+        return self.header(b"x-openfaas-internal") is not None
+
+    @property
+    def reason(self) -> str:
+        text = f"status {self.status}"
+        if self.internal and self._pieces:
+            text += " of the platform: " + b"".join(self._pieces)[:500].decode("utf-8", "replace").strip()
+        return text
+
+    def header(self, name: bytes) -> str | None:
+        return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), None)
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+            self.begun = True
+            return
+        piece: bytes = message.get("body", b"")
+        if not piece:
+            return
+        if self._new_file is None and not self.internal:
+            return
+        self._size += len(piece)
+        self._pieces.append(bytes(piece))
+        if self._size > INLINE_ANSWER and self._new_file is not None:
+            if self._file is None:
+                self._file = self._new_file()
+            for each in self._pieces:
+                self._file.write(each)
+            self._pieces.clear()
+
+    def failed(self, error: GpufaasError, status: int | None = None) -> None:
+        """In place of whatever came so far: the platform's own answer."""
+        self.discard()
+        self.status = status or status_of(error)
+        self.headers = [(b"x-openfaas-internal", b"gateway"), (b"content-type", b"text/plain; charset=utf-8")]
+        self._pieces = [str(error).encode()]
+
+    async def keep(self) -> Body:
+        if self._file is None:
+            return b"".join(self._pieces)
+        return await asyncio.to_thread(self._file.keep)
+
+    def discard(self) -> None:
+        if self._file is not None:
+            self._file.discard()
+            self._file = None

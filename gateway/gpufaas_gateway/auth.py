@@ -1,0 +1,198 @@
+"""
+Who may ask the gateway what: basic auth as OpenFaaS has it (openfaas.md §3.1), deny by default.
+
+`PUBLIC` is the one list of routes that need no password. `Guard` stands before the router, so that a route nobody
+thought of, or that does not exist, is guarded too. `CleanPaths` stands before the guard: what it passes on has one
+spelling.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import os
+import posixpath
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from gpufaas_core.errors import InvalidSpec, StorageFailed
+from gpufaas_gateway.errors import headers_of
+
+log = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PUBLIC: Final[tuple[tuple[str, str], ...]] = (
+    ("*", "/function/*"),  # a password that comes along is the function's (§1 item 7)
+    ("GET HEAD POST PUT PATCH OPTIONS", "/async-function/*"),  # but DELETE, which takes a call back
+    ("GET HEAD", "/healthz"),
+    ("GET HEAD", "/readyz"),
+    ("GET HEAD", "/metrics"),
+    ("GET HEAD", "/"),  # sends browsers to /ui/, which is guarded
+)
+"""Methods and path; a path that ends in ``*`` is a prefix. All else needs the password."""
+
+USER_FILE: Final = "basic-auth-user"
+PASSWORD_FILE: Final = "basic-auth-password"
+_DEFAULT_USER: Final = "admin"
+_PASSWORD_BYTES: Final = 32
+_BODY: Final = b"invalid credentials"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The one user and password."""
+
+    user: str
+    password: str = field(repr=False)
+
+    def match(self, authorization: bytes) -> bool:
+        """
+        Whether an Authorization header has them. Takes as long for a wrong password as for the right one: what is
+        compared are digests, of user and password together.
+        """
+        scheme, _, encoded = authorization.partition(b" ")
+        if scheme.lower() != b"basic":
+            return False
+        try:
+            given = base64.b64decode(encoded.strip(), validate=True)
+        except binascii.Error:
+            return False
+        return hmac.compare_digest(_digest(given), _digest(f"{self.user}:{self.password}".encode()))
+
+
+def read_credentials(directory: Path) -> Credentials:
+    """
+    Return what the two files in *directory* hold, without the white space around it.
+
+    :raises InvalidSpec: a file is missing, empty or not text; says which
+    """
+    user, password = (_read(directory / name) for name in (USER_FILE, PASSWORD_FILE))
+    if ":" in user:
+        raise InvalidSpec(f"{directory / USER_FILE}: a user's name has no ':', which ends it in basic auth")
+    return Credentials(user, password)
+
+
+def make_credentials(directory: Path) -> bool:
+    """
+    Write a user and a random password into *directory*, unless one of the files is there. Return whether it did.
+
+    :raises StorageFailed: they cannot be written
+    """
+    paths = (directory / PASSWORD_FILE, directory / USER_FILE)
+    if any(path.exists() for path in paths):
+        return False
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o700)
+        for path, text in zip(paths, (secrets.token_urlsafe(_PASSWORD_BYTES), _DEFAULT_USER), strict=True):
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as exc:
+        raise StorageFailed(
+            f"no password could be written to {directory} ({exc.strerror}): make it writable, or name a directory "
+            f"that has {USER_FILE} and {PASSWORD_FILE} with --auth-dir"
+        ) from exc
+    return True
+
+
+def is_public(method: str, path: str) -> bool:
+    """Whether `PUBLIC` lists it."""
+    for methods, pattern in PUBLIC:
+        if methods != "*" and method not in methods.split():
+            continue
+        if path == pattern or (pattern.endswith("*") and path.startswith(pattern[:-1])):
+            return True
+    return False
+
+
+class Guard:
+    """Passes on to *app* what is public, or has the password. 401 for the rest, whatever it is."""
+
+    def __init__(self, app: App, credentials: Credentials) -> None:
+        self._app = app
+        self._credentials = credentials
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or self._may(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "invalid credentials"})
+        else:
+            headers = {**headers_of(), "WWW-Authenticate": 'Basic realm="Restricted"'}
+            await _answer(send, 401, headers, _BODY)
+
+    def _may(self, scope: Scope) -> bool:
+        if is_public(scope.get("method", "GET"), scope["path"]):
+            return True
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) == 1 and self._credentials.match(given[0]):
+            return True
+        if given and not given[0].lower().startswith(b"bearer"):  # of a client that is logged out, an empty one
+            peer = scope.get("client") or ("unknown", 0)
+            log.warning("auth.refused peer=%s path=%.200r", peer[0], scope["path"])
+        return False
+
+
+class CleanPaths:
+    """
+    Sends clients whose path has ``//``, ``.`` or ``..`` on to the path that they mean (301), and refuses NUL bytes and
+    encoded slashes, which no name has and which routers read in different ways.
+
+    Not for ``/function/`` and ``/async-function/``: their paths are the function's, and stay as they came.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(("/function/", "/async-function/")):
+            await self._app(scope, receive, send)
+            return
+        raw: bytes = scope["raw_path"].lower()
+        if b"%2f" in raw or b"%5c" in raw or "\0" in scope["path"]:
+            log.warning("path.refused path=%.200r", scope["path"])
+            await _answer(send, 400, headers_of(), b"the path has an encoded slash or a NUL byte: names have none\n")
+            return
+        cleaned = _clean(scope["path"])
+        if cleaned != scope["path"]:
+            query = scope["query_string"].decode("latin-1")
+            location = quote(cleaned, safe="/-._~!$&'()*+,;=:@") + (f"?{query}" if query else "")
+            await _answer(send, 301, {"Location": location}, b"")
+            return
+        await self._app(scope, receive, send)
+
+
+def _clean(path: str) -> str:
+    cleaned = posixpath.normpath("/" + path.lstrip("/"))
+    return cleaned + "/" if path.endswith(("/", "/.", "/..")) and cleaned != "/" else cleaned
+
+
+async def _answer(send: Send, status: int, headers: dict[str, str], body: bytes) -> None:
+    fields = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+    fields.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).digest()
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
+        raise InvalidSpec(f"{path} cannot be read ({reason}): it must hold one line, for basic auth") from exc
+    if not text:
+        raise InvalidSpec(f"{path} is empty: it must hold one line, for basic auth")
+    return text

@@ -1,0 +1,217 @@
+"""
+Delivering what an asynchronous call answered, without becoming a way into the network behind the gateway.
+
+Whoever may call a function names the address that the platform then posts to. So each address that a host resolves to
+is looked at, and the connection is made to the very addresses that were: a name that resolves differently a moment
+later (DNS rebinding) changes nothing. Redirects are not followed, proxies of the environment not used.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from urllib.parse import urlsplit
+
+from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.units import Seconds
+from gpufaas_gateway.async_call import Body, Header
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+Resolved: TypeAlias = tuple[int, str]
+"""Address family, and the address as text."""
+
+_MAX_URL: Final = 4096
+_TIMEOUT_S: Final[Seconds] = 60.0
+"""Without any progress; a large answer may take longer in all."""
+_CONNECT_S: Final[Seconds] = 10.0
+_METADATA: Final = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "100.100.100.200", "168.63.129.16")))
+"""Where clouds tell a machine its credentials, beyond the link-local 169.254.169.254."""
+_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+
+
+class CallbackRefused(GpufaasError):
+    """This callback is not made, now or later; or its receiver will not have it."""
+
+
+class CallbackFailed(GpufaasError):
+    """The receiver could not be reached, or is in trouble: try again."""
+
+
+class Callbacks(Protocol):
+    async def deliver(self, url: str, headers: Sequence[Header], body: Body) -> None:
+        """
+        POST it; return once the receiver has taken it (2xx).
+
+        :raises CallbackRefused: it would be no use to try again
+        :raises CallbackFailed: it may be
+        """
+        ...
+
+
+def check_url(url: str, allow_local: bool) -> None:
+    """
+    Look at a callback's URL when its call comes: all that can be said without asking DNS.
+
+    :raises InvalidSpec: it is no http or https URL with a host; or its host is an address that is not allowed
+    """
+    shown = url[:200]
+    if len(url) > _MAX_URL or not url.isascii() or any(ord(char) <= 0x20 or ord(char) == 0x7F for char in url):
+        raise InvalidSpec(f"X-Callback-Url: {shown!r} is no URL: encode what is not plain ASCII, and keep it short")
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as exc:
+        raise InvalidSpec(f"X-Callback-Url: {shown!r} is no URL: {exc}") from exc
+    if parts.scheme not in ("http", "https") or not host:
+        raise InvalidSpec(f"X-Callback-Url: {shown!r} is no http:// or https:// URL with a host")
+    if host.rstrip(".").lower() == "localhost" and not allow_local:
+        raise _not_allowed(host, "loopback")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return  # a name: it is looked at when it is resolved
+    check_address(host, address, allow_local)
+
+
+def check_address(host: str, address: Address, allow_local: bool) -> None:
+    """:raises InvalidSpec: callbacks must not go to *address*"""
+    if allow_local:
+        return
+    if why := why_not(address):
+        raise _not_allowed(host, why)
+
+
+def why_not(address: Address) -> str | None:
+    """
+    Return what about *address* forbids callbacks there; None if nothing does. Private networks are allowed: that is
+    where receivers are.
+    """
+    if isinstance(address, ipaddress.IPv6Address):
+        # An IPv4 address in disguise is what it is underneath.
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is None and int(address) >> 32 == 0 and int(address) > 1:
+            inner = ipaddress.IPv4Address(int(address))  # ::127.0.0.1, the old IPv4-compatible form
+        if inner is not None:
+            return why_not(inner)
+    for claim, why in (
+        (address.is_loopback, "loopback"),
+        (address.is_link_local, "link-local"),
+        (address.is_unspecified or int(address) >> 24 == 0, "not an address of a host"),
+        (address.is_multicast, "multicast"),
+        (address.version == 4 and address.is_reserved, "reserved"),
+        (address in _METADATA, "a cloud's metadata service"),
+    ):
+        if claim:
+            return why
+    return None
+
+
+def _not_allowed(host: str, why: str) -> InvalidSpec:
+    return InvalidSpec(
+        f"X-Callback-Url: {host} is {why}, where callbacks must not go: "
+        "name another receiver, or start the gateway with --allow-local-callbacks"
+    )
+
+
+async def resolve(host: str, port: int, family: int = socket.AF_UNSPEC) -> list[Resolved]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
+    return [(each[0], str(each[4][0])) for each in found]
+
+
+class HttpCallbacks:
+    """`Callbacks` over aiohttp, with connections kept alive. Used in one event loop; `close` when done."""
+
+    def __init__(self, product: str, *, allow_local: bool = False, resolver: Any = resolve) -> None:
+        """
+        :param product: the User-Agent, ``NAME/VERSION``
+        :param resolver: like `resolve`, which asks the system
+        """
+        self._product = product
+        self._allow_local = allow_local
+        self._resolve = resolver
+        self._session: ClientSession | None = None
+
+    async def deliver(self, url: str, headers: Sequence[Header], body: Body) -> None:
+        # Imported late: a gateway whose calls ask for no callback does not pay for it.
+        import aiohttp
+
+        try:
+            check_url(url, self._allow_local)
+        except InvalidSpec as exc:  # the setting may have changed since it was accepted
+            raise CallbackRefused(str(exc)) from exc
+        text = [(name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in headers]
+        text.append(("User-Agent", self._product))
+        session = self._session = self._session or self._open()
+        file = await asyncio.to_thread(body.open, "rb") if isinstance(body, Path) else None
+        try:
+            async with session.post(url, headers=text, data=file or body, allow_redirects=False) as answer:
+                status = answer.status
+                await answer.content.read(65_536)  # so that the connection can be used again, if it was a short one
+        except InvalidSpec as exc:  # of the resolver below
+            raise CallbackRefused(str(exc)) from exc
+        except (aiohttp.InvalidURL, ValueError) as exc:
+            raise CallbackRefused(f"callback to {_shown(url)}: {exc}") from exc
+        except (aiohttp.ClientError, OSError, TimeoutError) as exc:
+            raise CallbackFailed(f"callback to {_shown(url)}: {exc or type(exc).__name__}") from exc
+        finally:
+            if file is not None:
+                file.close()
+        if 200 <= status < 300:
+            return
+        text_of = f"callback to {_shown(url)}: the receiver answered {status}"
+        if status >= 500 or status in (408, 425, 429):
+            raise CallbackFailed(text_of)
+        raise CallbackRefused(text_of + (", and redirects are not followed" if 300 <= status < 400 else ""))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _open(self) -> "ClientSession":
+        import aiohttp
+        from aiohttp.abc import AbstractResolver, ResolveResult
+
+        ours, allow_local = self._resolve, self._allow_local
+
+        class Checked(AbstractResolver):
+            """aiohttp connects to what this returns, and to nothing else."""
+
+            async def resolve(
+                self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+            ) -> list[ResolveResult]:
+                found: list[Resolved] = await ours(host, port, family)
+                for _, text in found:
+                    # One that is not allowed refuses them all: who has a name for it wants to get there.
+                    check_address(host, ipaddress.ip_address(text.partition("%")[0]), allow_local)
+                return [
+                    ResolveResult(
+                        hostname=host, host=text, port=port, family=af, proto=0,
+                        flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+                    )
+                    for af, text in found
+                ]  # fmt: skip
+
+            async def close(self) -> None:
+                pass
+
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(resolver=Checked(), use_dns_cache=False, limit=0, limit_per_host=0),
+            timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=_CONNECT_S, sock_read=_TIMEOUT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("Content-Type", "Accept-Encoding"),
+            auto_decompress=False,
+            trust_env=False,
+        )
+
+
+def _shown(url: str) -> str:
+    """Return where it goes, without what may be secret: passwords, and tokens in paths and queries."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

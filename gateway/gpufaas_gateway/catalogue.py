@@ -1,0 +1,514 @@
+"""
+The functions that are deployed: what the store keeps, checked, installed on the nodes and known to the scheduler.
+
+The invocation path reads (`Catalogue.find`, one dict lookup); the management routes write. A deployment becomes visible
+in one step, after all that can fail has not: until then the previous revision answers, afterwards it drains.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Final
+from weakref import WeakValueDictionary
+
+from gpufaas_core.bundle import Kind, Manifest, WorkerSpec
+from gpufaas_core.errors import FunctionExists, GpufaasError, InvalidSpec, NoDeviceFits, StorageFailed, UnknownFunction
+from gpufaas_core.messages import Learnt
+from gpufaas_core.model import EngineStatus, Function, FunctionId, Profile
+from gpufaas_core.scaling import ScalingRule
+from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
+from gpufaas_gateway.errors import Unavailable
+from gpufaas_gateway.metrics import FunctionStats, Metrics
+from gpufaas_gateway.namespaces import Namespaces
+from gpufaas_gateway.ports import Artifacts, FunctionStore, Scheduler, Secrets, Workers
+from gpufaas_gateway.spec import (
+    DEFAULT_NAMESPACE,
+    Defaults,
+    FunctionRecord,
+    FunctionSpec,
+    Options,
+    check_name,
+    read_options,
+)
+
+log = logging.getLogger(__name__)
+
+# The first reservation of a model that nobody has measured. Weights are held once (mapped); a quarter more is for
+# activations and for loaders that hold a layer twice. The examples need 17 to 93 MiB beyond their weights, which does
+# not grow with the weights: 192 MiB is twice that. Both are corrected after the first call.
+MODEL_HEADROOM: Final = 1.25
+MODEL_BASE: Final[Bytes] = 192 * MiB
+HTTP_BASE: Final[Bytes] = 96 * MiB
+"""A CPU function without a model: the handler's imports and its requests."""
+SERVER_BASE: Final[Bytes] = 192 * MiB
+"""A program with an interpreter of its own. Nothing measures it later: what is reserved is what it may take."""
+
+# A guess for kinds of device that the function never ran on, good enough to prefer a hit; the first call corrects it.
+_LOAD_BASE_S: Final[Seconds] = 0.5
+_LOAD_BYTES_PER_S: Final = 1e9
+_SERVICE_S: Final[Seconds] = 0.1
+
+_LOADS_AT_ONCE: Final = 4  # of bundles at start: more only compete for the disk
+
+
+@dataclass(slots=True, eq=False)
+class Deployed:
+    """One function as it is served now. The invocation path reads it and holds it for the length of a call."""
+
+    name: str
+    namespace: str
+    full_name: str
+    """``NAME.NAMESPACE``."""
+    function_id: FunctionId
+    spec: WorkerSpec
+    record: FunctionRecord
+    function: Function
+    """As the scheduler knows it; its profiles are those of the moment of deployment."""
+    timeout_s: Seconds
+    max_body: Bytes
+    exclusive: bool
+    stats: FunctionStats
+    """Shared by the revisions of a function, so that an update loses no count."""
+    profiles: dict[str, Profile]
+    """What it costs by device kind, as learnt so far."""
+    scaling: ScalingRule | None = None
+    """What its labels say about copies; None: nothing."""
+    unavailable: str | None = None
+    """Why it cannot be called; None: it can."""
+
+    @property
+    def invocations(self) -> int:
+        return self.stats.invocations
+
+
+class Catalogue:
+    """
+    All deployed functions. One event loop owns it.
+
+    `load` first; `keep` runs beside the server and saves counts and profiles.
+    """
+
+    def __init__(
+        self,
+        store: FunctionStore,
+        artifacts: Artifacts,
+        workers: Workers,
+        scheduler: Scheduler,
+        metrics: Metrics,
+        defaults: Defaults | None = None,
+        *,
+        secrets: Secrets | None = None,
+        clock: Callable[[], float] = time.time,
+        new_revision: Callable[[], str] = lambda: token_hex(4),
+    ) -> None:
+        """
+        :param secrets: those that functions may ask for; None: there are none
+        :param clock: Unix seconds
+        :param new_revision: a text that no earlier revision of the same name has
+        """
+        self._store = store
+        self._artifacts = artifacts
+        self._workers = workers
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._secrets = secrets
+        self._defaults = defaults or Defaults()
+        self._clock = clock
+        self._new_revision = new_revision
+        self.on_replaced: Callable[[FunctionId], None] = lambda _: None
+        """Told of a revision that was updated, after which it takes no more calls and those that it has run on."""
+        drop_secrets = secrets.drop if secrets else lambda _: None
+        self.namespaces = Namespaces(store, lambda name: bool(self.all(name)), drop_secrets)
+        self._functions: dict[str, Deployed] = {}
+        """By ``NAME.NAMESPACE``."""
+        self._called: dict[str, Deployed] = {}
+        """By every form that a URL may use: those of the default namespace by ``NAME`` too."""
+        self._by_id: dict[FunctionId, Deployed] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._unsaved: dict[tuple[str, str], Profile] = {}
+        self._loaded = False
+
+    @property
+    def loaded(self) -> bool:
+        """Whether `load` is done: before, a function that is not found may still come."""
+        return self._loaded
+
+    async def load(self) -> None:
+        """
+        Take up what the store has: install each bundle, and tell the scheduler.
+
+        A function whose bundle is gone, damaged or no longer valid is listed as not available, with the reason, and
+        can be deployed again; the others are served.
+
+        :raises StorageFailed: the store cannot be read
+        """
+        await self.namespaces.load()
+        at_once = asyncio.Semaphore(_LOADS_AT_ONCE)
+        records = await asyncio.to_thread(self._store.all)
+        async with asyncio.TaskGroup() as tasks:
+            for record in records:
+                tasks.create_task(self._take_up(record, at_once))
+        self._loaded = True
+        log.info("catalogue.loaded functions=%d", len(self._functions))
+
+    def find(self, name: str) -> Deployed | None:
+        """Return the function that a URL means by ``NAME`` or ``NAME.NAMESPACE``. O(1)."""
+        return self._called.get(name)
+
+    def all(self, namespace: str) -> list[Deployed]:
+        """Return the functions of *namespace* by name; none when there is no such namespace."""
+        return sorted((each for each in self._functions.values() if each.namespace == namespace), key=lambda d: d.name)
+
+    def everywhere(self) -> list[Deployed]:
+        """Return the functions of all namespaces, ordered by namespace and name."""
+        return sorted(self._functions.values(), key=lambda each: (each.namespace, each.name))
+
+    async def deploy(self, spec: FunctionSpec, update: bool) -> Deployed:
+        """
+        Deploy *spec*; with *update*, in place of what is there, which then drains. On any error nothing has changed.
+
+        :raises InvalidSpec: what is asked for cannot be; the message says where
+        :raises NoDeviceFits: it needs more memory than any device has
+        :raises FunctionExists: not an update, and the name is taken
+        :raises UnknownFunction: an update of what is not there
+        :raises UnknownArtifact: weights that the bundle names were never uploaded
+        :raises StorageFailed: it could not be kept
+        """
+        check_name(spec.service)
+        namespace = spec.namespace or DEFAULT_NAMESPACE
+        full_name = f"{spec.service}.{namespace}"
+        with self.namespaces.entered(namespace):
+            async with self._lock(full_name):
+                return await self._deploy(spec, namespace, update)
+
+    async def _deploy(self, spec: FunctionSpec, namespace: str, update: bool) -> Deployed:
+        """`deploy`, with the name and its namespace held."""
+        full_name = f"{spec.service}.{namespace}"
+        old = self._functions.get(full_name)
+        if update and old is None:
+            raise UnknownFunction(f"function {spec.service} in {namespace} is not deployed: create it with POST")
+        if old is not None and not update:
+            raise FunctionExists(
+                f"function {spec.service} in {namespace} exists: update it with PUT, or remove it first"
+            )
+        options = read_options(spec, self._defaults)
+        await self._check_secrets(spec.secrets or (), namespace)
+        if options.bundle and not await asyncio.to_thread(self._artifacts.has, options.bundle):
+            raise InvalidSpec(
+                f"annotation gpufaas.bundle: no bundle {options.bundle} was uploaded: "
+                "PUT it to /system/artifacts/SHA256 first, as 'gpufaas deploy' does"
+            )
+        record = FunctionRecord(
+            name=spec.service,
+            namespace=namespace,
+            spec=spec,
+            revision=self._new_revision(),
+            created_at=old.record.created_at if old else self._clock(),
+        )
+        try:
+            new = await self._define(record, options)
+            self._check_fits(new)
+            await self._workers.check(new.spec)
+            await self._commit(new, old)
+        except BaseException:
+            await self._workers.forget(record.function_id)
+            raise
+        self._show(new)
+        if old is not None:
+            await self._retire(old, drain=True)
+        log.info("function.deployed id=%s memory=%d", new.function_id, new.spec.memory)
+        return new
+
+    async def remove(self, name: str, namespace: str) -> None:
+        """
+        Remove a function everywhere. Calls that run end; those that wait are answered that it was removed.
+
+        :raises UnknownFunction: it is not there
+        :raises StorageFailed: it could not be taken out of the store, and is still there
+        """
+        full_name = f"{name}.{namespace}"
+        async with self._lock(full_name):
+            old = self._functions.get(full_name)
+            if old is None:
+                raise UnknownFunction(f"function {name} in {namespace} is not deployed: there is nothing to remove")
+            await asyncio.to_thread(self._store.remove, full_name)
+            del self._functions[full_name]
+            for key in [key for key in (name, full_name) if self._called.get(key) is old]:
+                del self._called[key]
+            self._metrics.forget(full_name)
+            await self._retire(old, drain=False)
+        log.info("function.removed id=%s", old.function_id)
+
+    def scale(self, deployed: Deployed, replicas: int) -> None:
+        """
+        Want so many copies of a function, within its bounds. The scheduler's status says so at once, and the copies
+        follow as they can. An update, or a restart of the platform, begins anew.
+
+        :raises Unavailable: it cannot run
+        """
+        if deployed.unavailable is not None:
+            raise Unavailable(f"{deployed.name} cannot be scaled: {deployed.unavailable}")
+        self._scheduler.scale(deployed.function_id, replicas)
+        log.info("function.scaled id=%s replicas=%d", deployed.function_id, replicas)
+
+    def learn(self, learnt: Learnt) -> None:
+        """Take note of a profile that the engine learnt; `save` keeps it. Cheap: it is told after every call."""
+        deployed = self._by_id.get(learnt.function)
+        if deployed is not None:
+            deployed.profiles[learnt.kind] = learnt.profile
+            self._unsaved[deployed.spec.digest, learnt.kind] = learnt.profile
+
+    async def save(self) -> None:
+        """
+        Write what calls have changed since the last time: counts and profiles.
+
+        :raises StorageFailed: some of it is not written, and stays to be
+        """
+        counts = {each.full_name: each.stats.finished - each.stats.saved for each in self._functions.values()}
+        counts = {name: count for name, count in counts.items() if count}
+        if counts:
+            await asyncio.to_thread(self._store.add_invocations, counts)
+            for name, count in counts.items():
+                if name in self._functions:
+                    self._functions[name].stats.saved += count
+        for key, profile in list(self._unsaved.items()):
+            await asyncio.to_thread(self._store.save_profile, *key, profile)
+            if self._unsaved.get(key) is profile:
+                del self._unsaved[key]
+
+    async def keep(self, every_s: Seconds = 5.0) -> None:
+        """
+        `save` every so often until cancelled, and once more then. A kill loses at most the counts of that time.
+
+        A disk that is full is logged, and tried again: it must not end the platform.
+        """
+        try:
+            while True:
+                await asyncio.sleep(every_s)
+                await self._save_or_log()
+        finally:
+            await self._save_or_log()
+
+    async def _check_secrets(self, names: Sequence[str], namespace: str) -> None:
+        known = await asyncio.to_thread(self._secrets.names, namespace) if names and self._secrets else []
+        for name in names:
+            if name not in known:
+                raise InvalidSpec(
+                    f"secrets: {name[:80]!r} does not exist in {namespace}: create it first, with POST /system/secrets "
+                    "or 'faas-cli secret create'"
+                )
+
+    async def _save_or_log(self) -> None:
+        try:
+            await self.save()
+        except StorageFailed as exc:
+            log.warning("catalogue.save_failed error=%s", exc)
+
+    async def _take_up(self, record: FunctionRecord, at_once: asyncio.Semaphore) -> None:
+        async with at_once, self._lock(record.full_name):
+            try:
+                deployed = await self._define(record, read_options(record.spec, self._defaults))
+                self._scheduler.deploy(deployed.function)
+            except GpufaasError as exc:
+                log.warning("function.unavailable id=%s reason=%s", record.function_id, exc)
+                deployed = self._unavailable(record, str(exc))
+            self._show(deployed)
+
+    async def _define(self, record: FunctionRecord, options: Options) -> Deployed:
+        """Install the revision and work out what it needs."""
+        # The kind is written in the bundle, so it is known only once the bundle is installed.
+        kind: Kind = "model" if options.bundle else "server"
+        asked = _worker_spec(record, options, kind, slots=1, memory=options.memory or MODEL_BASE)
+        manifest = await self._workers.define(asked)
+        slots = _slots(manifest.kind, options, self._defaults)
+        memory = options.memory or first_reservation(manifest)
+        if asked.image:
+            memory = options.memory_limit or memory  # the kernel holds it to that, so it occupies no more
+        spec = _worker_spec(record, options, manifest.kind, slots, memory)
+        if spec != asked:
+            await self._workers.define(spec)
+        learnt = await asyncio.to_thread(self._store.profiles, spec.digest)
+        return self._deployed(record, spec, options, manifest, learnt)
+
+    def _deployed(
+        self,
+        record: FunctionRecord,
+        spec: WorkerSpec,
+        options: Options,
+        manifest: Manifest,
+        learnt: dict[str, Profile],
+    ) -> Deployed:
+        exclusive = manifest.kind == "model"
+        guess = Profile(
+            load_s=_LOAD_BASE_S + manifest.weight_bytes / _LOAD_BYTES_PER_S,
+            service_s=_SERVICE_S,
+            occupation=spec.memory,
+        )
+        function = Function(
+            id=record.function_id,
+            digest=spec.digest,
+            exclusive=exclusive,
+            slots=spec.slots,
+            profiles={"*": guess, **learnt},
+            min_copies=0 if options.scaling is None else options.scaling.pinned,
+            max_copies=0 if options.scaling is None else options.scaling.max,
+            max_queue=options.max_queue,
+        )
+        return Deployed(
+            name=record.name,
+            namespace=record.namespace,
+            full_name=record.full_name,
+            function_id=record.function_id,
+            spec=spec,
+            record=record,
+            function=function,
+            timeout_s=options.timeout_s,
+            max_body=options.max_body,
+            exclusive=exclusive,
+            stats=self._stats(record),
+            profiles=dict(learnt),
+            scaling=options.scaling,
+        )
+
+    def _unavailable(self, record: FunctionRecord, reason: str) -> Deployed:
+        digest = (record.spec.annotations or {}).get("gpufaas.bundle", "")
+        return Deployed(
+            name=record.name,
+            namespace=record.namespace,
+            full_name=record.full_name,
+            function_id=record.function_id,
+            spec=WorkerSpec(record.function_id, record.name, record.namespace, digest, "http"),
+            record=record,
+            function=Function(record.function_id, digest),
+            timeout_s=self._defaults.timeout_s,
+            max_body=self._defaults.max_body,
+            exclusive=False,
+            stats=self._stats(record),
+            profiles={},
+            unavailable=reason,
+        )
+
+    def _stats(self, record: FunctionRecord) -> FunctionStats:
+        # A first deployment that fails must leave nothing in the metrics: its stats are registered by `_show`.
+        known = self._metrics.functions.get(record.full_name)
+        return known if known is not None else FunctionStats(record.full_name, record.invocations)
+
+    def _check_fits(self, new: Deployed) -> None:
+        devices = self._workers.devices()
+        if any(new.function.profile(device.kind).occupation <= device.memory for device in devices):
+            return
+        if not devices:
+            raise NoDeviceFits(
+                f"function {new.name} needs {format_bytes(new.spec.memory)}, and no device has joined yet"
+            )
+        largest = max(devices, key=lambda device: device.memory)
+        need = new.function.profile(largest.kind)
+        how = "measured" if need.measured else "declared" if _declares_memory(new.record.spec) else "estimated"
+        raise NoDeviceFits(
+            f"function {new.name} needs {format_bytes(need.occupation)} ({how}) but the largest device ({largest.id}) "
+            f"has {format_bytes(largest.memory)}: deploy a smaller or quantised model, add a larger device"
+            + ("" if need.measured else ", or set the annotation gpufaas.memory if it needs less")
+        )
+
+    async def _commit(self, new: Deployed, old: Deployed | None) -> None:
+        """Store, then schedule: neither without the other."""
+        await asyncio.to_thread(self._store.put, new.record)
+        try:
+            self._scheduler.deploy(new.function)
+        except BaseException:
+            if old is not None:
+                await asyncio.to_thread(self._store.put, old.record)
+            else:
+                await asyncio.to_thread(self._store.remove, new.full_name)
+            raise
+
+    def _show(self, new: Deployed) -> None:
+        """Make *new* the revision that is found, in place of any other."""
+        new.stats = self._metrics.adopt(new.stats)
+        new.stats.replicas = max(1, new.function.min_copies)
+        new.stats.scaling = new.scaling
+        self._functions[new.full_name] = new
+        self._called[new.full_name] = new
+        if new.namespace == DEFAULT_NAMESPACE:
+            self._called[new.name] = new
+        self._by_id[new.function_id] = new
+
+    async def _retire(self, old: Deployed, drain: bool) -> None:
+        """Let a revision that is no longer found go. One that was never available is unknown to the scheduler."""
+        del self._by_id[old.function_id]
+        if old.unavailable is None:
+            self._scheduler.remove(old.function_id, drain)
+        if drain:
+            self.on_replaced(old.function_id)
+        await self._workers.forget(old.function_id)
+
+    def _lock(self, full_name: str) -> asyncio.Lock:
+        # Held weakly: a lock lives as long as someone holds it or waits for it.
+        lock = self._locks.get(full_name)
+        if lock is None:
+            lock = self._locks[full_name] = asyncio.Lock()
+        return lock
+
+
+def replicas_of(deployed: Deployed, status: EngineStatus) -> int:
+    """Return how many copies *deployed* should have: as it was scaled, else 1 or its minimum."""
+    return status.desired.get(deployed.function_id, deployed.stats.replicas)
+
+
+def first_reservation(manifest: Manifest) -> Bytes:
+    """Return the memory to reserve for a worker that was never measured and does not declare it, in bytes."""
+    if manifest.kind == "http":
+        return HTTP_BASE + manifest.weight_bytes
+    if manifest.kind == "server":
+        return SERVER_BASE + manifest.weight_bytes
+    return MODEL_BASE + int(manifest.weight_bytes * MODEL_HEADROOM)
+
+
+def _worker_spec(record: FunctionRecord, options: Options, kind: Kind, slots: int, memory: Bytes) -> WorkerSpec:
+    env = dict(record.spec.env_vars or {})
+    if record.spec.env_process:
+        env["fprocess"] = record.spec.env_process
+    env["OPENFAAS_NAME"] = record.name
+    env["OPENFAAS_NAMESPACE"] = record.namespace
+    return WorkerSpec(
+        function=record.function_id,
+        name=record.name,
+        namespace=record.namespace,
+        # An image's profiles are kept under its name: there is nothing else to tell it by before it is pulled.
+        digest=options.bundle or f"image:{record.spec.image}",
+        kind=kind,
+        slots=slots,
+        memory=memory,
+        env=env,
+        secrets=record.spec.secrets or (),
+        stall_s=options.stall_s,
+        image="" if options.bundle else record.spec.image,
+        ready_path=options.ready_path,
+        health_path=options.health_path,
+        health_period_s=options.health_period_s,
+        health_failures=options.health_failures,
+        read_only=bool(record.spec.read_only_root_filesystem),
+        cpus=options.cpus,
+        memory_limit=0 if options.bundle else options.memory_limit,
+        labels={**(record.spec.labels or {}), "faas_function": record.name},
+    )
+
+
+def _slots(kind: Kind, options: Options, defaults: Defaults) -> int:
+    if kind == "http":
+        return options.slots or defaults.slots
+    if kind == "server":
+        return options.slots or defaults.server_slots
+    if options.slots not in (None, 1):
+        raise InvalidSpec(
+            f"annotation gpufaas.slots: {options.slots} calls at once is for functions without a model; "
+            "a model function has its device to itself while it runs: remove the annotation"
+        )
+    return 1
+
+
+def _declares_memory(spec: FunctionSpec) -> bool:
+    return "gpufaas.memory" in (spec.annotations or {}) or bool((spec.limits or {}).get("memory"))

@@ -1,0 +1,114 @@
+"""
+The only table from the platform's errors to HTTP, and the shape of the answers that the platform itself gives.
+
+Clients show the text of an error and decide by its status; `X-OpenFaaS-Internal` tells them that it was not the
+function that answered (openfaas.md §5).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from gpufaas_core.errors import (
+    BodyTooLarge,
+    CallCancelled,
+    CorruptArtifact,
+    DeadlineExceeded,
+    FunctionExists,
+    GpufaasError,
+    InvalidSpec,
+    LeaseRefused,
+    LoadFailed,
+    NoDeviceFits,
+    Overloaded,
+    StorageFailed,
+    UnknownArtifact,
+    UnknownFunction,
+    WorkerCrashed,
+)
+
+METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
+"""Those that functions are called with."""
+
+
+class MethodNotAllowed(InvalidSpec):
+    """Functions are not given this method."""
+
+
+class UnknownName(GpufaasError):
+    """There is no namespace or secret of this name: create it first."""
+
+
+class NameTaken(GpufaasError):
+    """A namespace or secret of this name exists: update it, or remove it first."""
+
+
+class BodyTooSlow(GpufaasError):
+    """The body of a management request did not come in time: send it again."""
+
+
+class NotEmpty(GpufaasError):
+    """The namespace has functions: remove them first."""
+
+
+class Unavailable(GpufaasError):
+    """The function is deployed, but its bundle is missing or corrupt: deploy it again."""
+
+
+class NoWebSocket(GpufaasError):
+    """The function does not speak WebSocket: call it with plain HTTP."""
+
+
+STATUS: Final[Mapping[type[GpufaasError], int]] = {
+    InvalidSpec: 400,
+    NoDeviceFits: 400,
+    UnknownArtifact: 400,  # named by a deploy; a route that serves artifacts answers 404 itself
+    UnknownFunction: 404,
+    UnknownName: 404,
+    MethodNotAllowed: 405,
+    BodyTooSlow: 408,
+    FunctionExists: 409,
+    NameTaken: 409,
+    NotEmpty: 409,
+    BodyTooLarge: 413,
+    Overloaded: 429,
+    CallCancelled: 499,  # nginx's number for a caller that went away: nobody reads it but the logs and metrics
+    NoWebSocket: 501,
+    LoadFailed: 502,
+    WorkerCrashed: 502,
+    LeaseRefused: 503,
+    Unavailable: 503,
+    DeadlineExceeded: 504,
+    StorageFailed: 507,
+    CorruptArtifact: 500,  # on our disk; an upload that is not what it says is the client's error: 400
+    GpufaasError: 500,
+}
+
+INTERNAL_HEADER: Final = "X-OpenFaaS-Internal"
+_RETRY_AFTER_REFUSED_S: Final = 1.0  # the node is being restarted or replaced; its lease is over within seconds
+
+
+def status_of(error: GpufaasError) -> int:
+    """Return the HTTP status of *error*: that of the nearest class in its MRO that has one."""
+    return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
+
+
+def headers_of(error: GpufaasError | None = None) -> dict[str, str]:
+    """Return the headers of an error answer that the platform makes; with ``Retry-After`` where that would help."""
+    headers = {
+        INTERNAL_HEADER: "gateway",
+        "Content-Type": "text/plain; charset=utf-8",
+        "X-Content-Type-Options": "nosniff",
+    }
+    if isinstance(error, Overloaded):
+        headers["Retry-After"] = _whole_seconds(error.retry_after_s)
+    elif isinstance(error, MethodNotAllowed):
+        headers["Allow"] = ", ".join(METHODS)
+    elif isinstance(error, LeaseRefused):
+        headers["Retry-After"] = _whole_seconds(_RETRY_AFTER_REFUSED_S)
+    return headers
+
+
+def _whole_seconds(seconds: float) -> str:
+    # The header has no fractions, and 0 invites the client to a loop.
+    return str(max(1, math.ceil(seconds)))

@@ -1,0 +1,481 @@
+"""
+The invocation path: ``/function/NAME[/path]``, a plain ASGI application.
+
+One call: find the function, read a model function's body whole (a slow client must not hold a device), ask the
+scheduler for a lease, hand head and body to the node, pass the answer on as it comes. Nothing here polls, sleeps or
+parses a body. A call that is quick costs one timer and no task; one that takes longer than `_WATCH_AFTER_S` gets a task
+that listens for its caller's hanging up.
+"""
+
+import asyncio
+import os
+import random
+import tempfile
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from gpufaas_core.errors import (
+    BodyTooLarge,
+    CallCancelled,
+    DeadlineExceeded,
+    GpufaasError,
+    LeaseRefused,
+    StorageFailed,
+    UnknownFunction,
+)
+from gpufaas_core.frames import FILE, INLINE, STREAM, AnswerHead, CallHead
+from gpufaas_core.messages import Lease
+from gpufaas_core.model import CallId, FunctionId, Seconds
+from gpufaas_core.units import format_bytes
+from gpufaas_gateway.catalogue import Catalogue, Deployed
+from gpufaas_gateway.errors import METHODS, MethodNotAllowed, Unavailable, headers_of, status_of
+from gpufaas_gateway.metrics import Metrics
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+PREFIX: Final = b"/function/"
+SPOOL_ABOVE: Final = 1024 * 1024
+"""A model function's body beyond this waits on disk, not in memory."""
+_HELD_BYTES: Final = 64 * 1024
+"""Of the body of a CPU function's call that waits; as much again stays with the server, and then with the caller."""
+_WATCH_AFTER_S: Final = 0.025
+_random: Final = random.Random(os.urandom(16))
+HOP_BY_HOP: Final = frozenset((
+    b"connection", b"proxy-connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te",
+    b"trailer", b"transfer-encoding", b"upgrade",
+))  # fmt: skip
+_DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id"}
+_BODILESS: Final = frozenset((204, 304))
+"""Whatever a handler returns with these would be read as the beginning of the connection's next answer."""
+
+
+class CallExchange(Protocol):
+    """A call at its worker; see `gpufaas_gpu_manager.exchange.Exchange`."""
+
+    load_s: Seconds
+    phases: tuple[tuple[str, Seconds], ...]
+    lease: Lease
+
+    @property
+    def end(self) -> Any: ...
+
+    async def answer(self) -> tuple[AnswerHead, bytes, bool]: ...
+
+    async def chunk(self) -> bytes | None: ...
+
+    async def send_body(self, piece: bytes) -> None: ...
+
+    async def end_body(self) -> None: ...
+
+    def fail(self, error: GpufaasError) -> None: ...
+
+
+class NodePort(Protocol):
+    """Where calls are carried to: a node in this process, or a connection to one."""
+
+    def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> CallExchange:
+        """:raises LeaseRefused: nothing of it was taken, and the scheduler knows"""
+
+
+class PlacementPort(Protocol):
+    """The scheduler, as a gateway asks it; see `gpufaas_scheduler.service.SchedulerService`."""
+
+    def place(self, call: CallId, function: FunctionId, timeout_s: Seconds) -> Lease | asyncio.Future[Lease]: ...
+
+    def again(self, call: CallId) -> asyncio.Future[Lease]: ...
+
+    def cancel(self, call: CallId) -> None: ...
+
+
+class _Call:
+    """What can end a call from outside while it waits: its timer, its caller, the server's stop."""
+
+    __slots__ = ("at_caller", "error", "exchange", "future", "held", "owner", "spool", "task", "timer")
+
+    def __init__(self) -> None:
+        self.owner = asyncio.current_task()
+        self.at_caller = True
+        """It reads from its caller or writes to him, who may do nothing for ever: only a cancellation ends that."""
+        self.future: asyncio.Future[Lease] | None = None
+        self.exchange: CallExchange | None = None
+        self.error: GpufaasError | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.spool: str | None = None
+        self.held: deque[MutableMapping[str, Any]] | None = None
+        """What came of a body that streams while its call waits; None: it does not stream."""
+
+    def fail(self, error: GpufaasError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        if self.at_caller:
+            assert self.owner is not None
+            self.owner.cancel()
+        elif self.exchange is not None:
+            self.exchange.fail(error)
+        elif self.future is not None and not self.future.done():
+            self.future.set_exception(error)
+
+
+class Invocations:
+    """The ASGI application. `spool` is a directory for large bodies, emptied by whoever starts the platform."""
+
+    def __init__(
+        self, catalogue: Catalogue, scheduler: PlacementPort, node: NodePort, metrics: Metrics, spool: Path
+    ) -> None:
+        self._catalogue = catalogue
+        self._scheduler = scheduler
+        self._node = node
+        self._metrics = metrics
+        self._spool = spool
+        self._loop = asyncio.get_running_loop()
+        self._serial = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        started_ns = time.time_ns()
+        raw: bytes = scope["raw_path"]
+        name, _, path = raw[len(PREFIX) :].partition(b"/")
+        sent_id = b""
+        headers: list[Header] = []
+        forwarded = hosted = False
+        length = -1
+        for pair in scope["headers"]:
+            key = pair[0]
+            if key in _DROPPED:
+                if key == b"content-length":
+                    length = int(pair[1])
+                    headers.append(pair)
+                elif key == b"x-call-id":
+                    sent_id = pair[1][:128]
+                continue
+            if key == b"x-forwarded-for":
+                forwarded = True
+            elif key == b"x-forwarded-host":
+                hosted = True
+            headers.append(pair)
+        if sent_id:
+            # The engine's name of a call must be unique, whatever callers send.
+            self._serial += 1
+            public_id, call_id = sent_id, CallId(f"{sent_id.decode('latin-1')}#{self._serial}")
+        else:
+            call_id = CallId(new_call_id())
+            public_id = call_id.encode()
+        start_time = str(started_ns).encode()
+        answered = [(b"x-call-id", public_id), (b"x-start-time", start_time)]
+
+        deployed: Deployed | None = None
+        call = _Call()
+        lease: Lease | None = None
+        status = 500
+        queue_s = load_s = run_s = 0.0
+        begun = False
+        try:
+            deployed = self._find(name, scope["method"])
+            deployed.stats.started()
+            if not forwarded and scope.get("client"):
+                host, port = scope["client"]
+                headers.append((b"x-forwarded-for", f"{host}:{port}".encode()))
+            if not hosted:
+                headers.extend((b"x-forwarded-host", value) for key, value in headers[:] if key == b"host")
+            headers.append((b"x-call-id", public_id))
+            headers.append((b"x-start-time", start_time))
+            if length > deployed.max_body:
+                raise _too_large(deployed, length)
+            timeout_s = deployed.timeout_s
+            call.timer = self._loop.call_later(
+                _WATCH_AFTER_S, self._watch, call, receive, deployed, began + timeout_s, False
+            )
+            body, mode = await self._read(deployed, call, receive)
+            call.at_caller = False
+
+            left_s = began + timeout_s - time.perf_counter()
+            try:
+                placed = self._scheduler.place(call_id, deployed.function_id, left_s)
+            except UnknownFunction:
+                # It was updated while its body came: the new revision answers.
+                deployed = self._find(name, scope["method"])
+                placed = self._scheduler.place(call_id, deployed.function_id, left_s)
+            head = CallHead(
+                public_id.decode("latin-1"), scope["method"], "/" + path.decode("latin-1"), scope["query_string"],
+                headers, mode, call.spool or "", timeout_s,
+            )  # fmt: skip
+            while True:
+                if isinstance(placed, Lease):
+                    lease = placed
+                else:
+                    call.future = placed
+                    self._listen(call, receive)
+                    lease = await placed
+                    call.future = None
+                try:
+                    exchange = call.exchange = self._node.call(lease, head, body)
+                    break
+                except LeaseRefused:
+                    placed = self._scheduler.again(call_id)
+            if call.error is not None:
+                exchange.fail(call.error)  # it came between the lease and here, where there was nothing to end
+            queue_s = time.perf_counter() - began
+            if mode == STREAM:
+                self._stop_watching(call)
+                call.timer = self._loop.call_later(
+                    began + timeout_s - time.perf_counter(), self._expire, call, deployed
+                )
+                call.task = self._loop.create_task(self._stream_body(call, exchange, deployed, receive, len(body)))
+            answer, answer_body, whole = await exchange.answer()
+            lease = exchange.lease
+            load_s = exchange.load_s
+            run_s = answer.run_s
+            status = answer.status
+            out = answer_headers(answer.headers, answered)
+            out += placement_headers(lease)
+            if whole:
+                self._stop_watching(call)
+                out.append((b"server-timing", _timing(queue_s, load_s, run_s, exchange.phases)))
+                if status in _BODILESS:
+                    answer_body = b""
+                else:
+                    out.append((b"content-length", b"%d" % len(answer_body)))
+                begun = True
+                await send({"type": "http.response.start", "status": status, "headers": out})
+                await send({"type": "http.response.body", "body": answer_body})
+            else:
+                self._listen(call, receive)
+                run_s = time.perf_counter() - began - queue_s - load_s
+                out.append((b"server-timing", _timing(queue_s, load_s, run_s, exchange.phases)))
+                begun = call.at_caller = True
+                if call.error is not None:
+                    raise call.error
+                await send({"type": "http.response.start", "status": status, "headers": out})
+                if scope["method"] == "HEAD":
+                    # Nobody is to see the body, which may have no end.
+                    self._stop_watching(call)
+                    self._scheduler.cancel(call_id)
+                    await send({"type": "http.response.body", "body": b""})
+                    return
+                while (piece := await exchange.chunk()) is not None:
+                    if status not in _BODILESS:
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                run_s = exchange.end.run_s
+                self._stop_watching(call)
+                await send({"type": "http.response.body", "body": b""})
+        except (GpufaasError, asyncio.CancelledError) as exc:
+            if isinstance(exc, GpufaasError):
+                error = exc
+            elif call.error is not None and call.owner is not None and call.at_caller:
+                error = call.error  # it is `_Call.fail` that cancelled us
+                call.owner.uncancel()
+            else:
+                # The server stops, or the connection was torn down: whoever holds our place must know.
+                self._scheduler.cancel(call_id)
+                raise
+            status = status_of(error)
+            self._scheduler.cancel(call_id)
+            self._stop_watching(call)
+            if begun:
+                # Nothing may follow half an answer: the connection is cut, so that the caller sees that it is half.
+                raise BrokenAnswer(str(error)) from error
+            if not isinstance(error, CallCancelled):
+                answered.append((b"server-timing", _timing(queue_s or time.perf_counter() - began, load_s, run_s)))
+                if lease is not None:
+                    answered += placement_headers(lease)
+                await send_error(send, error, answered)
+        finally:
+            self._stop_watching(call)
+            if call.spool is not None:
+                _unlink(call.spool)
+            if deployed is not None:
+                hit = None if lease is None else not lease.cold
+                deployed.stats.observe(status, time.perf_counter() - began, hit, queue_s, load_s, run_s)
+
+    def _find(self, name: bytes, method: str) -> Deployed:
+        deployed = self._catalogue.find(name.decode("latin-1"))
+        if deployed is None:
+            raise UnknownFunction(
+                f"there is no function {name.decode('latin-1')!r}: deploy it (gpufaas up), or see gpufaas list"
+            )
+        if method not in METHODS:
+            raise MethodNotAllowed(f"{method} is not forwarded to functions: use one of {', '.join(METHODS)}")
+        if deployed.unavailable is not None:
+            raise Unavailable(f"{deployed.name} cannot be called: {deployed.unavailable}")
+        return deployed
+
+    # --- the body ---
+
+    async def _read(self, deployed: Deployed, call: _Call, receive: Receive) -> tuple[bytes, int]:
+        """
+        Return the body and how it travels. A CPU function gets the first piece, and the rest as it comes.
+
+        A model function's body is read whole: beyond `SPOOL_ABOVE` it is written to a file, of which the worker reads.
+        """
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise CallCancelled("the caller went away")
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body", False):
+            if len(body) > deployed.max_body:
+                raise _too_large(deployed, len(body))
+            return body, INLINE
+        if not deployed.exclusive:
+            call.held = deque()
+            return body, STREAM
+        pieces, size, file = [body], len(body), None
+        try:
+            while message.get("more_body", False):
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise CallCancelled("the caller went away")
+                piece: bytes = message.get("body", b"")
+                size += len(piece)
+                if size > deployed.max_body:
+                    raise _too_large(deployed, size)
+                pieces.append(piece)
+                if size > SPOOL_ABOVE:
+                    if file is None:
+                        fd, call.spool = tempfile.mkstemp(prefix="body-", dir=self._spool)
+                        file = os.fdopen(fd, "wb")
+                    for each in pieces:
+                        file.write(each)
+                    pieces.clear()
+            if file is None:
+                return b"".join(pieces), INLINE
+            file.close()
+            return b"", FILE
+        except OSError as exc:
+            raise StorageFailed(
+                f"the body of {format_bytes(size)} could not be kept in {self._spool} ({exc.strerror}): "
+                "make room there, or send less"
+            ) from exc
+        finally:
+            if file is not None and not file.closed:
+                file.close()
+
+    async def _stream_body(
+        self, call: _Call, exchange: CallExchange, deployed: Deployed, receive: Receive, size: int
+    ) -> None:
+        """Pass the rest of a body on as it comes, then listen for the caller's hanging up."""
+        assert call.held is not None
+        while True:
+            message = call.held.popleft() if call.held else await receive()
+            if message["type"] == "http.disconnect":
+                call.fail(CallCancelled("the caller went away"))
+                return
+            piece: bytes = message.get("body", b"")
+            size += len(piece)
+            if size > deployed.max_body:
+                call.fail(_too_large(deployed, size))
+                return
+            if piece:
+                await exchange.send_body(piece)
+            if not message.get("more_body", False):
+                await exchange.end_body()
+
+    # --- timers ---
+
+    def _watch(self, call: _Call, receive: Receive, deployed: Deployed, expires: float, listen: bool) -> None:
+        """The call is not a quick one: from now on its caller is listened to, and its time limit counts."""
+        call.timer = self._loop.call_later(max(0.0, expires - time.perf_counter()), self._expire, call, deployed)
+        if listen or call.exchange is not None or call.future is not None:
+            self._listen(call, receive)
+
+    def _listen(self, call: _Call, receive: Receive) -> None:
+        if call.task is None:
+            call.task = self._loop.create_task(_until_gone(call, receive))
+
+    def _expire(self, call: _Call, deployed: Deployed) -> None:
+        what = f"{deployed.name} did not answer"
+        if call.exchange is None and call.future is None:
+            what = f"the body for {deployed.name} did not arrive"
+        call.fail(
+            DeadlineExceeded(
+                f"{what} within {deployed.timeout_s:g} s, its time limit "
+                "(annotation gpufaas.timeout, or environment exec_timeout)"
+            )
+        )
+
+    def _stop_watching(self, call: _Call) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
+            call.timer = None
+        if call.task is not None:
+            call.task.cancel()
+            call.task = None
+
+
+class BrokenAnswer(Exception):
+    """An answer broke off after it had begun; the server closes the connection. Not an error of the platform's."""
+
+
+async def _until_gone(call: _Call, receive: Receive) -> None:
+    """
+    Listen for the caller's hanging up.
+
+    What comes of a body that streams is kept for its call, up to a bound: beyond it, the caller is not heard until the
+    call is placed.
+    """
+    size = 0
+    while size <= _HELD_BYTES:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            call.fail(CallCancelled("the caller went away"))
+            return
+        if call.held is not None:
+            call.held.append(message)
+            size += len(message.get("body", b""))
+
+
+async def send_error(send: Send, error: GpufaasError, extra: list[Header]) -> None:
+    """Answer *error* as plain text, with the status that it has."""
+    body = str(error).encode()
+    headers = [(name.lower().encode(), value.encode()) for name, value in headers_of(error).items()]
+    names = {name for name, _ in headers}
+    if b"content-type" not in names:
+        headers.append((b"content-type", b"text/plain; charset=utf-8"))
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status_of(error), "headers": headers + extra})
+    await send({"type": "http.response.body", "body": body})
+
+
+def answer_headers(given: list[Header], answered: list[Header]) -> list[Header]:
+    if len(given) == 1 and given[0][0] == b"content-type":  # nearly every answer
+        return [given[0], *answered]
+    return [pair for pair in given if pair[0] not in _DROPPED] + answered
+
+
+def new_call_id() -> str:
+    """Return a random UUID, version 4. It names a call and guards nothing, so it needs no system call for entropy."""
+    text = f"{_random.getrandbits(128):032x}"
+    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{'89ab'[int(text[16], 16) & 3]}{text[17:20]}-{text[20:]}"
+
+
+def placement_headers(lease: Lease) -> list[Header]:
+    return [(b"x-gpufaas-start", b"miss" if lease.cold else b"hit"), (b"x-gpufaas-device", lease.device.encode())]
+
+
+def _timing(queue_s: Seconds, load_s: Seconds, run_s: Seconds, phases: tuple[tuple[str, Seconds], ...] = ()) -> bytes:
+    """Server-Timing in ms; after a miss also what its load consisted of, as ``load-room`` and so on."""
+    timing = b"queue;dur=%.3f, load;dur=%.3f, run;dur=%.3f" % (queue_s * 1e3, load_s * 1e3, run_s * 1e3)
+    for name, seconds in phases:
+        timing += b", load-%s;dur=%.3f" % (name.encode(), seconds * 1e3)
+    return timing
+
+
+def _too_large(deployed: Deployed, size: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the body has {format_bytes(size)} or more, but {deployed.name} takes at most "
+        f"{format_bytes(deployed.max_body)}: send less, or deploy it with a larger gpufaas.max-body"
+    )
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

@@ -1,0 +1,354 @@
+"""
+Counting calls, cheaply, and showing the counts to Prometheus. docs/metrics.md is the table of all that is shown.
+
+The invocation path holds a function's `FunctionStats` and calls `started` and `observe`: a handful of additions,
+no labels, no locks. Prometheus families are made from them at scrape time only. Names and buckets of the
+``gateway_`` metrics are OpenFaaS's (openfaas.md §15), so that its dashboards and alert rules work; ours begin with
+``gpufaas_``.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from time import perf_counter
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gpufaas_core.model import EngineStatus
+from gpufaas_core.scaling import ScalingRule
+from gpufaas_core.units import Seconds
+from gpufaas_gateway.spec import full_name_of
+
+BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_BUCKETS: Final = len(BOUNDS) + 1  # the last one is +Inf
+_SUM: Final = _BUCKETS  # index of the sum of seconds, behind the buckets
+
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_PATHS: Final = (
+    "/", "/async", "/healthz", "/metrics", "/readyz", "/system/alert", "/system/artifacts", "/system/function",
+    "/system/functions", "/system/info", "/system/logs", "/system/namespace", "/system/namespaces",
+    "/system/scale-function", "/system/secrets", "/system/status", "/system/telemetry", "/ui",
+)  # fmt: skip
+"""What management routes begin with. Names behind them are left out: they are as many as people like."""
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class FunctionStats:
+    """What is counted of one function, over its revisions. Owned by the event loop that serves calls."""
+
+    __slots__ = (
+        "begun", "by_code", "finished", "hits", "load_s", "misses", "name", "queue_s", "replicas", "run_s", "saved",
+        "saved_before", "scaling",
+    )  # fmt: skip
+
+    def __init__(self, name: str, saved_before: int = 0) -> None:
+        self.name = name
+        """``NAME.NAMESPACE``, the value of the label function_name."""
+        self.begun = 0
+        self.finished = 0
+        self.by_code: dict[int, list[float]] = {}
+        """Per status: a count for each bucket (not cumulative), then the sum of seconds."""
+        self.hits = 0
+        self.misses = 0
+        self.queue_s: Seconds = 0.0
+        self.load_s: Seconds = 0.0
+        self.run_s: Seconds = 0.0
+        self.replicas = 1
+        """Desired copies while nobody scaled it, as OpenFaaS counts them."""
+        self.scaling: ScalingRule | None = None
+        """What its labels say about scaling."""
+        self.saved_before = saved_before
+        """Calls of earlier runs of the platform."""
+        self.saved = 0
+        """How many of `finished` the store has."""
+
+    def started(self) -> None:
+        """A call came in; `observe` must follow, whatever becomes of it."""
+        self.begun += 1
+
+    def observe(
+        self,
+        code: int,
+        seconds: Seconds,
+        hit: bool | None = None,
+        queue_s: Seconds = 0.0,
+        load_s: Seconds = 0.0,
+        run_s: Seconds = 0.0,
+    ) -> None:
+        """
+        A call ended with status *code* after *seconds*. Under 1 us (tests/unit/gateway/test_metrics.py).
+
+        :param hit: whether its model was resident; None: it never got a worker (refused, timed out in the queue)
+        """
+        counts = self.by_code.get(code)
+        if counts is None:
+            counts = self.by_code[code] = [0.0] * (_BUCKETS + 1)
+        counts[bisect_left(BOUNDS, seconds)] += 1
+        counts[_SUM] += seconds
+        self.finished += 1
+        if hit:
+            self.hits += 1
+        elif hit is not None:
+            self.misses += 1
+        self.queue_s += queue_s
+        self.load_s += load_s
+        self.run_s += run_s
+
+    @property
+    def inflight(self) -> int:
+        return self.begun - self.finished
+
+    @property
+    def invocations(self) -> int:
+        """Calls ended, ever: those of earlier runs of the platform count."""
+        return self.saved_before + self.finished
+
+
+class Metrics:
+    """All `FunctionStats`, and their text for Prometheus. One per platform; nothing is registered globally."""
+
+    def __init__(self, status: Callable[[], EngineStatus], pending: Callable[[], Mapping[str, int]] = dict) -> None:
+        """
+        :param status: asked at each scrape for devices, copies and queues
+        :param pending: likewise, for asynchronous calls that have not ended, by ``NAME.NAMESPACE``
+        """
+        self.functions: dict[str, FunctionStats] = {}
+        """By ``NAME.NAMESPACE``."""
+        self.pending = pending
+        self._requests: dict[tuple[str, str, str], list[float]] = {}
+        """Of management routes, by method, path and status: as `FunctionStats.by_code`."""
+        self._registry = CollectorRegistry()
+        self._registry.register(_Families(self, self._requests, status))
+
+    def adopt(self, stats: FunctionStats) -> FunctionStats:
+        """Show *stats* from now on; return those that are shown, which are older ones if the name has any."""
+        return self.functions.setdefault(stats.name, stats)
+
+    def forget(self, name: str) -> None:
+        """Stop showing a removed function. Calls still running keep their stats, which nobody reads."""
+        self.functions.pop(name, None)
+
+    def counted(self, app: App) -> App:
+        """Return *app*, the management routes, with its requests counted when their answers end."""
+
+        async def count(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                return await app(scope, receive, send)
+            status = "499"  # without an answer the client was gone, which nginx has this number for
+
+            async def watch(message: MutableMapping[str, Any]) -> None:
+                nonlocal status
+                if message["type"] == "http.response.start":
+                    status = str(message["status"])
+                await send(message)
+
+            began = perf_counter()
+            try:
+                await app(scope, receive, watch)
+            except Exception:
+                status = "500"
+                raise
+            finally:
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                self._observe_request((method, collapsed(scope["path"]), status), perf_counter() - began)
+
+        return count
+
+    def _observe_request(self, labels: tuple[str, str, str], seconds: Seconds) -> None:
+        counts = self._requests.setdefault(labels, [0.0] * (_BUCKETS + 1))
+        counts[bisect_left(BOUNDS, seconds)] += 1
+        counts[_SUM] += seconds
+
+    def render(self) -> bytes:
+        """Return everything in Prometheus' text format (`CONTENT_TYPE`)."""
+        text = generate_latest(self._registry)
+        # OpenFaaS's name for this counter does not end in _total, which prometheus_client insists on.
+        return text.replace(b"gateway_function_invocation_started_total", b"gateway_function_invocation_started")
+
+
+def collapsed(path: str) -> str:
+    """Return what of a management route's path is a label: ``/system/function`` for all functions."""
+    known = [each for each in _PATHS if path == each or path.startswith(f"{each}/")]
+    return max(known, key=len) if known and not path.startswith("//") else "other"
+
+
+class _Families(Collector):
+    """Makes the families when they are asked for."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        requests: Mapping[tuple[str, str, str], list[float]],
+        status: Callable[[], EngineStatus],
+    ) -> None:
+        self._metrics = metrics
+        self._requests = requests
+        self._status = status
+
+    def describe(self) -> list[Metric]:
+        return []  # registering must not ask for a status: the engine may not run yet
+
+    def collect(self) -> Iterator[Metric]:
+        functions = sorted(self._metrics.functions.values(), key=lambda stats: stats.name)
+        status = self._status()
+        yield from _calls(functions)
+        yield from _services(functions, status)
+        yield from _phases(functions)
+        yield _pending(self._metrics.pending())
+        yield from _management(self._requests)
+        yield from _devices(status)
+        yield _residents(status)
+        yield _queues(status)
+
+
+def _calls(functions: list[FunctionStats]) -> Iterator[Metric]:
+    by_code = ["function_name", "code"]
+    total = CounterMetricFamily("gateway_function_invocation", "Calls ended, by HTTP status", labels=by_code)
+    seconds = HistogramMetricFamily("gateway_functions_seconds", "Duration of calls at the gateway", labels=by_code)
+    begun = _counter("gateway_function_invocation_started", "Calls that came in")
+    inflight = _gauge("gateway_function_invocation_inflight", "Calls that are waiting or running")
+    for stats in functions:
+        for code, counts in sorted(stats.by_code.items()):
+            labels = [stats.name, str(code)]
+            total.add_metric(labels, sum(counts[:_BUCKETS]))
+            seconds.add_metric(labels, _cumulative(counts), counts[_SUM])
+        begun.add_metric([stats.name], stats.begun)
+        inflight.add_metric([stats.name], stats.inflight)
+    yield from (total, begun, seconds, inflight)
+
+
+def _services(functions: list[FunctionStats], status: EngineStatus) -> Iterator[Metric]:
+    desired = {full_name_of(function): copies for function, copies in status.desired.items()}
+    ready = _ready_copies(status)
+    count = _gauge("gateway_service_count", "Desired copies")
+    ready_count = _gauge("gateway_service_ready_count", "Copies that are loaded")
+    least = _gauge("gateway_service_min", "Least number of copies while in use")
+    target = _gauge("gateway_service_target", "Load that one copy should bear")
+    typed = GaugeMetricFamily(
+        "gateway_service_target_load",
+        "Load that one copy should bear, by what is measured",
+        labels=["function_name", "scaling_type"],
+    )
+    for stats in functions:
+        count.add_metric([stats.name], desired.get(stats.name, stats.replicas))
+        ready_count.add_metric([stats.name], ready.get(stats.name, 0))
+        rule = stats.scaling
+        if rule is not None:
+            least.add_metric([stats.name], rule.min)
+            target.add_metric([stats.name], rule.target)
+            typed.add_metric([stats.name, rule.type], rule.target)
+    yield from (count, ready_count, least, target, typed)
+
+
+def _ready_copies(status: EngineStatus) -> Mapping[str, int]:
+    ready: defaultdict[str, int] = defaultdict(int)
+    for device in status.devices:
+        for each in device.resident:
+            if not (each.loading or each.draining):
+                ready[full_name_of(each.function)] += 1
+    return ready
+
+
+def _phases(functions: list[FunctionStats]) -> Iterator[Metric]:
+    hits = _counter("gpufaas_function_hits", "Calls that found their model resident")
+    misses = _counter("gpufaas_function_misses", "Calls that had to load their model")
+    queue = _counter("gpufaas_function_queue_seconds", "Time that calls waited for a placement")
+    load = _counter("gpufaas_function_load_seconds", "Time that calls waited for their model to load")
+    run = _counter("gpufaas_function_run_seconds", "Time that handlers took")
+    for stats in functions:
+        hits.add_metric([stats.name], stats.hits)
+        misses.add_metric([stats.name], stats.misses)
+        queue.add_metric([stats.name], stats.queue_s)
+        load.add_metric([stats.name], stats.load_s)
+        run.add_metric([stats.name], stats.run_s)
+    yield from (hits, misses, queue, load, run)
+
+
+def _pending(counts: Mapping[str, int]) -> Metric:
+    family = _gauge("queue_worker_pending_messages", "Asynchronous calls that have not ended")
+    for name, count in sorted(counts.items()):
+        family.add_metric([name], count)
+    return family
+
+
+def _management(requests: Mapping[tuple[str, str, str], list[float]]) -> Iterator[Metric]:
+    labels = ["method", "path", "status"]
+    total = CounterMetricFamily("http_requests", "Requests to management routes", labels=labels)
+    seconds = HistogramMetricFamily("http_request_duration_seconds", "Their duration", labels=labels)
+    for key, counts in sorted(requests.items()):
+        total.add_metric(list(key), sum(counts[:_BUCKETS]))
+        seconds.add_metric(list(key), _cumulative(counts), counts[_SUM])
+    yield from (total, seconds)
+
+
+def _devices(status: EngineStatus) -> Iterator[Metric]:
+    total = _gauge("gpufaas_device_memory_bytes", "Memory that may be promised to workers", "device")
+    used = _gauge("gpufaas_device_memory_used_bytes", "Memory that is promised to workers", "device")
+    busy = _gauge("gpufaas_device_busy", "1 while a model function runs there", "device")
+    busy_s = _counter("gpufaas_device_busy_seconds", "Time that model functions ran or loaded there", "device")
+    waiting = _gauge("gpufaas_device_queue_length", "Calls in the device's local queue", "device")
+    served = _counter("gpufaas_device_calls", "Calls placed on the device", "device")
+    hits = _counter("gpufaas_device_hits", "Calls that found their model there", "device")
+    misses = _counter("gpufaas_device_misses", "Calls whose model was loaded there", "device")
+    evictions = _counter("gpufaas_device_evictions", "Models evicted from it", "device")
+    for each in status.devices:
+        labels = [each.device.id]
+        total.add_metric(labels, each.device.memory)
+        used.add_metric(labels, each.used)
+        busy.add_metric(labels, each.busy)
+        busy_s.add_metric(labels, each.busy_s)
+        waiting.add_metric(labels, each.local_queue)
+        served.add_metric(labels, each.served)
+        hits.add_metric(labels, each.hits)
+        misses.add_metric(labels, each.misses)
+        evictions.add_metric(labels, each.evictions)
+    yield from (total, used, busy, busy_s, waiting, served, hits, misses, evictions)
+
+
+def _residents(status: EngineStatus) -> Metric:
+    family = GaugeMetricFamily(
+        "gpufaas_resident_memory_bytes", "Memory promised to a function's workers", labels=["function_name", "device"]
+    )
+    memory: defaultdict[tuple[str, str], int] = defaultdict(int)  # two revisions of one function may be there
+    for each in status.devices:
+        for resident in each.resident:
+            memory[full_name_of(resident.function), each.device.id] += resident.memory
+    for labels, size in sorted(memory.items()):
+        family.add_metric(list(labels), size)
+    return family
+
+
+def _queues(status: EngineStatus) -> Metric:
+    family = _gauge("gpufaas_queue_length", "Calls that wait, in the global and the local queues")
+    queued: defaultdict[str, int] = defaultdict(int)
+    for function, length in status.queued.items():
+        queued[full_name_of(function)] += length
+    for name, length in sorted(queued.items()):
+        family.add_metric([name], length)
+    return family
+
+
+def _cumulative(counts: list[float]) -> list[tuple[str, float]]:
+    buckets = []
+    so_far = 0.0
+    for bound, count in zip((*map(str, BOUNDS), "+Inf"), counts[:_BUCKETS], strict=True):
+        so_far += count
+        buckets.append((bound, so_far))
+    return buckets
+
+
+def _counter(name: str, what: str, label: str = "function_name") -> CounterMetricFamily:
+    return CounterMetricFamily(name, what, labels=[label])
+
+
+def _gauge(name: str, what: str, label: str = "function_name") -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, what, labels=[label])

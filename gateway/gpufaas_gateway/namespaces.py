@@ -1,0 +1,131 @@
+"""The namespaces that there are: the default one, and those that were made (openfaas.md §3.8)."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_gateway.errors import NameTaken, NotEmpty, UnknownName
+from gpufaas_gateway.ports import FunctionStore
+from gpufaas_gateway.spec import DEFAULT_NAMESPACE, Namespace, check_namespace
+
+log = logging.getLogger(__name__)
+
+_DEFAULT: Final = Namespace(DEFAULT_NAMESPACE, {"openfaas": "1"}, {"openfaas": "1"})
+
+
+class Namespaces:
+    """
+    One event loop owns it. The default one is always there, and cannot be altered.
+
+    :param has_functions: whether the namespace must stay
+    :param drop_secrets: remove the secrets of a namespace that goes; blocks
+    """
+
+    def __init__(
+        self, store: FunctionStore, has_functions: Callable[[str], bool], drop_secrets: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._has_functions = has_functions
+        self._drop_secrets = drop_secrets
+        self._namespaces = {DEFAULT_NAMESPACE: _DEFAULT}
+        self._entering: Counter[str] = Counter()
+
+    async def load(self) -> None:
+        """:raises StorageFailed: the store cannot be read"""
+        self._namespaces |= {each.name: each for each in await asyncio.to_thread(self._store.namespaces)}
+
+    def names(self) -> list[str]:
+        return sorted(self._namespaces)
+
+    def get(self, name: str) -> Namespace:
+        """:raises UnknownName: there is none of that name"""
+        found = self._namespaces.get(name)
+        if found is None:
+            raise UnknownName(f"namespace {name[:80]} not found: GET /system/namespaces shows what there is")
+        return found
+
+    @contextmanager
+    def entered(self, name: str) -> Iterator[None]:
+        """
+        Hold *name* in being while something is put into it.
+
+        :raises InvalidSpec: there is none of that name
+        """
+        if name not in self._namespaces:
+            raise InvalidSpec(
+                f"namespace: {name[:80]!r} does not exist: create it first, with POST /system/namespace/ "
+                "or 'faas-cli namespace create'"
+            )
+        self._entering[name] += 1
+        try:
+            yield
+        finally:
+            self._entering[name] -= 1
+
+    async def create(self, namespace: Namespace) -> None:
+        """
+        :raises InvalidSpec: the name is none
+        :raises NameTaken: it exists
+        :raises StorageFailed: it could not be kept
+        """
+        check_namespace(namespace.name)
+        if namespace.name in self._namespaces:
+            raise NameTaken(f"namespace {namespace.name} exists: update it with PUT")
+        await self._put(namespace)
+        log.info("namespace.created name=%s", namespace.name)
+
+    async def update(self, namespace: Namespace) -> None:
+        """
+        Replace labels and annotations.
+
+        :raises InvalidSpec: it is the default one
+        :raises UnknownName: it is not there
+        :raises StorageFailed: it could not be kept
+        """
+        self._check_alterable(namespace.name)
+        await self._put(namespace)
+        log.info("namespace.updated name=%s", namespace.name)
+
+    async def remove(self, name: str) -> None:
+        """
+        Remove it, and the secrets in it.
+
+        :raises InvalidSpec: it is the default one
+        :raises UnknownName: it is not there
+        :raises NotEmpty: it has functions, or something is being put into it
+        :raises StorageFailed: it could not be taken out of the store, and is still there
+        """
+        self._check_alterable(name)
+        if self._entering[name] or self._has_functions(name):
+            raise NotEmpty(f"namespace {name} has functions: remove them first, then the namespace")
+        # Gone before it is waited for, so that nothing enters meanwhile.
+        removed = self._namespaces.pop(name)
+        try:
+            # In this order a platform that is killed half-way finds the namespace again, and it can be removed again.
+            await asyncio.to_thread(self._drop_secrets, name)
+            await asyncio.to_thread(self._store.remove_namespace, name)
+        except BaseException:
+            self._namespaces[name] = removed
+            raise
+        log.info("namespace.removed name=%s", name)
+
+    async def _put(self, namespace: Namespace) -> None:
+        with_this_name = self._namespaces.get(namespace.name)
+        self._namespaces[namespace.name] = namespace  # at once: a second `create` meanwhile finds the name taken
+        try:
+            await asyncio.to_thread(self._store.put_namespace, namespace)
+        except BaseException:
+            if with_this_name is None:
+                del self._namespaces[namespace.name]
+            else:
+                self._namespaces[namespace.name] = with_this_name
+            raise
+
+    def _check_alterable(self, name: str) -> None:
+        if name == DEFAULT_NAMESPACE:
+            raise InvalidSpec(f"name: {name} is the default namespace, which can be neither changed nor removed")
+        self.get(name)

@@ -1,0 +1,251 @@
+"""What the gateway needs from outside, in its own words. Adapters live elsewhere; fakes in `testing.py`."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from gpufaas_core.bundle import Manifest, WorkerSpec
+from gpufaas_core.logs import LogLine
+from gpufaas_core.model import Device, EngineStatus, Function, FunctionId, Profile
+from gpufaas_gateway.async_call import AcceptedCall, CallStatus, ClaimedCall, Outcome, Phase, Waiting
+from gpufaas_gateway.spec import FunctionRecord, Namespace
+
+
+class FunctionStore(Protocol):
+    """
+    Keeps what must survive a restart. Calls block, and may come from several threads.
+
+    Every method raises `StorageFailed` when the data cannot be written or read; then nothing has changed.
+    """
+
+    def put(self, record: FunctionRecord) -> None:
+        """Keep *record*, in place of an earlier one of that name and namespace, whose count of calls stays."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Forget the function (``NAME.NAMESPACE``), if it is there. Its profiles stay: they belong to the bundle."""
+        ...
+
+    def all(self) -> list[FunctionRecord]:
+        """Return every record, ordered by namespace and name."""
+        ...
+
+    def save_profile(self, digest: str, kind: str, profile: Profile) -> None:
+        """Keep what the bundle *digest* costs on devices of *kind*, in place of what was known."""
+        ...
+
+    def profiles(self, digest: str) -> dict[str, Profile]:
+        """Return what is known of the bundle *digest*, by device kind."""
+        ...
+
+    def add_invocations(self, counts: Mapping[str, int]) -> None:
+        """Add to the counts of calls, by ``NAME.NAMESPACE``, all or none; names that are not there are skipped."""
+        ...
+
+    def put_namespace(self, namespace: Namespace) -> None:
+        """Keep *namespace*, in place of an earlier one of that name."""
+        ...
+
+    def remove_namespace(self, name: str) -> None:
+        """Forget the namespace, if it is there. What is in it is not touched."""
+        ...
+
+    def namespaces(self) -> list[Namespace]:
+        """Return every namespace but the default one, which is not kept, ordered by name."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Secrets(Protocol):
+    """
+    Values by namespace and name, that only functions are shown. Calls block; every one may raise `StorageFailed`.
+
+    No error and no log has a value in it.
+    """
+
+    def names(self, namespace: str) -> list[str]:
+        """Return the names in *namespace*, sorted; none when there is no such namespace."""
+        ...
+
+    def create(self, namespace: str, name: str, value: bytes) -> None:
+        """:raises NameTaken: it exists"""
+        ...
+
+    def update(self, namespace: str, name: str, value: bytes) -> None:
+        """
+        Replace the value; functions that run find it in their files when this returns.
+
+        :raises UnknownName: it does not exist
+        """
+        ...
+
+    def remove(self, namespace: str, name: str) -> None:
+        """:raises UnknownName: it does not exist"""
+        ...
+
+    def drop(self, namespace: str) -> None:
+        """Remove every secret of *namespace*, if there are any."""
+        ...
+
+
+class ArtifactWriter(Protocol):
+    def write(self, data: bytes, /) -> object: ...
+
+
+class Artifacts(Protocol):
+    """Bytes by sha256, immutable. Calls block."""
+
+    def has(self, digest: str) -> bool: ...
+
+    def writer(self, digest: str) -> AbstractContextManager[ArtifactWriter]:
+        """
+        Take the bytes of *digest*; they are there when the block ends without an exception, and not at all otherwise.
+
+        :raises CorruptArtifact: at the end of the block: the bytes have another digest
+        :raises StorageFailed: they could not be written
+        """
+        ...
+
+
+class Workers(Protocol):
+    """The node or nodes that run workers."""
+
+    async def define(self, spec: WorkerSpec) -> Manifest:
+        """
+        Install the bundle of *spec* so that leases of its revision can be served, and return what is in it. May be
+        asked again for a revision: the later spec counts.
+
+        :raises UnknownArtifact: the bundle, or weights that it names, were never uploaded
+        :raises CorruptArtifact: their bytes on disk are not those of their digest
+        :raises InvalidSpec: the bundle is malformed
+        """
+        ...
+
+    async def check(self, spec: WorkerSpec) -> None:
+        """
+        Import the handler of a defined revision in a scratch process that ends; its output goes to the logs.
+
+        :raises InvalidSpec: it does not import; carries the last line of the traceback
+        """
+        ...
+
+    async def forget(self, function: FunctionId) -> None:
+        """
+        No new call of this revision will come. Calls that the scheduler still has (it drains) are served first: the
+        node drops the definition once there are none. A revision that was never defined is no error.
+        """
+        ...
+
+    def devices(self) -> Sequence[Device]: ...
+
+
+class Scheduler(Protocol):
+    """The engine, as the management routes use it; placing calls is the invocation path's own port."""
+
+    def deploy(self, function: Function) -> None: ...
+
+    def remove(self, function: FunctionId, drain: bool) -> None:
+        """Stop placing new calls; those that wait are served (*drain*) or answered ``removed`` at once."""
+        ...
+
+    def scale(self, function: FunctionId, copies: int) -> None:
+        """Want so many copies of a deployed function from now on, within its bounds; 0 evicts those that idle."""
+        ...
+
+    def status(self) -> EngineStatus: ...
+
+
+class FunctionLogs(Protocol):
+    """What functions printed; see `gpufaas_core.logs.FunctionLogs`, whose words these are."""
+
+    def query(
+        self,
+        name: str,
+        namespace: str,
+        since: datetime | None = None,
+        tail: int | None = None,
+        instance: str | None = None,
+    ) -> list[LogLine]:
+        """Return the lines, oldest first. Blocks (it may read files); may be called from any thread."""
+        ...
+
+    def follow(
+        self,
+        name: str,
+        namespace: str,
+        since: datetime | None = None,
+        tail: int | None = None,
+        instance: str | None = None,
+    ) -> AsyncIterator[LogLine]:
+        """Yield what `query` returns, then each line as it comes, until the logs are closed."""
+        ...
+
+    def known(self, name: str, namespace: str) -> bool:
+        """Whether there is a line of this function; it may not be deployed (any more, or yet)."""
+        ...
+
+    def drop(self, name: str, namespace: str) -> None:
+        """Delete what a removed function printed."""
+        ...
+
+
+class SpooledBody(Protocol):
+    """A body on its way to the disk. Until `keep`, and after `discard`, it is nobody's. Raises `StorageFailed`."""
+
+    def write(self, piece: bytes, /) -> None: ...
+
+    def keep(self) -> Path: ...
+
+    def discard(self) -> None: ...
+
+
+class AsyncQueue(Protocol):
+    """
+    Keeps asynchronous calls until they have ended, and for a while after. Calls block, and may come from several
+    threads.
+
+    Every method raises `StorageFailed` when the data cannot be written or read; then nothing has changed.
+    """
+
+    def write(self, accepted: Sequence[AcceptedCall], outcomes: Sequence[Outcome]) -> None:
+        """
+        Keep the calls, which are due at once, and what became of claimed ones, which are claimed no longer. All or
+        nothing; durable when it returns. The files of calls that are done are removed.
+        """
+        ...
+
+    def claim(self, phase: Phase, function: str, now: float, limit: int) -> tuple[list[ClaimedCall], float | None]:
+        """
+        Return calls of *function* (``NAME.NAMESPACE``) that wait in *phase* and are due, the longest due first, at most
+        *limit*; and when the next one is due that is not claimed. A claim ends with `write`, or with its claimer.
+        """
+        ...
+
+    def get(self, call: str) -> CallStatus | None:
+        """Return what is known of a call by its id; of the latest, if callers used an id twice."""
+        ...
+
+    def list_dead(self, function: str | None = None, limit: int = 1000) -> list[CallStatus]:
+        """Return dead letters, the oldest first."""
+        ...
+
+    def requeue(self, call: str, now: float) -> Waiting | None:
+        """Let a dead letter wait again, for its callback if only that is missing; None: there is none of that id."""
+        ...
+
+    def discard(self, call: str) -> bool:
+        """Forget the dead letters of that id; whether there were any."""
+        ...
+
+    def waiting(self) -> list[Waiting]:
+        """Return how many calls have not ended, by phase and function; claimed ones count."""
+        ...
+
+    def new_file(self) -> SpooledBody:
+        """Return where to write a body that is too large for a row; the call that is kept with it owns it then."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,178 @@
+"""
+uvicorn's protocols, with bounds on what a connection may cost.
+
+The HTTP parser has none: a head may grow and dawdle for ever, and so may what follows a chunked body. Bodies are
+bounded where they are read, by their function's size and time limits. The WebSocket protocol leaves some connections
+open that are of no more use.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
+
+from gpufaas_core.units import Bytes, MiB, Seconds
+
+log = logging.getLogger(__name__)
+
+MAX_HEAD: Final[Bytes] = 1 * MiB
+"""Request line and headers; OpenFaaS's gateway takes as much (openfaas.md §3.0)."""
+HEAD_S: Final[Seconds] = 30.0
+"""From the connection, or from the first byte of a later head on it, to the head's end."""
+REST_S: Final[Seconds] = 30.0
+"""For what is left of a body when its request was answered: clients that write before they read need us to take it."""
+_MAX_UNREAD: Final[Bytes] = 1 * MiB
+"""Answers to a caller's pings that he does not read: nobody who means well has a thousand."""
+
+_VERSIONS: Final = ("1.1", "1.0")
+"""The parser also knows 0.9, which has no headers, and 2.0, which it cannot read."""
+
+
+class _Dropped(list[tuple[bytes, bytes]]):
+    """Where trailers go: nobody asks for them."""
+
+    def append(self, _: tuple[bytes, bytes], /) -> None:
+        pass
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """For `uvicorn.Config(http=...)`."""
+
+    _head_bytes = 0
+    _in_head = False
+    _head_timer: asyncio.TimerHandle | None = None
+    _rest_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._stop_rest_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD:
+                self._refuse(431, "Request Header Fields Too Large", f"the headers are over {MAX_HEAD} bytes")
+            elif self._head_timer is None:
+                self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
+        elif self.timeout_keep_alive_task is None and self._is_idle():
+            # The server stops its timer at every byte; these were the rest of a body, or line breaks.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        if self.parser.get_http_version() not in _VERSIONS:
+            raise ValueError("neither HTTP/1.1 nor HTTP/1.0")  # to the parser, which refuses it as malformed
+        self._in_head = False
+        if self._head_timer is not None:
+            self._stop_timer()
+        super().on_headers_complete()
+        if not self.parser.should_upgrade():
+            self.headers = _Dropped()  # the request has its own by now
+
+    def on_message_complete(self) -> None:
+        self._stop_rest_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if is_last and self.cycle.more_body and not self.transport.is_closing():
+            self._rest_timer = self.loop.call_later(REST_S, self.transport.close)
+
+    def send_400_response(self, msg: str) -> None:
+        self._log(400, "it is not HTTP, or the end of its body is in doubt")
+        self._in_head = False
+        super().send_400_response(msg)
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        if self._answering():
+            self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)  # it began to send its next request early
+        elif self._in_head:
+            self._refuse(408, "Request Timeout", f"the headers did not come within {HEAD_S:g} s")
+        else:
+            self.transport.close()  # it never began: nothing to answer
+
+    def _refuse(self, status: int, phrase: str, reason: str) -> None:
+        self._in_head = False
+        self._log(status, reason)
+        if not self._answering():
+            body = f"{reason}\n".encode()
+            self.transport.write(
+                f"HTTP/1.1 {status} {phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+                f"Content-Length: {len(body)}\r\nX-OpenFaaS-Internal: gateway\r\nConnection: close\r\n\r\n".encode()
+                + body
+            )
+        self.transport.close()
+
+    def _answering(self) -> bool:
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _is_idle(self) -> bool:
+        """Whether it is between two requests. One that became a WebSocket is not ours any more."""
+        return self.cycle is not None and not self._answering() and self in self.connections
+
+    def _log(self, status: int, reason: str) -> None:
+        log.warning("request.refused status=%d peer=%s reason=%s", status, (self.client or ("unknown",))[0], reason)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_rest_timer(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
+
+
+class BoundedWebSocket(WebSocketsSansIOProtocol):
+    """For `uvicorn.Config(ws=...)`."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_complete:
+            # A head that is refused while it is read is no event: nobody else would answer it.
+            self._refuse()
+
+    def handle_connect(self, event: Request) -> None:
+        if event.path.isascii():
+            super().handle_connect(event)
+        else:
+            self._refuse()
+
+    def handle_ping(self) -> None:
+        super().handle_ping()
+        if self.transport.get_write_buffer_size() > _MAX_UNREAD and not self.writable.is_set():
+            self.transport.abort()
+
+    def keepalive_timeout(self) -> None:
+        if self.read_paused:
+            # It is we who do not read: the answer may lie there.
+            self.pong_timer = self.loop.call_later(self.ping_timeout or 0.0, self.keepalive_timeout)
+        else:
+            super().keepalive_timeout()
+            self.transport.abort()  # closing would wait for him to read
+
+    def _refuse(self) -> None:
+        self.handshake_complete = self.close_sent = True
+        said = b"".join(self.conn.data_to_send())
+        self.transport.write(said or b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        self.transport.close()
+        log.warning("websocket.refused peer=%s reason=%s", (self.client or ("unknown",))[0], self.conn.handshake_exc)

@@ -1,0 +1,176 @@
+"""
+`SecretFiles`: secrets as files, and for each revision of a function a directory of its own with those that it asked for
+(port: `ports.Secrets`).
+
+::
+
+    secrets/NAMESPACE/NAME          0600, in directories 0700: the only place where a value is kept
+    secret-mounts/ID/NAME           copies for workers of one revision, made when one starts, gone with the revision
+
+Copies, because a container is given a directory and cannot follow a link out of it. Every file is written aside and
+renamed into place, so that a reader sees the old value or the new one.
+"""
+
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from gpufaas_core.errors import StorageFailed
+from gpufaas_core.model import FunctionId
+from gpufaas_gateway.errors import NameTaken, UnknownName
+
+log = logging.getLogger(__name__)
+
+_ASIDE: Final = ".new-"
+"""Begins with a dot, as no name of a secret does."""
+
+
+class SecretFiles:
+    """
+    Makes its directories at once, and removes the mounts that a platform which was killed has left. Blocks; may be
+    called from any thread. Every method may raise `StorageFailed`.
+    """
+
+    def __init__(self, root: Path, mounts: Path) -> None:
+        self._root = root
+        self._mounts = mounts
+        self._lock = threading.Lock()
+        self._mounted: dict[FunctionId, tuple[str, tuple[str, ...], int]] = {}
+        with self._translated():
+            _private(root)
+            if mounts.exists():
+                shutil.rmtree(mounts)
+            _private(mounts)
+            for left in root.glob(f"*/{_ASIDE}*"):
+                left.unlink()
+
+    def names(self, namespace: str) -> list[str]:
+        with self._lock, self._translated():
+            return self._names(namespace)
+
+    def create(self, namespace: str, name: str, value: bytes) -> None:
+        with self._lock, self._translated():
+            path = self._path(namespace, name)
+            if path.exists():
+                raise NameTaken(f"secret {name} in {namespace} exists: update it with PUT, or remove it first")
+            _private(path.parent)
+            _write(path, value, 0o600)
+        log.info("secret.created name=%s namespace=%s", name, namespace)
+
+    def update(self, namespace: str, name: str, value: bytes) -> None:
+        with self._lock, self._translated():
+            path = self._found(namespace, name)
+            _write(path, value, 0o600)
+            for mount, mode in self._mounts_of(namespace, name):
+                _write(mount, value, mode)
+        log.info("secret.updated name=%s namespace=%s", name, namespace)
+
+    def remove(self, namespace: str, name: str) -> None:
+        with self._lock, self._translated():
+            self._remove(namespace, name)
+        log.info("secret.removed name=%s namespace=%s", name, namespace)
+
+    def drop(self, namespace: str) -> None:
+        with self._lock, self._translated():
+            for name in self._names(namespace):
+                self._remove(namespace, name)
+            if (self._root / namespace).exists():
+                (self._root / namespace).rmdir()
+
+    def mount(self, function: FunctionId, namespace: str, names: Sequence[str], *, for_container: bool = False) -> Path:
+        """
+        Return the directory of this revision, with the secrets *names* of *namespace* as files, up to date; it follows
+        updates until `unmount`. One that was removed since the deployment is not there, as its function will notice.
+
+        :param for_container: its user is not ours: the files are readable to all, in a directory that only bind mounts
+            reach
+        """
+        mode = 0o444 if for_container else 0o600
+        directory = self._directory(function)
+        with self._lock, self._translated():
+            self._mounted[function] = (namespace, tuple(names), mode)
+            directory.mkdir(exist_ok=True)
+            directory.chmod(0o755 if for_container else 0o700)
+            for name in names:
+                try:
+                    value = self._path(namespace, name).read_bytes()
+                except FileNotFoundError:
+                    log.warning("secret.missing function=%s name=%s", function, name)
+                    (directory / name).unlink(missing_ok=True)
+                else:
+                    _write(directory / name, value, mode)
+        return directory
+
+    def unmount(self, function: FunctionId) -> None:
+        """No worker of this revision is left, and none will come without `mount`."""
+        with self._lock, self._translated():
+            if self._mounted.pop(function, None) is not None:
+                shutil.rmtree(self._directory(function), ignore_errors=True)
+
+    # --- with the lock held ---
+
+    def _path(self, namespace: str, name: str) -> Path:
+        return self._root / namespace / name
+
+    def _directory(self, function: FunctionId) -> Path:
+        return self._mounts / function  # NAME.NAMESPACE@REVISION: names are DNS labels, revisions are hex
+
+    def _names(self, namespace: str) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self._root / namespace) if not name.startswith("."))
+        except FileNotFoundError:
+            return []
+
+    def _found(self, namespace: str, name: str) -> Path:
+        path = self._path(namespace, name)
+        if not path.exists():
+            raise UnknownName(f"secret {name} in {namespace} does not exist: create it with POST")
+        return path
+
+    def _remove(self, namespace: str, name: str) -> None:
+        self._found(namespace, name).unlink()
+        for mount, _ in self._mounts_of(namespace, name):
+            mount.unlink(missing_ok=True)
+
+    def _mounts_of(self, namespace: str, name: str) -> list[tuple[Path, int]]:
+        return [
+            (self._directory(function) / name, mode)
+            for function, (of, names, mode) in self._mounted.items()
+            if of == namespace and name in names
+        ]
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise StorageFailed(
+                f"secrets in {self._root} cannot be read or written ({exc.strerror}): "
+                "make the data directory writable, or free space on its disk"
+            ) from exc
+
+
+def _private(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)
+
+
+def _write(path: Path, value: bytes, mode: int) -> None:
+    aside = path.with_name(f"{_ASIDE}{path.name}"[:255])
+    aside.unlink(missing_ok=True)
+    file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(file, "wb") as out:
+            out.write(value)
+            out.flush()
+            os.fsync(out.fileno())
+            os.fchmod(out.fileno(), mode)
+        aside.rename(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,288 @@
+"""
+What is deployed: as it was asked (`FunctionSpec`), as it is kept (`FunctionRecord`), as we understand it (`Options`).
+
+A spec keeps every field exactly as the client sent it, because clients compare what they read with what they deployed
+(openfaas.md §4.2): absent stays absent, ``"128Mi"`` stays ``"128Mi"``. What we make of it lives in `Options`, read from
+annotations that begin with ``gpufaas.`` (the stock CLI passes annotations on, and drops unknown resources).
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from msgspec import Struct
+
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.model import FunctionId
+from gpufaas_core.scaling import ScalingRule, read_scaling_rule
+from gpufaas_core.units import Bytes, MiB, Seconds, parse_bytes, parse_duration
+
+_T = TypeVar("_T")
+
+DEFAULT_NAMESPACE: Final = "openfaas-fn"
+"""Stock clients put it into every invocation's URL (openfaas.md §1 item 6)."""
+
+PREFIX: Final = "gpufaas."
+KNOWN_ANNOTATIONS: Final = (
+    "gpufaas.allow-pickle",  # read at build: the bundle's manifest has the answer
+    "gpufaas.bundle",
+    "gpufaas.load-stall",
+    "gpufaas.max-body",
+    "gpufaas.memory",
+    "gpufaas.queue",
+    "gpufaas.slots",
+    "gpufaas.timeout",
+)
+SCALE_MIN: Final = "com.openfaas.scale.min"
+
+_READY: Final = "com.openfaas.ready.http"
+_HEALTH: Final = "com.openfaas.health.http"
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SUBDOMAIN: Final = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern})*")
+_MAX_SUBDOMAIN: Final = 253
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_MAX_SLOTS: Final = 1024  # threads of one worker; beyond it the kernel's limits answer, less clearly
+_NO_LIMIT_S: Final = 86_400.0  # "0" means no limit to OpenFaaS's watchdogs; here every wait has a deadline, so: a day
+
+
+class FunctionSpec(Struct, frozen=True, omit_defaults=True):
+    """A deployment as it was asked for. None is: the client did not send it."""
+
+    service: str
+    image: str
+    namespace: str | None = None
+    env_process: str | None = None
+    env_vars: dict[str, str] | None = None
+    constraints: tuple[str, ...] | None = None
+    secrets: tuple[str, ...] | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    limits: dict[str, str] | None = None
+    requests: dict[str, str] | None = None
+    read_only_root_filesystem: bool | None = None
+
+
+class FunctionRecord(Struct, frozen=True):
+    """A function as it is kept across restarts."""
+
+    name: str
+    namespace: str
+    spec: FunctionSpec
+    revision: str
+    """Never used twice for a name: a removed revision may still drain while its successor serves."""
+    created_at: float
+    """Unix seconds of the first deployment; updates keep it."""
+    invocations: int = 0
+    """Calls ended so far, over all revisions; a little behind while the platform runs."""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name}.{self.namespace}"
+
+    @property
+    def function_id(self) -> FunctionId:
+        return FunctionId(f"{self.name}.{self.namespace}@{self.revision}")
+
+
+class Namespace(Struct, frozen=True):
+    """A grouping of functions and secrets, as it was asked for. None is: the client did not send it."""
+
+    name: str
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What holds for a function that does not say otherwise."""
+
+    timeout_s: Seconds = 60.0
+    """OpenFaaS's own default, and as long as faas-cli waits for an answer."""
+    slots: int = 8
+    """Calls at once in one worker of a CPU function."""
+    server_slots: int = 100
+    """Calls at once to one program or container: it has its own ways to make them wait."""
+    stall_s: Seconds = 60.0
+    """A load without any progress for so long is killed."""
+    max_queue: int = 1000
+    """Calls of one function that may wait."""
+    max_body: Bytes = 100 * MiB
+    """Largest request body: what a node can hold once per running call without harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the annotations, labels and environment of a spec mean to us."""
+
+    bundle: str
+    """sha256 of the bundle; empty: it has none, and runs in a container of its image."""
+    memory: Bytes | None
+    """Declared reservation; None: to be derived from the weights."""
+    slots: int | None
+    """None: not given. Of CPU functions only."""
+    timeout_s: Seconds
+    stall_s: Seconds
+    max_queue: int
+    max_body: Bytes
+    scaling: ScalingRule | None
+    """None: copies follow calls."""
+    memory_limit: Bytes = 0
+    """limits.memory, which a container is held to; 0: not given."""
+    cpus: float = 0.0
+    """limits.cpu, in cores; 0: not given."""
+    ready_path: str = ""
+    health_path: str = ""
+    health_period_s: Seconds = 10.0
+    health_failures: int = 3
+
+
+def full_name_of(function: FunctionId) -> str:
+    """Return ``NAME.NAMESPACE`` of a revision."""
+    return function.partition("@")[0]
+
+
+def check_name(name: str) -> None:
+    """:raises InvalidSpec: *name* is not a DNS label, which is what function names are"""
+    if not _NAME.fullmatch(name):
+        raise InvalidSpec(
+            f"service: {name[:80]!r} is not a function name: use at most 63 of a-z, 0-9 and '-', "
+            "beginning and ending with a letter or digit"
+        )
+
+
+def check_namespace(name: str) -> None:
+    """:raises InvalidSpec: *name* cannot be that of a namespace: a DNS label, and none of Kubernetes' own"""
+    if not _NAME.fullmatch(name) or name.startswith("kube-"):
+        raise InvalidSpec(
+            f"name: {name[:80]!r} is not a namespace: use at most 63 of a-z, 0-9 and '-', "
+            "beginning and ending with a letter or digit, and not with 'kube-'"
+        )
+
+
+def check_secret(name: str) -> None:
+    """:raises InvalidSpec: *name* is not a DNS subdomain, which is what secret names are; so it is a safe file name"""
+    if len(name) > _MAX_SUBDOMAIN or not _SUBDOMAIN.fullmatch(name):
+        raise InvalidSpec(
+            f"name: {name[:80]!r} is not a secret's name: use at most {_MAX_SUBDOMAIN} of a-z, 0-9, '-' and '.', "
+            "every part between dots beginning and ending with a letter or digit"
+        )
+
+
+def check_digest(digest: str, what: str) -> None:
+    """:raises InvalidSpec: *digest* is not a sha256 in lower-case hex; *what* says where it stands"""
+    if not _SHA256.fullmatch(digest):
+        raise InvalidSpec(f"{what}: {digest[:80]!r} is not a sha256 digest: 64 lower-case hex digits are expected")
+
+
+def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
+    """
+    Return what *spec* asks of us; check all that can be checked without a node.
+
+    :raises InvalidSpec: a bad or unknown value; names the field or annotation, and the nearest known one
+    """
+    _check_environment(spec.env_vars or {})
+    annotations = spec.annotations or {}
+    _refuse_unknown(annotations)
+    bundle = annotations.get("gpufaas.bundle", "")
+    if "gpufaas.bundle" in annotations:
+        check_digest(bundle, "annotation gpufaas.bundle")
+    elif not spec.image or any(each.isspace() for each in spec.image):
+        raise InvalidSpec(f"image: {spec.image[:80]!r} is not the name of an image, and there is no gpufaas.bundle")
+
+    def annotated(name: str, parse: Callable[[str], _T], otherwise: _T) -> _T:
+        return _parse(f"annotation {name}", annotations[name], parse) if name in annotations else otherwise
+
+    limits = spec.limits or {}
+    memory = _parse("limits.memory", limits["memory"], _size) if limits.get("memory") else None
+    timeout_s = defaults.timeout_s
+    if exec_timeout := (spec.env_vars or {}).get("exec_timeout"):
+        timeout_s = _parse("envVars exec_timeout", exec_timeout, _timeout)
+    return Options(
+        bundle=bundle,
+        memory=annotated("gpufaas.memory", _size, memory),
+        slots=annotated("gpufaas.slots", _slots, None),
+        timeout_s=annotated("gpufaas.timeout", _timeout, timeout_s),
+        stall_s=annotated("gpufaas.load-stall", _timeout, defaults.stall_s),
+        max_queue=annotated("gpufaas.queue", _count, defaults.max_queue),
+        max_body=annotated("gpufaas.max-body", _size, defaults.max_body),
+        scaling=read_scaling_rule(spec.labels or {}, annotations),
+        memory_limit=memory or 0,
+        cpus=_parse("limits.cpu", limits["cpu"], _cores) if limits.get("cpu") else 0.0,
+        ready_path=_path(annotations, f"{_READY}.path"),
+        health_path=_path(annotations, f"{_HEALTH}.path"),
+        health_period_s=float(annotated(f"{_HEALTH}.periodSeconds", _count, 10)),
+        health_failures=annotated(f"{_HEALTH}.failureThreshold", _count, 3),
+    )
+
+
+def _path(annotations: Mapping[str, str], name: str) -> str:
+    path = annotations.get(name, "")
+    if path and not re.fullmatch(r"/[!-~]*", path):
+        raise InvalidSpec(f"annotation {name}: {path[:80]!r} is not a path: write for example /healthz")
+    return path
+
+
+def _cores(text: str) -> float:
+    """``500m`` is half a core, as Kubernetes writes it."""
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,9})?)(m?)", text.strip())
+    cores = float(found[1]) / (1000 if found[2] else 1) if found else 0.0
+    if cores <= 0:
+        raise InvalidSpec(f"{text!r} is not a number of cores: write for example 500m or 2")
+    return cores
+
+
+def _refuse_unknown(annotations: Mapping[str, str]) -> None:
+    for name in annotations:
+        if name.startswith(PREFIX) and name not in KNOWN_ANNOTATIONS:
+            nearest = difflib.get_close_matches(name, KNOWN_ANNOTATIONS, n=1, cutoff=0.0)[0]
+            raise InvalidSpec(
+                f"annotation {name} is not known: did you mean {nearest}? (known: {', '.join(KNOWN_ANNOTATIONS)})"
+            )
+
+
+def _check_environment(env: Mapping[str, str]) -> None:
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name:
+            raise InvalidSpec(f"envVars: {name!r} is not a name of an environment variable")
+        if "\0" in value:
+            raise InvalidSpec(f"envVars {name}: the value contains a NUL byte, which no environment can hold")
+
+
+def _parse(what: str, text: str, parse: Callable[[str], _T]) -> _T:
+    try:
+        return parse(text)
+    except InvalidSpec as exc:
+        raise InvalidSpec(f"{what}: {exc}") from exc
+
+
+def _size(text: str) -> Bytes:
+    size = parse_bytes(text)
+    if size <= 0:
+        raise InvalidSpec(f"{text!r} must be more than nothing: write for example 512Mi")
+    return size
+
+
+def _timeout(text: str) -> Seconds:
+    return min(parse_duration(text) or _NO_LIMIT_S, _NO_LIMIT_S)
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
+        raise InvalidSpec(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    count = _whole(text)
+    if count < 1:
+        raise InvalidSpec(f"{text!r} must be at least 1")
+    return count
+
+
+def _slots(text: str) -> int | None:
+    slots = _count(text)
+    if slots > _MAX_SLOTS:
+        raise InvalidSpec(f"{text!r} is over the limit of {_MAX_SLOTS} calls at once in one worker")
+    return slots

@@ -1,0 +1,396 @@
+"""Fakes of the gateway's ports, in memory and without processes; each passes the contract suite of its port."""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gpufaas_core.bundle import Manifest, Weights, WorkerSpec
+from gpufaas_core.errors import CorruptArtifact, GpufaasError, InvalidSpec, StorageFailed, UnknownArtifact
+from gpufaas_core.model import Device, DeviceId, DeviceStatus, EngineStatus, Function, FunctionId, Profile
+from gpufaas_core.units import Bytes, GiB
+from gpufaas_gateway.async_call import (
+    AcceptedCall,
+    Answered,
+    Body,
+    CallStatus,
+    ClaimedCall,
+    Dead,
+    Done,
+    Header,
+    Outcome,
+    Phase,
+    Redeliver,
+    Retry,
+    State,
+    Waiting,
+)
+from gpufaas_gateway.async_queue import SpoolFile, remove_files
+from gpufaas_gateway.errors import NameTaken, UnknownName
+from gpufaas_gateway.ports import ArtifactWriter
+from gpufaas_gateway.spec import FunctionRecord, Namespace
+
+
+class MemoryStore:
+    """`FunctionStore`. With `failure` set, every write raises it as `StorageFailed` and changes nothing."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, FunctionRecord] = {}
+        self.known_profiles: dict[tuple[str, str], Profile] = {}
+        self.known_namespaces: dict[str, Namespace] = {}
+        self.failure: str | None = None
+        self.closed = False
+
+    def put(self, record: FunctionRecord) -> None:
+        self._may_write()
+        earlier = self.records.get(record.full_name)
+        self.records[record.full_name] = replace(record, invocations=earlier.invocations) if earlier else record
+
+    def remove(self, name: str) -> None:
+        self._may_write()
+        self.records.pop(name, None)
+
+    def all(self) -> list[FunctionRecord]:
+        return sorted(self.records.values(), key=lambda record: (record.namespace, record.name))
+
+    def save_profile(self, digest: str, kind: str, profile: Profile) -> None:
+        self._may_write()
+        self.known_profiles[digest, kind] = profile
+
+    def profiles(self, digest: str) -> dict[str, Profile]:
+        return {kind: profile for (of, kind), profile in self.known_profiles.items() if of == digest}
+
+    def add_invocations(self, counts: Mapping[str, int]) -> None:
+        self._may_write()
+        for name, count in counts.items():
+            if record := self.records.get(name):
+                self.records[name] = replace(record, invocations=record.invocations + count)
+
+    def put_namespace(self, namespace: Namespace) -> None:
+        self._may_write()
+        self.known_namespaces[namespace.name] = namespace
+
+    def remove_namespace(self, name: str) -> None:
+        self._may_write()
+        self.known_namespaces.pop(name, None)
+
+    def namespaces(self) -> list[Namespace]:
+        return sorted(self.known_namespaces.values(), key=lambda each: each.name)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _may_write(self) -> None:
+        if self.failure is not None:
+            raise StorageFailed(self.failure)
+
+
+class MemorySecrets:
+    """`Secrets`."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, str], bytes] = {}
+
+    def names(self, namespace: str) -> list[str]:
+        return sorted(name for of, name in self.values if of == namespace)
+
+    def create(self, namespace: str, name: str, value: bytes) -> None:
+        if (namespace, name) in self.values:
+            raise NameTaken(f"secret {name} in {namespace} exists")
+        self.values[namespace, name] = value
+
+    def update(self, namespace: str, name: str, value: bytes) -> None:
+        self._find(namespace, name)
+        self.values[namespace, name] = value
+
+    def remove(self, namespace: str, name: str) -> None:
+        self._find(namespace, name)
+        del self.values[namespace, name]
+
+    def drop(self, namespace: str) -> None:
+        for name in self.names(namespace):
+            del self.values[namespace, name]
+
+    def _find(self, namespace: str, name: str) -> None:
+        if (namespace, name) not in self.values:
+            raise UnknownName(f"secret {name} in {namespace} does not exist")
+
+
+class MemoryArtifacts:
+    """`Artifacts`."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, bytes] = {}
+
+    def has(self, digest: str) -> bool:
+        return digest in self.content
+
+    @contextmanager
+    def writer(self, digest: str) -> Iterator[ArtifactWriter]:
+        written = _Written()
+        yield written
+        found = hashlib.sha256(written.data).hexdigest()
+        if found != digest:
+            raise CorruptArtifact(f"the bytes have sha256 {found}, not {digest}: send them again")
+        self.content[digest] = bytes(written.data)
+
+    def add(self, data: bytes) -> str:
+        """Put *data* there; return its digest."""
+        digest = hashlib.sha256(data).hexdigest()
+        self.content[digest] = data
+        return digest
+
+
+class _Written:
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: bytes, /) -> int:
+        self.data += data
+        return len(data)
+
+
+class FakeWorkers:
+    """`Workers`: a node whose bundles are what the test says they are."""
+
+    def __init__(self, *devices: Device) -> None:
+        self.joined = list(devices) or [Device(DeviceId("n1/cpu:0"), "cpu", 2 * GiB)]
+        self.manifests: dict[str, Manifest] = {}
+        """By digest of the bundle."""
+        self.defined: dict[FunctionId, WorkerSpec] = {}
+        self.checked: list[FunctionId] = []
+        self.forgotten: list[FunctionId] = []
+        self.containers = False
+        """Whether functions that have only an image can run."""
+        self.check_failure: GpufaasError | None = None
+        self.define_failure: GpufaasError | None = None
+        self.during_check: Callable[[], None] = lambda: None
+        """Called while a handler is being imported."""
+
+    def bundle(self, digest: str, *, kind: str = "model", weights: Bytes = 0) -> None:
+        """Let the bundle *digest* hold a function of *kind* with so many bytes of weights."""
+        files = (Weights("function/weights.safetensors", "0" * 64, weights),) if weights else ()
+        self.manifests[digest] = Manifest(
+            kind="http" if kind == "http" else "model", template="python3-torch", weights=files
+        )
+
+    async def define(self, spec: WorkerSpec) -> Manifest:
+        if self.define_failure is not None:
+            raise self.define_failure
+        if spec.image:
+            if not self.containers:
+                raise InvalidSpec(f"function {spec.name} has only an image ({spec.image}): there is no Docker engine")
+            self.defined[spec.function] = spec
+            return Manifest(kind="server", template="image")
+        manifest = self.manifests.get(spec.digest)
+        if manifest is None:
+            raise UnknownArtifact(f"no bundle {spec.digest} here: upload it")
+        self.defined[spec.function] = spec
+        return manifest
+
+    async def check(self, spec: WorkerSpec) -> None:
+        self.checked.append(spec.function)
+        self.during_check()
+        if self.check_failure is not None:
+            raise self.check_failure
+
+    async def forget(self, function: FunctionId) -> None:
+        self.forgotten.append(function)
+        self.defined.pop(function, None)
+
+    def devices(self) -> list[Device]:
+        return list(self.joined)
+
+
+class FakeScheduler:
+    """`Scheduler`: remembers what it was told. `now` is what `status` answers."""
+
+    def __init__(self, *devices: Device) -> None:
+        self.functions: dict[FunctionId, Function] = {}
+        self.removed: list[tuple[FunctionId, bool]] = []
+        self.scaled: list[tuple[FunctionId, int]] = []
+        self.failure: GpufaasError | None = None
+        self.now = EngineStatus("lalb-o3", tuple(idle(device) for device in devices), {}, {})
+
+    def deploy(self, function: Function) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.functions[function.id] = function
+
+    def remove(self, function: FunctionId, drain: bool) -> None:
+        del self.functions[function]
+        self.removed.append((function, drain))
+
+    def scale(self, function: FunctionId, copies: int) -> None:
+        assert function in self.functions
+        self.scaled.append((function, copies))
+        self.now = replace(self.now, desired={**self.now.desired, function: copies})
+
+    def status(self) -> EngineStatus:
+        return self.now
+
+
+def idle(device: Device) -> DeviceStatus:
+    """Return the status of a device on which nothing ever ran."""
+    return DeviceStatus(
+        device=device,
+        used=0,
+        busy=False,
+        resident=(),
+        local_queue=0,
+        served=0,
+        hits=0,
+        misses=0,
+        evictions=0,
+        estimated_finish_s=0.0,
+    )
+
+
+@dataclass
+class _Kept:
+    claimed: ClaimedCall
+    state: State
+    due_at: float | None
+    status: int | None = None
+    reason: str | None = None
+    ended_at: float | None = None
+    is_claimed: bool = False
+
+    def seen(self) -> CallStatus:
+        call = self.claimed.call
+        state: State = "running" if self.is_claimed and self.state == "queued" else self.state
+        return CallStatus(
+            call.id, call.function, state, self.claimed.attempts, self.claimed.deliveries, self.status,
+            self.reason, call.accepted_at, self.ended_at, self.due_at,
+        )  # fmt: skip
+
+
+class MemoryAsyncQueue:
+    """`AsyncQueue`. With `failure` set, every write raises it as `StorageFailed` and changes nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        """:param folder: of large bodies"""
+        self._folder = folder
+        self._kept: dict[int, _Kept] = {}
+        self._serial = 0
+        self.failure: str | None = None
+        self.writes: list[int] = []
+        """How many calls each write kept."""
+
+    def write(self, accepted: Sequence[AcceptedCall], outcomes: Sequence[Outcome]) -> None:
+        self._may_write()
+        for outcome in outcomes:
+            self._settle(outcome)
+        for call in accepted:
+            self._serial += 1
+            self._kept[self._serial] = _Kept(ClaimedCall(self._serial, call), "queued", call.accepted_at)
+        self.writes.append(len(accepted))
+
+    def claim(self, phase: Phase, function: str, now: float, limit: int) -> tuple[list[ClaimedCall], float | None]:
+        free = sorted(
+            (kept.due_at, key)
+            for key, kept in self._kept.items()
+            if kept.due_at is not None
+            and not kept.is_claimed
+            and (kept.state, kept.claimed.call.function) == (phase, function)
+        )
+        due = [key for at, key in free[:limit] if at <= now]
+        for key in due:
+            self._kept[key].is_claimed = True
+        return [self._kept[key].claimed for key in due], free[len(due)][0] if len(free) > len(due) else None
+
+    def get(self, call: str) -> CallStatus | None:
+        found = [kept for kept in self._kept.values() if kept.claimed.call.id == call]
+        return found[-1].seen() if found else None
+
+    def list_dead(self, function: str | None = None, limit: int = 1000) -> list[CallStatus]:
+        dead = [kept.seen() for kept in self._kept.values() if kept.state == "dead"]
+        chosen = [each for each in dead if function in (None, each.function)]
+        return sorted(chosen, key=lambda each: each.ended_at or 0.0)[:limit]
+
+    def requeue(self, call: str, now: float) -> Waiting | None:
+        self._may_write()
+        dead = [kept for kept in self._kept.values() if kept.state == "dead" and kept.claimed.call.id == call]
+        if not dead:
+            return None
+        kept = dead[-1]
+        phase: Phase = "queued" if kept.claimed.answer is None else "callback"
+        attempts = 0 if phase == "queued" else kept.claimed.attempts
+        kept.state, kept.due_at, kept.ended_at, kept.reason = phase, now, None, None
+        kept.claimed = replace(kept.claimed, attempts=attempts, deliveries=0, exhausted=None)
+        return Waiting(phase, kept.claimed.call.function, 1, now)
+
+    def discard(self, call: str) -> bool:
+        self._may_write()
+        dead = [key for key, kept in self._kept.items() if kept.state == "dead" and kept.claimed.call.id == call]
+        for key in dead:
+            _remove_bodies(self._kept.pop(key).claimed)
+        return bool(dead)
+
+    def waiting(self) -> list[Waiting]:
+        groups: dict[tuple[Phase, str], list[float]] = {}
+        for kept in self._kept.values():
+            if kept.due_at is not None and (kept.state == "queued" or kept.state == "callback"):
+                groups.setdefault((kept.state, kept.claimed.call.function), []).append(kept.due_at)
+        return [Waiting(phase, function, len(due), min(due)) for (phase, function), due in sorted(groups.items())]
+
+    def new_file(self) -> SpoolFile:
+        return SpoolFile(self._folder / secrets.token_hex(16))
+
+    def close(self) -> None:
+        pass
+
+    def _settle(self, outcome: Outcome) -> None:
+        kept = self._kept[outcome.key]
+        kept.is_claimed = False
+        match outcome:
+            case Done(_, at, status, attempts):
+                _remove_bodies(kept.claimed)
+                kept.state, kept.due_at, kept.ended_at, kept.status, kept.reason = "done", None, at, status, None
+                kept.claimed = replace(kept.claimed, attempts=attempts, answer=None)
+            case Retry(_, at, attempts, status, reason):
+                kept.due_at, kept.status, kept.reason = at, status, reason
+                kept.claimed = replace(kept.claimed, attempts=attempts)
+            case Answered(_, at, attempts, answer, exhausted):
+                kept.state, kept.due_at, kept.status, kept.reason = "callback", at, answer.status, exhausted
+                kept.claimed = replace(kept.claimed, attempts=attempts, answer=answer, exhausted=exhausted)
+            case Redeliver(_, at, deliveries, reason):
+                kept.due_at, kept.reason = at, reason
+                kept.claimed = replace(kept.claimed, deliveries=deliveries)
+            case Dead(_, at, attempts, status_or_none, reason, undelivered):
+                kept.state, kept.due_at, kept.ended_at, kept.reason = "dead", None, at, reason
+                kept.status = status_or_none
+                if not undelivered:
+                    kept.claimed = replace(kept.claimed, answer=None)
+                kept.claimed = replace(kept.claimed, attempts=attempts)
+
+    def _may_write(self) -> None:
+        if self.failure is not None:
+            raise StorageFailed(self.failure)
+
+
+def _remove_bodies(claimed: ClaimedCall) -> None:
+    bodies = [claimed.call.body, claimed.answer.body if claimed.answer else b""]
+    remove_files([body for body in bodies if isinstance(body, Path)])
+
+
+class FakeCallbacks:
+    """`Callbacks`: remembers what was delivered; `failures` are raised first, one for each delivery."""
+
+    def __init__(self) -> None:
+        self.delivered: list[tuple[str, dict[str, str], bytes]] = []
+        self.failures: list[GpufaasError] = []
+        self.on_delivery: Callable[[], None] = lambda: None
+
+    async def deliver(self, url: str, headers: Sequence[Header], body: Body) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        content = await asyncio.to_thread(body.read_bytes) if isinstance(body, Path) else body
+        named = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
+        self.delivered.append((url, named, content))
+        self.on_delivery()

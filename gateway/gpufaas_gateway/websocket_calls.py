@@ -1,0 +1,519 @@
+"""
+WebSockets to functions: the websocket scope of ``/function/NAME[/path]``, a plain ASGI application.
+
+A connection is one call: it waits for a slot, holds it while it lives, and is counted once. The server has the caller's
+side of the protocol. The function's side is here: its worker is asked to switch protocols like any client asks, after
+which the exchange carries bytes, and the frames in them are made and read by the library's sans-IO half.
+
+Two pumps, each of which waits for the side that it writes to: `_to_function` is a task, `_to_caller` runs in the call's
+own. The function's time limit bounds the handshake, and how long a side may take no message; not the connection.
+"""
+
+import asyncio
+import base64
+import os
+import time
+from collections import defaultdict
+from collections.abc import MutableMapping
+from typing import Any, Final
+
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import CLIENT, OPEN, Protocol
+from websockets.utils import accept_key
+
+from gpufaas_core.errors import (
+    CallCancelled,
+    DeadlineExceeded,
+    GpufaasError,
+    LeaseRefused,
+    UnknownFunction,
+    WorkerCrashed,
+)
+from gpufaas_core.frames import UPGRADE, AnswerHead, CallHead
+from gpufaas_core.messages import Lease
+from gpufaas_core.model import CallId, FunctionId, Seconds
+from gpufaas_core.units import Bytes, MiB, format_bytes
+from gpufaas_gateway.catalogue import Catalogue, Deployed
+from gpufaas_gateway.errors import NoWebSocket, Unavailable, headers_of, status_of
+from gpufaas_gateway.invoke import (
+    HOP_BY_HOP,
+    PREFIX,
+    CallExchange,
+    Header,
+    NodePort,
+    PlacementPort,
+    Receive,
+    Scope,
+    Send,
+    answer_headers,
+    new_call_id,
+    placement_headers,
+)
+
+MAX_MESSAGE: Final[Bytes] = 16 * MiB
+"""Either way: a message is held whole, twice for a moment."""
+_CLOSE_S: Final[Seconds] = 5.0
+"""How long a function may take to end its connection once one side has said goodbye."""
+_REFUSAL: Final[Bytes] = 64 * 1024
+"""Of the body of an answer that is not a WebSocket: it is held whole."""
+_MAX_CONTROL: Final[Bytes] = 1 * MiB
+"""Answers to a function's pings that it does not read."""
+_SWITCHED: Final = 101
+_MAX_REASON: Final[Bytes] = 123
+_NOT_PASSED: Final = HOP_BY_HOP | {b"content-length", b"x-call-id", b"expect"}
+_HANDSHAKE: Final = b"sec-websocket-"
+
+
+class WebSocketCalls:
+    """The ASGI application."""
+
+    def __init__(self, catalogue: Catalogue, scheduler: PlacementPort, node: NodePort) -> None:
+        self._catalogue = catalogue
+        self._scheduler = scheduler
+        self._node = node
+        self._loop = asyncio.get_running_loop()
+        self._serial = 0
+        self._open: defaultdict[FunctionId, set[_Connection]] = defaultdict(set)
+
+    def close_old(self, function: FunctionId) -> None:
+        """*function*, a revision, was replaced by another: its callers are asked to connect again."""
+        for connection in list(self._open.get(function, ())):
+            connection.restart()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()  # websocket.connect
+        began = time.perf_counter()
+        raw: bytes = scope["raw_path"]
+        name, _, path = raw[len(PREFIX) :].partition(b"/")
+        public_id, call_id = self._name_of(scope)
+        answered = [(b"x-call-id", public_id), (b"x-start-time", b"%d" % time.time_ns())]
+        connection = _Connection(receive, send)
+        deployed: Deployed | None = None
+        lease: Lease | None = None
+        status = _SWITCHED
+        queue_s = load_s = run_s = 0.0
+        try:
+            deployed = self._find(name)
+            deployed.stats.started()
+            connection.listen(deployed)
+            placed = self._scheduler.place(call_id, deployed.function_id, deployed.timeout_s)
+            key = base64.b64encode(os.urandom(16))
+            head = CallHead(
+                public_id.decode("latin-1"), "GET", "/" + path.decode("latin-1"), scope["query_string"],
+                _request_headers(scope, key, answered), UPGRADE, "", deployed.timeout_s,
+            )  # fmt: skip
+            while True:
+                lease = placed if isinstance(placed, Lease) else await connection.placed(placed)
+                try:
+                    exchange = self._node.call(lease, head, b"")
+                    break
+                except LeaseRefused:
+                    placed = self._scheduler.again(call_id)
+            queue_s = time.perf_counter() - began
+            connection.take(exchange)
+            answer, body, whole = await exchange.answer()
+            lease, load_s = exchange.lease, exchange.load_s
+            answered += placement_headers(lease)
+            if answer.status != _SWITCHED:
+                if answer.status < 300:
+                    raise NoWebSocket(
+                        f"{deployed.name} answered a WebSocket handshake with {answer.status}: it does not speak "
+                        "WebSocket at this path; call it with plain HTTP"
+                    )
+                status = answer.status
+                while not whole and len(body) < _REFUSAL and (piece := await exchange.chunk()) is not None:
+                    body += piece
+                self._scheduler.cancel(call_id)  # nothing, if that was all of it
+                await _refuse(scope, send, status, answer_headers(answer.headers, answered), body[:_REFUSAL])
+                return
+            await connection.accept(answer, key, scope["subprotocols"], answered)
+            self._open[deployed.function_id].add(connection)
+            current = self._catalogue.find(deployed.full_name)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    connection.begin(group)
+                    if current is not None and current.function_id != deployed.function_id:
+                        connection.restart()  # while it was waiting
+                    try:
+                        await connection.pump()
+                    except GpufaasError as error:
+                        status = _status_at_end(error)
+                        self._scheduler.cancel(call_id)
+                        await connection.tell(*_farewell(error))
+                    connection.end()
+            finally:
+                run_s = time.perf_counter() - began - queue_s - load_s
+        except GpufaasError as error:
+            status = status_of(error)
+            self._scheduler.cancel(call_id)
+            if not isinstance(error, CallCancelled):
+                headers = [(each.lower().encode(), value.encode()) for each, value in headers_of(error).items()]
+                await _refuse(scope, send, status, headers + answered, str(error).encode())
+        except asyncio.CancelledError:
+            self._scheduler.cancel(call_id)
+            raise
+        finally:
+            connection.end()
+            if deployed is not None:
+                self._forget(deployed.function_id, connection)
+                hit = None if lease is None else not lease.cold
+                deployed.stats.observe(status, time.perf_counter() - began, hit, queue_s, load_s, run_s)
+
+    def _name_of(self, scope: Scope) -> tuple[bytes, CallId]:
+        """Return the call's id as its caller is to see it, and as the engine knows it, where it must be unique."""
+        for name, value in scope["headers"]:
+            if name == b"x-call-id" and value:
+                self._serial += 1
+                return value[:128], CallId(f"{value[:128].decode('latin-1')}#ws{self._serial}")
+        call_id = CallId(new_call_id())
+        return call_id.encode(), call_id
+
+    def _find(self, name: bytes) -> Deployed:
+        deployed = self._catalogue.find(name.decode("latin-1"))
+        if deployed is None:
+            raise UnknownFunction(
+                f"there is no function {name.decode('latin-1')!r}: deploy it (gpufaas up), or see gpufaas list"
+            )
+        if deployed.unavailable is not None:
+            raise Unavailable(f"{deployed.name} cannot be called: {deployed.unavailable}")
+        if deployed.spec.kind != "server":
+            raise NoWebSocket(
+                f"{deployed.name} does not speak WebSocket: functions with a handle() take plain HTTP calls; "
+                "deploy a program or an image that listens on a port"
+            )
+        return deployed
+
+    def _forget(self, function: FunctionId, connection: "_Connection") -> None:
+        of_function = self._open.get(function)
+        if of_function is not None:
+            of_function.discard(connection)
+            if not of_function:
+                del self._open[function]
+
+
+class _Connection:
+    """A caller's connection, and what joins it to that of the function."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._function = Protocol(CLIENT, max_size=MAX_MESSAGE)
+        self._name = ""
+        self._timeout_s: Seconds = 0.0
+        self._max_message: Bytes = MAX_MESSAGE
+        self._first: asyncio.Task[MutableMapping[str, Any]] | None = None
+        self._future: asyncio.Future[Lease] | None = None
+        self._exchange: CallExchange | None = None
+        self._error: GpufaasError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._control: asyncio.Task[None] | None = None
+        self._controlled: Bytes = 0
+        self._pieces: list[bytes | bytearray | memoryview] = []
+        self._text = False
+        self._told = False
+        """The caller's side is closed, or about to be: nothing more goes there."""
+
+    # --- until there is an answer ---
+
+    def listen(self, deployed: Deployed) -> None:
+        """The handshake's time runs, and the caller is heard if he leaves meanwhile."""
+        self._name = deployed.name
+        self._timeout_s = deployed.timeout_s
+        self._max_message = min(MAX_MESSAGE, deployed.max_body)
+        late = DeadlineExceeded(
+            f"{deployed.name} did not answer a WebSocket handshake within {deployed.timeout_s:g} s, its time limit "
+            "(annotation gpufaas.timeout, or environment exec_timeout)"
+        )
+        self._timer = self._loop.call_later(deployed.timeout_s, self._fail, late)
+        self._first = self._loop.create_task(_next(self._receive))
+        self._first.add_done_callback(self._heard)
+
+    def _heard(self, first: "asyncio.Task[MutableMapping[str, Any]]") -> None:
+        if not first.cancelled() and first.result()["type"] == "websocket.disconnect" and self._pump is None:
+            self._fail(CallCancelled("the caller went away"))
+
+    async def placed(self, future: "asyncio.Future[Lease]") -> Lease:
+        self._future = future
+        if self._error is not None:
+            raise self._error
+        lease = await future
+        self._future = None
+        return lease
+
+    def take(self, exchange: CallExchange) -> None:
+        self._exchange = exchange
+        if self._error is not None:
+            exchange.fail(self._error)
+
+    def _fail(self, error: GpufaasError) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        if self._exchange is not None:
+            self._exchange.fail(error)
+        elif self._future is not None and not self._future.done():
+            self._future.set_exception(error)
+
+    async def accept(self, answer: AnswerHead, key: bytes, offered: list[str], answered: list[Header]) -> None:
+        """
+        Pass the function's consent on.
+
+        :raises WorkerCrashed: it is not one
+        """
+        given = dict(answer.headers)
+        subprotocol = given.get(b"sec-websocket-protocol", b"").decode("latin-1") or None
+        wrong = ""
+        if given.get(b"sec-websocket-accept") != accept_key(key.decode()).encode():
+            wrong = "its Sec-WebSocket-Accept is not the one that belongs to the key"
+        elif given.get(b"sec-websocket-extensions"):
+            wrong = "it uses extensions, none of which was offered"
+        elif subprotocol is not None and subprotocol not in offered:
+            wrong = f"it chose the subprotocol {subprotocol!r}, which was not offered"
+        if wrong:
+            raise WorkerCrashed(f"{self._name} answered a WebSocket handshake with what is no answer: {wrong}")
+        headers = [pair for pair in answer_headers(answer.headers, answered) if not pair[0].startswith(_HANDSHAKE)]
+        try:
+            await self._send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": headers})
+        except OSError as exc:
+            raise CallCancelled("the caller went away") from exc
+        self._stop_timer()
+
+    # --- the pumps ---
+
+    def begin(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._pump = group.create_task(self._to_function())
+
+    async def pump(self) -> None:
+        """
+        Pass on what the function says, until it has ended its connection.
+
+        :raises GpufaasError: it broke off, or the caller did
+        """
+        assert self._exchange is not None
+        function = self._function
+        while (data := await self._exchange.chunk()) is not None:
+            function.receive_data(data)
+            frames = function.events_received()
+            self._answer_control(len(frames))
+            for frame in frames:
+                if isinstance(frame, Frame):
+                    await self._on_frame(frame)
+            if function.parser_exc is not None:
+                said = function.close_sent
+                if said is not None and said.code == CloseCode.MESSAGE_TOO_BIG:
+                    raise _TooBig(f"{self._name} sent a message of over {format_bytes(MAX_MESSAGE)}")
+                raise WorkerCrashed(f"{self._name} sent what is no WebSocket: {function.parser_exc}")
+        if function.close_rcvd is None and not self._told:
+            raise WorkerCrashed(f"{self._name} broke off without a goodbye")
+
+    async def _on_frame(self, frame: Frame) -> None:
+        if frame.opcode is Opcode.CLOSE:
+            said = self._function.close_rcvd
+            assert said is not None
+            self._end_within(_CLOSE_S)
+            code = CloseCode.NORMAL_CLOSURE if said.code == CloseCode.NO_STATUS_RCVD else said.code
+            await self.tell(code, said.reason)
+            return
+        if frame.opcode in (Opcode.PING, Opcode.PONG):
+            return
+        if frame.opcode is not Opcode.CONT:
+            self._text = frame.opcode is Opcode.TEXT
+        self._pieces.append(frame.data)
+        if not frame.fin:
+            return
+        pieces, self._pieces = self._pieces, []
+        data = bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+        if not self._text:
+            await self._pass({"type": "websocket.send", "bytes": data})
+            return
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            raise WorkerCrashed(f"{self._name} sent a text that is not UTF-8") from None
+        await self._pass({"type": "websocket.send", "text": text})
+
+    async def _pass(self, message: MutableMapping[str, Any]) -> None:
+        """Send to the caller; returns when there is room for another."""
+        if self._told:
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            self._told = True
+            raise CallCancelled(f"the caller took no message for {self._timeout_s:g} s") from None
+        except (OSError, RuntimeError) as exc:  # RuntimeError: uvicorn's, when its own goodbye was just before ours
+            self._told = True
+            raise CallCancelled("the caller went away") from exc
+
+    async def tell(self, code: int, reason: str) -> None:
+        """Say goodbye to the caller, if nobody did."""
+        if not self._told:
+            self._told = True
+            try:
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._send({"type": "websocket.close", "code": code, "reason": _short(reason)})
+            except (OSError, RuntimeError):  # as above; TimeoutError is an OSError
+                pass
+
+    async def _to_function(self) -> None:
+        assert self._first is not None
+        message = await self._first
+        while message["type"] == "websocket.receive":
+            text = message.get("text")
+            data: bytes = message["bytes"] if text is None else text.encode()
+            if len(data) > self._max_message:
+                await self.tell(
+                    CloseCode.MESSAGE_TOO_BIG, f"{self._name} takes at most {format_bytes(self._max_message)}"
+                )
+                await self._part(CloseCode.GOING_AWAY)
+                return
+            if self._function.state is not OPEN:
+                return  # it has said goodbye, and so will we
+            if text is None:
+                self._function.send_binary(data)
+            else:
+                self._function.send_text(data)
+            await self._flush()
+            message = await self._receive()
+        if "reason" not in message and message.get("code") in (CloseCode.NO_STATUS_RCVD, CloseCode.ABNORMAL_CLOSURE):
+            self._told = True
+            self._fail(CallCancelled("the caller went away"))
+        else:
+            self._told = True
+            await self._part(message.get("code", CloseCode.NO_STATUS_RCVD), message.get("reason") or "")
+
+    async def _part(self, code: int, reason: str = "") -> None:
+        """Say goodbye to the function, which then ends its connection, or has it ended."""
+        self._end_within(_CLOSE_S)
+        if self._function.state is OPEN:
+            if code == CloseCode.NO_STATUS_RCVD:
+                self._function.send_close()
+            else:
+                self._function.send_close(code, _short(reason))
+            await self._flush()
+
+    async def _flush(self) -> None:
+        assert self._exchange is not None
+        try:
+            while data := b"".join(self._function.data_to_send()):
+                async with asyncio.timeout(self._timeout_s):
+                    await self._exchange.send_body(data)
+        except TimeoutError:
+            self._fail(WorkerCrashed(f"{self._name} took no message for {self._timeout_s:g} s, its time limit"))
+
+    def _answer_control(self, frames: int) -> None:
+        """
+        Send what the protocol itself answers. Waiting for room here would stop us from reading, for which the function
+        may wait in turn: a task of its own does that, and there is at most one.
+        """
+        assert self._group is not None
+        if self._control is None or self._control.done():
+            self._controlled = 0
+            if self._function.writes:
+                self._control = self._group.create_task(self._flush())
+        else:
+            self._controlled += frames * _MAX_REASON
+            if self._controlled > _MAX_CONTROL:
+                raise WorkerCrashed(f"{self._name} sends pings, and does not read the answers")
+
+    # --- the end ---
+
+    def restart(self) -> None:
+        """The function was updated: ask both sides to go, the caller for the new revision."""
+        if self._group is not None and not self._told:
+            self._group.create_task(self._restart())
+
+    async def _restart(self) -> None:
+        await self.tell(CloseCode.SERVICE_RESTART, f"{self._name} was updated: connect again")
+        await self._part(CloseCode.GOING_AWAY)
+
+    def _end_within(self, seconds: Seconds) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(
+                seconds, self._fail, CallCancelled(f"{self._name} did not end its connection in time")
+            )
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def end(self) -> None:
+        """Let go of what waits."""
+        self._stop_timer()
+        for task in (self._first, self._pump, self._control):
+            if task is not None:
+                task.cancel()
+
+
+class _TooBig(GpufaasError):
+    """A function's message is larger than we hold."""
+
+
+async def _next(receive: Receive) -> MutableMapping[str, Any]:
+    return await receive()
+
+
+def _request_headers(scope: Scope, key: bytes, answered: list[Header]) -> list[Header]:
+    """Return the headers of the handshake with the function: the caller's, but for what belongs to his connection."""
+    headers: list[Header] = []
+    names = set()
+    for pair in scope["headers"]:
+        name = pair[0]
+        if name in _NOT_PASSED or (name.startswith(_HANDSHAKE) and name != b"sec-websocket-protocol"):
+            continue
+        names.add(name)
+        headers.append(pair)
+    if b"x-forwarded-for" not in names and scope.get("client"):
+        host, port = scope["client"]
+        headers.append((b"x-forwarded-for", f"{host}:{port}".encode()))
+    if b"x-forwarded-host" not in names:
+        headers += [(b"x-forwarded-host", value) for name, value in headers if name == b"host"]
+    headers += answered
+    headers.append((b"upgrade", b"websocket"))
+    headers.append((b"sec-websocket-version", b"13"))
+    headers.append((b"sec-websocket-key", key))
+    return headers
+
+
+async def _refuse(scope: Scope, send: Send, status: int, headers: list[Header], body: bytes) -> None:
+    """Answer a handshake with an HTTP answer, or as near to it as the server can."""
+    try:
+        if "websocket.http.response" in scope.get("extensions", {}):
+            headers = [pair for pair in headers if not pair[0].startswith(_HANDSHAKE)]
+            await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+            await send({"type": "websocket.http.response.body", "body": body})
+        else:
+            await send({"type": "websocket.close", "code": CloseCode.POLICY_VIOLATION, "reason": ""})
+    except OSError:
+        pass  # he went away
+
+
+async def refuse_elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
+    """For every other path: only functions speak WebSocket."""
+    await receive()
+    headers = [(name.lower().encode(), value.encode()) for name, value in headers_of().items()]
+    await _refuse(scope, send, 400, headers, b"WebSockets are for functions: /function/NAME\n")
+
+
+def _status_at_end(error: GpufaasError) -> int:
+    """Return what a connection that was accepted is counted as: one that ends without a fault of ours went well."""
+    return _SWITCHED if isinstance(error, CallCancelled | UnknownFunction) else status_of(error)
+
+
+def _farewell(error: GpufaasError) -> tuple[int, str]:
+    """Return close code and reason for a caller whose connection ends with *error*."""
+    if isinstance(error, UnknownFunction):
+        return CloseCode.GOING_AWAY, str(error)
+    if isinstance(error, _TooBig):
+        return CloseCode.MESSAGE_TOO_BIG, str(error)
+    return CloseCode.INTERNAL_ERROR, str(error)
+
+
+def _short(reason: str) -> str:
+    return reason.encode()[:_MAX_REASON].decode(errors="ignore")

@@ -1,0 +1,363 @@
+"""The dispatcher of asynchronous calls, over fakes: what it executes, when, and what becomes of it."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufaas_core.errors import Overloaded, StorageFailed
+from gpufaas_gateway.async_call import INLINE_ANSWER, AcceptedCall, Body, CallStatus
+from gpufaas_gateway.async_calls import AsyncCalls, AsyncSettings
+from gpufaas_gateway.callbacks import CallbackFailed, CallbackRefused
+from gpufaas_gateway.retry import RetryPolicy
+from gpufaas_gateway.testing import FakeCallbacks, MemoryAsyncQueue
+
+F, G = "f.openfaas-fn", "g.openfaas-fn"
+AT_ONCE = RetryPolicy(attempts=3, min_wait_s=0.0, max_wait_s=0.0)
+Message = MutableMapping[str, Any]
+
+
+class Functions:
+    """The invocation path: answers *status* and what `answer` says; with `gate` set, when that is set."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+        self.bodies: list[bytes] = []
+        self.scopes: list[Message] = []
+        self.statuses: list[int] = []
+        """Of the next answers; then 200."""
+        self.pieces: list[bytes] = [b"fine"]
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.gate: asyncio.Event | None = None
+        self.error: Exception | None = None
+        self.at_once = self.most_at_once = 0
+        self.ended = asyncio.Event()
+
+    async def __call__(
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        self.scopes.append(scope)
+        self.called.append(scope["raw_path"].decode().split("/")[2])
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            body, more = b"", True
+            while more:
+                message = await receive()
+                body += message["body"]
+                more = message["more_body"]
+            self.bodies.append(body)
+            if self.gate is not None:
+                await self.gate.wait()
+            status = self.statuses.pop(0) if self.statuses else 200
+            await send({"type": "http.response.start", "status": status, "headers": self.headers})
+            if self.error is not None:
+                raise self.error
+            for piece in self.pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self.at_once -= 1
+
+
+class Rig:
+    def __init__(self, folder: Path, settings: AsyncSettings) -> None:
+        self.queue = MemoryAsyncQueue(folder)
+        self.functions = Functions()
+        self.callbacks = FakeCallbacks()
+        self.policies: dict[str, RetryPolicy] = {}
+        self.calls = AsyncCalls(
+            self.queue, self.functions, self.callbacks, lambda name: self.policies.get(name, AT_ONCE), settings,
+            rng=random.Random(1), clock=lambda: 1000.0,
+        )  # fmt: skip
+
+    async def send(self, name: str = "1", function: str = F, callback: str | None = None, body: Body = b"x") -> None:
+        self.calls.reserve(function)
+        await self.calls.accept(
+            AcceptedCall(name, function, "f", b"/p", b"q=1", ((b"x-mine", b"1"),), callback, 1_000_000_000_000, body)
+        )
+
+    def seen(self, name: str = "1") -> CallStatus:
+        found = self.queue.get(name)
+        assert found is not None
+        return found
+
+    async def becomes(self, state: str, *names: str) -> None:
+        async with asyncio.timeout(10):
+            while any(self.seen(name).state != state for name in names or ("1",)):
+                await asyncio.sleep(0)
+
+
+SETTINGS = AsyncSettings(
+    max_queue=5, max_queue_in_all=8, at_once=4, at_once_per_function=3, grace_s=0.05,
+    callback_retry=RetryPolicy(3, frozenset(), 0.0, 0.0),
+)  # fmt: skip
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    made = Rig(tmp_path, SETTINGS)
+    running = asyncio.create_task(made.calls.run())
+    made.calls.begin()
+    yield made
+    made.calls.finish()
+    async with asyncio.timeout(10):
+        await running
+
+
+async def test_an_accepted_call_is_in_the_queue_and_then_executed_as_it_came(rig: Rig) -> None:
+    await rig.send(body=b"hello")
+    await rig.becomes("done")
+
+    (scope,) = rig.functions.scopes
+    assert (scope["method"], scope["raw_path"], scope["query_string"]) == ("POST", b"/function/f.openfaas-fn/p", b"q=1")
+    assert scope["headers"] == [(b"x-mine", b"1"), (b"x-call-id", b"1"), (b"content-length", b"5")]
+    assert rig.functions.bodies == [b"hello"]
+    assert (rig.seen().attempts, rig.seen().status) == (1, 200)
+    async with asyncio.timeout(10):
+        while rig.calls.counts():
+            await asyncio.sleep(0)
+
+
+async def test_calls_that_come_together_share_a_write(rig: Rig) -> None:
+    await asyncio.gather(*(rig.send(str(number)) for number in range(5)))
+
+    assert rig.queue.writes[0] == 5
+
+
+async def test_no_more_calls_run_at_once_than_the_bounds_say_and_one_function_leaves_room_for_another(rig: Rig) -> None:
+    rig.functions.gate = asyncio.Event()
+    for number in range(4):
+        await rig.send(f"f{number}")
+    await rig.send("g", G)
+
+    await rig.becomes("running", "f0", "f1", "f2", "g")
+
+    assert rig.seen("f3").state == "queued"
+    rig.functions.gate.set()
+    await rig.becomes("done", "f0", "f1", "f2", "f3", "g")
+    assert rig.functions.most_at_once == 4
+
+
+async def test_a_full_queue_refuses_until_a_call_has_ended(rig: Rig) -> None:
+    rig.functions.gate = asyncio.Event()
+    for number in range(5):
+        await rig.send(str(number))
+
+    with pytest.raises(Overloaded, match=r"f\.openfaas-fn is full: 5"):
+        rig.calls.reserve(F)
+    for _ in range(3):
+        rig.calls.reserve(G)
+    with pytest.raises(Overloaded, match="full: 8"):
+        rig.calls.reserve(G)
+
+    rig.calls.release(G)
+    rig.functions.gate.set()
+    await rig.becomes("done", *map(str, range(5)))
+    rig.calls.reserve(F)
+
+
+async def test_what_is_not_written_is_not_accepted_and_holds_no_place(rig: Rig) -> None:
+    rig.queue.failure = "the disk is full"
+
+    with pytest.raises(StorageFailed, match="full"):
+        await rig.send()
+
+    assert rig.calls.counts() == {}
+    rig.queue.failure = None
+    await rig.send()
+    await rig.becomes("done")
+
+
+async def test_an_outcome_that_cannot_be_written_is_written_later(rig: Rig) -> None:
+    rig.functions.gate = asyncio.Event()
+    await rig.send()
+    await rig.becomes("running")
+    rig.queue.failure = "the disk is full"
+    rig.functions.gate.set()
+    with pytest.raises(StorageFailed):
+        await rig.send("2")
+
+    rig.queue.failure = None
+
+    await rig.becomes("done")
+    assert rig.functions.called == ["f.openfaas-fn"]
+
+
+async def test_the_answer_is_delivered_with_openfaas_headers(rig: Rig) -> None:
+    rig.functions.headers = [(b"content-type", b"text/x"), (b"x-start-time", b"7"), (b"transfer-encoding", b"chunked")]
+    rig.functions.statuses = [404]
+
+    await rig.send(callback="http://receiver/")
+    await rig.becomes("done")
+
+    ((url, headers, body),) = rig.callbacks.delivered
+    assert (url, body) == ("http://receiver/", b"fine")
+    assert float(headers.pop("x-duration-seconds")) >= 0
+    assert headers == {
+        "content-type": "text/x", "x-call-id": "1", "x-start-time": "1000000000000", "x-function-name": "f",
+        "x-function-status": "404", "x-retry": "1", "x-retry-max": "3",
+    }  # fmt: skip
+
+
+async def test_a_large_answer_goes_through_a_file_that_is_gone_afterwards(rig: Rig, tmp_path: Path) -> None:
+    rig.functions.pieces = [b"x" * 300_000] * 5
+    assert sum(map(len, rig.functions.pieces)) > INLINE_ANSWER
+
+    await rig.send(callback="http://receiver/")
+    await rig.becomes("done")
+
+    assert len(rig.callbacks.delivered[0][2]) == 1_500_000
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_answer_that_nobody_wants_is_not_kept(rig: Rig, tmp_path: Path) -> None:
+    rig.functions.pieces = [b"x" * 300_000] * 5
+
+    await rig.send()
+    await rig.becomes("done")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_large_body_comes_from_its_file(rig: Rig) -> None:
+    file = rig.calls.new_file()
+    file.write(b"x" * 600_000)
+
+    await rig.send(body=file.keep())
+    await rig.becomes("done")
+
+    assert rig.functions.bodies == [b"x" * 600_000]
+    assert rig.functions.scopes[0]["headers"][-1] == (b"content-length", b"600000")
+
+
+async def test_a_failure_is_tried_again(rig: Rig) -> None:
+    rig.functions.statuses = [500, 500]
+
+    await rig.send(callback="http://receiver/")
+    await rig.becomes("done")
+
+    assert len(rig.functions.called) == 3
+    assert rig.seen().attempts == 3
+    assert len(rig.callbacks.delivered) == 1
+
+
+async def test_the_last_failure_is_delivered_and_the_call_a_dead_letter(rig: Rig) -> None:
+    rig.functions.statuses = [500, 500, 500]
+
+    await rig.send(callback="http://receiver/")
+    await rig.becomes("dead")
+
+    assert rig.callbacks.delivered[0][1]["x-function-status"] == "500"
+    assert "last of 3 attempts" in str(rig.seen().reason)
+    assert await rig.calls.retry("1")
+    await rig.becomes("done")
+    assert len(rig.functions.called) == 4
+
+
+async def test_an_answer_that_breaks_off_is_a_failure_of_the_platform(rig: Rig) -> None:
+    rig.functions.error = RuntimeError("cut")
+    rig.policies[F] = RetryPolicy(attempts=1, codes=frozenset())
+
+    await rig.send()
+    await rig.becomes("dead")
+
+    assert rig.seen().status == 502
+
+
+async def test_a_callback_is_tried_again_without_the_function(rig: Rig) -> None:
+    rig.callbacks.failures = [CallbackFailed("down"), CallbackFailed("down")]
+
+    await rig.send(callback="http://receiver/")
+    await rig.becomes("done")
+
+    assert (len(rig.functions.called), len(rig.callbacks.delivered)) == (1, 1)
+
+
+@pytest.mark.parametrize("failures", [[CallbackFailed("down")] * 3, [CallbackRefused("no")]])
+async def test_a_callback_that_is_never_taken_makes_a_dead_letter_that_keeps_its_answer(
+    rig: Rig, failures: list[Exception]
+) -> None:
+    rig.callbacks.failures = list(failures)  # type: ignore[arg-type]
+    await rig.send(callback="http://receiver/")
+    await rig.becomes("dead")
+
+    assert await rig.calls.retry("1")
+    await rig.becomes("done")
+
+    assert len(rig.functions.called) == 1
+    assert rig.callbacks.delivered[0][2] == b"fine"
+
+
+async def test_dead_letters_are_listed_and_discarded(rig: Rig) -> None:
+    rig.functions.statuses = [500] * 3
+    await rig.send()
+    await rig.becomes("dead")
+
+    assert [each.id for each in await rig.calls.dead(F, 10)] == ["1"]
+    assert await rig.calls.discard("1")
+    assert not await rig.calls.discard("1")
+    assert not await rig.calls.retry("1")
+
+
+async def test_nothing_is_executed_before_functions_can_be_called(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, SETTINGS)
+    running = asyncio.create_task(rig.calls.run())
+    await rig.send()
+
+    assert rig.seen().state == "queued"
+    rig.calls.begin()
+    await rig.becomes("done")
+    rig.calls.finish()
+    await running
+
+
+async def test_what_the_queue_has_at_the_start_is_executed(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, SETTINGS)
+    rig.queue.write([AcceptedCall("1", F, "f", b"", b"", (), None, 1_000_000_000_000)], [])
+    running = asyncio.create_task(rig.calls.run())
+    rig.calls.begin()
+
+    await rig.becomes("done")
+
+    rig.calls.finish()
+    await running
+
+
+async def test_a_stop_lets_what_runs_end_and_leaves_the_rest(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, AsyncSettings(at_once=1))
+    rig.functions.gate = asyncio.Event()
+    running = asyncio.create_task(rig.calls.run())
+    rig.calls.begin()
+    await rig.send("1")
+    await rig.send("2")
+    await rig.becomes("running", "1")
+
+    rig.calls.stop()
+    await rig.send("3")
+    rig.calls.finish()
+    rig.functions.gate.set()
+    await running
+
+    assert [rig.seen(name).state for name in "123"] == ["done", "queued", "queued"]
+
+
+async def test_what_does_not_end_within_the_grace_stays_queued(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, SETTINGS)
+    rig.functions.gate = asyncio.Event()
+    running = asyncio.create_task(rig.calls.run())
+    rig.calls.begin()
+    await rig.send()
+    await rig.becomes("running")
+
+    rig.calls.finish()
+    await running
+
+    assert rig.queue.waiting()[0].count == 1
+    assert rig.functions.at_once == 0

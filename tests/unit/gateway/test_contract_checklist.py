@@ -1,0 +1,509 @@
+"""
+The break-glass checklist of openfaas.md §1: what real clients stumble over, one test or more for each numbered rule.
+
+Rule 22 (faas-cli waits 60 s, whatever we do) and the half of rule 23 about what the CLI drops concern clients; they are
+here as what a server can do about them.
+"""
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.unit.gateway.conftest import DEVICE, Gateway, client_of
+
+from gpufaas_core.errors import GpufaasError
+from gpufaas_core.frames import STREAM, AnswerHead, CallHead
+from gpufaas_core.messages import Lease
+from gpufaas_core.model import CallId, FunctionId, Seconds
+from gpufaas_gateway.invoke import Invocations
+from gpufaas_gateway.spec import Namespace
+
+RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[-+]\d\d:\d\d)")
+
+
+# --- functions that answer at once ---
+
+
+class Exchange:
+    load_s: Seconds = 0.0
+    phases: tuple[tuple[str, Seconds], ...] = ()
+    end: Any = None
+
+    def __init__(self, lease: Lease, body: bytes, answer: AnswerHead, more: bool) -> None:
+        self.lease = lease
+        self.body = bytearray(body)
+        self._answer = answer
+        self._whole = asyncio.Event()
+        if not more:
+            self._whole.set()
+
+    async def answer(self) -> tuple[AnswerHead, bytes, bool]:
+        await self._whole.wait()
+        return self._answer, bytes(self.body), True
+
+    async def chunk(self) -> bytes | None:
+        return None
+
+    async def send_body(self, piece: bytes) -> None:
+        self.body += piece
+
+    async def end_body(self) -> None:
+        self._whole.set()
+
+    def fail(self, error: GpufaasError) -> None:
+        raise error
+
+
+@dataclass
+class Functions:
+    """Scheduler and node of the invocation path: every call is a hit, and echoed."""
+
+    answer: AnswerHead = field(default_factory=lambda: AnswerHead(200, [(b"content-type", b"text/plain")]))
+    called: list[tuple[FunctionId, CallHead]] = field(default_factory=list)
+
+    def place(self, call: CallId, function: FunctionId, timeout_s: Seconds) -> Lease:
+        assert timeout_s > 0
+        return Lease(1, 1, call, function, "", DEVICE.id, cold=False, memory=0)
+
+    def again(self, call: CallId) -> asyncio.Future[Lease]:
+        raise NotImplementedError
+
+    def cancel(self, call: CallId) -> None:
+        del call
+
+    def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> Exchange:
+        self.called.append((lease.function, head))
+        return Exchange(lease, bytes(body), self.answer, head.body_mode == STREAM)
+
+
+@pytest.fixture
+def functions() -> Functions:
+    return Functions()
+
+
+@pytest.fixture
+async def callers(gateway: Gateway, functions: Functions, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    invocations = Invocations(gateway.catalogue, functions, functions, gateway.metrics, tmp_path)
+    async with client_of(invocations) as client:
+        yield client
+
+
+# --- the rules ---
+
+
+async def test_01_put_of_a_function_that_does_not_exist_is_404(gateway: Gateway) -> None:
+    assert (await gateway.admin.put("/system/functions", json=gateway.body())).status_code == 404
+
+
+async def test_02_deploy_and_update_answer_200_or_202(gateway: Gateway) -> None:
+    created = await gateway.admin.post("/system/functions", json=gateway.body())
+    updated = await gateway.admin.put("/system/functions", json=gateway.body())
+
+    assert {created.status_code, updated.status_code} <= {200, 202}
+
+
+async def test_03_nothing_is_answered_204(gateway: Gateway) -> None:
+    steps = [
+        ("POST", "/system/namespace/", {"name": "dev"}),
+        ("PUT", "/system/namespace/dev", {"name": "dev"}),
+        ("DELETE", "/system/namespace/dev", {"name": "dev"}),
+        ("POST", "/system/secrets", {"name": "key", "value": "a"}),
+        ("PUT", "/system/secrets", {"name": "key", "value": "b"}),
+        ("DELETE", "/system/secrets", {"name": "key"}),
+        ("POST", "/system/functions", gateway.body()),
+        ("PUT", "/system/functions", gateway.body()),
+        ("POST", "/system/scale-function/echo", {"serviceName": "echo", "replicas": 1}),
+        ("POST", "/system/alert", {"status": "firing", "alerts": []}),
+        ("DELETE", "/system/functions", {"functionName": "echo"}),
+    ]
+
+    answers = [await gateway.admin.request(method, path, json=body) for method, path, body in steps]
+
+    assert [each.status_code for each in answers] == [201, 202, 202, 201, 202, 202, 202, 200, 202, 200, 202]
+
+
+async def test_04_secrets_answer_what_the_cli_takes(gateway: Gateway) -> None:
+    body = {"name": "key", "value": "a"}
+    created = await gateway.admin.post("/system/secrets", json=body)
+    exists = await gateway.admin.post("/system/secrets", json=body)
+    updated = await gateway.admin.put("/system/secrets", json=body)
+    removed = await gateway.admin.request("DELETE", "/system/secrets", json=body)
+
+    assert created.status_code in (200, 201, 202)
+    assert exists.status_code == 409
+    assert updated.status_code in (200, 202)
+    assert removed.status_code in (200, 202)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/system/functions", {"functionName": "echo"}),
+        ("/system/secrets", {"name": "key"}),
+        ("/system/namespace/dev", {"name": "dev", "labels": {"openfaas": "1"}}),
+    ],
+)
+async def test_05_deletes_carry_a_json_body(gateway: Gateway, path: str, body: dict[str, object]) -> None:
+    await gateway.deployed()
+    gateway.secrets.create("openfaas-fn", "key", b"a")
+    await gateway.catalogue.namespaces.create(Namespace("dev"))
+
+    answer = await gateway.admin.request("DELETE", path, json=body)
+    again = await gateway.admin.request("DELETE", path, json=body)
+
+    assert (answer.status_code, again.status_code) == (202, 404)
+
+
+async def test_06_the_default_namespace_is_openfaas_fn(
+    gateway: Gateway, callers: httpx.AsyncClient, functions: Functions
+) -> None:
+    function = await gateway.deployed()
+
+    answers = [await callers.post(path) for path in ("/function/echo.openfaas-fn", "/function/echo")]
+
+    assert [each.status_code for each in answers] == [200, 200]
+    assert {called for called, _ in functions.called} == {function}
+
+
+async def test_07_invocations_need_no_password_and_pass_one_on(
+    gateway: Gateway, callers: httpx.AsyncClient, functions: Functions
+) -> None:
+    await gateway.deployed()
+
+    await callers.post("/function/echo")
+    await callers.post("/function/echo", headers={"Authorization": "Bearer of-the-function"})
+
+    sent = [dict(head.headers).get(b"authorization") for _, head in functions.called]
+    assert sent == [None, b"Bearer of-the-function"]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+async def test_08_an_empty_bearer_token_is_401(gateway: Gateway, method: str) -> None:
+    answer = await gateway.stranger.request(method, "/system/functions", headers={"Authorization": "Bearer "})
+
+    assert answer.status_code == 401
+
+
+async def test_09_401_names_the_realm_that_clients_know(gateway: Gateway) -> None:
+    answer = await gateway.stranger.get("/system/functions")
+
+    assert answer.headers["www-authenticate"] == 'Basic realm="Restricted"'
+
+
+async def test_10_info_has_no_null_and_nothing_empty(gateway: Gateway) -> None:
+    info = (await gateway.admin.get("/system/info")).json()
+
+    assert isinstance(info["provider"], dict)
+    assert info["provider"]["provider"] not in ("", "faasd")
+    for release in (info["provider"]["version"], info["version"]):
+        assert release["sha"]
+        assert release["release"]
+        assert isinstance(release["commit_message"], str)
+    assert info["provider"]["orchestration"]
+    assert info["arch"]
+
+
+@pytest.mark.parametrize("replicas", [0, 1, 3])
+async def test_11_integers_are_json_integers(gateway: Gateway, replicas: int) -> None:
+    await gateway.deployed()
+    await gateway.admin.post("/system/scale-function/echo", json={"serviceName": "echo", "replicas": replicas})
+
+    text = (await gateway.admin.get("/system/functions")).text
+
+    assert re.findall(r'"(?:r|availableR)eplicas":([^,}]*)', text) == [str(replicas), str(min(1, replicas))]
+    assert re.findall(r'"invocationCount":([^,}]*)', text) == ["0"]
+
+
+async def test_12_times_have_a_zone(gateway: Gateway) -> None:
+    await gateway.deployed()
+    gateway.logs.append("echo.openfaas-fn", "w1", "hello")
+
+    (listed,) = (await gateway.admin.get("/system/functions")).json()
+    line = json.loads((await gateway.admin.get("/system/logs?name=echo")).text)
+
+    for text in (listed["createdAt"], line["timestamp"]):
+        assert RFC_3339.fullmatch(text)
+        assert datetime.fromisoformat(text).tzinfo is not None
+
+
+async def test_13_values_of_maps_are_strings(gateway: Gateway) -> None:
+    refused = [
+        await gateway.admin.post("/system/functions", json=gateway.body(**{name: {"a": 1}}))
+        for name in ("labels", "envVars", "annotations")
+    ]
+    taken = await gateway.admin.post("/system/functions", json=gateway.body(labels=None, envVars=None, new={"a": 1}))
+    (listed,) = (await gateway.admin.get("/system/functions")).json()
+
+    assert [each.status_code for each in refused] == [400, 400, 400]
+    assert taken.status_code == 202
+    for name in ("labels", "annotations"):
+        assert all(isinstance(value, str) for value in listed[name].values())
+
+
+async def test_14_an_empty_list_is_an_array(gateway: Gateway) -> None:
+    for path in ("/system/functions", "/system/functions?namespace=none", "/system/secrets"):
+        assert (await gateway.admin.get(path)).text == "[]"
+
+
+async def test_15_logs_are_lines_of_json(gateway: Gateway) -> None:
+    await gateway.deployed()
+    for text in ("one", "two"):
+        gateway.logs.append("echo.openfaas-fn", "w1", text)
+
+    answer = await gateway.admin.get(
+        "/system/logs?follow=0&name=echo&tail=-1&since=2020-01-01T00%3A00%3A00.5%2B00%3A00"
+    )
+
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert [line["text"].rstrip("\n") for line in lines] == ["one", "two"]
+    assert {(line["name"], line["namespace"], line["instance"]) for line in lines} == {("echo", "openfaas-fn", "w1")}
+
+
+async def test_16_namespaces_are_strings(gateway: Gateway) -> None:
+    await gateway.catalogue.namespaces.create(Namespace("dev"))
+
+    assert (await gateway.admin.get("/system/namespaces")).json() == ["dev", "openfaas-fn"]
+
+
+async def test_17_healthz_is_public_and_200(gateway: Gateway) -> None:
+    answer = await gateway.stranger.get("/healthz")
+    head = await gateway.stranger.head("/healthz")
+
+    assert (answer.status_code, answer.text, head.status_code) == (200, "OK", 200)
+
+
+async def test_18_bodies_come_whole_or_in_chunks(gateway: Gateway, callers: httpx.AsyncClient) -> None:
+    gateway.workers.bundle(gateway.bundle, kind="http")
+    deployment = json.dumps(gateway.body()).encode()
+
+    async def chunks(body: bytes) -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 5):
+            yield body[start : start + 5]
+
+    created = await gateway.admin.post("/system/functions", content=chunks(deployment))
+    chunked = await callers.post("/function/echo", content=chunks(b"hello in pieces"))
+    whole = await callers.post("/function/echo", content=b"hello")
+
+    assert created.status_code == 202
+    assert (chunked.content, whole.content) == (b"hello in pieces", b"hello")
+
+
+async def test_19_redirects_are_passed_through(
+    gateway: Gateway, callers: httpx.AsyncClient, functions: Functions
+) -> None:
+    await gateway.deployed()
+    functions.answer = AnswerHead(302, [(b"location", b"http://elsewhere/")])
+
+    answer = await callers.get("/function/echo")
+
+    assert (answer.status_code, answer.headers["location"]) == (302, "http://elsewhere/")
+
+
+def everywhere(body: dict[str, object]) -> Iterator[tuple[str, dict[str, object]]]:
+    yield "?namespace=dev", body
+    yield "", {**body, "namespace": "dev"}
+
+
+@pytest.mark.parametrize("where", [0, 1], ids=["query", "body"])
+async def test_20_the_namespace_is_in_query_or_body(gateway: Gateway, where: int) -> None:
+    await gateway.catalogue.namespaces.create(Namespace("dev"))
+    steps = [
+        ("POST", "/system/functions", gateway.body(), 202),
+        ("PUT", "/system/functions", gateway.body(), 200),
+        ("POST", "/system/scale-function/echo", {"serviceName": "echo", "replicas": 2}, 202),
+        ("DELETE", "/system/functions", {"functionName": "echo"}, 202),
+        ("POST", "/system/secrets", {"name": "key", "value": "a"}, 201),
+        ("PUT", "/system/secrets", {"name": "key", "value": "a"}, 202),
+        ("DELETE", "/system/secrets", {"name": "key"}, 202),
+    ]
+
+    for method, path, asked, status in steps:
+        query, body = list(everywhere(asked))[where]
+        answer = await gateway.admin.request(method, path + query, json=body)
+        assert answer.status_code == status, (method, path, answer.text)
+
+
+async def test_20_gets_have_it_in_the_query(gateway: Gateway) -> None:
+    await gateway.catalogue.namespaces.create(Namespace("dev"))
+    await gateway.deployed(namespace="dev")
+    gateway.logs.append("echo.dev", "w1", "hello")
+    gateway.secrets.create("dev", "key", b"a")
+
+    for path in ("functions", "function/echo", "logs?name=echo", "secrets"):
+        answer = await gateway.admin.get(f"/system/{path}{'&' if '?' in path else '?'}namespace=dev")
+        assert answer.status_code == 200
+        assert '"namespace":"dev"' in answer.text
+
+
+async def test_21_a_name_is_split_at_its_last_dot(
+    gateway: Gateway, callers: httpx.AsyncClient, functions: Functions
+) -> None:
+    await gateway.catalogue.namespaces.create(Namespace("dev"))
+    function = await gateway.deployed(namespace="dev")
+
+    called = await callers.post("/function/echo.dev/path?a=1")
+    unknown = [await callers.post(path) for path in ("/function/echo", "/function/a.echo.dev", "/function/echo.")]
+
+    assert called.status_code == 200
+    assert [(each, head.path, head.query) for each, head in functions.called] == [(function, "/path", b"a=1")]
+    assert [each.status_code for each in unknown] == [404, 404, 404]
+
+
+async def test_22_a_function_has_as_long_as_the_cli_waits(gateway: Gateway) -> None:
+    await gateway.deployed()
+    found = gateway.catalogue.find("echo")
+
+    assert found is not None
+    assert found.timeout_s == 60.0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"limits": {"nvidia.com/gpu": "1"}},
+        {"requests": {"amd.com/gpu": "1", "intel.com/gpu": "1"}},
+        {"constraints": ["gpu=true"]},
+        {"labels": {"com.openfaas.profile": "gpu"}},
+    ],
+)
+async def test_23_a_gpu_may_be_asked_for_in_every_way(gateway: Gateway, fields: dict[str, Any]) -> None:
+    await gateway.deployed(**fields)
+
+    status = (await gateway.admin.get("/system/function/echo")).json()
+
+    for name, value in fields.items():
+        assert status[name] == ({**value, "faas_function": "echo"} if name == "labels" else value)
+
+
+async def test_24_absent_is_the_default_and_stays_absent(gateway: Gateway) -> None:
+    await gateway.deployed()
+
+    status = (await gateway.admin.get("/system/function/echo")).json()
+
+    assert {"readOnlyRootFilesystem", "envProcess", "envVars", "limits", "secrets"}.isdisjoint(status)
+
+
+async def test_25_labels_and_annotations_may_be_empty_and_the_rest_absent(gateway: Gateway) -> None:
+    body = {"service": "nodeinfo", "image": "ghcr.io/openfaas/nodeinfo:latest", "labels": {}, "annotations": {}}
+
+    answer = await gateway.admin.put("/system/functions", json=body)
+
+    assert answer.status_code == 404
+
+
+# --- what else the route table says (§3.2, §3.10, appendix B) ---
+
+
+async def test_root_sends_browsers_to_the_guarded_page(gateway: Gateway) -> None:
+    root = await gateway.stranger.get("/")
+
+    assert (root.status_code, root.headers["location"]) == (307, "/ui/")
+    assert (await gateway.stranger.get("/ui/")).status_code == 401
+    assert "<title>gpufaas</title>" in (await gateway.admin.get("/ui/")).text
+
+
+@pytest.mark.parametrize("path", ["/system/telemetry", "/system/nothing", "/nothing"])
+async def test_unknown_paths_are_404(gateway: Gateway, path: str) -> None:
+    answer = await gateway.admin.get(path)
+
+    assert (answer.status_code, answer.text) == (404, "404 page not found\n")
+
+
+async def test_a_wrong_method_is_405_and_empty(gateway: Gateway) -> None:
+    answer = await gateway.admin.patch("/system/functions")
+
+    assert (answer.status_code, answer.content) == (405, b"")
+    assert answer.headers["allow"] == "DELETE, GET, POST, PUT"
+
+
+async def test_readiness_needs_a_device(gateway: Gateway) -> None:
+    ready = await gateway.stranger.get("/readyz")
+    gateway.scheduler.now = type(gateway.scheduler.now)("lalb", (), {}, {})
+    not_yet = await gateway.stranger.get("/readyz")
+
+    assert (ready.status_code, not_yet.status_code) == (200, 503)
+    assert "no device" in not_yet.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("echo", {"serviceName": "echo", "replicas": 0}, 202),
+        ("echo", {"serviceName": "echo", "replicas": 500}, 202),
+        ("echo", {"replicas": 2}, 202),
+        ("echo.openfaas-fn", {"serviceName": "echo", "replicas": 2}, 202),
+        ("none", {"serviceName": "none", "replicas": 2}, 404),
+        ("echo", {"serviceName": "other", "replicas": 2}, 400),
+        ("echo", {"serviceName": "echo"}, 400),
+        ("echo", {"serviceName": "echo", "replicas": -1}, 400),
+        ("echo", {"serviceName": "echo", "replicas": 1.5}, 400),
+        ("echo", {"serviceName": "echo", "replicas": "2"}, 400),
+        ("echo", {"serviceName": "echo", "replicas": True}, 400),
+        ("echo", {"serviceName": "echo", "replicas": 10**30}, 400),
+        ("echo", [], 400),
+    ],
+)
+async def test_scaling_says_what_it_took(gateway: Gateway, path: str, body: Any, status: int) -> None:
+    function = await gateway.deployed()
+
+    answer = await gateway.admin.post(f"/system/scale-function/{path}", json=body)
+
+    assert answer.status_code == status, answer.text
+    assert gateway.scheduler.scaled == ([(function, body["replicas"])] if status == 202 else [])
+
+
+async def test_replicas_show_at_once_how_many_are_wanted(gateway: Gateway) -> None:
+    await gateway.deployed()
+    await gateway.admin.post("/system/scale-function/echo", json={"replicas": 5})
+    more = (await gateway.admin.get("/system/function/echo")).json()
+    await gateway.admin.post("/system/scale-function/echo", json={"replicas": 0})
+    none = (await gateway.admin.get("/system/function/echo")).json()
+
+    assert (more["replicas"], more["availableReplicas"]) == (5, 1)
+    assert (none["replicas"], none["availableReplicas"]) == (0, 0)
+
+
+def alert(*names: str, status: str = "firing") -> dict[str, object]:
+    labels = [{"alertname": "APIHighInvocationRate", "function_name": name} for name in names]
+    return {"status": status, "receiver": "scale-up", "alerts": [{"status": status, "labels": each} for each in labels]}
+
+
+async def test_alerts_scale_by_the_factor_up_to_the_maximum(gateway: Gateway) -> None:
+    labels = {"com.openfaas.scale.min": "2", "com.openfaas.scale.max": "5", "com.openfaas.scale.factor": "30"}
+    await gateway.deployed(labels=labels)
+    wanted = []
+
+    for status in ("firing", "firing", "firing", "resolved", "resolved"):
+        answer = await gateway.admin.post("/system/alert", json=alert("echo.openfaas-fn", status=status))
+        assert (answer.status_code, answer.content) == (200, b"")
+        wanted.append((await gateway.admin.get("/system/function/echo")).json()["replicas"])
+
+    assert wanted == [4, 5, 5, 2, 2]
+
+
+async def test_alerts_can_be_turned_off_and_say_what_failed(gateway: Gateway) -> None:
+    await gateway.deployed(labels={"com.openfaas.scale.factor": "0"})
+
+    answer = await gateway.admin.post("/system/alert", json=alert("echo", "none", "nor-this"))
+    malformed = await gateway.admin.post("/system/alert", content=b"{")
+
+    assert (answer.status_code, answer.text.count("is not deployed\n")) == (500, 2)
+    assert malformed.status_code == 400
+    assert gateway.scheduler.scaled == []
+
+
+async def test_a_secret_of_a_file_is_sent_twice_and_kept_once(gateway: Gateway) -> None:
+    """``secret create --from-file``: the text trimmed, and the bytes as they are (§3.9)."""
+    body = {"name": "key", "value": "text", "rawValue": base64.b64encode(b"text\n").decode()}
+
+    await gateway.admin.post("/system/secrets", json=body)
+
+    assert gateway.secrets.values == {("openfaas-fn", "key"): b"text"}

@@ -1,0 +1,47 @@
+"""Every error of the platform has a status, and says that it is ours."""
+
+import pytest
+
+from gpufaas_core import errors as core
+from gpufaas_core.errors import GpufaasError, LeaseRefused, Overloaded
+from gpufaas_gateway.errors import STATUS, headers_of, status_of
+
+
+def tree(root: type[GpufaasError]) -> list[type[GpufaasError]]:
+    return [root] + [found for child in root.__subclasses__() for found in tree(child)]
+
+
+@pytest.mark.parametrize("error", [each for each in tree(GpufaasError) if each.__module__ == core.__name__])
+def test_every_error_has_a_line_in_the_table(error: type[GpufaasError]) -> None:
+    assert error in STATUS
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (core.InvalidSpec, 400), (core.NoDeviceFits, 400), (core.UnknownFunction, 404), (core.FunctionExists, 409),
+        (core.BodyTooLarge, 413), (core.Overloaded, 429), (core.CallCancelled, 499), (core.LoadFailed, 502),
+        (core.WorkerCrashed, 502), (core.LeaseRefused, 503), (core.DeadlineExceeded, 504), (core.StorageFailed, 507),
+        (core.CorruptArtifact, 500), (core.UnknownArtifact, 400), (core.GpufaasError, 500),
+    ],
+)  # fmt: skip
+def test_statuses(error: type[GpufaasError], status: int) -> None:
+    assert status_of(error("why")) == status
+
+
+def test_an_error_that_is_not_in_the_table_is_answered_as_its_base() -> None:
+    class Newer(core.NoDeviceFits):
+        pass
+
+    assert status_of(Newer("why")) == 400
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (2.1, "3")])
+def test_retry_after_is_in_whole_seconds_and_never_zero(seconds: float, header: str) -> None:
+    assert headers_of(Overloaded("full", retry_after_s=seconds))["Retry-After"] == header
+
+
+def test_headers_say_that_the_platform_answered() -> None:
+    assert headers_of()["X-OpenFaaS-Internal"] == "gateway"
+    assert "Retry-After" not in headers_of(core.InvalidSpec("why"))
+    assert "Retry-After" in headers_of(LeaseRefused("restarting"))

@@ -1,0 +1,114 @@
+"""The table in docs/metrics.md, what is exported, and the expressions in deploy/ speak of the same metrics."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from gpufaas_core.model import Device, DeviceId, EngineStatus, FunctionId, ResidentStatus
+from gpufaas_core.scaling import ScalingRule
+from gpufaas_gateway.metrics import FunctionStats, Metrics
+from gpufaas_gateway.testing import idle
+
+ROOT = Path(__file__).parents[3]
+Exported = dict[str, tuple[str, frozenset[str]]]
+"""Type and labels by name."""
+
+_WORDS = frozenset({"and", "or", "unless", "by", "without", "on", "ignoring", "bool", "offset"})
+
+
+@pytest.fixture(scope="module")
+def exported() -> Exported:
+    """Everything that there is to show is shown."""
+    echo = FunctionId("echo.openfaas-fn@1")
+    resident = ResidentStatus(echo, 100, 0, False, False, 0.0)
+    device = replace(idle(Device(DeviceId("n1/cpu:0"), "cpu", 1000)), resident=(resident,))
+    metrics = Metrics(lambda: EngineStatus("lalb", (device,), {echo: 1}, {echo: 1}, {echo: 2}), lambda: {echo: 3})
+    stats = metrics.adopt(FunctionStats("echo.openfaas-fn"))
+    stats.observe(200, 0.1, hit=True)
+    stats.scaling = ScalingRule()
+    metrics._observe_request(("GET", "/system/info", "200"), 0.1)
+    types: dict[str, str] = {}
+    labels: dict[str, set[str]] = {}
+    for line in metrics.render().decode().splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            types[name] = kind
+        elif not line.startswith("#"):
+            sample, _, rest = line.partition("{")
+            name = sample if sample in types else sample.rpartition("_")[0]
+            labels.setdefault(name, set()).update(set(re.findall(r'(\w+)="', rest)) - {"le"})
+    return {name: (kind, frozenset(labels[name])) for name, kind in types.items()}
+
+
+def test_the_table_in_the_docs_is_what_is_exported(exported: Exported) -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| [^|]+ \|$", text, re.MULTILINE)
+
+    table = {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+
+    assert table == exported
+    assert len(rows) == len(table), "a metric has two rows"
+
+
+def test_the_alert_rules_ask_for_exported_metrics(exported: Exported) -> None:
+    document = yaml.safe_load((ROOT / "deploy/alerts.yml").read_text())
+    rules = [rule for group in document["groups"] for rule in group["rules"]]
+
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    for rule in rules:
+        assert rule.keys() == {"alert", "expr", "for", "labels", "annotations"}
+        assert_known(rule["expr"], exported)
+
+
+def test_the_dashboard_asks_for_exported_metrics(exported: Exported) -> None:
+    dashboard = json.loads((ROOT / "deploy/grafana-dashboard.json").read_text())
+    panels = dashboard["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len(expressions) > 20
+    for expression in expressions:
+        assert_known(expression, exported)
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            (name,) = re.findall(r"label_values\((\w+), function_name\)", variable["definition"])
+            assert name in exported
+
+
+def test_the_expressions_in_the_docs_ask_for_exported_metrics(exported: Exported) -> None:
+    text = (ROOT / "docs/metrics.md").read_text().partition("## Useful questions")[2]
+    expressions = re.findall(r"\| `([^`]+)` \|$", text, re.MULTILINE)
+
+    assert expressions
+    for expression in expressions:
+        assert_known(expression, exported)
+
+
+def test_a_metric_that_is_not_exported_would_be_found(exported: Exported) -> None:
+    with pytest.raises(AssertionError, match="gateway_service_cuont"):
+        assert_known("sum by (function_name) (gateway_service_cuont) > 0", exported)
+
+
+def assert_known(expression: str, exported: Exported) -> None:
+    assert expression.count("(") == expression.count(")")
+    names = list(metrics_in(expression))
+    assert names, f"no metric in {expression}"
+    for name in names:
+        base, _, suffix = name.rpartition("_")
+        is_part = suffix in ("bucket", "sum", "count") and exported.get(base, ("",))[0] == "histogram"
+        assert is_part or (name in exported and exported[name][0] != "histogram"), f"{name} is not exported"
+
+
+def metrics_in(expression: str) -> Iterator[Any]:
+    """Yield the identifiers that are neither functions, keywords, labels nor durations."""
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", expression)
+    bare = re.sub(r"\b(by|without|on|ignoring)\s*\([^)]*\)", " ", bare)
+    for found in re.finditer(r"[a-zA-Z_]\w*(?!\w)(?!\s*\()", bare):
+        if found[0] not in _WORDS:
+            yield found[0]

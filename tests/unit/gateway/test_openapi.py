@@ -1,0 +1,85 @@
+"""The document at /openapi.json against the routes that there are."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import APIRouter
+from tests.unit.gateway.conftest import Gateway
+
+from gpufaas_gateway.async_api import async_routes
+from gpufaas_gateway.async_calls import AsyncCalls
+from gpufaas_gateway.auth import is_public
+from gpufaas_gateway.errors import METHODS
+from gpufaas_gateway.openapi import document
+from gpufaas_gateway.retry import RetryPolicy
+from gpufaas_gateway.testing import FakeCallbacks, MemoryAsyncQueue
+
+INVOCATIONS = {("POST", "/async-function/{name}")} | {(method, "/function/{name}") for method in METHODS}
+"""Served without FastAPI, so that no route can be walked."""
+
+
+@pytest.fixture
+def described() -> dict[str, Any]:
+    return document("0.1.0")
+
+
+def operations(described: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(method.upper(), path): op for path, ops in described["paths"].items() for method, op in ops.items()}
+
+
+@pytest.fixture
+def asynchronous(tmp_path: Path) -> APIRouter:
+    async def never(*_: Any) -> None: ...
+
+    return async_routes(AsyncCalls(MemoryAsyncQueue(tmp_path), never, FakeCallbacks(), lambda _: RetryPolicy()))
+
+
+async def test_it_has_every_route_and_no_other(
+    gateway: Gateway, asynchronous: APIRouter, described: dict[str, Any]
+) -> None:
+    routes = [*gateway.app.routes, *asynchronous.routes]
+
+    served = {(method, route.path) for route in routes for method in route.methods}  # type: ignore[attr-defined]
+
+    assert set(operations(described)) == served | INVOCATIONS
+
+
+async def test_every_path_refuses_other_methods_and_names_those_that_it_has(
+    gateway: Gateway, asynchronous: APIRouter, described: dict[str, Any]
+) -> None:
+    gateway.app.include_router(asynchronous)
+
+    for path, methods in described["paths"].items():
+        if "-function/" not in path and not path.startswith("/function/"):
+            answer = await gateway.client.request("TRACE", path.replace("{", "").replace("}", ""))
+            assert (answer.status_code, answer.text) == (405, ""), path
+            assert answer.headers["allow"].lower().split(", ") == sorted(methods), path
+
+
+async def test_it_is_served_behind_the_password(gateway: Gateway, described: dict[str, Any]) -> None:
+    refused = await gateway.stranger.get("/openapi.json")
+    answer = await gateway.admin.get("/openapi.json")
+
+    assert refused.status_code == 401
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert answer.json() == described
+
+
+def test_it_asks_for_a_password_where_the_gateway_does(described: dict[str, Any]) -> None:
+    for (method, path), op in operations(described).items():
+        public = is_public(method, path)
+        assert (op.get("security") == []) == public, (method, path)
+        assert ("401" in op["responses"]) == (not public), (method, path)
+
+
+def test_what_a_path_names_is_described_and_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
+    for (method, path), op in operations(described).items():
+        named = {each["name"] for each in op["parameters"] if each["in"] == "path"}
+        assert named == set(re.findall(r"{(\w+)}", path)), (method, path)
+        assert op["responses"], (method, path)
+
+    references = set(re.findall(r"'#/components/schemas/(\w+)'", repr(described)))
+    assert references <= set(described["components"]["schemas"])
+    assert {"FunctionDeployment", "Secret", "FunctionStatus"} <= references

@@ -1,0 +1,160 @@
+"""What a connection may cost before it is anybody's request."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvicorn
+
+from gpufaas_gateway import protocol
+from gpufaas_gateway.protocol import MAX_HEAD, BoundedHttp
+
+
+@dataclass
+class Served:
+    """A server on a port of its own; `heads` are the requests that reached the application."""
+
+    port: int = 0
+    heads: list[Any] = field(default_factory=list)
+    server: Any = None
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.heads.append(scope["headers"])
+        while scope["path"] != "/early" and (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def exchange(self, *pieces: bytes, answers: int = 1) -> bytes:
+        """Send *pieces*; return what was answered until so many answers came, or the connection was closed."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        answer = b""
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+            while answer.count(b"HTTP/1.1 ") < answers or not answer.endswith((b"ok", b"\n")):
+                if not (more := await reader.read(65_536)):
+                    break
+                answer += more
+        except ConnectionError:
+            pass
+        writer.close()
+        return answer
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    served = Served()
+    config = uvicorn.Config(
+        served.app,
+        interface="asgi3",
+        http=BoundedHttp,
+        ws="none",
+        lifespan="off",
+        port=0,
+        log_config=None,
+        server_header=False,
+    )
+    server = served.server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    served.port = server.servers[0].sockets[0].getsockname()[1]
+    yield served
+    server.should_exit = True
+    await server.shutdown()
+
+
+async def test_a_request_is_answered_and_the_next_one_too(served: Served) -> None:
+    request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    assert (await served.exchange(request, request, answers=2)).count(b"200 OK") == 2
+
+
+@pytest.mark.parametrize("line", [b"GET /", b"GET / HTTP/0.9", b"GET / HTTP/2.0"])
+async def test_another_version_is_refused(served: Served, line: bytes) -> None:
+    assert b" 400 " in await served.exchange(line + b"\r\nHost: x\r\n\r\n")
+    assert served.heads == []
+
+
+async def test_a_head_may_be_large_but_not_endless(served: Served) -> None:
+    large = b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (MAX_HEAD - 65_536) + b"\r\n\r\n"
+    endless = b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (2 * MAX_HEAD)
+
+    assert b" 200 " in await served.exchange(large)
+    assert b" 200 " not in await served.exchange(endless)  # 431, unless the connection was reset before it was read
+    assert len(served.heads) == 1
+
+
+async def test_many_small_headers_are_a_large_head(served: Served) -> None:
+    lines = b"".join(b"X-%d: a\r\n" % number for number in range(150_000))
+
+    assert b" 200 " not in await served.exchange(b"GET / HTTP/1.1\r\nHost: x\r\n" + lines)
+    assert served.heads == []
+
+
+async def test_a_head_that_does_not_end_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_S", 0.05)
+    whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    first = await served.exchange(b"GET / HTTP/1.1\r\nHost")
+    later = await served.exchange(whole, b"GET / HTTP/1.1\r\nHost", answers=2)
+    silent = await served.exchange()
+
+    assert first.startswith(b"HTTP/1.1 408 ")
+    assert (later.count(b" 200 "), later.count(b" 408 ")) == (1, 1)
+    assert silent == b""
+
+
+async def test_the_rest_of_a_body_that_was_answered_is_not_waited_for(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sends a byte a minute would otherwise hold the connection for ever, and needs no password for it."""
+    monkeypatch.setattr(protocol, "REST_S", 0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"POST /early HTTP/1.1\r\nContent-Length: 9\r\n\r\na")
+
+    assert b" 200 " in await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+
+
+@pytest.mark.parametrize("more", [b"b", b"\r\n"])
+async def test_a_connection_that_nothing_follows_on_is_closed(served: Served, more: bytes) -> None:
+    """Also when the last thing on it was no request: the rest of one, or an empty line."""
+    served.server.config.timeout_keep_alive = 0.05  # type: ignore[assignment]
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"POST /early HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(more.strip()))
+    answer = await reader.readuntil(b"ok")
+    writer.write(more)
+
+    assert b" 200 " in answer
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+
+
+async def test_the_rest_of_a_body_is_taken_and_the_next_request_answered(served: Served) -> None:
+    early = b"POST /early HTTP/1.1\r\nContent-Length: 2\r\n\r\na"
+
+    assert (await served.exchange(early, b"bGET / HTTP/1.1\r\n\r\n", answers=2)).count(b" 200 ") == 2
+
+
+async def test_trailers_are_not_kept(served: Served) -> None:
+    """They come after the head's bound is passed, and there may be any number of them."""
+    request = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"
+    trailers = b"".join(b"X-%d: a\r\n" % number for number in range(1000))
+
+    assert b" 200 " in await served.exchange(request + trailers + b"\r\n")
+    assert [[name for name, _ in head] for head in served.heads] == [[b"host", b"transfer-encoding"]]
+
+
+async def test_what_is_no_http_is_refused_and_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    answer = await served.exchange(
+        b"POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    )
+
+    assert b" 400 " in answer
+    assert "request.refused status=400 peer=127.0.0.1" in caplog.text
