@@ -1,0 +1,39 @@
+"""``gpufaas build``: bundles on this disk, or images in the local engine, without a gateway."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpufaas_cli import flags
+from gpufaas_cli.publish import Building, Extra, Steps, publish, taken
+
+
+@click.command(
+    "build",
+    epilog="""
+\b
+Examples:
+  gpufaas build
+  gpufaas build digits embed
+  gpufaas build --filter 'cnn-*' -b EPOCHS=3 --parallel 2
+  gpufaas build resize --shrinkwrap          only write build/resize/, for another builder
+""",
+)
+@flags.stack
+@click.option("--shrinkwrap", is_flag=True, help="Only write the build context, in build/.")
+@flags.building
+@flags.as_json
+@click.option("-q", "--quiet", is_flag=True, hidden=True)
+def command(
+    names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
+    as_json: bool, quiet: bool, **given: Any,  # noqa: ARG001
+) -> None:  # fmt: skip
+    """
+    Build functions of the stack file, in build/ beside it. What has not changed is not built again.
+
+    What runs as a process becomes a bundle; a function of lang dockerfile, or of a template that only makes images, is
+    built by docker.
+    """
+    stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
+    publish(stack, functions, Extra(), taken(Building, given), Steps(), client=None, as_json=as_json)

@@ -1,0 +1,129 @@
+"""``gpufaas describe``: as faas-cli, and what only this platform knows beneath."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpufaas_cli import flags, output
+from gpufaas_cli.client import Refused, function_path
+from gpufaas_core.errors import UnknownFunction
+from gpufaas_core.units import format_bytes
+
+
+@click.command(
+    "describe",
+    epilog="""
+\b
+Examples:
+  gpufaas describe digits
+  gpufaas describe digits -n dev -v
+  gpufaas describe digits --json
+""",
+)
+@click.argument("name")
+@click.option("-v", "--verbose", is_flag=True, help="Show what is empty as well.")
+@flags.namespace
+@flags.as_json
+@flags.gateway
+@flags.yaml_file
+def command(
+    name: str, verbose: bool, namespace: str | None, as_json: bool, gateway: str | None, yaml_file: Path | None
+) -> None:
+    """Show all about one function: state, settings, where its model is resident, what it costs."""
+    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
+        try:
+            found = client.function(name, namespace)
+        except Refused as exc:
+            if exc.status == 404:
+                raise UnknownFunction(f"there is no function {name!r}: 'gpufaas list' shows what is deployed") from exc
+            raise
+        count = _invocations(client.functions(found.get("namespace") or namespace), found.get("name", name))
+        where = namespace or (name.partition(".")[2] or None)
+        path = function_path(found.get("name", name), where)
+    url, async_url = client.shown + path, client.shown + path.replace("/function/", "/async-function/", 1)
+    ready = int(found.get("availableReplicas") or 0) > 0
+    if as_json:
+        more = {
+            "Status": "Ready" if ready else "Not Ready",
+            "InvocationCount": count,
+            "URL": url,
+            "AsyncURL": async_url,
+        }
+        output.show_json({**found, **more})
+        return
+    output.aligned(
+        [
+            ("Name", found.get("name", name)),
+            ("Status", "Ready" if ready else "Not Ready"),
+            ("Replicas", str(found.get("replicas") or 0)),
+            ("Available Replicas", str(found.get("availableReplicas") or 0)),
+            ("Invocations", str(count)),
+            ("Image", found.get("image", "")),
+            ("Function Process", found.get("envProcess") or "<default>"),
+            ("URL", url),
+            ("Async URL", async_url),
+        ]
+    )
+    for title, key in (("Labels", "labels"), ("Annotations", "annotations"), ("Environment", "envVars")):
+        _block(title, sorted((found.get(key) or {}).items()), verbose)
+    for title, key in (("Constraints", "constraints"), ("Secrets", "secrets")):
+        _list(title, found.get(key) or [], verbose)
+    for title, key in (("Requests", "requests"), ("Limits", "limits")):
+        _block(title, [(name.capitalize(), value) for name, value in (found.get(key) or {}).items()], verbose)
+    usage = found.get("usage") or {}
+    if usage:
+        lines = [("RAM", f"{usage.get('totalMemoryBytes', 0) / 1e6:.2f} MB")]
+        if "cpu" in usage:
+            lines.append(("CPU", f"{usage['cpu']:.0f} Mi"))
+        _block("Usage", lines, verbose)
+    if ours := found.get("gpufaas"):
+        _ours(ours)
+
+
+def _invocations(functions: list[dict[str, Any]], name: str) -> int:
+    return next((int(each.get("invocationCount") or 0) for each in functions if each.get("name") == name), 0)
+
+
+def _block(title: str, pairs: list[tuple[str, str]], verbose: bool) -> None:
+    if pairs:
+        output.show(f"\n{title}:")
+        output.aligned(pairs, indent=1)
+    elif verbose:
+        output.show(f"\n{title}: <none>")
+
+
+def _list(title: str, entries: list[str], verbose: bool) -> None:
+    if entries:
+        output.show(f"\n{title}:")
+        for each in entries:
+            output.show(f" - {each}")
+    elif verbose:
+        output.show(f"\n{title}: <none>")
+
+
+def _ours(ours: Mapping[str, Any]) -> None:
+    """Where it is resident and what it costs; of a newer gateway, what this version does not know is left out."""
+    devices = ours.get("devices") or []
+    pairs = [("Resident on", ", ".join(devices) if devices else "no device: the next call loads it")]
+    if "hits" in ours:
+        pairs.append(("Starts", f"hits {ours['hits']}, misses {ours.get('misses', 0)}"))
+    if ours.get("kind"):
+        slots = int(ours.get("slots") or 1)
+        pairs.append(("Kind", f"{ours['kind']}, {slots} {'call' if slots == 1 else 'calls'} at once"))
+    if ours.get("memory"):
+        pairs.append(("First reservation", format_bytes(int(ours["memory"]))))
+    if ours.get("timeout"):
+        pairs.append(("Timeout", f"{float(ours['timeout']):g} s"))
+    pairs += [(key.capitalize(), str(ours[key])) for key in ("bundle", "revision", "unavailable") if ours.get(key)]
+    _block("Platform", pairs, verbose=False)
+    costs = []
+    for kind, profile in (ours.get("profiles") or {}).items():
+        how = "measured" if profile.get("measured") else "estimated"
+        cost = (
+            f"load {output.format_seconds(profile['load_s'])}, call {output.format_seconds(profile['service_s'])}, "
+            f"memory {format_bytes(int(profile['occupation']))} ({how})"
+        )
+        costs.append(("any device" if kind == "*" else kind, cost))
+    _block("Profile", costs, verbose=False)

@@ -1,0 +1,109 @@
+"""``gpufaas diff``: what the next deploy would change."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from gpufaas_cli import flags, output
+from gpufaas_cli.client import DEFAULT_NAMESPACE
+from gpufaas_cli.publish import BUNDLE_ANNOTATION, Extra, deployment, image_of
+from gpufaas_cli.stack import StackFunction, choose_gateway
+
+_FIELDS: Final = ("image", "envProcess", "readOnlyRootFilesystem")
+_MAPS: Final = ("envVars", "labels", "annotations", "limits", "requests")
+_LISTS: Final = ("constraints", "secrets")
+_ADDED: Final = frozenset({"faas_function", "uid", "app"})
+"""Labels that gateways add to what was deployed."""
+
+
+@click.command(
+    "diff",
+    epilog="""
+\b
+Examples:
+  gpufaas diff
+  gpufaas diff digits --env all
+  gpufaas diff --json || gpufaas up
+""",
+)
+@flags.stack
+@click.option(
+    "--env", "compared", type=click.Choice(["local", "remote", "all"]), default="local", show_default=True,
+    help="Environment variables to compare: those of the stack file, those that are deployed, or both.",
+)  # fmt: skip
+@click.option(
+    "--tag", type=click.Choice(["latest", "sha", "branch", "describe", "digest"]), default="latest",
+    help="What the image's tag says of this version.",
+)  # fmt: skip
+@flags.namespace
+@flags.gateway
+@flags.as_json
+def command(
+    names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool, compared: str,
+    tag: str, namespace: str | None, gateway: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """
+    Compare the stack file with what is deployed. It ends with 1 when they differ.
+
+    Code is not compared, but by the image's tag: 'gpufaas up' knows what has changed there.
+    """
+    stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    with flags.connect(choose_gateway(gateway, stack.gateway)) as client:
+        spaces = dict.fromkeys(namespace or each.namespace for each in functions)
+        deployed = {space: {each.get("name"): each for each in client.functions(space)} for space in spaces}
+    for each in functions:
+        body = deployment(each, Extra(namespace=namespace), None, image_of(stack, each, tag))
+        there = deployed[namespace or each.namespace].get(each.name)
+        if differences := _differences(body, there, each, compared):
+            found[each.name] = differences
+    if as_json:
+        told = {
+            name: [{"field": key, "stack": ours, "deployed": theirs} for key, ours, theirs in differences]
+            for name, differences in found.items()
+        }
+        output.show_json(told)
+    else:
+        for name, differences in found.items():
+            output.show(f"{name}:")
+            rows = [
+                (f"- {key}: {ours}" if ours else "", f"+ {key}: {theirs}" if theirs else "")
+                for key, ours, theirs in differences
+            ]
+            output.table((stack.path.name, "deployed"), rows)
+            output.show()
+        output.show("Differences found" if found else "No differences found")
+    if found:
+        raise click.exceptions.Exit(1)
+
+
+def _differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any] | None, function: StackFunction, compared: str
+) -> list[tuple[str, str, str]]:
+    """Return what differs: the field, and what each side has; empty where a side has it not."""
+    if theirs is None:
+        return [("function", function.name, "")]
+    found = [(key, _text(ours.get(key)), _text(theirs.get(key))) for key in _FIELDS]
+    for key in _MAPS:
+        here, there = dict(ours.get(key) or {}), dict(theirs.get(key) or {})
+        names = {*here, *there}
+        if key == "labels":
+            names -= _ADDED - here.keys()
+        if key == "annotations":
+            names -= {BUNDLE_ANNOTATION} - here.keys()
+        if key == "envVars" and compared != "all":
+            names = set(here if compared == "local" else there)
+        found += [(f"{key}.{name}", _text(here.get(name)), _text(there.get(name))) for name in sorted(names)]
+    for key in _LISTS:
+        here_list, there_list = list(ours.get(key) or []), list(theirs.get(key) or [])
+        found += [(key, each, "") for each in here_list if each not in there_list]
+        found += [(key, "", each) for each in there_list if each not in here_list]
+    spaces = [str(each.get("namespace") or DEFAULT_NAMESPACE) for each in (ours, theirs)]
+    found.append(("namespace", spaces[0], spaces[1]))
+    return [each for each in found if each[1] != each[2]]
+
+
+def _text(value: object) -> str:
+    return "" if value is None or value is False else str(value).lower() if value is True else str(value)

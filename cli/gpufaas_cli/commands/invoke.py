@@ -1,0 +1,218 @@
+"""``gpufaas invoke``: the answer on stdout as it comes, everything about it on stderr."""
+
+import hashlib
+import hmac
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from gpufaas_cli import flags, output
+from gpufaas_cli.client import Answer, function_path
+from gpufaas_core.units import Seconds
+
+_ACCEPTED = 202
+_CHUNK = 1 << 16
+_WHOLE = 1 << 20  # up to here a piped body is sent with its length, as functions of old like it
+_PHASE = re.compile(r"\s*([\w-]+)\s*;[^,]*?\bdur=([0-9.]+)")
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
+
+
+def _header_pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> list[tuple[str, str]]:
+    found = []
+    for each in given:
+        key, colon, value = each.partition(":")
+        if not colon or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", key.strip()):
+            raise click.BadParameter(f"{each!r} is not 'NAME: VALUE'", param=parameter)
+        if any(ord(char) < 32 and char != "\t" for char in value):
+            raise click.BadParameter(f"the value of {key!r} has a line break or control character", param=parameter)
+        found.append((key.strip(), value.strip()))
+    return found
+
+
+def _query_pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> list[tuple[str, str]]:
+    found = []
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{each!r} is not KEY=VALUE", param=parameter)
+        found.append((key, value))
+    return found
+
+
+@click.command(
+    "invoke",
+    epilog="""
+\b
+Examples:
+  echo -n hi | gpufaas invoke hello --timing
+  gpufaas invoke digits --content-type image/png < three.png
+  gpufaas invoke embed -d '{"text": "a sentence"}' --content-type application/json
+  gpufaas invoke hello/some/path -m GET --query a=1 -H "X-Foo: bar"
+  gpufaas invoke report --async -H "X-Callback-Url: http://gateway:8080/function/done" < year.csv
+  gpufaas invoke hook --sign X-Hub-Signature-256 --key "$SECRET" < event.json
+""",
+)
+@click.argument("name", metavar="NAME[/PATH]")
+@click.option("-d", "--data", metavar="TEXT", help="Body, instead of stdin.")
+@click.option("-m", "--method", type=click.Choice(_METHODS, case_sensitive=False), default="POST", show_default=True)
+@click.option("--content-type", default="text/plain", show_default=True, metavar="TYPE")
+@click.option("-H", "--header", "headers", multiple=True, callback=_header_pairs, metavar="'K: V'", help="Repeatable.")
+@click.option("--query", multiple=True, callback=_query_pairs, metavar="K=V", help="Repeatable.")
+@click.option("--timing", is_flag=True, help="Say on stderr where the time went, hit or miss, and which device.")
+@click.option("-a", "--async", "asynchronous", is_flag=True, help="Have it called later; say by which id to ask.")
+@click.option("--sign", metavar="HEADER", help="Sign the body with --key, by HMAC-SHA256, in this header.")
+@click.option("--key", metavar="KEY", help="The key for --sign.")
+@click.option("--auth", "says_who", is_flag=True, help="Send the login or token to the function too.")
+@flags.namespace
+@flags.gateway
+@flags.yaml_file
+def command(
+    name: str, data: str | None, method: str, content_type: str, headers: list[tuple[str, str]],
+    query: list[tuple[str, str]], timing: bool, asynchronous: bool, sign: str | None, key: str | None, says_who: bool,
+    namespace: str | None, gateway: str | None, yaml_file: Path | None,
+) -> None:  # fmt: skip
+    """
+    Call a function and write its answer to stdout as it comes. The body is stdin, unless that is a terminal.
+
+    An answer of status 300 or more is written too; then the status goes to stderr, and the exit code is 1.
+    """
+    if (sign is None) != (key is None) or sign == "" or key == "":
+        raise click.UsageError("--sign HEADER and --key KEY go together")
+    content, size = (data.encode(), None) if data is not None else _stdin()
+    headers = [*headers, ("Accept-Encoding", "identity")]
+    if content is not None and not any(key.lower() == "content-type" for key, _ in headers):
+        headers.append(("Content-Type", content_type))
+    if size is not None:
+        headers.append(("Content-Length", str(size)))
+    if sign and key:
+        content = _whole(content)
+        headers.append((sign, f"sha256={hmac.new(key.encode(), content, hashlib.sha256).hexdigest()}"))
+    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
+        if says_who and client.authorization:
+            headers.append(("Authorization", client.authorization))
+        path = function_path(name, namespace, asynchronous)
+        began = time.perf_counter()
+        with client.invoke(method.upper(), path, query, headers, content) as answer:
+            first_s = _write(answer, began)
+        total_s = time.perf_counter() - began
+    if asynchronous and answer.status == _ACCEPTED:
+        output.note("Function submitted asynchronously.")
+        if call_id := answer.headers.get("X-Call-Id"):
+            output.note(f"Call id: {call_id}")
+        return
+    if timing:
+        output.note(describe_timing(answer.headers, total_s, first_s))
+    if answer.status >= 300:
+        hint = ""
+        if answer.headers.get("X-OpenFaaS-Internal") and answer.status == 404:
+            hint = ": 'gpufaas list' shows what is deployed"
+        output.note(f"gpufaas: {name} answered {answer.status} {answer.reason}".rstrip() + hint)
+        raise click.exceptions.Exit(1)
+
+
+def describe_timing(headers: Mapping[str, str], total_s: Seconds, first_s: Seconds) -> str:
+    """
+    Return a line for people, such as ``miss on local/cpu:0: 1.96 s = queue 0.1 ms + load 1.90 s + run 58 ms + rest
+    1.2 ms``. The rest is the network, and what gateway and node need for themselves.
+
+    :param total_s: from sending the request to the end of the answer
+    :param first_s: ... to the first byte of its body
+    """
+    phases, parts = _phases(headers.get("Server-Timing") or "")
+    start, device = headers.get("X-Gpufaas-Start"), headers.get("X-Gpufaas-Device")
+    what = {"hit": "hit (its model was resident)", "miss": "miss (its model was loaded)"}.get(start or "", start or "")
+    where = " on ".join(filter(None, (what, device))) or "no word from the platform about its start"
+    if not phases:
+        return f"{where}: {output.format_seconds(total_s)}"
+    known = sum(seconds for _, seconds in phases)
+    # An answer that streams goes on after its phases were told; that time is the function's, not overhead.
+    phases.append(("rest", max(0.0, first_s - known)))
+    if total_s - first_s >= 0.001:
+        phases.append(("answer", total_s - first_s))
+    told = " + ".join(_told(name, seconds, parts) for name, seconds in phases)
+    return f"{where}: {output.format_seconds(total_s)} = {told}"
+
+
+_Phases = list[tuple[str, Seconds]]
+
+
+def _phases(timing: str) -> tuple[_Phases, dict[str, _Phases]]:
+    """Return the phases of a ``Server-Timing`` header, and of each its parts: ``load-fork`` is a part of ``load``."""
+    every = [(name, float(ms) / 1000) for name, ms in _PHASE.findall(timing)]
+    names = {name for name, _ in every}
+    phases: _Phases = []
+    parts: dict[str, _Phases] = {}
+    for name, seconds in every:
+        whole, _, part = name.partition("-")
+        if part and whole in names:
+            parts.setdefault(whole, []).append((part, seconds))
+        else:
+            phases.append((name, seconds))
+    return phases, parts
+
+
+def _told(name: str, seconds: Seconds, parts: Mapping[str, _Phases]) -> str:
+    # Parts under a tenth of a millisecond would only be read.
+    shown = [f"{part} {output.format_seconds(took)}" for part, took in parts.get(name, []) if took >= 0.0001]
+    return f"{name} {output.format_seconds(seconds)}" + (f" ({', '.join(shown)})" if shown else "")
+
+
+def _stdin() -> tuple[bytes | Iterator[bytes] | None, int | None]:
+    """Return the body and, where it is an iterator of known length, its size; None when there is nobody to give one."""
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        return None, None
+    stream = sys.stdin.buffer
+    start = _read(stream, _WHOLE)
+    if len(start) < _WHOLE:
+        return start or None, None
+    size = _size_of_file(stream)
+
+    def rest() -> Iterator[bytes]:
+        yield start
+        while chunk := stream.read(_CHUNK):
+            yield chunk
+
+    return rest(), size
+
+
+def _whole(content: bytes | Iterator[bytes] | None) -> bytes:
+    """All of a body: its signature is sent before it."""
+    return content if isinstance(content, bytes) else b"".join(content or ())
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    """Read *size* bytes, or to the end."""
+    parts = bytearray()
+    while len(parts) < size and (chunk := stream.read(size - len(parts))):
+        parts += chunk
+    return bytes(parts)
+
+
+def _size_of_file(stream: BinaryIO) -> int | None:
+    """The whole size of a regular file, whose beginning has been read."""
+    try:
+        status = os.fstat(stream.fileno())
+        return status.st_size - (stream.tell() - _WHOLE) if stat.S_ISREG(status.st_mode) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _write(answer: Answer, began: Seconds) -> Seconds:
+    """Write the body as it comes; return when its first byte came."""
+    first_s: Seconds | None = None
+    out = sys.stdout.buffer
+    for part in answer.parts:
+        if first_s is None:
+            first_s = time.perf_counter() - began
+        out.write(part)
+        out.flush()
+    if answer.status >= 300 and sys.stdout.isatty():
+        click.echo()
+    return first_s if first_s is not None else time.perf_counter() - began

@@ -1,0 +1,201 @@
+"""
+``gpufaas local-run``: one function on this machine, without deploying it anywhere.
+
+A function that runs as a process gets a whole platform of its own for as long: it is the same code that will run it
+later, with the limits that hold there. A container image is run by docker.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from gpufaas_cli import flags, output
+from gpufaas_cli import image as images
+from gpufaas_cli.client import Client, GatewayUnreachable, Refused
+from gpufaas_cli.publish import Building, Extra, Steps, image_of, needs_gateway, pairs, publish
+from gpufaas_cli.stack import Stack, StackFunction
+from gpufaas_core.errors import GpufaasError
+from gpufaas_core.units import Seconds
+
+_DEPLOYED_S: Final[Seconds] = 0.2
+_STOP_S: Final[Seconds] = 15.0
+_CONTAINER_PORT: Final = 8080
+
+
+@click.command(
+    "local-run",
+    epilog="""
+\b
+Examples:
+  gpufaas local-run hello
+  gpufaas local-run hello -p 0 -e LOG=debug
+  gpufaas local-run hello --watch
+  gpufaas local-run digits --device cpu:0=4GiB
+""",
+)
+@click.argument("name", required=False)
+@flags.yaml_file
+@click.option("--envsubst/--no-envsubst", default=True, help="Replace ${NAME} in the stack file from the environment.")
+@click.option(
+    "-p", "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free."
+)
+@click.option("-e", "--env", multiple=True, callback=pairs, metavar="K=V", help="Environment variable; repeatable.")
+@click.option("--device", "devices", multiple=True, metavar="DEVICE", help="As of 'gpufaas serve'; repeatable.")
+@click.option("--watch", "watches", is_flag=True, help="Build it again whenever a file of it changes.")
+@click.option("--print", "prints", is_flag=True, help="Containers: print the docker command, and do nothing.")
+@click.option("--build/--no-build", "builds", default=True, help="Containers: build the image first. [default: build]")
+@click.option("--network", metavar="NAME", help="Containers: docker network.")
+@click.option(
+    "-b", "--build-arg", "build_args", multiple=True, callback=pairs, metavar="K=V", help="For build.py; repeatable."
+)
+def command(
+    name: str | None, yaml_file: Path | None, envsubst: bool, port: int, env: dict[str, str], devices: tuple[str, ...],
+    watches: bool, prints: bool, builds: bool, network: str | None, build_args: dict[str, str],
+) -> None:  # fmt: skip
+    """Run one function of the stack file on this machine until Ctrl-C. NAME may be left out where there is only one."""
+    stack, functions = flags.selected((name,) if name else (), yaml_file, None, None, envsubst)
+    if len(functions) > 1:
+        raise click.UsageError(f"say which of {', '.join(each.name for each in functions)} is to be run")
+    function, building = functions[0], Building(build_args=build_args)
+    if not function.is_built or not needs_gateway(stack, functions):
+        _run_container(stack, function, building, port, env, prints, builds, network)
+        return
+
+    def read() -> tuple[Stack, list[StackFunction]]:
+        return flags.selected((function.name,), yaml_file, None, None, envsubst)
+
+    def again(changed: Stack, which: list[StackFunction]) -> None:
+        publish(changed, which, Extra(env=env), building, Steps(push=True, deploy=True), client)
+
+    with _platform(port, devices) as (url, process), Client(url) as client:
+        # It ends with the platform, or with this process, which has nothing to lose in it.
+        threading.Thread(target=_tell_logs, args=(url, function.name), daemon=True).start()
+        if watches:
+            from gpufaas_cli.commands.up import watch
+
+            watch(read, again)
+            return
+        again(stack, functions)
+        output.show(f"Running {function.name} at {url}/function/{function.name}; Ctrl-C ends it.")
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            return
+    raise GpufaasError(f"the platform that ran {function.name} ended with status {process.returncode}: see above")
+
+
+def _tell_logs(url: str, name: str) -> None:
+    """What the function prints goes to stderr, from its first deployment on."""
+    params = {"name": name, "follow": "true", "tail": "-1"}
+    while True:
+        try:
+            with Client(url) as client, client.logs(params, follow=True) as lines:
+                for line in lines:
+                    output.note(json.loads(line)["text"].rstrip("\n"))
+                return
+        except Refused:
+            time.sleep(_DEPLOYED_S)  # not deployed yet: there is nothing to wait on before
+        except GatewayUnreachable:
+            return
+
+
+@contextlib.contextmanager
+def _platform(port: int, devices: tuple[str, ...]) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """Give the URL of a platform that is only ours, and is gone with all that it kept when we are."""
+    data = tempfile.mkdtemp(prefix="gpufaas-local-run-")
+    command = [sys.executable, "-m", "gpufaas_cli", "serve", "--port", str(port or _free_port()), "--data", data]
+    for each in devices:
+        command += ["--device", each]
+    # In a session of its own: a Ctrl-C is ours to pass on, when what we do with it is done.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield _ready(process), process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def _ready(process: "subprocess.Popen[str]") -> str:
+    """Read what `serve` says until it is ready; return its URL. It ends by itself when it cannot start."""
+    assert process.stdout is not None
+    url = ""
+    for line in process.stdout:
+        words = line.split()
+        if "gateway" in words:
+            url = next((each for each in words if each.startswith("http://")), "")
+        if line.startswith("ready") and url:
+            return url
+    raise GpufaasError("the platform for this run did not start: it says why above")
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _run_container(
+    stack: Stack, function: StackFunction, building: Building, port: int, env: dict[str, str], prints: bool,
+    builds: bool, network: str | None,
+) -> None:  # fmt: skip
+    port = port or _free_port()
+    image = image_of(stack, function, "latest")
+    command = _docker_run(function, image, port, env, network)
+    if prints:
+        output.show(" ".join(command))
+        return
+    images.check_engine(f"running {function.name}, which is a container,")
+    if builds and function.is_built:
+        publish(stack, [function], Extra(), building, Steps(), None)
+    output.show(f"Starting local-run for {function.name} on: http://127.0.0.1:{port}; Ctrl-C ends it.")
+    try:
+        done = subprocess.run(command, check=False)
+    except KeyboardInterrupt:
+        return
+    if done.returncode:
+        raise GpufaasError(f"docker ended with status {done.returncode}: it says why above")
+
+
+def _docker_run(function: StackFunction, image: str, port: int, env: dict[str, str], network: str | None) -> list[str]:
+    """Secrets are files of ./.secrets here, as faas-cli has it."""
+    command = ["docker", "run", "--rm", "-i", f"--name={function.name}-{secrets.token_hex(3)}"]
+    command += [f"-p=127.0.0.1:{port}:{_CONTAINER_PORT}"]
+    if network:
+        command.append(f"--network={network}")
+    if function.readonly_root_filesystem:
+        command += ["--read-only", "--tmpfs=/tmp"]
+    if memory := function.limits.get("memory"):
+        command.append(f"--memory={memory.removesuffix('i').lower()}")
+    environment: dict[str, Any] = {**function.environment, **env}
+    if function.fprocess:
+        environment = {"fprocess": function.fprocess, **environment}
+    command += [f"-e={key}={value}" for key, value in environment.items()]
+    for each in function.secrets:
+        file = Path(".secrets", each)
+        if not file.is_file():
+            raise GpufaasError(f"{function.name} needs the secret {each}: put its value into {file} for local runs")
+        command.append(f"-v={file.absolute()}:/var/openfaas/secrets/{each}:ro")
+    return [*command, image]

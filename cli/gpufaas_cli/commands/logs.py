@@ -1,0 +1,99 @@
+"""``gpufaas logs``: what a function printed."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpufaas_cli import flags, output
+from gpufaas_cli.client import Client, GatewayUnreachable, Refused
+from gpufaas_core.errors import InvalidSpec, UnknownFunction
+from gpufaas_core.units import parse_duration
+
+
+def _ago(_: click.Context, __: click.Parameter, text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
+    except (InvalidSpec, OverflowError) as exc:
+        raise click.BadParameter(str(exc)) from exc
+
+
+def _moment(_: click.Context, __: click.Parameter, text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise click.BadParameter(f"{text!r} is not a time: write for example 2026-11-20T22:50:53Z") from exc
+    return moment if moment.tzinfo else moment.astimezone()
+
+
+@click.command(
+    "logs",
+    epilog="""
+\b
+Examples:
+  gpufaas logs digits
+  gpufaas logs digits --follow --since 5m
+  gpufaas logs digits --tail 20 --json
+""",
+)
+@click.argument("name")
+@click.option("--since", callback=_ago, metavar="DURATION", help="Only what is younger, as in 30s, 5m or 1h30m.")
+@click.option("--since-time", callback=_moment, metavar="TIME", help="Only what is younger than this RFC 3339 time.")
+@click.option("-t", "--tail", "--lines", "tail", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
+@click.option("--follow/--no-follow", help="Go on with what is printed from now on, until Ctrl-C.")
+@click.option("--instance", metavar="ID", help="Only this worker.")
+@click.option("--name", "show_name", is_flag=True, help="Say whose each line is.")
+@click.option("--show-instance", is_flag=True, help="Say which worker printed each line.")
+@click.option("-o", "--output", "form", type=click.Choice(["plain", "keyvalue", "json"]), default="plain")
+@flags.as_json
+@flags.namespace
+@flags.gateway
+@flags.yaml_file
+def command(
+    name: str, since: datetime | None, since_time: datetime | None, tail: int | None, follow: bool,
+    instance: str | None, show_name: bool, show_instance: bool, form: str, as_json: bool, namespace: str | None,
+    gateway: str | None, yaml_file: Path | None,
+) -> None:  # fmt: skip
+    """Show what a function printed, and what went wrong when it was deployed or loaded."""
+    params = {"name": name, "follow": "true" if follow else "false", "tail": str(tail or -1)}
+    if namespace:
+        params["namespace"] = namespace
+    if instance:
+        params["instance"] = instance
+    if moment := since or since_time:
+        params["since"] = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    form = "json" if as_json else form
+    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
+        try:
+            with client.logs(params, follow) as lines:
+                for line in lines:
+                    if line.strip():
+                        output.show(_shown(client, line, form, show_name, show_instance))
+        except Refused as exc:
+            if exc.status in (404, 501):
+                raise UnknownFunction(
+                    f"there are no logs of a function {name!r}: 'gpufaas list' shows what is deployed"
+                ) from exc
+            raise
+
+
+def _shown(client: Client, line: str, form: str, show_name: bool, show_instance: bool) -> str:
+    try:
+        entry: dict[str, Any] = json.loads(line)
+        time, text, instance = entry["timestamp"], str(entry["text"]).rstrip("\n"), entry.get("instance", "")
+    except (ValueError, TypeError, KeyError) as exc:
+        raise GatewayUnreachable(f"{client.shown} sends logs that are none: {line[:80]!r}") from exc
+    if form == "json":
+        return json.dumps(entry, ensure_ascii=False)
+    if form == "keyvalue":
+        whose = f' name="{entry.get("name", "")}"' if show_name else ""
+        where = f' instance="{instance}"' if show_instance else ""
+        return f'timestamp="{time}"{whose}{where} text="{text}"'
+    whose = f" {entry.get('name', '')}" if show_name else ""
+    return f"{time}{whose}{f' ({instance})' if show_instance else ''} {text}"

@@ -1,0 +1,134 @@
+"""``gpufaas new``: a function from a template, and its entry in the stack file."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import click
+
+from gpufaas_cli import output
+from gpufaas_cli.stack import DEFAULT_GATEWAY, FILE_NAMES, BadStack, find_stack, is_own
+from gpufaas_core.errors import InvalidSpec
+
+_IGNORED = "build/"
+
+
+@click.command(
+    "new",
+    epilog="""
+\b
+Examples:
+  gpufaas new hello --lang python3-torch
+  gpufaas new resize --lang python3-http --append other.yaml
+  gpufaas new anything --lang dockerfile --prefix ghcr.io/me
+  gpufaas new --list
+""",
+)
+@click.argument("name", required=False)
+@click.option("--lang", metavar="TEMPLATE", help="Template to start from; see --list.")
+@click.option("--list", "list_them", is_flag=True, help="List the templates, and write nothing.")
+@click.option(
+    "-a", "--append", "yaml_file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
+    help="Stack file to add it to. [default: stack.yaml or stack.yml here, else a new stack.yaml]",
+)  # fmt: skip
+@click.option("--handler", metavar="FOLDER", help="The function's folder, beside the stack file. [default: NAME]")
+@click.option(
+    "-p",
+    "--prefix",
+    envvar="OPENFAAS_PREFIX",
+    metavar="PREFIX",
+    help="Of its image; else OPENFAAS_PREFIX.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
+def command(
+    name: str | None, lang: str | None, list_them: bool, yaml_file: Path | None, handler: str | None,
+    prefix: str | None, quiet: bool,
+) -> None:  # fmt: skip
+    """
+    Write a function NAME that builds, runs and answers as it is, and add it to the stack file.
+
+    What is in the stack file stays as it is, comments too.
+    """
+    if list_them:
+        from gpufaas_cli.commands.template import show_templates
+
+        show_templates()
+        return
+    if not name:
+        raise click.UsageError("name the function, as in 'gpufaas new hello --lang python3-torch'")
+    if not lang:
+        raise click.UsageError(f"say what {name} is made from, as in --lang python3-torch: --list shows all templates")
+    if is_own(name):
+        raise click.UsageError(f"{name!r} would be passed over: in a stack file, keys that begin with x- are your own")
+    image = f"{prefix.rstrip('/')}/{name}:latest" if prefix else f"{name}:latest"
+    _new(
+        name, lang, (handler or name).removeprefix("./"), image, yaml_file or find_stack() or Path(FILE_NAMES[0]), quiet
+    )
+
+
+def _new(name: str, lang: str, folder: str, image: str, file: Path, quiet: bool) -> None:
+    from gpufaas_cli.build import new_function
+    from gpufaas_cli.extend import extended
+
+    existed = file.exists()
+    root = file.parent
+    # First the text, which may be refused, then the folder, then the file: nothing is half done.
+    text = extended(file, name, lang, f"./{folder}", image) if existed else _first(name, lang, folder, image)
+    try:
+        written = new_function(name, lang, root, [root / "template"], folder)
+    except InvalidSpec as exc:
+        raise click.UsageError(str(exc)) from exc
+    try:
+        _replace(file, text)
+    except BadStack:
+        shutil.rmtree(root / folder)
+        raise
+    _ignore(root / ".gitignore")
+    if quiet:
+        return
+    output.show(f"Folder: {root / folder} created.")
+    for each in written:
+        output.show(f"  {each}")
+    output.show(f"Stack file {'updated' if existed else 'written'}: {file}")
+    if welcome := _welcome(lang, root):
+        output.show(f"\nNotes:\n{welcome}")
+    where = "" if file.name in FILE_NAMES and root == Path() else f" -f {file}"
+    output.show(f"\nNext: gpufaas up{where} && echo hi | gpufaas invoke {name} --timing")
+
+
+def _first(name: str, lang: str, folder: str, image: str) -> str:
+    return (
+        f"version: 1.0\nprovider:\n  name: openfaas\n  gateway: {DEFAULT_GATEWAY}\nfunctions:\n"
+        f"  {name}:\n    lang: {lang}\n    handler: ./{folder}\n    image: {image}\n"
+    )
+
+
+def _welcome(lang: str, root: Path) -> str:
+    from gpufaas_cli.build import DOCKERFILE
+    from gpufaas_templates import find_template
+
+    if lang.lower() == DOCKERFILE:
+        return ""
+
+    return find_template(lang, [root / "template"]).welcome_message
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write aside, then rename: a full disk leaves the old file."""
+    file = file.resolve()
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, newline="", encoding="utf-8", delete=False) as aside:
+            aside.write(text)
+        os.chmod(aside.name, file.stat().st_mode & 0o777 if file.exists() else 0o644)
+        os.replace(aside.name, file)
+    except OSError as exc:
+        raise BadStack(f"{file}: cannot be written: {exc.strerror}") from exc
+
+
+def _ignore(file: Path) -> None:
+    """Keep what is built out of git, as faas-cli does."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    if not {"build", "/build", _IGNORED, "/build/"} & {line.strip() for line in lines}:
+        with file.open("a") as out:
+            out.write(f"{_IGNORED}\n" if not lines or file.read_text().endswith("\n") else f"\n{_IGNORED}\n")

@@ -1,0 +1,40 @@
+"""``gpufaas publish``: build and push in one go, as CI does."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpufaas_cli import flags
+from gpufaas_cli.publish import Building, Extra, Steps, needs_gateway, publish, taken
+from gpufaas_cli.stack import choose_gateway
+
+
+@click.command(
+    "publish",
+    epilog="""
+\b
+Examples:
+  gpufaas publish
+  gpufaas publish resize --platforms linux/amd64,linux/arm64 --extra-tag stable
+""",
+)
+@flags.stack
+@click.option("--platforms", metavar="LIST", help="Of images; else the stack file's, else linux/amd64.")
+@click.option("--extra-tag", "extra_tags", multiple=True, metavar="TAG", help="Tag images with it too; repeatable.")
+@click.option("--reset-qemu", is_flag=True, hidden=True)
+@flags.building
+@flags.gateway
+@flags.as_json
+def command(
+    names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
+    reset_qemu: bool, gateway: str | None, as_json: bool, **given: Any,  # noqa: ARG001
+) -> None:  # fmt: skip
+    """Build and push: bundles to the gateway; images to their registry, with docker's buildx for all platforms."""
+    stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
+    building, steps = taken(Building, given), Steps(push=True, buildx=True)
+    if not needs_gateway(stack, functions):
+        publish(stack, functions, Extra(), building, steps, None, as_json)
+        return
+    with flags.connect(choose_gateway(gateway, stack.gateway)) as client:
+        publish(stack, functions, Extra(), building, steps, client, as_json)

@@ -1,0 +1,200 @@
+"""
+``gpufaas secret``: what functions read as files in /var/openfaas/secrets.
+
+Unlike faas-cli, a failure ends with status 1. A value goes to the gateway and nowhere else: not into a message, not
+into an error.
+"""
+
+import base64
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from gpufaas_cli import flags, output
+from gpufaas_cli.client import Refused
+from gpufaas_core.errors import GpufaasError
+
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NAME_CHARS: Final = 253
+_CONFLICT: Final = 409
+
+
+@click.group(
+    "secret",
+    epilog="""
+\b
+Examples:
+  gpufaas secret create api-key --from-file ./key.txt
+  gpufaas secret list
+""",
+)
+def command() -> None:
+    """Secrets: files that only functions can read, as /var/openfaas/secrets/NAME."""
+
+
+def _name(_: click.Context, __: click.Parameter, name: str) -> str:
+    if not _NAME.fullmatch(name) or len(name) > _NAME_CHARS:
+        raise click.BadParameter(f"{name!r} is not the name of a secret: use a-z, 0-9, '-' and '.', as in api-key")
+    return name
+
+
+def _valued(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where the value comes from."""
+    function = click.option("--trim/--no-trim", default=True, help="Cut space off both ends. [default: trim]")(function)
+    function = click.option(
+        "--from-file", metavar="FILE", type=click.Path(path_type=Path), help="Take the value from a file."
+    )(function)
+    function = click.option("--from-literal", metavar="VALUE", help="The value; it stays in your shell's history.")(
+        function
+    )
+    return click.argument("name", callback=_name)(function)
+
+
+@command.command(
+    "create",
+    epilog="""
+\b
+Examples:
+  gpufaas secret create api-key --from-file ./key.txt
+  gpufaas secret create api-key --from-literal s3cr3t -n dev
+  openssl rand -hex 32 | gpufaas secret create api-key --replace
+""",
+)
+@_valued
+@click.option("--replace", is_flag=True, help="Update it when it is there.")
+@flags.namespace
+@flags.gateway
+@flags.yaml_file
+def create(
+    name: str, from_literal: str | None, from_file: Path | None, trim: bool, replace: bool, namespace: str | None,
+    gateway: str | None, yaml_file: Path | None,
+) -> None:  # fmt: skip
+    """Create a secret; its value is read from stdin unless an option says otherwise."""
+    body = _body(name, namespace, from_literal, from_file, trim)
+    output.show(f"Creating secret: {name}.{namespace or ''}")
+    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
+        try:
+            status, reason = client.put_secret(body, update=False)
+        except Refused as exc:
+            if exc.status != _CONFLICT:
+                raise
+            if not replace:
+                raise GpufaasError(
+                    f"there is a secret {name!r} already: change it with 'gpufaas secret update', or with --replace"
+                ) from exc
+            output.show(f"Updating secret: {name}")
+            status, reason = client.put_secret(body, update=True)
+            output.show(f"Updated: {status} {reason}")
+            return
+    output.show(f"Created: {status} {reason}")
+
+
+@command.command(
+    "update",
+    epilog="""
+\b
+Examples:
+  gpufaas secret update api-key --from-file ./key.txt
+  openssl rand -hex 32 | gpufaas secret update api-key
+""",
+)
+@_valued
+@flags.namespace
+@flags.gateway
+@flags.yaml_file
+def update(
+    name: str, from_literal: str | None, from_file: Path | None, trim: bool, namespace: str | None,
+    gateway: str | None, yaml_file: Path | None,
+) -> None:  # fmt: skip
+    """Give a secret another value; its value is read from stdin unless an option says otherwise."""
+    body = _body(name, namespace, from_literal, from_file, trim)
+    output.show(f"Updating secret: {name}")
+    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
+        status, reason = client.put_secret(body, update=True)
+    output.show(f"Updated: {status} {reason}")
+
+
+@command.command(
+    "remove",
+    epilog="""
+\b
+Examples:
+  gpufaas secret remove api-key
+  gpufaas secret remove api-key -n dev
+""",
+)
+@click.argument("name", callback=_name)
+@flags.namespace
+@flags.gateway
+@flags.yaml_file
+def remove(name: str, namespace: str | None, gateway: str | None, yaml_file: Path | None) -> None:
+    """Remove a secret."""
+    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
+        client.remove_secret(name, namespace)
+    output.show("Removed.. OK.")
+
+
+@command.command(
+    "list",
+    epilog="""
+\b
+Examples:
+  gpufaas secret list
+  gpufaas secret list -n dev --json
+""",
+)
+@flags.namespace
+@flags.as_json
+@flags.gateway
+@flags.yaml_file
+def list_command(namespace: str | None, as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:
+    """List the names of secrets. Their values are never told."""
+    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
+        found = sorted(client.secrets(namespace), key=lambda each: str(each.get("name")))
+    if as_json:
+        output.show_json(found)
+    elif not found:
+        output.show("No secrets found.")
+    else:
+        output.show("\nNAME")
+        for each in found:
+            output.show(str(each.get("name")))
+        output.show()
+
+
+def _body(name: str, namespace: str | None, literal: str | None, file: Path | None, trim: bool) -> dict[str, object]:
+    """
+    Return a secret as the API has it (specs/openfaas.md §3.9). As faas-cli does, bytes of a file go along untrimmed,
+    beside their trimmed text; unlike it, bytes that are no text go alone, since the text would be used.
+    """
+    if literal is not None and file is not None:
+        raise click.UsageError("--from-literal and --from-file exclude each other")
+    body: dict[str, object] = {"name": name}
+    if namespace:
+        body["namespace"] = namespace
+    if literal is not None:
+        raw = literal.encode(errors="surrogateescape")
+    elif file is not None:
+        try:
+            raw = file.read_bytes()
+        except OSError as exc:
+            raise GpufaasError(f"--from-file {file}: {exc.strerror}") from exc
+    else:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise click.UsageError(f"give the value of {name} with --from-literal, --from-file or on stdin")
+        raw = sys.stdin.buffer.read()
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return {**body, "rawValue": base64.b64encode(raw).decode()}
+    value = text.strip() if trim else text
+    if not value:
+        raise click.UsageError(f"the value of {name} is empty: give one with --from-literal, --from-file or on stdin")
+    body["value"] = value
+    if file is not None:
+        body["rawValue"] = base64.b64encode(raw).decode()
+    return body

@@ -1,0 +1,132 @@
+"""``gpufaas serve``: reads its options; `serving` does the rest."""
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from gpufaas_cli.options import (
+    DEFAULT_MAX_ASYNC_QUEUE,
+    DEFAULT_MAX_BODY,
+    DEFAULT_MAX_QUEUE,
+    DEFAULT_PORT,
+    ServeOptions,
+    default_data_dir,
+)
+from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.units import Bytes, format_bytes, parse_bytes
+
+_POLICIES = ("lb", "lalb", "lalb-o3")
+_REPLACEMENTS = ("lru", "cost-aware")
+
+
+def _size(_: click.Context, __: click.Parameter, text: str | None) -> Bytes:
+    if text is None:
+        return DEFAULT_MAX_BODY
+    try:
+        size = parse_bytes(text)
+    except InvalidSpec as exc:
+        raise click.BadParameter(str(exc)) from exc
+    if size <= 0:
+        raise click.BadParameter(f"{text!r} must be more than nothing: write for example 100MiB")
+    return size
+
+
+@click.command(
+    "serve",
+    short_help="Start the whole platform on this machine.",
+    epilog="""
+\b
+Examples:
+  gpufaas serve
+  gpufaas serve --device cpu:0=2GiB --device cpu:1=2GiB
+  gpufaas serve --device cuda:0 --device cuda:1=20GiB --policy lalb-o3 --o3-limit 25
+  gpufaas serve --host 0.0.0.0 --auth-dir /run/secrets
+  gpufaas serve --port 9090 --data ./.gpufaas --journal events.jsonl
+""",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="Port to serve.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to serve on; 0.0.0.0 is all of them.")
+@click.option(
+    "--auth", type=click.Choice(("on", "off", "auto")), default="auto", show_default=True,
+    help="Ask for user and password; functions stay public. auto: unless only this machine reaches --host.",
+)  # fmt: skip
+@click.option(
+    "--auth-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="Has the files basic-auth-user and basic-auth-password. [default: auth in --data, made at the first start]",
+)  # fmt: skip
+@click.option(
+    "--data", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="Where functions, weights and logs are kept. [default: ~/.local/share/gpufaas]",
+)  # fmt: skip
+@click.option(
+    "--device", "devices", multiple=True, metavar="DEVICE",
+    help="cuda:N, cuda:N=SIZE or cpu:N=SIZE; may be repeated. [default: the GPUs that there are, else two CPU devices "
+    "from half of the free memory]",
+)  # fmt: skip
+@click.option(
+    "--functions", type=click.Choice(("process", "docker", "auto")), default="auto", show_default=True,
+    help="Run functions that have only an image in Docker: never (process), always, or if its engine answers when they "
+    "are deployed. Those built from templates are processes.",
+)  # fmt: skip
+@click.option(
+    "--policy", type=click.Choice(_POLICIES), default="lalb-o3", show_default=True,
+    help="lb: any idle device; lalb: where the model is, when that is sooner; lalb-o3: and hits may overtake.",
+)  # fmt: skip
+@click.option(
+    "--o3-limit", type=click.IntRange(0), default=25, show_default=True,
+    help="How often one waiting call may be overtaken.",
+)  # fmt: skip
+@click.option(
+    "--replacement", type=click.Choice(_REPLACEMENTS), default="lru", show_default=True,
+    help="Which models are evicted first.",
+)  # fmt: skip
+@click.option(
+    "--journal", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write every event of the scheduler there, to be replayed.",
+)  # fmt: skip
+@click.option(
+    "--max-queue", type=click.IntRange(1), default=DEFAULT_MAX_QUEUE, show_default=True,
+    help="Calls of one function that may wait; more are answered 429.",
+)  # fmt: skip
+@click.option(
+    "--max-async-queue", type=click.IntRange(1), default=DEFAULT_MAX_ASYNC_QUEUE, show_default=True,
+    help="Asynchronous calls of one function that have not ended; more are answered 429.",
+)  # fmt: skip
+@click.option(
+    "--allow-local-callbacks", is_flag=True,
+    help="Let X-Callback-Url name addresses of this machine or its link, such as 127.0.0.1.",
+)  # fmt: skip
+@click.option(
+    "--max-body", callback=_size, metavar="SIZE",
+    help=f"Largest request body. [default: {format_bytes(DEFAULT_MAX_BODY)}]",
+)  # fmt: skip
+def command(
+    port: int, host: str, auth: Literal["on", "off", "auto"], auth_dir: Path | None, data: Path | None,
+    devices: tuple[str, ...], functions: Literal["process", "docker", "auto"], policy: str, o3_limit: int,
+    replacement: str, journal: Path | None, max_queue: int, max_async_queue: int, allow_local_callbacks: bool,
+    max_body: Bytes,
+) -> None:  # fmt: skip
+    """
+    Start the whole platform on this machine: gateway, scheduler, cache and workers in one process tree.
+
+    Stops on Ctrl-C or SIGTERM; started again with the same --data, every function is still deployed.
+    """
+    options = ServeOptions(
+        port=port, host=host, auth=auth, auth_dir=auth_dir.expanduser() if auth_dir else None,
+        data=(data or default_data_dir()).expanduser().resolve(), devices=devices, functions=functions, policy=policy,
+        o3_limit=o3_limit, replacement=replacement, journal=journal, max_queue=max_queue, max_body=max_body,
+        max_async_queue=max_async_queue, allow_local_callbacks=allow_local_callbacks,
+    )  # fmt: skip
+    try:
+        from gpufaas_cli import serving
+
+        serving.run(options)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.startswith("gpufaas"):
+            raise
+        raise GpufaasError(
+            f"'gpufaas serve' needs {exc.name}, which is not installed: pip install 'gpufaas[serve]'"
+        ) from exc
+    except InvalidSpec as exc:
+        raise click.UsageError(str(exc)) from exc

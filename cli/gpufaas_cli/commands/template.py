@@ -1,0 +1,227 @@
+"""``gpufaas template``: list those that are here, pull more from git, and find them in a store."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from gpufaas_cli import flags, output
+from gpufaas_core.errors import GpufaasError
+
+_HERE: Final = Path("template")
+
+
+@click.group(
+    "template",
+    short_help="List, pull and find the templates that functions are made from.",
+    epilog="""
+\b
+Examples:
+  gpufaas template list
+  gpufaas template pull https://github.com/openfaas/python-flask-template
+  gpufaas template store pull golang-middleware
+""",
+)
+def command() -> None:
+    """The templates that functions are made from: the packaged ones, and your own in template/."""
+
+
+@command.command(
+    "list",
+    epilog="""
+\b
+Examples:
+  gpufaas template list
+  gpufaas template list --json
+""",
+)
+@flags.as_json
+def list_command(as_json: bool) -> None:
+    """List the templates that functions can be made from."""
+    show_templates(as_json)
+
+
+def _pulling(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--overwrite/--no-overwrite", default=True, help="Replace templates of the same name. [default: overwrite]"
+    )(click.option("--debug", is_flag=True, hidden=True)(function))
+
+
+@command.command(
+    "pull",
+    epilog="""
+\b
+Examples:
+  gpufaas template pull
+  gpufaas template pull https://github.com/openfaas/python-flask-template#1.0
+  gpufaas template pull ../my-templates
+  gpufaas template pull stack                all that stack.yaml names
+""",
+)
+@click.argument("source", required=False, metavar="[URL[#REF]|stack]")
+@_pulling
+@flags.yaml_file
+def pull(source: str | None, overwrite: bool, debug: bool, yaml_file: Path | None) -> None:  # noqa: ARG001
+    """
+    Copy the templates of a git repository into template/. REF is a branch, a tag or sha-COMMIT.
+
+    Without a URL it is that of OPENFAAS_TEMPLATE_URL, else OpenFaaS's own. A path on this disk is a URL as well.
+    """
+    from gpufaas_cli import repository, templating
+    from gpufaas_cli.stack import read_stack
+
+    if source == "stack":
+        stack = read_stack(yaml_file)
+        if not stack.templates:
+            raise GpufaasError(f"{stack.path} names no templates: list them under configuration.templates")
+        for each in stack.templates:
+            _pull(templating.source_of(stack, each), stack.folder / _HERE, overwrite, only=templating.bare(each.name))
+        return
+    _pull(source or repository.default_repository(), _HERE, overwrite)
+
+
+def _pull(source: str, into: Path, overwrite: bool, only: str | None = None) -> None:
+    from gpufaas_cli import repository
+
+    output.note(f"Fetch templates from repository: {source}")
+    with output.waiting("Cloning"):
+        pulled = repository.pull(source, into, overwrite, only)
+    if pulled.kept and not pulled.written:
+        kept = " ".join(pulled.kept)
+        raise GpufaasError(f"there are {len(pulled.kept)} templates of that name already, and stay: {kept}")
+    output.show(f"Wrote {len(pulled.written)} template(s) : [{' '.join(pulled.written)}] from {source}")
+
+
+@command.group(
+    "store",
+    epilog="""
+\b
+Examples:
+  gpufaas template store list
+  gpufaas template store pull golang-middleware
+""",
+)
+def store() -> None:
+    """Templates of others: find and pull them by name."""
+
+
+_url = click.option("-u", "--url", metavar="URL|FILE", help="Store; else OPENFAAS_TEMPLATE_STORE_URL, else OpenFaaS's.")
+
+
+@store.command(
+    "list",
+    epilog="""
+\b
+Examples:
+  gpufaas template store list
+  gpufaas template store list --recommended -v
+  gpufaas template store list -u ./templates.json
+""",
+)
+@click.option("-r", "--recommended", is_flag=True, help="Only recommended ones.")
+@click.option("-o", "--official", is_flag=True, help="Only official ones.")
+@click.option("-p", "--platform", metavar="NAME", help="Only those for this platform.")
+@click.option("-v", "--verbose", is_flag=True, help="Language, platform and repository as well.")
+@flags.as_json
+@_url
+def store_list(
+    recommended: bool, official: bool, platform: str | None, verbose: bool, as_json: bool, url: str | None
+) -> None:
+    """List the templates of a store."""
+    from gpufaas_cli import stores
+
+    found = [
+        each
+        for each in stores.templates(url)
+        if (each.recommended or not recommended)
+        and (each.official or not official)
+        and (platform is None or each.platform.lower() == platform.lower())
+    ]
+    found.sort(key=lambda each: (not each.recommended, each.official, each.name))
+    if as_json:
+        output.show_json([_as_json(each) for each in found])
+        return
+    headings = ["NAME", "RECOMMENDED", "DESCRIPTION", "SOURCE"]
+    rows = [[each.name, f"[{'x' if each.recommended else ' '}]", each.description, each.source] for each in found]
+    if verbose:
+        headings += ["LANGUAGE", "PLATFORM", "REPOSITORY"]
+        for row, each in zip(rows, found, strict=True):
+            row += [each.language, each.platform, each.repository]
+    output.table(headings, rows)
+
+
+@store.command(
+    "describe",
+    epilog="""
+\b
+Examples:
+  gpufaas template store describe golang-middleware
+""",
+)
+@click.argument("name")
+@flags.as_json
+@_url
+def describe(name: str, as_json: bool, url: str | None) -> None:
+    """Show all about one template of a store; SOURCE/NAME where several have its name."""
+    from gpufaas_cli import stores
+
+    found = stores.find_template(name, stores.templates(url))
+    if as_json:
+        output.show_json(_as_json(found))
+        return
+    output.aligned(
+        [
+            ("Name", found.name),
+            ("Description", found.description),
+            ("Language", found.language),
+            ("Platform", found.platform),
+            ("Source", found.source),
+            ("Repository", found.repository),
+            ("Official", str(found.official).lower()),
+            ("Recommended", str(found.recommended).lower()),
+        ]
+    )
+
+
+@store.command(
+    "pull",
+    epilog="""
+\b
+Examples:
+  gpufaas template store pull golang-middleware
+  gpufaas template store pull openfaas/python3-http@1.0
+""",
+)
+@click.argument("name", metavar="[SOURCE/]NAME[@REF]")
+@_pulling
+@_url
+def store_pull(name: str, overwrite: bool, debug: bool, url: str | None) -> None:  # noqa: ARG001
+    """Copy the repository of a template of the store into template/."""
+    from gpufaas_cli import stores
+
+    found = stores.find_template(name, stores.templates(url))
+    ref = name.partition("@")[2]
+    _pull(f"{found.repository.partition('#')[0]}#{ref}" if ref else found.repository, _HERE, overwrite)
+
+
+def _as_json(template: Any) -> dict[str, Any]:
+    import dataclasses
+
+    return dataclasses.asdict(template)
+
+
+def show_templates(as_json: bool = False) -> None:
+    from gpufaas_templates import list_templates
+
+    found = list_templates([_HERE])
+    if as_json:
+        output.show_json(
+            [
+                {"name": each.name, "language": each.language, "kind": each.kind, "description": each.description}
+                for each in found
+            ]
+        )
+        return
+    rows = [(each.name, each.language, each.kind or "image", each.description) for each in found]
+    output.table(("NAME", "LANGUAGE", "KIND", "DESCRIPTION"), rows)

@@ -1,0 +1,111 @@
+"""Adding a function to the text of a stack file, so that everything else in it stays as its author wrote it."""
+
+from pathlib import Path
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode
+
+from gpufaas_cli.stack import BadStack, compose, read_text
+
+
+def extended(path: Path, name: str, lang: str, handler: str, image: str) -> str:
+    """
+    Return the text of the stack file *path* with one more function.
+
+    :raises BadStack: it is no stack file, has a function of that name, or is written in a way that we would spoil
+    """
+    text = read_text(path) if path.stat().st_size else "version: 1.0\nprovider:\n  name: openfaas\n"
+    root = compose(path, text)
+    if not isinstance(root, MappingNode):
+        raise BadStack(f"{path}:1: it is not a stack file: it should begin with 'version: 1.0'")
+    newline = "\r\n" if "\r\n" in text else "\n"
+    entry = {"lang": lang, "handler": handler, "image": image}
+    by_hand = f"add the function to it by hand: {name}: {{lang: {lang}, handler: {handler}, image: {image}}}"
+
+    key, functions = next(((key, value) for key, value in root.value if _text(key) == "functions"), (None, None))
+    lines = text.splitlines(keepends=True)
+    if lines and not lines[-1].endswith(("\n", "\r")):
+        lines[-1] += newline
+    indent, step = 2, 2
+    if key is None or functions is None:
+        at = _line_after(root, lines)
+        block = [f"functions:{newline}"]
+    elif isinstance(functions, MappingNode) and functions.value and not functions.flow_style:
+        for each, _ in functions.value:
+            if _text(each) == name:
+                raise BadStack(
+                    f"{path}:{each.start_mark.line + 1}: there is a function {name} already: choose another name"
+                )
+        indent = functions.value[0][0].start_mark.column
+        step = _step(functions, indent)
+        at, block = _line_after(functions, lines), []
+    elif _is_empty(functions):
+        # `functions:`, `functions: {}` or `functions: null`: what stands after the colon goes.
+        line = key.end_mark.line
+        if functions.end_mark.line != line:
+            raise BadStack(f"{path}:{line + 1}: cannot extend 'functions' as it is written: {by_hand}")
+        start, end = functions.start_mark.column, functions.end_mark.column
+        if end > start:
+            lines[line] = lines[line][:start].rstrip() + lines[line][end:]
+        at, block = line + 1, []
+        indent = key.start_mark.column + 2
+    else:
+        raise BadStack(f"{path}:{functions.start_mark.line + 1}: cannot extend 'functions' as it is written: {by_hand}")
+
+    block.append(f"{' ' * indent}{name}:{newline}")
+    block += [f"{' ' * (indent + step)}{each}: {value}{newline}" for each, value in entry.items()]
+    result = "".join([*lines[:at], *block, *lines[at:]])
+    if not _only_added(text, result, name, entry):
+        raise BadStack(f"{path}: cannot be extended without changing what is in it: {by_hand}")
+    return result
+
+
+def _text(node: Node) -> str | None:
+    return str(node.value) if isinstance(node, ScalarNode) else None
+
+
+def _is_empty(node: Node) -> bool:
+    if isinstance(node, MappingNode):
+        return not node.value
+    return isinstance(node, ScalarNode) and node.tag == "tag:yaml.org,2002:null"
+
+
+def _step(functions: MappingNode, indent: int) -> int:
+    for _, value in functions.value:
+        if isinstance(value, MappingNode) and value.value and not value.flow_style:
+            return max(1, int(value.value[0][0].start_mark.column) - indent)
+    return 2
+
+
+def _line_after(node: Node, lines: list[str]) -> int:
+    """
+    Return the line after the last token of *node*: where a block's own end mark is, comments that belong to what comes
+    next have been passed already.
+    """
+    mark = _end(node)
+    line: int = mark.line if mark.column == 0 and mark.line > node.start_mark.line else mark.line + 1
+    return min(line, len(lines))
+
+
+def _end(node: Node) -> yaml.Mark:
+    if isinstance(node, ScalarNode) or getattr(node, "flow_style", False) or not node.value:
+        return node.end_mark
+    if isinstance(node, MappingNode):
+        key, value = node.value[-1]
+        # An alias is the node that it stands for, which is elsewhere in the text.
+        return _end(value) if value.start_mark.index >= key.end_mark.index else key.end_mark
+    last = node.value[-1]
+    return _end(last) if last.start_mark.index >= node.start_mark.index else node.start_mark
+
+
+def _only_added(before: str, after: str, name: str, entry: dict[str, str]) -> bool:
+    """Whether the one is the other and the new function: checked, because YAML can be written in many ways."""
+    try:
+        old, new = (yaml.load(text, Loader=yaml.BaseLoader) for text in (before, after))
+    except yaml.YAMLError:
+        return False
+    if not isinstance(new, dict) or not isinstance(new.get("functions"), dict):
+        return False
+    added = new["functions"].pop(name, None)
+    was = old["functions"] if isinstance(old.get("functions"), dict) else {}
+    return added == entry and new.pop("functions") == was and new == {k: v for k, v in old.items() if k != "functions"}

@@ -1,0 +1,194 @@
+"""Options that several commands share, and the stack and gateway that they mean."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from gpufaas_cli import output
+from gpufaas_cli.client import LOOPBACK, Client
+from gpufaas_cli.config import find_login
+from gpufaas_cli.stack import Stack, StackFunction, choose_gateway, find_stack, gateway_in, read_stack
+
+if TYPE_CHECKING:
+    from gpufaas_cli.publish import Extra
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+_TOKEN: Final = "gpufaas_cli.token"
+_NO_VERIFY: Final = "gpufaas_cli.tls_no_verify"
+
+
+def gateway(command: _F) -> _F:
+    """The gateway as ``gateway``, and what `connect` needs to know besides."""
+    command = click.option(
+        "--tls-no-verify", is_flag=True, expose_value=False, callback=_keep(_NO_VERIFY),
+        help="Take any certificate of an https:// gateway.",
+    )(command)  # fmt: skip
+    command = click.option(
+        "-k", "--token", metavar="TOKEN", expose_value=False, callback=_keep(_TOKEN),
+        help="Bearer token for the gateway, instead of the login.",
+    )(command)  # fmt: skip
+    return click.option(
+        "-g", "--gateway", metavar="URL", help="Gateway; else the stack file's, else OPENFAAS_URL, else 127.0.0.1:8080."
+    )(command)
+
+
+def _keep(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def keep(ctx: click.Context, _: click.Parameter, value: Any) -> None:
+        ctx.meta[key] = value
+
+    return keep
+
+
+def connect(url: str) -> Client:
+    """
+    Return a client of the gateway at *url* that says who we are: by ``--token``, else by the login that is kept.
+
+    A URL with a user and password in it says that itself.
+    """
+    meta = click.get_current_context().meta
+    parts = urlsplit(url)
+    token = meta.get(_TOKEN)
+    login = None if token or "@" in parts.netloc else find_login(url)
+    authorization = f"Bearer {token}" if token else login.header if login else None
+    if authorization or "@" in parts.netloc:
+        warn_of_plain_http(url)
+    return Client(url, authorization, verify=not meta.get(_NO_VERIFY))
+
+
+def warn_of_plain_http(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme == "http" and parts.hostname not in LOOPBACK:
+        output.note("WARNING! The connection to the gateway is not encrypted: who listens learns the password")
+
+
+def namespace(command: _F) -> _F:
+    return click.option("-n", "--namespace", metavar="NAME", help="Namespace of the function.")(command)
+
+
+def as_json(command: _F) -> _F:
+    return click.option("-j", "--json", "as_json", is_flag=True, help="Print JSON, for machines.")(command)
+
+
+def yaml_file(command: _F) -> _F:
+    return click.option(
+        "-f", "--yaml", "yaml_file", metavar="FILE|URL", type=click.Path(path_type=Path),
+        help="Stack file; else stack.yaml or stack.yml in this folder.",
+    )(command)  # fmt: skip
+
+
+def stack(command: _F) -> _F:
+    """The stack file and which of its functions: ``names``, ``yaml_file``, ``glob``, ``regex``, ``envsubst``."""
+    command = click.option(
+        "--envsubst/--no-envsubst", default=True, help="Replace ${NAME} in the stack file from the environment."
+    )(command)
+    command = click.option("--regex", metavar="PATTERN", help="Only functions whose name matches this regex.")(command)
+    command = click.option("--filter", "glob", metavar="GLOB", help="Only functions whose name matches this glob.")(
+        command
+    )
+    return click.argument("names", nargs=-1, metavar="[NAME]...")(yaml_file(command))
+
+
+def building(command: _F) -> _F:
+    """How to build: the fields of `publish.Building`."""
+    from gpufaas_cli.publish import pairs
+
+    def add(*names: str, **more: Any) -> None:
+        nonlocal command
+        command = click.option(*names, **more)(command)
+
+    paths = click.Path(path_type=Path)
+    add("--disable-stack-pull", is_flag=True, help="Do not pull templates that are missing.")
+    add("--pull", is_flag=True, help="Images: look for newer base images.")
+    add("--squash", is_flag=True, help="Images: squash the layers, where the engine can.")
+    add("--no-cache", is_flag=True, help="Images: build every layer again.")
+    add("--parallel", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Build N at once.")
+    add(
+        "--tag", type=click.Choice(["latest", "sha", "branch", "describe", "digest"]), default="latest",
+        show_default=True, help="What the image's tag says of this version.",
+    )  # fmt: skip
+    add("--copy-extra", multiple=True, type=paths, metavar="PATH", help="Put it beside the handler; repeatable.")
+    add(
+        "--build-label",
+        "build_labels",
+        multiple=True,
+        callback=pairs,
+        metavar="K=V",
+        help="Label of images; repeatable.",
+    )
+    add(
+        "-o",
+        "--build-option",
+        "build_options",
+        multiple=True,
+        metavar="NAME",
+        help="Packages of the template; repeatable.",
+    )
+    add(
+        "-b", "--build-arg", "build_args", multiple=True, callback=pairs, metavar="K=V",
+        help="For build.py or the Dockerfile; repeatable.",
+    )  # fmt: skip
+    return command
+
+
+def deploying(command: _F) -> _F:
+    """What to deploy beside what the stack file says: the fields of `publish.Extra`."""
+    from gpufaas_cli.publish import pairs
+
+    def add(*names: str, **more: Any) -> None:
+        nonlocal command
+        command = click.option(*names, **more)(command)
+
+    def many(*names: str, help_: str, callback: Any = pairs, metavar: str = "K=V") -> None:
+        add(*names, multiple=True, callback=callback, metavar=metavar, help=f"{help_}; repeatable.")
+
+    for kind in ("request", "limit"):
+        add(f"--memory-{kind}", metavar="SIZE", help=f"Memory {kind}, as in 128Mi.")
+        add(f"--cpu-{kind}", metavar="CORES", help=f"CPU {kind}, as in 100m.")
+    add("--read-template/--no-read-template", default=True, help="Send the process that an image's template names.")
+    add("--readonly", is_flag=True, help="Containers: a root filesystem that cannot be written.")
+    add("--replace", is_flag=True, help="Remove the function first, instead of updating it.")
+    add("--update/--no-update", default=True, help="Update functions that are there. [default: update]")
+    add("--fprocess", metavar="COMMAND", help="The process that a watchdog starts.")
+    many("--constraint", "constraints", help_="Where it may run", callback=None)
+    many("--secret", "secrets", help_="Secret that it may read", callback=None, metavar="NAME")
+    many("--annotation", "annotations", help_="Annotation, over the stack file's")
+    many("-l", "--label", "labels", help_="Label, over the stack file's")
+    many("-e", "--env", "env", help_="Environment variable, over the stack file's")
+    return command
+
+
+def extra_of(given: dict[str, Any]) -> "Extra":
+    """Take what `deploying` and ``namespace`` gave out of *given*."""
+    from gpufaas_cli.publish import Extra, taken
+
+    if given.get("replace"):
+        given["update"] = False
+    found = {kind: {} for kind in ("limit", "request")}  # type: dict[str, dict[str, str]]
+    for kind, resources in found.items():
+        for what in ("memory", "cpu"):
+            if value := given.pop(f"{what}_{kind}", None):
+                resources[what] = value
+    given |= {"limits": found["limit"], "requests": found["request"]}
+    return taken(Extra, given)
+
+
+def selected(
+    names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool
+) -> tuple[Stack, list[StackFunction]]:
+    """:raises BadStack: the file is wrong, or nothing is selected"""
+    read = read_stack(yaml_file, envsubst=envsubst)
+    return read, read.select(names, glob, regex)
+
+
+def gateway_url(flag: str | None, yaml_file: Path | None = None) -> str:
+    """
+    The gateway of a command that needs no stack file, but may stand beside one. That one is read only for its gateway:
+    whatever else is wrong with it is not this command's business.
+    """
+    found = yaml_file or find_stack()
+    return choose_gateway(flag, gateway_in(found) if found and not flag else None)

@@ -1,0 +1,262 @@
+"""
+Building a function as a container image: OpenFaaS's build context, and docker to build it (specs/openfaas.md §13.3).
+
+::
+
+    build/NAME/            the template, its Dockerfile among it
+        function/          the author's folder and the extra paths; or what the template calls its handler folder
+
+Of ``lang: dockerfile`` the author's folder is the context. Only building and pushing need docker, and an engine.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from gpufaas_cli.build import BuildRequest, check_name, copied, copy_tree, walk
+from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
+from gpufaas_templates import Template
+
+_NOT_HANDLER: Final = frozenset(("build", "template"))
+_PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy")
+_TAIL_LINES: Final = 12
+
+
+class NoDocker(GpufaasError):
+    """There is nobody to build, push or run an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """What the flags say of a build, in docker's words."""
+
+    build_args: Mapping[str, str] = field(default_factory=dict)
+    build_options: Sequence[str] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    no_cache: bool = False
+    squash: bool = False
+    pull: bool = False
+    platforms: str | None = None
+    """Comma-separated; with it `publish_image` builds for all of them, and pushes."""
+    extra_tags: Sequence[str] = ()
+
+
+def make_context(request: BuildRequest, template: Template | None) -> Path:
+    """
+    Write the build context of *request* to a cleared ``build_root/NAME``, and return it.
+
+    :raises InvalidSpec: the author's folder or an extra path is wrong
+    :raises StorageFailed: the build folder cannot be written
+    """
+    check_name(request.name)
+    handler = request.root / request.handler
+    if not handler.is_dir():
+        raise InvalidSpec(
+            f"handler folder {handler} of function {request.name} does not exist: correct `handler:` of it"
+        )
+    if template is None and not (handler / "Dockerfile").is_file():
+        raise InvalidSpec(f"{handler} has no Dockerfile, which function {request.name} with lang dockerfile needs")
+    copies = [copied(path, request) for path in request.copy]
+    folder = request.build_root / request.name
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        inner = folder
+        if template is not None:
+            copy_tree(template.path, folder)
+            inner = folder / template.handler_folder
+        inner.mkdir(parents=True, exist_ok=True)
+        copy_tree(handler, inner, _NOT_HANDLER)
+        for source, place in copies:
+            copy_tree(source, inner / place)
+        # CI servers clean up as another user than the one that builds.
+        folder.chmod(0o777 if os.environ.get("CI") in ("true", "1") else 0o700)
+    except OSError as exc:
+        raise StorageFailed(f"cannot build in {exc.filename or folder}: {exc.strerror or exc}") from exc
+    return folder
+
+
+def build_image(
+    image: str, context: Path, template: Template | None, options: ImageOptions, progress: Callable[[str], None]
+) -> None:
+    """
+    Run ``docker build`` in *context*; each line of its output is told to *progress*.
+
+    :raises NoDocker: there is no docker, or no engine behind it
+    :raises InvalidSpec: the build failed, or asks for a build option that the template has not
+    """
+    check_engine(f"building the image {image}")
+    _docker(["build", *_arguments(image, template, options), "."], context, f"docker build of {image}", progress)
+
+
+def publish_image(
+    image: str, context: Path, template: Template | None, options: ImageOptions, progress: Callable[[str], None]
+) -> None:
+    """Build with buildx, for all of the platforms at once, and push. Raises as `build_image` does."""
+    check_engine(f"publishing the image {image}")
+    if _ask(["buildx", "version"]) is None:
+        raise NoDocker(
+            "publishing images needs docker's buildx plugin: install docker-buildx, or use 'build' and 'push'"
+        )
+    arguments = ["--progress=plain", f"--platform={options.platforms or 'linux/amd64'}"]
+    arguments += ["--output=type=registry,push=true", *_arguments(image, template, options)]
+    _docker(["buildx", "build", *arguments, "."], context, f"docker buildx build of {image}", progress)
+
+
+def push_image(image: str, progress: Callable[[str], None]) -> None:
+    """:raises NoDocker, InvalidSpec: as of `build_image`"""
+    check_engine(f"pushing the image {image}")
+    _docker(["push", image], Path(), f"docker push of {image}", progress)
+
+
+def check_engine(what: str) -> None:
+    """:raises NoDocker: no docker command, or no engine that answers it; says what would help"""
+    if shutil.which("docker") is None:
+        raise NoDocker(
+            f"{what} needs docker, and there is no docker command here: install Docker, or use a template that runs as "
+            "a process ('gpufaas template list' shows their kind)"
+        )
+    answer = subprocess.run(
+        ["docker", "version", "--format", "{{.Server.Version}}"],
+        check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+    )  # fmt: skip
+    if answer.returncode:
+        said = " ".join(answer.stderr.split()) or "it did not say why"
+        raise NoDocker(
+            f"{what} needs a Docker engine, and none answers ({said}): start it, or name yours in DOCKER_HOST"
+        )
+
+
+def tagged(image: str, mode: str, handler: Path | None, folder: Path) -> str:
+    """
+    Return *image* with the tag that ``--tag MODE`` gives it (specs/openfaas.md §12): ``latest`` as it is, ``sha``,
+    ``branch`` and ``describe`` with git's words after it, ``digest`` with that of the handler's files instead.
+
+    :param folder: whose repository is asked
+    :raises InvalidSpec: not in a repository, or no such mode
+    """
+    name, colon, tag = image.rpartition(":")
+    if not colon or "/" in tag:
+        name, tag = image, "latest"
+    match mode:
+        case "latest":
+            return f"{name}:{tag}"
+        case "digest":
+            if handler is None:
+                raise InvalidSpec(f"--tag digest is of a handler's files, and {image} has no handler")
+            return f"{name}:{_digest(handler)}"
+        case "sha":
+            return f"{name}:{tag}-{_git(folder, 'rev-parse', '--short', 'HEAD')}"
+        case "branch":
+            branch = _git(folder, "rev-parse", "--abbrev-ref", "HEAD").replace("/", "-")
+            return f"{name}:{tag}-{branch}-{_git(folder, 'rev-parse', '--short', 'HEAD')}"
+        case "describe":
+            return f"{name}:{tag}-{_git(folder, 'describe', '--tags', '--always')}"
+        case _:
+            raise InvalidSpec(f"--tag {mode}: known are latest, sha, branch, describe and digest")
+
+
+def _arguments(image: str, template: Template | None, options: ImageOptions) -> list[str]:
+    args = dict(options.build_args)
+    for name in _PROXIES:
+        if value := os.environ.get(name):
+            args.setdefault(name, value)
+    packages = _packages(template, options.build_options)
+    extra = args.pop("ADDITIONAL_PACKAGE", "").split()
+    args["ADDITIONAL_PACKAGE"] = " ".join(dict.fromkeys([*extra, *packages]))
+    found = [*(["--no-cache"] * options.no_cache), *(["--squash"] * options.squash), *(["--pull"] * options.pull)]
+    for key, value in sorted(args.items()):
+        found += ["--build-arg", f"{key}={value}"]
+    for key, value in sorted(options.labels.items()):
+        found += ["--label", f"{key}={value}"]
+    for key, value in sorted(options.secrets.items()):
+        found += ["--secret", f"id={key},src={Path(value).absolute()}"]
+    for each in (image, *(f"{image.rpartition(':')[0]}:{tag}" for tag in options.extra_tags)):
+        found += ["--tag", each]
+    return found
+
+
+def _packages(template: Template | None, wanted: Iterable[str]) -> list[str]:
+    """The packages of the template's named groups. :raises InvalidSpec: it has no group of that name"""
+    groups = {str(each.get("name")): each.get("packages") or [] for each in _section(template, "build_options")}
+    found: list[str] = []
+    for name in wanted:
+        if name not in groups:
+            known = ", ".join(sorted(groups)) or "none"
+            raise InvalidSpec(f"build option {name!r} is not one of the template's, which are: {known}")
+        found += [str(each) for each in groups[name]]
+    return list(dict.fromkeys(found))
+
+
+def fprocess_of(template: Template | None) -> str | None:
+    """The process that a template's ``template.yml`` names, which is sent with a deployment of its images."""
+    value = _read(template).get("fprocess")
+    return str(value) if value else None
+
+
+def _section(template: Template | None, key: str) -> list[dict[str, Any]]:
+    value = _read(template).get(key)
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _read(template: Template | None) -> dict[str, Any]:
+    if template is None:
+        return {}
+    content = yaml.safe_load((template.path / "template.yml").read_text())
+    return content if isinstance(content, dict) else {}
+
+
+def _docker(arguments: list[str], folder: Path, what: str, progress: Callable[[str], None]) -> None:
+    tail: list[str] = []
+    with subprocess.Popen(
+        ["docker", *arguments], cwd=folder, text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if text := line.rstrip():
+                    tail = [*tail[1 - _TAIL_LINES :], text]
+                    progress(text)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        shown = "".join(f"\n    {line}" for line in tail)
+        raise InvalidSpec(f"{what} failed: {tail[-1] if tail else 'it said nothing'}{shown}")
+
+
+def _ask(arguments: list[str]) -> str | None:
+    done = subprocess.run(
+        ["docker", *arguments], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+    )
+    return done.stdout if done.returncode == 0 else None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], check=False, capture_output=True, text=True, errors="replace"
+        )
+    except FileNotFoundError as exc:
+        raise InvalidSpec("--tag with git's words needs git, which is not installed here") from exc
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or "git did not say why"
+        raise InvalidSpec(f"--tag needs a git repository with a commit in {folder.absolute()}: {said}")
+    return done.stdout.strip()
+
+
+def _digest(handler: Path) -> str:
+    """MD5 over the MD5s of the files in order of their paths: a name for a version, not a proof of anything."""
+    whole = hashlib.md5(usedforsecurity=False)
+    for file in sorted(walk(handler), key=lambda each: each.relative_to(handler).as_posix()):
+        whole.update(hashlib.md5(file.read_bytes(), usedforsecurity=False).digest())
+    return whole.hexdigest()

@@ -1,0 +1,192 @@
+"""
+``gpufaas``: the command line. Commands are found here by name and imported only when asked for, so that ``--help`` is
+quick; each lives in a file of its own under ``commands/``.
+
+Exit codes: 0 done, 1 it failed, 2 wrong usage or bad input file, 3 gateway not reachable or not authorised. An error is
+one line on stderr that says what to do; a traceback is a bug of ours.
+"""
+
+import difflib
+import importlib
+import keyword
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+import click
+
+from gpufaas_core.errors import GpufaasError
+
+FAILED: Final = 1
+WRONG_USAGE: Final = 2
+NO_GATEWAY: Final = 3
+_INTERRUPTED: Final = 130  # as shells have it: 128 + SIGINT
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "serve": "Start the whole platform on this machine.",
+    "new": "Write a function from a template, and add it to stack.yaml.",
+    "build": "Build functions into bundles or images.",
+    "push": "Upload what was built: bundles to the gateway, images to their registry.",
+    "publish": "Build, and push at once; images for several platforms.",
+    "deploy": "Upload and deploy what was built.",
+    "up": "Build, upload and deploy in one go.",
+    "local-run": "Run one function on this machine, without deploying it.",
+    "list": "List the functions that are deployed.",
+    "describe": "Show all about one function.",
+    "invoke": "Call a function; its input comes from stdin.",
+    "async": "Ask what became of asynchronous calls.",
+    "logs": "Show what a function printed.",
+    "ready": "Wait until the gateway or a function is ready.",
+    "diff": "Compare the stack file with what is deployed.",
+    "remove": "Remove functions from the gateway.",
+    "login": "Log in to a gateway.",
+    "logout": "Forget the login of a gateway.",
+    "secret": "Create, update, list and remove secrets.",
+    "namespace": "Create, update, list and remove namespaces.",
+    "store": "Find and deploy functions of a store.",
+    "template": "List, pull and find the templates that functions are made from.",
+    "generate": "Write Kubernetes or Knative YAML of functions.",
+    "top": "Watch devices, and what is resident on them.",
+    "completion": "Write a completion script for your shell.",
+    "version": "Show the version of this CLI and of the gateway.",
+}
+_ALIASES: Final[Mapping[str, str]] = {
+    "ls": "list", "rm": "remove", "delete": "remove", "secrets": "secret", "ns": "namespace", "namespaces": "namespace",
+    "templates": "template",
+}  # fmt: skip
+_GO_BOOLEAN: Final = re.compile(r"--([a-z][a-z-]*)=(1|t|true|0|f|false)", re.IGNORECASE)
+_BOOLEANS: Final[Mapping[str, tuple[str | None, str | None]]] = {
+    "envsubst": ("--envsubst", "--no-envsubst"),
+    "overwrite": ("--overwrite", "--no-overwrite"),
+    "read-template": ("--read-template", "--no-read-template"),
+    "trim": ("--trim", "--no-trim"),
+    "update": ("--update", "--no-update"),
+    "tail": ("--follow", "--no-follow"),  # of `logs`, where our --tail takes a number
+    **{name: (f"--{name}", None) for name in (
+        "async", "auth", "debug", "disable-stack-pull", "json", "no-cache", "official", "publish", "pull", "quiet",
+        "readonly", "recommended", "replace", "reset-qemu", "short-version", "shrinkwrap", "skip-deploy",
+        "skip-push", "squash", "strict", "tls-no-verify", "verbose", "warn-update", "watch",
+    )},
+}  # fmt: skip
+"""What ``--NAME=true`` and ``--NAME=false`` are here: Go's way to write switches, which scripts for faas-cli use."""
+
+_EXAMPLES: Final = """
+\b
+Examples:
+  gpufaas serve                              start the platform on this machine
+  gpufaas new hello --lang python3-torch     write a function, and add it to stack.yaml
+  gpufaas up                                 build and deploy what stack.yaml names
+  echo hi | gpufaas invoke hello --timing    call it, and see where the time went
+  gpufaas top                                watch which models are on which device
+  gpufaas list --json                        for machines
+
+\b
+The gateway is -g URL, else the stack file's, else OPENFAAS_URL, else http://127.0.0.1:8080.
+Exit codes: 0 done, 1 it failed, 2 wrong usage or bad input file, 3 gateway not reachable or not authorised.
+"""
+
+
+class Commands(click.Group):
+    """Imports a command when it is asked for, and turns every error into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        name = _ALIASES.get(cmd_name, cmd_name)
+        if name not in COMMANDS:
+            return None
+        found = importlib.import_module(module_of(name)).command
+        assert isinstance(found, click.Command)
+        return found
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[:1] == ["namespaces"]:  # of old, this was all that there was
+            args = ["namespace", "list", *args[1:]]
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            near = difflib.get_close_matches(name, [*COMMANDS, *_ALIASES], n=1)
+            raise click.UsageError(f"no such command {name!r}" + (f": did you mean {near[0]!r}?" if near else ""), ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **more: Any) -> NoReturn:
+        more["standalone_mode"] = False  # its errors are several lines long
+        given = list(sys.argv[1:] if args is None else args)
+        try:
+            code = super().main(_without_go_booleans(given), prog_name or "gpufaas", **more)
+        except click.UsageError as exc:
+            where = exc.ctx.command_path if exc.ctx else "gpufaas"
+            _complain(f"{_uncapitalised(exc.format_message())} (see '{where} --help')")
+            code = WRONG_USAGE
+        except click.ClickException as exc:
+            _complain(exc.format_message())
+            code = exc.exit_code
+        except click.Abort:
+            code = _INTERRUPTED
+        except GpufaasError as exc:
+            _complain(str(exc))
+            code = exit_code(exc)
+        except OSError as exc:
+            _complain(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc))
+            code = FAILED
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def module_of(command: str) -> str:
+    """Return the module of *command*: ``local-run`` is in ``local_run``, and ``async``, a keyword, in ``async_``."""
+    name = command.replace("-", "_")
+    return f"gpufaas_cli.commands.{name}{'_' if keyword.iskeyword(name) else ''}"
+
+
+def exit_code(error: GpufaasError) -> int:
+    """Return what the process ends with when *error* ends it."""
+    from gpufaas_cli.stack import BadStack
+
+    if isinstance(error, BadStack):
+        return WRONG_USAGE
+    if type(error).__name__ in ("GatewayUnreachable", "NotAuthorised"):
+        return NO_GATEWAY
+    return FAILED
+
+
+@click.command(
+    "gpufaas",
+    cls=Commands,
+    help="Serverless functions that share GPUs.",
+    epilog=_EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(None, "-V", "--version", package_name="gpufaas", message="gpufaas %(version)s")
+def cli() -> None:
+    pass
+
+
+def main() -> NoReturn:
+    cli.main()
+
+
+def _without_go_booleans(args: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for index, each in enumerate(args):
+        if each == "--":
+            return [*found, *args[index:]]
+        match = _GO_BOOLEAN.fullmatch(each)
+        if match is None or match[1] not in _BOOLEANS:
+            found.append(each)
+        elif written := _BOOLEANS[match[1]][0 if match[2].lower() in ("1", "t", "true") else 1]:
+            found.append(written)
+    return found
+
+
+def _complain(message: str) -> None:
+    click.echo(f"gpufaas: {' '.join(message.split())}", err=True)
+
+
+def _uncapitalised(message: str) -> str:
+    message = message.rstrip(".")
+    return message[:1].lower() + message[1:] if message[1:2].islower() else message

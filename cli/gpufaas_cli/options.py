@@ -1,0 +1,53 @@
+"""What ``gpufaas serve`` was asked for: written by the command, read by `serving`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from gpufaas_core.units import Bytes, MiB
+
+DEFAULT_PORT: Final = 8080
+DEFAULT_MAX_QUEUE: Final = 1000
+DEFAULT_MAX_ASYNC_QUEUE: Final = 100_000
+DEFAULT_MAX_BODY: Final = 100 * MiB
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """The whole platform in one process tree, on this machine."""
+
+    port: int = DEFAULT_PORT
+    host: str = "127.0.0.1"
+    auth: Literal["on", "off", "auto"] = "auto"
+    """Whether the management routes ask for a password; auto: unless only this machine reaches them."""
+    auth_dir: Path | None = None
+    """Where the user and password are (``basic-auth-user``, ``basic-auth-password``). None: in *data*, made if need
+    be."""
+    data: Path = Path()
+    """Everything durable: functions, artifacts, logs."""
+    devices: tuple[str, ...] = ()
+    """``cpu:0=2GiB``, ``cuda:0``, ``cuda:0=20GiB``. Empty: the CUDA devices there are, else two CPU devices from
+    half of the free memory."""
+    functions: Literal["process", "docker", "auto"] = "auto"
+    """Whether functions that have only an image run as containers: never, yes, if the engine answers when deployed."""
+    policy: str = "lalb-o3"
+    o3_limit: int = 25
+    """How often a waiting call may be overtaken by later ones that hit."""
+    replacement: str = "lru"
+    journal: Path | None = None
+    """Every event of the engine goes here as a JSON line, to be replayed."""
+    max_queue: int = DEFAULT_MAX_QUEUE
+    """Calls that may wait, per function, unless it says otherwise."""
+    max_async_queue: int = DEFAULT_MAX_ASYNC_QUEUE
+    """Asynchronous calls of one function that have not ended."""
+    allow_local_callbacks: bool = False
+    """Whether X-Callback-Url may name an address of this machine or its link."""
+    max_body: Bytes = DEFAULT_MAX_BODY
+    """Largest request body, in bytes, unless the function says otherwise."""
+
+
+def default_data_dir() -> Path:
+    """``$XDG_DATA_HOME/gpufaas``, which is ``~/.local/share/gpufaas`` unless it was moved."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "gpufaas"

@@ -1,0 +1,397 @@
+"""
+``gpufaas serve``: the whole platform in one process tree. The composition root of embedded mode.
+
+The serving process holds gateway, scheduler and GPU manager as one would in a cluster, composed in one event loop; the
+zygote beside it has torch, and forks the workers. Nothing here decides anything.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from gpufaas_cli.options import ServeOptions
+from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
+from gpufaas_core.model import NodeId
+from gpufaas_core.units import format_bytes
+
+if TYPE_CHECKING:
+    from uvicorn import Server
+
+    from gpufaas_gateway.auth import Credentials
+    from gpufaas_gpu_manager.node import Node
+    from gpufaas_scheduler.journal import Header, Journal
+
+_GRACE_S: Final = 10
+"""How long open calls may take to end when the platform is asked to stop."""
+_SAVE_EVERY_S: Final = 5.0
+_MAX_QUEUE_IN_ALL: Final = 10_000
+_NODE: Final = NodeId("local")
+
+
+def run(options: ServeOptions) -> None:
+    """
+    Serve until SIGTERM or Ctrl-C.
+
+    :raises GpufaasError: it cannot start: the port is taken, the data directory cannot be used, a device is not there
+    """
+    import uvloop
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # The server's own complaints about half answers and lost connections are ours to report, not to print as errors.
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    with _own(options.data) as spool, _listen(options.host, options.port) as listening:
+        credentials = _credentials(options)
+        options = replace(options, port=listening.getsockname()[1])  # port 0 is any that is free
+        if sys.version_info >= (3, 12):
+            uvloop.run(_serve(options, credentials, spool, listening))
+        else:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_serve(options, credentials, spool, listening))
+
+
+@contextlib.contextmanager
+def _own(data: Path) -> Any:
+    """Have the data directory for ourselves; give the directory of spooled bodies, emptied."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        lock: IO[str] = (data / "lock").open("a")
+    except OSError as exc:
+        raise _unusable(data, exc) from exc
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StorageFailed(
+                f"another gpufaas serves from {data}: stop it, or give this one a directory of its own with --data"
+            ) from None
+        spool = data / "spool"
+        try:
+            spool.mkdir(exist_ok=True)
+            for left in spool.iterdir():
+                left.unlink()
+        except OSError as exc:
+            raise _unusable(data, exc) from exc
+        yield spool
+
+
+def _unusable(data: Path, exc: OSError) -> StorageFailed:
+    return StorageFailed(
+        f"the data directory {data} cannot be used ({exc.strerror}): make it writable, or name another with --data"
+    )
+
+
+def _credentials(options: ServeOptions) -> "Credentials | None":
+    """Return the user and password to ask for, made if need be; None: nobody is asked."""
+    from gpufaas_gateway.auth import make_credentials, read_credentials
+
+    if options.auth == "off" or (options.auth == "auto" and _is_loopback(options.host)):
+        return None
+    if options.auth_dir is None:
+        make_credentials(_auth_dir(options))
+    return read_credentials(_auth_dir(options))
+
+
+def _auth_dir(options: ServeOptions) -> Path:
+    return options.auth_dir or options.data / "auth"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind before anything is started, so that a taken port costs nothing and is said in one line."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, proto)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
+    except OSError as exc:
+        raise GpufaasError(
+            f"cannot listen on {host}:{port} ({exc.strerror or exc}): stop what is there, or choose another --port"
+        ) from exc
+    return listening
+
+
+async def _serve(
+    options: ServeOptions, credentials: "Credentials | None", spool: Path, listening: socket.socket
+) -> None:
+    import uvicorn
+
+    from gpufaas_cache_manager.artifacts import ArtifactStore
+    from gpufaas_cache_manager.bundles import BundleStore
+    from gpufaas_core.logs import FunctionLogs
+    from gpufaas_gateway.api import management_app
+    from gpufaas_gateway.async_api import PREFIX as ASYNC_PREFIX
+    from gpufaas_gateway.async_api import AsyncInvocations, async_routes
+    from gpufaas_gateway.async_calls import AsyncCalls, AsyncSettings
+    from gpufaas_gateway.async_queue import SqliteAsyncQueue
+    from gpufaas_gateway.auth import CleanPaths, Guard
+    from gpufaas_gateway.callbacks import HttpCallbacks
+    from gpufaas_gateway.catalogue import Catalogue
+    from gpufaas_gateway.invoke import PREFIX, BrokenAnswer, Invocations
+    from gpufaas_gateway.metrics import Metrics
+    from gpufaas_gateway.protocol import BoundedHttp, BoundedWebSocket
+    from gpufaas_gateway.retry import WHILE_MISSING, RetryPolicy, read_policy
+    from gpufaas_gateway.secret_files import SecretFiles
+    from gpufaas_gateway.spec import Defaults
+    from gpufaas_gateway.store import SqliteStore
+    from gpufaas_gateway.websocket_calls import MAX_MESSAGE, WebSocketCalls, refuse_elsewhere
+    from gpufaas_gpu_manager.containers import Containers
+    from gpufaas_gpu_manager.devices import open_devices
+    from gpufaas_gpu_manager.node import Node, NodeSettings
+    from gpufaas_scheduler.journal import Header
+    from gpufaas_scheduler.scaler import Scaler, Watched
+    from gpufaas_scheduler.service import SchedulerService
+
+    devices = open_devices(options.devices, _NODE)
+    fatal: list[BaseException] = []
+    epoch = time.time_ns() // 1_000_000  # grows from run to run: leases of an earlier run are refused
+    header = Header(
+        policy=options.policy,
+        o3_limit=options.o3_limit,
+        replacement=options.replacement,
+        epoch=epoch,
+        max_queue=max(_MAX_QUEUE_IN_ALL, options.max_queue),
+    )
+    engine = header.engine()
+    journal = _open_journal(options.journal, header) if options.journal else None
+
+    def stop_for(error: BaseException) -> None:
+        """The scheduler failed: whoever waits is answered, and the process ends loudly."""
+        fatal.append(error)
+        server.should_exit = True
+
+    service = SchedulerService(engine, journal=journal, on_fatal=stop_for)
+    artifacts = ArtifactStore(options.data / "artifacts")
+    logs = FunctionLogs(options.data / "logs")
+    store = SqliteStore(options.data / "gpufaas.db")
+    secrets = SecretFiles(options.data / "secrets", options.data / "secret-mounts")
+    containers = None
+    if options.functions != "process":
+        # Of this data directory: what another platform on this machine runs is left alone.
+        containers = Containers(hashlib.sha256(bytes(options.data)).hexdigest()[:16], options.port)
+    if containers is not None and options.functions == "docker":
+        await containers.start()
+    node = Node(
+        devices,
+        BundleStore(options.data / "bundles", artifacts),
+        logs,
+        service.report,
+        logging.getLogger("node").warning,
+        NodeSettings(env={"OPENFAAS_URL": f"http://{_reached_at(options.host)}:{options.port}"}, secrets=secrets),
+        containers,
+    )
+    service.join(node, node.devices())
+    metrics = Metrics(service.status, lambda: async_calls.counts())
+    defaults = Defaults(max_body=options.max_body, max_queue=options.max_queue)
+    catalogue = Catalogue(store, artifacts, node, service, metrics, defaults, secrets=secrets)
+    invocations = Invocations(catalogue, service, node, metrics, spool)
+    websocket_calls = WebSocketCalls(catalogue, service, node)
+    catalogue.on_replaced = websocket_calls.close_old
+    management = management_app(catalogue, service, logs, artifacts, metrics, secrets, version=version("gpufaas"))
+    product = f"gpufaas/{version('gpufaas')}"
+    async_queue = SqliteAsyncQueue(options.data / "async")
+
+    def retry_policy(name: str) -> RetryPolicy:
+        found = catalogue.find(name)
+        return WHILE_MISSING if found is None else read_policy(found.record.spec.annotations)
+
+    callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks)
+    async_calls = AsyncCalls(
+        async_queue,
+        invocations,
+        callbacks,
+        retry_policy,
+        AsyncSettings(max_queue=options.max_async_queue, grace_s=_GRACE_S),
+    )
+    async_invocations = AsyncInvocations(
+        catalogue, async_calls, served_by=product, allow_local_callbacks=options.allow_local_callbacks
+    )
+    management.include_router(async_routes(async_calls))
+    # All but `/function/`, which is public and on the hot path, comes through here.
+    guarded = metrics.counted(CleanPaths(management if credentials is None else Guard(management, credentials)))
+
+    def watched() -> dict[str, Watched]:
+        """Functions whose labels say something about scaling, and their load."""
+        ruled = [(each, each.scaling) for each in catalogue.everywhere() if each.unavailable is None]
+        by_cpu = any(rule is not None and rule.type == "cpu" for _, rule in ruled)
+        cpu_s = node.cpu_seconds() if by_cpu else {}
+        pending = async_calls.counts()
+        return {
+            each.full_name: Watched(
+                each.function_id, rule, each.stats.begun, each.stats.finished, each.stats.inflight,
+                pending.get(each.full_name, 0), cpu_s.get(each.function_id, 0.0),
+            )
+            for each, rule in ruled
+            if rule is not None
+        }  # fmt: skip
+
+    scaler = Scaler(watched, service.status, service.scale)
+
+    async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+        try:
+            if scope["type"] == "http" and scope["raw_path"].startswith(PREFIX):
+                await invocations(scope, receive, send)
+            elif scope["type"] == "http" and scope["raw_path"].startswith(ASYNC_PREFIX):
+                await async_invocations(scope, receive, send)
+            elif scope["type"] == "websocket":
+                to_function = scope["raw_path"].startswith(PREFIX)
+                await (websocket_calls if to_function else refuse_elsewhere)(scope, receive, send)
+            else:
+                await guarded(scope, receive, send)
+        except BrokenAnswer:
+            raise  # the server closes the connection, which is the message
+        except Exception:
+            logging.getLogger("gateway").exception("a request failed in the platform itself: %s", scope.get("path"))
+            raise
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            logs.end_followers()  # they would otherwise hold the door open for the whole grace
+            async_calls.stop()
+            await super().shutdown(sockets)
+
+    server = Server(
+        uvicorn.Config(
+            app,
+            http=BoundedHttp,
+            ws=BoundedWebSocket,
+            ws_max_size=MAX_MESSAGE,
+            ws_per_message_deflate=False,  # a context for each connection; what is worth it compresses its messages
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,  # X-Forwarded-* are passed on as they came
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=_GRACE_S,
+            backlog=2048,
+        )
+    )
+    # uvicorn raises a signal again when it has served: it must find a handler that does nothing, so that we end whole.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    stopped = asyncio.Event()
+
+    async def keep() -> None:
+        """Save counts and profiles every so often, and once more at the end."""
+        while not stopped.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), _SAVE_EVERY_S)
+            for each in service.take_learnt():
+                catalogue.learn(each)
+            try:
+                await catalogue.save()
+            except StorageFailed as exc:
+                logging.getLogger("catalogue").warning("not saved, will be tried again: %s", exc)
+
+    async def ended(task: Awaitable[None]) -> None:
+        """A side task that dies takes the server with it: never one that only says it is well."""
+        try:
+            await task
+        except BaseException:
+            server.should_exit = True
+            raise
+
+    async def load() -> None:
+        await catalogue.load()
+        async_calls.begin()
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ended(load()))
+            tasks.create_task(ended(async_calls.run()))
+            tasks.create_task(ended(keep()))
+            tasks.create_task(ended(scaler.run(stopped)))
+            tasks.create_task(_start_workers(options, credentials, node, server))
+            try:
+                await server.serve(sockets=[listening])
+            finally:
+                stopped.set()
+                async_calls.finish()
+    finally:
+        # From the outside in: the door is closed, calls are drained; now workers, then what they wrote to.
+        await callbacks.close()
+        await node.close()
+        async_queue.close()
+        logs.close()
+        store.close()
+        if journal is not None:
+            journal.close()
+    if fatal:
+        raise GpufaasError(f"the scheduler failed and the platform stopped: {fatal[0]!r}") from fatal[0]
+
+
+def _open_journal(path: Path, header: "Header") -> "Journal":
+    from gpufaas_scheduler.journal import Journal
+
+    try:
+        return Journal(path, header)
+    except FileExistsError:
+        raise InvalidSpec(
+            f"--journal {path}: it is there already; name a new file, journals are not overwritten"
+        ) from None
+    except OSError as exc:
+        raise StorageFailed(f"--journal {path}: it cannot be written ({exc.strerror})") from exc
+
+
+async def _start_workers(
+    options: ServeOptions, credentials: "Credentials | None", node: "Node", server: "Server"
+) -> None:
+    """Once the door is open, start the zygote: importing torch takes a second, and needs nobody to wait for it."""
+    while not server.started:  # the server offers nothing to wait for; this is once, at start-up
+        if server.should_exit:
+            return
+        await asyncio.sleep(0.005)
+    await node.start()
+    shown = _reached_at(options.host)
+    lines = [f"gateway    http://{shown}:{options.port}      OpenFaaS API; stop with Ctrl-C"]
+    limit = f", limit {options.o3_limit}" if options.policy == "lalb-o3" else ""
+    lines.append(f"scheduler  {options.policy}{limit}")
+    for device in node.devices():
+        kind = "CPU device, memory limit enforced" if device.kind == "cpu" else device.kind
+        lines.append(f"device     {device.id}  {format_bytes(device.memory)}  {kind}")
+    lines.append(f"data       {options.data}")
+    if credentials is not None:
+        from gpufaas_gateway.auth import PASSWORD_FILE
+
+        lines.append(f"auth       user {credentials.user}, password in {_auth_dir(options) / PASSWORD_FILE}")
+    for line in lines:
+        print(f"✓ {line}", flush=True)
+    if credentials is None and not _is_loopback(options.host):
+        print(
+            f"! whoever reaches {options.host}:{options.port} can deploy code: --auth is off",
+            file=sys.stderr,
+            flush=True,
+        )
+    print(f"ready in {_age_s():.1f} s (pid {os.getpid()})", flush=True)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _reached_at(host: str) -> str:
+    """Return the host to call from this machine."""
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+
+def _age_s() -> float:
+    """Return the seconds since this process was started, the interpreter's own start included."""
+    with open("/proc/self/stat", "rb") as stat:
+        ticks = int(stat.read().rpartition(b")")[2].split()[19])  # field 22, starttime
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,471 @@
+"""
+The stack file: what is to be built and deployed (specs/openfaas.md §12), read strictly.
+
+The order is that of faas-cli: substitute ``${...}`` in the text, then read the YAML. Unlike it, a key that we do not
+know is an error with its line and the nearest key that we do; keys that begin with ``x-`` are the user's own. Scalars
+keep their source text: ``yes`` is "yes" and ``1.50`` is "1.50", so YAML is composed to nodes and never to values.
+"""
+
+import difflib
+import fnmatch
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from gpufaas_cli.substitute import BadSubstitution, substitute
+from gpufaas_core.errors import GpufaasError
+
+_T = TypeVar("_T")
+
+DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
+FILE_NAMES: Final = ("stack.yaml", "stack.yml")
+FUNCTION_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+_NULL: Final = "tag:yaml.org,2002:null"
+_MERGE: Final = "tag:yaml.org,2002:merge"
+_STACK_KEYS: Final = ("version", "provider", "functions", "configuration")
+_PROVIDER_KEYS: Final = ("name", "gateway", "network")  # network: of old, and ignored
+_CONFIGURATION_KEYS: Final = ("templates", "copy")
+_TEMPLATE_KEYS: Final = ("name", "source")
+_RESOURCE_KEYS: Final = ("memory", "cpu", "nvidia.com/gpu", "amd.com/gpu", "intel.com/gpu")
+_FUNCTION_KEYS: Final = (
+    "lang", "handler", "image", "fprocess", "namespace", "environment", "environment_file", "secrets", "constraints",
+    "labels", "annotations", "limits", "requests", "readonly_root_filesystem", "skip_build", "build_args",
+    "build_options", "build_secrets", "platforms", "network", "registry_auth",  # the last two: of old, and ignored
+)  # fmt: skip
+_BOOLEANS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "": False}
+
+
+class BadStack(GpufaasError):
+    """The stack file, or what was selected from it, is wrong. The message begins with ``FILE:LINE:`` where it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackFunction:
+    """One entry under ``functions``. None and empty: not given."""
+
+    name: str
+    where: str
+    """``stack.yaml:12``, for messages."""
+    lang: str | None = None
+    handler: Path | None = None
+    image: str | None = None
+    fprocess: str | None = None
+    namespace: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """With those of its ``environment_file``, which win."""
+    secrets: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    requests: Mapping[str, str] = field(default_factory=dict)
+    readonly_root_filesystem: bool = False
+    skip_build: bool = False
+    build_args: Mapping[str, str] = field(default_factory=dict)
+    build_options: tuple[str, ...] = ()
+    build_secrets: Mapping[str, str] = field(default_factory=dict)
+    platforms: str | None = None
+
+    @property
+    def is_built(self) -> bool:
+        """False: it is deployed by its image alone."""
+        return self.lang is not None and not self.skip_build
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    name: str
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    path: Path
+    gateway: str | None
+    functions: Mapping[str, StackFunction]
+    templates: tuple[TemplateSource, ...] = ()
+    copy: tuple[Path, ...] = ()
+    """Relative to `root`."""
+
+    @property
+    def folder(self) -> Path:
+        """What paths in it are relative to; of one from a URL, the working directory."""
+        return Path() if url_of(self.path) else self.path.parent
+
+    @property
+    def root(self) -> Path:
+        """What `copy` is relative to: the stack file's folder; the working directory, where only that has them all."""
+        beside, here = self.folder, Path()
+        return here if not _has(beside, self.copy) and _has(here, self.copy) else beside
+
+    def template_dirs(self) -> list[Path]:
+        """Folders with templates of the user's own: ``template/`` as faas-cli pulls them, and sources on this disk."""
+        dirs = [self.folder / "template"]
+        for each in self.templates:
+            source = _resolve(self.folder, each.source) if each.source else None
+            if source is not None and source.is_dir():
+                dirs.append(source / "template" if (source / "template").is_dir() else source)
+        return [each for each in dict.fromkeys(dirs) if each.is_dir()]
+
+    def select(
+        self, names: Sequence[str] = (), glob: str | None = None, regex: str | None = None
+    ) -> list[StackFunction]:
+        """
+        Return the functions of these *names*, or that match *glob* or *regex*; all of them when nothing is given.
+
+        :raises BadStack: nothing matches, or a name is not there (says which is near), or several ways at once
+        """
+        if sum((bool(names), glob is not None, regex is not None)) > 1:
+            raise BadStack("functions are selected by names, by --filter or by --regex: give one of these")
+        if not self.functions:
+            raise BadStack(f"{self.path}: it has no functions: add one with 'gpufaas new NAME --lang python3-torch'")
+        for name in names:
+            if name not in self.functions:
+                raise BadStack(f"{self.path}: no function {name!r}{_nearest(name, list(self.functions))}")
+        if names:
+            return [self.functions[name] for name in dict.fromkeys(names)]
+        found = list(self.functions.values())
+        if glob is not None:
+            found = [each for each in found if fnmatch.fnmatchcase(each.name, glob)]
+        if regex is not None:
+            try:
+                found = [each for each in found if re.search(regex, each.name)]
+            except re.error as exc:
+                raise BadStack(f"--regex {regex!r} is not a regular expression: {exc}") from exc
+        if not found:
+            raise BadStack(
+                f"{self.path}: no function matches {(glob if glob is not None else regex)!r}; "
+                f"there are {', '.join(self.functions)}"
+            )
+        return found
+
+
+def find_stack(folder: Path | None = None) -> Path | None:
+    """Return the stack file of *folder* (of the working directory), if there is one."""
+    base = folder if folder is not None else Path()
+    return next((base / name for name in FILE_NAMES if (base / name).is_file()), None)
+
+
+def read_stack(path: Path | None = None, env: Mapping[str, str] | None = None, envsubst: bool = True) -> Stack:
+    """
+    Return what the stack file says; without *path*, the one in the working directory.
+
+    :param env: what ``${...}`` is replaced from; the process's own environment by default
+    :raises BadStack: there is none, or it is wrong: one line with file and line
+    """
+    if path is None:
+        path = find_stack()
+        if path is None:
+            raise BadStack(
+                "there is no stack.yaml or stack.yml here: 'gpufaas new NAME --lang python3-torch' writes one, "
+                "or name yours with -f FILE"
+            )
+    text = read_text(path)
+    if envsubst:
+        text = _substituted(path, text, os.environ if env is None else env)
+    return _Reader(path).stack(text)
+
+
+def gateway_in(path: Path) -> str | None:
+    """Return the gateway that a stack file names, however wrong the rest of it is; None when it names none."""
+    try:
+        root = compose(path, _substituted(path, read_text(path), os.environ))
+        reader = _Reader(path)
+        provider = dict(reader.items(root, "the file"))["provider"]
+        return reader.text(dict(reader.items(provider, "provider"))["gateway"], "gateway") or None
+    except (BadStack, KeyError):
+        return None
+
+
+def choose_gateway(flag: str | None, in_file: str | None, env: Mapping[str, str] | None = None) -> str:
+    """
+    Return the gateway's URL: the flag; else the file's, unless it is the default that ``new`` writes; else
+    ``OPENFAAS_URL``; else http://127.0.0.1:8080. Unlike faas-cli's, a flag that equals the default still counts.
+    """
+    env = os.environ if env is None else env
+    named = in_file if in_file and _url(in_file) != DEFAULT_GATEWAY else None
+    return _url(flag or named or env.get("OPENFAAS_URL") or DEFAULT_GATEWAY)
+
+
+def read_text(path: Path) -> str:
+    """:raises BadStack: it is not there, or not readable as UTF-8"""
+    if url := url_of(path):
+        from gpufaas_cli.fetch import NotFetched, fetch_text
+
+        try:
+            return fetch_text(url)
+        except NotFetched as exc:
+            raise BadStack(f"{exc}: name the stack file with -f FILE or -f URL") from exc
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise BadStack(f"{path}: it is not text in UTF-8 (byte {exc.start}): is it the right file?") from exc
+    except OSError as exc:
+        raise BadStack(f"{path}: {exc.strerror or exc}: name the stack file with -f FILE") from exc
+
+
+def url_of(path: Path) -> str | None:
+    """Return the http(s) URL that *path* stands for, if it does: a `Path` keeps all of it but one slash."""
+    first, _, rest = path.as_posix().partition(":/")
+    return f"{first}://{rest.lstrip('/')}" if first.lower() in ("http", "https") and rest else None
+
+
+def compose(path: Path, text: str) -> Node:
+    """
+    Return the YAML of *text* as nodes, which know their lines.
+
+    :raises BadStack: it is not YAML, or empty
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as exc:
+        mark = exc.problem_mark or exc.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise BadStack(f"{path}{line}: it is not YAML: {exc.problem or exc.context}") from exc
+    except yaml.reader.ReaderError as exc:
+        line = f":{text.count(chr(10), 0, exc.position) + 1}"
+        raise BadStack(f"{path}{line}: it is not YAML: character {chr(exc.character)!r} is not allowed") from exc
+    except RecursionError as exc:
+        raise BadStack(f"{path}: it is not a stack file: it is nested too deeply") from exc
+    if root is None:
+        raise BadStack(f"{path}: it is empty: 'gpufaas new NAME --lang python3-torch' writes a stack file")
+    assert isinstance(root, Node)
+    return root
+
+
+def is_own(key: str) -> bool:
+    """Whether *key* is the user's own, not to be read by us."""
+    return key.startswith("x-")
+
+
+def _substituted(path: Path, text: str, env: Mapping[str, str]) -> str:
+    try:
+        return substitute(text, env)
+    except BadSubstitution as exc:
+        line = text.count("\n", 0, exc.at) + 1
+        raise BadStack(f"{path}:{line}: cannot substitute: {exc} (write $$ for a dollar sign)") from exc
+
+
+def _url(text: str) -> str:
+    """As faas-cli: no slash at the end, http:// when no scheme is given; scheme and host in lower case."""
+    url = text.strip().rstrip("/")
+    if "://" not in url:
+        url = f"http://{url}"
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    user, at, host = host.rpartition("@")
+    return f"{scheme.lower()}://{user}{at}{host.lower()}{slash}{path}"
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f": did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known)}"
+
+
+def _resolve(folder: Path, text: str) -> Path:
+    """
+    Paths are relative to the stack file. faas-cli takes them relative to the working directory: what is only there is
+    found as well, so that its stack files work from where they did.
+    """
+    beside = folder / text
+    return beside if beside.exists() or not Path(text).exists() else Path(text)
+
+
+def _has(folder: Path, paths: Sequence[Path]) -> bool:
+    return all((folder / each).exists() for each in paths)
+
+
+class _Reader:
+    """Takes nodes apart by what is expected where, with the line for every complaint."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._folder = Path() if url_of(path) else path.parent
+
+    # --- the file, from the top ---
+
+    def stack(self, text: str) -> Stack:
+        top = self._keys(compose(self._path, text), "the file", _STACK_KEYS)
+        if (version := top.get("version")) and self.text(version, "version") not in ("1.0", ""):
+            raise self._bad(version, "version must be 1.0, the only one there is")
+        gateway = None
+        if "provider" not in top:
+            raise BadStack(f"{self._path}:1: provider is missing: add 'provider: {{name: openfaas}}'")
+        provider = self._keys(top["provider"], "provider", _PROVIDER_KEYS)
+        if "name" not in provider:
+            raise self._bad(top["provider"], "provider has no name: it must be openfaas")
+        if (name := self.text(provider["name"], "provider.name")) != "openfaas":
+            raise self._bad(provider["name"], f"provider.name is {name!r}: it must be openfaas")
+        if "gateway" in provider:
+            gateway = self.text(provider["gateway"], "provider.gateway") or None
+        functions: dict[str, StackFunction] = {}
+        for key, node in self._mapping(top.get("functions"), "functions").items():
+            if not is_own(key):
+                functions[key] = self._function(key, node)
+        templates, copy = self._configuration(top.get("configuration"))
+        return Stack(path=self._path, gateway=gateway, functions=functions, templates=templates, copy=copy)
+
+    def _function(self, name: str, node: Node) -> StackFunction:
+        if not FUNCTION_NAME.fullmatch(name):
+            raise self._bad(
+                node,
+                f"{name!r} is not a function name: use at most 63 of a-z, 0-9 and '-', a letter or digit at both ends",
+            )
+        keys = self._keys(node, f"function {name}", _FUNCTION_KEYS)
+
+        def get(key: str, read: Callable[[Node, str], _T], otherwise: _T) -> _T:
+            return read(keys[key], f"{name}.{key}") if key in keys else otherwise
+
+        def string(key: str) -> str | None:
+            return get(key, self.text, "") or None
+
+        lang, handler, image = string("lang"), string("handler"), string("image")
+        skip_build = get("skip_build", self._flag, False)
+        if skip_build and not image:
+            raise self._bad(node, f"function {name} has skip_build but no image: say which image is to be deployed")
+        if not skip_build and not (lang and handler) and not (image and not lang and not handler):
+            missing = "lang" if not lang else "handler"
+            hint = "lang: python3-torch" if missing == "lang" else f"handler: ./{name}"
+            raise self._bad(
+                node, f"function {name} has no {missing}: add '{hint}', or only an image, deployed as it is"
+            )
+        environment = dict(self._strings(keys["environment"], f"{name}.environment")) if "environment" in keys else {}
+        what = f"{name}.environment_file"
+        for path, at in self._located_list(keys["environment_file"], what) if "environment_file" in keys else []:
+            environment.update(self._environment_file(path, at))
+        return StackFunction(
+            name=name,
+            where=f"{self._path}:{node.start_mark.line + 1}",
+            lang=lang,
+            handler=_resolve(self._folder, handler) if handler else None,
+            image=image,
+            fprocess=string("fprocess"),
+            namespace=string("namespace"),
+            environment=environment,
+            secrets=get("secrets", self._list, ()),
+            constraints=get("constraints", self._list, ()),
+            labels=get("labels", self._strings, {}),
+            annotations=get("annotations", self._strings, {}),
+            limits=get("limits", self._resources, {}),
+            requests=get("requests", self._resources, {}),
+            readonly_root_filesystem=get("readonly_root_filesystem", self._flag, False),
+            skip_build=skip_build,
+            build_args=get("build_args", self._strings, {}),
+            build_options=get("build_options", self._list, ()),
+            build_secrets=get("build_secrets", self._strings, {}),
+            platforms=string("platforms"),
+        )
+
+    def _configuration(self, node: Node | None) -> tuple[tuple[TemplateSource, ...], tuple[Path, ...]]:
+        if node is None:
+            return (), ()
+        keys = self._keys(node, "configuration", _CONFIGURATION_KEYS)
+        templates: list[TemplateSource] = []
+        for each in self._sequence(keys["templates"], "configuration.templates") if "templates" in keys else []:
+            entry = self._keys(each, "configuration.templates", _TEMPLATE_KEYS)
+            if "name" not in entry:
+                raise self._bad(each, "a template has no name: add 'name: TEMPLATE'")
+            source = self.text(entry["source"], "source") if "source" in entry else None
+            templates.append(TemplateSource(self.text(entry["name"], "name"), source or None))
+        copy = self._list(keys["copy"], "configuration.copy") if "copy" in keys else ()
+        return tuple(templates), tuple(map(Path, copy))
+
+    def _environment_file(self, name: str, at: Node) -> Mapping[str, str]:
+        path = _resolve(self._folder, name)
+        if not path.is_file():
+            raise self._bad(at, f"environment_file {name} is not there: looked at {path}")
+        inner = _Reader(path)
+        keys = inner._keys(compose(path, read_text(path)), "the file", ("environment",))
+        return inner._strings(keys["environment"], "environment") if "environment" in keys else {}
+
+    # --- shapes ---
+
+    def text(self, node: Node, what: str) -> str:
+        """The source text of a scalar; null is the empty string."""
+        if not isinstance(node, ScalarNode):
+            raise self._bad(node, f"{what} must be text, but is {_shape(node)}")
+        return "" if node.tag == _NULL else str(node.value)
+
+    def items(self, node: Node, what: str) -> list[tuple[str, Node]]:
+        """The pairs of a mapping; null is an empty one. What ``<<`` merges comes first, own keys after it."""
+        return self._items(node, what, ())
+
+    def _items(self, node: Node, what: str, merging: tuple[Node, ...]) -> list[tuple[str, Node]]:
+        if isinstance(node, ScalarNode) and node.tag == _NULL:
+            return []
+        if not isinstance(node, MappingNode):
+            raise self._bad(node, f"{what} must be a map of KEY: VALUE, but is {_shape(node)}")
+        if node in merging:
+            raise self._bad(node, f"{what} merges itself")
+        merged: list[tuple[str, Node]] = []
+        own: dict[str, tuple[Node, Node]] = {}
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                sources = value.value if isinstance(value, SequenceNode) else [value]
+                for source in reversed(sources):  # the first of several wins
+                    merged += self._items(source, f"what {what} merges", (*merging, node))
+                continue
+            name = self.text(key, f"a key of {what}")
+            if name in own:
+                line = own[name][0].start_mark.line + 1
+                raise self._bad(key, f"{name!r} is in {what} twice, first on line {line}: remove one")
+            own[name] = (key, value)
+        return merged + [(name, value) for name, (_, value) in own.items()]
+
+    def _mapping(self, node: Node | None, what: str) -> dict[str, Node]:
+        return dict(self.items(node, what)) if node is not None else {}
+
+    def _keys(self, node: Node, what: str, known: Sequence[str]) -> dict[str, Node]:
+        """A mapping that has only *known* keys, and the user's own, which are left out."""
+        found = self._mapping(node, what)
+        for key, value in found.items():
+            if key not in known and not is_own(key):
+                at = self._key_node(node, key) or value
+                raise self._bad(at, f"unknown key {key!r} in {what}{_nearest(key, known)}")
+        return {key: value for key, value in found.items() if not is_own(key)}
+
+    def _key_node(self, node: Node, name: str) -> Node | None:
+        if not isinstance(node, MappingNode):
+            return None
+        return next((key for key, _ in node.value if isinstance(key, ScalarNode) and key.value == name), None)
+
+    def _strings(self, node: Node, what: str) -> Mapping[str, str]:
+        return {key: self.text(value, f"{what}.{key}") for key, value in self.items(node, what)}
+
+    def _resources(self, node: Node, what: str) -> Mapping[str, str]:
+        return {key: self.text(value, f"{what}.{key}") for key, value in self._keys(node, what, _RESOURCE_KEYS).items()}
+
+    def _sequence(self, node: Node, what: str) -> list[Node]:
+        if isinstance(node, ScalarNode) and node.tag == _NULL:
+            return []
+        if not isinstance(node, SequenceNode):
+            raise self._bad(node, f"{what} must be a list, but is {_shape(node)}: write '- VALUE' lines, or [A, B]")
+        return list(node.value)
+
+    def _located_list(self, node: Node, what: str) -> list[tuple[str, Node]]:
+        return [(self.text(each, f"an entry of {what}"), each) for each in self._sequence(node, what)]
+
+    def _list(self, node: Node, what: str) -> tuple[str, ...]:
+        return tuple(text for text, _ in self._located_list(node, what))
+
+    def _flag(self, node: Node, what: str) -> bool:
+        text = self.text(node, what)
+        if text.lower() not in _BOOLEANS:
+            raise self._bad(node, f"{what} is {text!r}: it must be true or false")
+        return _BOOLEANS[text.lower()]
+
+    def _bad(self, node: Node, message: str) -> BadStack:
+        return BadStack(f"{self._path}:{node.start_mark.line + 1}: {message}")
+
+
+def _shape(node: Node) -> str:
+    if isinstance(node, MappingNode):
+        return "a map"
+    return "a list" if isinstance(node, SequenceNode) else f"the text {node.value!r}"

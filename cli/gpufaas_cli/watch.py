@@ -1,0 +1,66 @@
+"""
+What changed among files, for ``--watch``. It looks twice a second: the kernel's own watches would be a dependency more,
+another one on each system, blind on network mounts; and looking at the files of a few functions takes a millisecond.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from gpufaas_core.units import Seconds
+
+_EVERY_S: Final = 0.5
+_SKIPPED: Final = frozenset(("__pycache__", ".git", ".venv", "node_modules", "build", ".pytest_cache", ".mypy_cache"))
+
+_Seen = Mapping[Path, tuple[int, int]]
+
+
+def changes(
+    paths: Callable[[], Iterable[Path]], every_s: Seconds = _EVERY_S, sleep: Callable[[Seconds], None] = time.sleep
+) -> Iterator[set[Path]]:
+    """
+    Yield the files below *paths* that were changed, added or removed, for ever; first what changes from now on.
+
+    Several that are written together, as by a checkout, come together: it waits until one look finds nothing new.
+
+    :param paths: asked at each look, since a stack file may name others after a change
+    """
+    before = _look(paths())
+    while True:
+        sleep(every_s)
+        now = _look(paths())
+        if now == before:
+            continue
+        while True:
+            sleep(every_s)
+            later = _look(paths())
+            if later == now:
+                break
+            now = later
+        changed = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+        before = now
+        if changed:
+            yield changed
+
+
+def _look(paths: Iterable[Path]) -> _Seen:
+    seen: dict[Path, tuple[int, int]] = {}
+    for path in paths:
+        if path.is_dir():
+            for directory, folders, files in os.walk(path):
+                folders[:] = [each for each in folders if each not in _SKIPPED]
+                for name in files:
+                    _note(seen, Path(directory, name))
+        else:
+            _note(seen, path)
+    return seen
+
+
+def _note(seen: dict[Path, tuple[int, int]], file: Path) -> None:
+    try:
+        status = file.stat()
+    except OSError:
+        return  # gone in between, which is a change of its own
+    seen[file] = status.st_mtime_ns, status.st_size

@@ -1,0 +1,575 @@
+"""Building: from a folder to a reproducible bundle, or to an error that says where and what to do."""
+
+import base64
+import hashlib
+import importlib.metadata
+import json
+import os
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufaas_cache_manager.artifacts import ArtifactStore
+from gpufaas_cache_manager.bundles import BundleStore
+from gpufaas_cli.build import BuildRequest, Built, build, new_function
+from gpufaas_core.bundle import Manifest
+from gpufaas_core.errors import InvalidSpec, StorageFailed
+
+HTTP = "def handle(event, context):\n    return 'ok'\n"
+MODEL = "def load(device):\n    return None\n\n\ndef handle(model, event, context):\n    return 'ok'\n"
+
+
+class Project:
+    """A working directory with one function in it, and ways to change it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.said: list[str] = []
+        self.write("fn/handler.py", HTTP)
+
+    def write(self, path: str, content: str | bytes) -> Path:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        return file
+
+    def build(self, name: str = "fn", lang: str = "python3-http", **changes: Any) -> Built:
+        changes = {"handler": Path("fn"), "build_root": self.root / "build", "root": self.root, **changes}
+        changes.setdefault("template_dirs", (self.root / "template",))
+        return build(BuildRequest(name, lang, **changes), self.said.append)
+
+    def refuse(self, match: str, **changes: Any) -> str:
+        with pytest.raises(InvalidSpec, match=match) as caught:
+            self.build(**changes)
+        return str(caught.value)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def content_of(built: Built) -> dict[str, bytes]:
+    with tarfile.open(built.bundle_tar) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+
+
+# The bundle.
+
+
+def test_a_bundle_holds_manifest_and_code(project: Project) -> None:
+    project.write("fn/sub/data.txt", "data")
+
+    built = project.build()
+
+    content = content_of(built)
+    assert list(content) == ["gpufaas.json", "function/handler.py", "function/handler_test.py",
+                             "function/requirements.txt", "function/sub/data.txt"]  # fmt: skip
+    assert content["function/handler.py"] == HTTP.encode()
+    assert msgspec.json.decode(content["gpufaas.json"], type=Manifest) == built.manifest
+    assert built.manifest == Manifest("http", "python3-http")
+    assert built.digest == hashlib.sha256(built.bundle_tar.read_bytes()).hexdigest()
+    assert (built.bundle_tar, built.up_to_date) == (project.root / "build/fn/bundle.tar", False)
+
+
+def test_the_same_function_has_the_same_digest_wherever_and_whenever_it_is_built(tmp_path: Path) -> None:
+    digests = []
+    for place in ("here", "there"):
+        project = Project(tmp_path / place)
+        for name in ("b.txt", "a.txt") if place == "here" else ("a.txt", "b.txt"):
+            os.utime(project.write(f"fn/{name}", name), (1, 1) if place == "here" else None)
+        project.write("fn/__pycache__/handler.cpython-311.pyc", place)
+        project.write("fn/.git/HEAD", place)
+        digests.append(project.build().digest)
+
+    assert digests[0] == digests[1]
+
+
+def test_the_tar_names_no_time_and_no_owner(project: Project) -> None:
+    project.write("fn/tool.sh", "#!/bin/sh").chmod(0o700)
+
+    with tarfile.open(project.build().bundle_tar) as tar:
+        for member in tar:
+            assert (member.mtime, member.uid, member.gid, member.uname, member.gname) == (0, 0, 0, "", "")
+            assert member.mode == (0o755 if member.name.endswith(".sh") else 0o644)
+
+
+def test_weights_travel_apart_from_the_code(project: Project) -> None:
+    project.write("fn/handler.py", MODEL)
+    project.write("fn/deep/weights.safetensors", b"w" * 1000)
+    project.write("fn/model.onnx", b"o" * 10)
+
+    built = project.build(lang="python3-torch")
+
+    assert built.manifest.kind == "model"
+    assert [(each.path, each.bytes) for each in built.manifest.weights] == [
+        ("function/model.onnx", 10), ("function/deep/weights.safetensors", 1000),
+    ]  # fmt: skip
+    assert [hashlib.sha256(path.read_bytes()).hexdigest() for _, path in built.weights] == [
+        each.sha256 for each, _ in built.weights
+    ]
+    assert not any(name.endswith((".safetensors", ".onnx")) for name in content_of(built))
+
+
+def test_what_is_built_can_be_installed_on_a_node(project: Project, tmp_path: Path) -> None:
+    project.write("fn/handler.py", MODEL)
+    project.write("fn/weights.safetensors", b"w" * 1000)
+    built = project.build(lang="python3-torch")
+    artifacts = ArtifactStore(tmp_path / "artifacts")
+    for digest, path in [(built.digest, built.bundle_tar), *((each.sha256, path) for each, path in built.weights)]:
+        with artifacts.writer(digest) as writer:
+            writer.write(path.read_bytes())
+
+    directory = BundleStore(tmp_path / "bundles", artifacts).install(built.digest)
+
+    assert (directory / "function/handler.py").read_text() == MODEL
+    assert (directory / "function/weights.safetensors").read_bytes() == b"w" * 1000
+
+
+def test_extra_paths_are_put_beside_the_handler_under_their_own_path(project: Project) -> None:
+    project.write("shared/nets/a.py", "A = 1")
+    project.write("one.txt", "1")
+
+    content = content_of(project.build(copy=[Path("shared/nets"), Path("./one.txt")]))
+
+    assert content["function/shared/nets/a.py"] == b"A = 1"
+    assert content["function/one.txt"] == b"1"
+
+
+@pytest.mark.parametrize("path", ["..", ".", "/etc", "fn/../.."])
+def test_extra_paths_outside_are_refused(project: Project, path: str) -> None:
+    project.refuse("must lie inside", copy=[Path(path)])
+
+
+def test_a_handler_folder_may_be_the_working_directory(project: Project) -> None:
+    """``build`` and ``template`` in it are skipped, as OpenFaaS does; files like build.txt are not."""
+    project.write("handler.py", HTTP)
+    project.write("build.txt", "mine")
+    project.write("template/unused/x", "")
+
+    content = content_of(project.build(handler=Path(".")))
+    again = project.build(handler=Path("."))
+
+    assert "function/build.txt" in content
+    assert not any(name.startswith(("function/build/", "function/template/")) for name in content)
+    assert again.up_to_date
+
+
+def test_a_build_folder_inside_the_handler_folder_is_refused(project: Project) -> None:
+    project.refuse("lies inside the handler folder", build_root=project.root / "fn/out")
+
+
+# Nothing is done twice.
+
+
+def test_the_same_inputs_are_up_to_date(project: Project) -> None:
+    first = project.build()
+    project.said.clear()
+    before = first.bundle_tar.stat()
+
+    again = project.build()
+
+    assert again.up_to_date
+    assert (again.digest, again.manifest, again.weights) == (first.digest, first.manifest, first.weights)
+    assert again.bundle_tar.stat() == before
+    assert project.said == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.write("fn/handler.py", HTTP + "# changed\n"),
+        lambda p: p.write("fn/new.txt", ""),
+        lambda p: p.write("fn/requirements.txt", "numpy"),
+        lambda p: (p.root / "fn/handler.py").chmod(0o755),
+        lambda p: (p.root / "build/fn/bundle.tar").unlink(),
+        lambda p: (p.root / "build/fn/bundle.tar").write_bytes(b""),
+        lambda p: (p.root / "build/fn/function/weights.safetensors").unlink(),
+        lambda p: (p.root / "build/fn/.gpufaas-build.json").write_text("{"),
+        lambda p: p.write("shared/a.py", "changed"),
+    ],
+)
+def test_a_change_is_built(project: Project, change: Callable[[Project], object]) -> None:
+    project.write("fn/weights.safetensors", b"w")
+    project.write("shared/a.py", "")
+    project.build(copy=[Path("shared")])
+
+    change(project)
+
+    assert not project.build(copy=[Path("shared")]).up_to_date
+    assert project.build(copy=[Path("shared")]).up_to_date
+
+
+def test_a_changed_build_arg_or_template_is_built(project: Project) -> None:
+    project.build()
+    assert not project.build(build_args={"A": "1"}).up_to_date
+
+    project.write("template/python3-http/template.yml", "language: mine\ngpufaas: {kind: http}")
+    project.write("template/python3-http/function/handler.py", HTTP)
+    assert not project.build(build_args={"A": "1"}).up_to_date
+
+
+def test_a_build_that_failed_is_not_up_to_date(project: Project) -> None:
+    script = project.write("fn/build.py", "raise SystemExit(3)")
+    project.refuse("status 3")
+    project.refuse("status 3")
+
+    script.write_text("")
+    assert not project.build().up_to_date
+
+
+def test_a_removed_file_is_gone_from_the_next_bundle(project: Project) -> None:
+    extra = project.write("fn/extra.txt", "")
+    project.build()
+    extra.unlink()
+
+    assert "function/extra.txt" not in content_of(project.build())
+
+
+# build.py.
+
+
+def test_build_py_makes_weights_in_the_function_folder(project: Project) -> None:
+    script = """
+import os, pathlib
+print("training", os.environ["ROUNDS"], flush=True)
+assert pathlib.Path.cwd().name == "function"
+pathlib.Path("weights.safetensors").write_bytes(b"made")
+"""
+    project.write("fn/build.py", script)
+
+    built = project.build(build_args={"ROUNDS": "7"})
+
+    assert [each.path for each in built.manifest.weights] == ["function/weights.safetensors"]
+    assert "training 7" in project.said
+    assert not (project.root / "fn/weights.safetensors").exists()
+
+
+def test_a_build_py_that_fails_is_an_error_with_the_tail_of_its_output(project: Project) -> None:
+    project.write("fn/build.py", "for n in range(100): print('line', n)\nraise ValueError('no images found')")
+
+    message = project.refuse(r"fn/build.py ended with status 1: ValueError: no images found")
+
+    assert "line 99" in message
+    assert "line 50" not in message
+
+
+# The handler.
+
+
+def test_a_missing_folder_is_named(project: Project) -> None:
+    project.refuse(rf"handler folder {project.root}/none of function fn does not exist", handler=Path("none"))
+
+
+def test_a_file_as_folder_is_named(project: Project) -> None:
+    project.refuse("is not a folder", handler=Path("fn/handler.py"))
+
+
+def test_a_missing_handler_is_named_even_though_the_template_has_one(project: Project) -> None:
+    (project.root / "fn/handler.py").unlink()
+
+    project.refuse(rf"{project.root}/fn has no handler.py")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def handle(event, context):\n    return (\n", r"handler.py:2: '\(' was never closed: return \("),
+        ("x = 1\n  y = 2\n", r"handler.py:2: unexpected indent"),
+        ("return 1\n", r"handler.py:1: 'return' outside function"),
+        ("x = 1\0", r"handler.py.* null bytes"),
+        ("# coding: nonsense\n", r"handler.py.*nonsense"),
+    ],
+)
+def test_bad_syntax_is_named_with_its_line(project: Project, source: str, says: str) -> None:
+    project.write("fn/handler.py", source)
+
+    project.refuse(says)
+
+
+@pytest.mark.parametrize(
+    ("lang", "source", "says"),
+    [
+        ("python3-http", "", r"defines no handle\(event, context\), which python3-http calls"),
+        ("python3-http", "class A:\n    def handle(self, event): ...\n", "defines no handle"),
+        ("python3-torch", HTTP, r"defines no load\(device\)"),
+        ("python3-torch", "def load(device): ...\n" + HTTP, r"handler.py:2: .*handle\(model, event, context\)"),
+        ("python3-http", MODEL, r"calls handle\(event, context\), which this handle does not take"),
+        ("python3-http", "def handle(event, context, *, key): ...", "does not take"),
+    ],
+)
+def test_a_function_that_is_missing_for_sure_is_named(project: Project, lang: str, source: str, says: str) -> None:
+    project.write("fn/handler.py", source)
+
+    project.refuse(says, lang=lang)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from other import handle\n",
+        "from other import *\n",
+        "import handle\n",
+        "handle = lambda event, context: 1\n",
+        "handle: object = make()\n",
+        "try:\n    import x\nexcept ImportError:\n    def handle(event, context): ...\n",
+        "globals()['handle'] = print\n",
+        "def __getattr__(name): ...\n",
+        "def handle(*args): ...\n",
+        "def handle(event, context, more=1): ...\n",
+        "@wrap\ndef handle(one): ...\n",
+        "class Handler: ...\nhandle = Handler()\n",
+    ],
+)
+def test_what_only_running_can_tell_is_left_to_deploy(project: Project, source: str) -> None:
+    project.write("fn/handler.py", source)
+
+    project.build()
+
+
+def test_an_unknown_template_names_the_known_ones(project: Project) -> None:
+    project.refuse("unknown template 'python3-htp': did you mean python3-http.*python3-torch", lang="python3-htp")
+
+
+def test_a_template_for_images_only_is_refused(project: Project) -> None:
+    project.write("template/node20/template.yml", "language: node20\nfprocess: node index.js")
+
+    project.refuse("node20 makes container images only", lang="node20")
+
+
+@pytest.mark.parametrize("text", ["{", "- a", "gpufaas: model", "gpufaas: {kind: magic}"])
+def test_a_malformed_template_is_named(project: Project, text: str) -> None:
+    project.write("template/mine/template.yml", text)
+
+    project.refuse(r"template/mine/template\.yml", lang="mine")
+
+
+def test_a_template_may_name_its_handler_folder(project: Project) -> None:
+    project.write("template/mine/template.yml", "handler_folder: src\ngpufaas: {kind: http}")
+    project.write("template/mine/src/helper.py", "H = 1")
+    project.write("fn/model.safetensors", b"w")
+
+    built = project.build(lang="mine")
+
+    assert {"function/helper.py", "function/handler.py"} <= content_of(built).keys()
+    assert built.weights[0][0].path == "function/model.safetensors"
+    assert built.weights[0][1].read_bytes() == b"w"
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "a_b", "-a", "a-", "a" * 64, "../x", "a/b", "a.b", "ä"])
+def test_a_name_that_cannot_be_deployed_is_refused(project: Project, name: str) -> None:
+    project.refuse("cannot be the name of a function", name=name)
+
+
+def test_a_dangling_link_is_named(project: Project) -> None:
+    (project.root / "fn/link").symlink_to("nowhere")
+
+    project.refuse(r"fn/link is a link to nowhere")
+
+
+def test_a_build_folder_that_cannot_be_written_is_an_error_of_its_own(project: Project) -> None:
+    project.write("build", "a file")
+
+    with pytest.raises(StorageFailed, match=r"cannot build in .*build"):
+        project.build()
+
+
+# Pickled weights.
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.pth", "pytorch_model.bin", "m.ckpt", "m.pkl", "m.pickle", "m.joblib"])
+def test_pickles_are_refused_unless_the_author_accepts_them(project: Project, name: str) -> None:
+    project.write(f"fn/{name}", b"\x80\x04data")
+
+    project.refuse(rf'{name} of function fn is a pickle, which runs any code .*gpufaas.allow-pickle: "true"')
+
+    built = project.build(annotations={"gpufaas.allow-pickle": "true"})
+    assert built.manifest.allow_pickle
+    assert [each.path for each in built.manifest.weights] == [f"function/{name}"]
+
+
+def test_pickles_that_build_py_made_are_refused_too(project: Project) -> None:
+    project.write("fn/build.py", "open('m.pt', 'wb').write(b'x')")
+
+    project.refuse("m.pt of function fn is a pickle")
+
+
+def test_a_bin_file_that_is_no_pickle_is_data(project: Project) -> None:
+    project.write("fn/table.bin", b"just bytes")
+
+    built = project.build()
+
+    assert content_of(built)["function/table.bin"] == b"just bytes"
+    assert built.manifest.weights == ()
+
+
+# Requirements. Wheels are made by hand, so that no index is asked.
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+
+    def add(name: str, version: str = "1.0", requires: tuple[str, ...] = ()) -> None:
+        info = f"{name}-{version}.dist-info"
+        files = {
+            f"{name}/__init__.py": f"VERSION = {version!r}\n",
+            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            + "".join(f"Requires-Dist: {each}\n" for each in requires),
+            f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            f"{info}/entry_points.txt": f"[console_scripts]\n{name}-run = {name}:main\n",
+        }
+        record = "".join(f"{path},sha256={_hash(text)},{len(text)}\n" for path, text in files.items())
+        with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+            for path, text in {**files, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
+                wheel.writestr(path, text)
+
+    return add
+
+
+def _hash(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+def test_what_is_provided_is_not_installed_again(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is pip asked: it would fail here."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    text = "# what is here\nnumpy>=1\nPyYAML  # comment\nhttpx ; python_version > '3'\nno==1; sys_platform == 'beos'\n"
+    project.write("fn/requirements.txt", text)
+    began = time.perf_counter()
+
+    built = project.build()
+
+    assert built.manifest.requirements == ()
+    assert not any(name.startswith("site/") for name in content_of(built))
+    assert time.perf_counter() - began < 2
+
+
+def test_only_what_is_missing_goes_into_the_bundle(project: Project, wheels: Callable[..., None]) -> None:
+    wheels("gpufaas_test_a", requires=("gpufaas_test_b>=1", "numpy", "msgspec"))
+    wheels("gpufaas_test_b", "1.5")
+    project.write("fn/requirements.txt", "gpufaas-test-a==1.0\nnumpy\n")
+    project.write("fn/build.py", "import gpufaas_test_b; print(gpufaas_test_b.VERSION)")
+
+    built = project.build()
+
+    site = {name for name in content_of(built) if name.startswith("site/")}
+    assert built.manifest.requirements == ("gpufaas-test-a==1.0", "gpufaas-test-b==1.5")
+    assert {"site/gpufaas_test_a/__init__.py", "site/gpufaas_test_b/__init__.py"} <= site
+    assert not any("numpy" in name or "msgspec" in name or "/bin/" in name or ".pyc" in name for name in site)
+    assert "1.5" in project.said
+    assert project.build().up_to_date
+
+
+def test_a_bundle_with_requirements_is_reproducible(project: Project, wheels: Callable[..., None]) -> None:
+    wheels("gpufaas_test_a")
+    project.write("fn/requirements.txt", "gpufaas-test-a")
+
+    first = project.build().digest
+    (project.root / "build/fn/bundle.tar").unlink()
+
+    assert project.build().digest == first
+
+
+def test_options_of_the_file_are_followed(project: Project, wheels: Callable[..., None]) -> None:
+    """A folder of wheels beside the requirements; pip reads it from the file's own place."""
+    wheels("gpufaas_test_a")
+    (project.root / "wheels").rename(project.root / "fn/wheelhouse")
+    project.write("fn/requirements.txt", "--no-index\n--find-links wheelhouse\ngpufaas-test-a\n")
+
+    assert project.build().manifest.requirements == ("gpufaas-test-a==1.0",)
+
+
+@pytest.mark.parametrize("name", ["numpy", "msgspec"])
+def test_a_pin_against_a_provided_version_is_refused_with_both(project: Project, name: str) -> None:
+    project.write("fn/requirements.txt", f"\n{name}==0.0.1\n")
+
+    have = importlib.metadata.version(name)
+    project.refuse(
+        rf"fn/requirements\.txt:2: {name}==0\.0\.1 conflicts with {name} {have}, which the platform provides"
+    )
+
+
+def test_a_pin_without_the_local_part_of_torchs_version_is_met(project: Project) -> None:
+    """torch is 2.13.0+cpu here: ``torch==2.13.0`` means that."""
+    torch = importlib.metadata.version("torch").partition("+")[0]
+    project.write("fn/requirements.txt", f"torch=={torch}\n")
+
+    assert project.build().manifest.requirements == ()
+
+
+def test_a_requirement_that_needs_another_version_of_what_is_provided_is_refused_with_both(
+    project: Project, wheels: Callable[..., None]
+) -> None:
+    wheels("gpufaas_test_a", requires=("numpy<1",))
+    project.write("fn/requirements.txt", "gpufaas-test-a")
+
+    message = project.refuse("cannot be met beside what the platform provides")
+
+    assert "numpy<1" in message
+    assert importlib.metadata.version("numpy") in message
+
+
+@pytest.mark.usefixtures("wheels")
+def test_a_requirement_that_is_nowhere_is_named(project: Project) -> None:
+    project.write("fn/requirements.txt", "gpufaas-no-such-thing==1")
+
+    project.refuse("gpufaas-no-such-thing.*index")
+
+
+@pytest.mark.parametrize("line", ["numpy=1", "!!", "two words", "a==b==c"])
+def test_what_is_no_requirement_is_named_with_its_line(project: Project, line: str) -> None:
+    project.write("fn/requirements.txt", f"# first\n{line}\n")
+
+    project.refuse(r"fn/requirements\.txt:2: .*is not a requirement")
+
+
+def test_requirements_that_are_no_text_are_named(project: Project) -> None:
+    project.write("fn/requirements.txt", b"\xff\xfe\x00")
+
+    project.refuse(r"requirements\.txt is not UTF-8")
+
+
+def test_the_requirements_of_the_template_are_not_the_functions(project: Project) -> None:
+    project.write("template/mine/template.yml", "gpufaas: {kind: http}")
+    project.write("template/mine/function/requirements.txt", "gpufaas-no-such-thing")
+
+    assert project.build(lang="mine").manifest.requirements == ()
+
+
+# New functions.
+
+
+@pytest.mark.parametrize("lang", ["python3-http", "python3-torch"])
+def test_a_new_function_builds_as_it_is(tmp_path: Path, lang: str) -> None:
+    written = new_function("mine", lang, tmp_path, ())
+
+    assert [path.name for path in written] == ["handler.py", "handler_test.py", "requirements.txt"]
+    built = build(BuildRequest("mine", lang, Path("mine"), root=tmp_path, build_root=tmp_path / "build"))
+    assert json.loads(content_of(built)["gpufaas.json"])["template"] == lang
+
+
+def test_a_new_function_replaces_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+
+    with pytest.raises(InvalidSpec, match=f"{tmp_path}/mine exists already"):
+        new_function("mine", "python3-http", tmp_path)
+
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["build", "template", "No", "../x"])
+def test_a_new_function_needs_a_name_that_works(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidSpec):
+        new_function(name, "python3-http", tmp_path)
+
+    assert list(tmp_path.iterdir()) == []

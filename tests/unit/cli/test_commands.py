@@ -1,0 +1,743 @@
+"""
+The commands against a real gateway's management routes, served over loopback, with the shipped fakes behind them; the
+invocation route is a stand-in here, since no worker runs.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from click.testing import CliRunner, Result
+
+from gpufaas_cli.commands.invoke import describe_timing
+from gpufaas_cli.main import COMMANDS, cli, module_of
+from gpufaas_core.logs import FunctionLogs
+from gpufaas_core.model import Device, DeviceId, DeviceStatus, EngineStatus, FunctionId, ResidentStatus
+from gpufaas_core.units import GiB, MiB
+from gpufaas_gateway.api import management_app
+from gpufaas_gateway.catalogue import Catalogue
+from gpufaas_gateway.metrics import Metrics
+from gpufaas_gateway.testing import FakeScheduler, FakeWorkers, MemoryArtifacts, MemorySecrets, MemoryStore
+
+DEVICE = Device(DeviceId("n1/cpu:0"), "cpu", 2 * GiB)
+GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))
+Scope = dict[str, Any]
+
+
+class Gateway:
+    """A gateway on a port of its own, in a thread. Every request that it saw is in `seen`."""
+
+    def __init__(self, root: Path) -> None:
+        self.artifacts = MemoryArtifacts()
+        self.workers = FakeWorkers(DEVICE)
+        self.scheduler = FakeScheduler(DEVICE)
+        self.logs = FunctionLogs(root / "gateway-logs")
+        metrics = Metrics(self.scheduler.status)
+        secrets = MemorySecrets()
+        self.catalogue = Catalogue(
+            MemoryStore(), self.artifacts, self.workers, self.scheduler, metrics, secrets=secrets
+        )
+        self.management = management_app(
+            self.catalogue, self.scheduler, self.logs, self.artifacts, metrics, secrets, version="0.1.0", commit="abc"
+        )
+        self.seen: list[tuple[str, str]] = []
+        self.bodies: list[bytes] = []
+        self.headers: list[dict[str, str]] = []
+        self.answer_all: int | None = None
+        """With a status: the answer to everything."""
+        self.starting = 0
+        """So many requests are answered as by a gateway that has not read its functions yet."""
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._server = uvicorn.Server(uvicorn.Config(self.app, interface="asgi3", lifespan="off", log_config=None))
+        self._thread = threading.Thread(target=self._run)
+
+    async def app(self, scope: Scope, receive: Any, send: Any) -> None:
+        self.seen.append((scope["method"], scope["path"]))
+        if self.starting:
+            self.starting -= 1
+            await self._send(send, 503, b"starting", ("Retry-After", "0"))
+        elif self.answer_all is not None:
+            await self._send(send, self.answer_all, b"so it is\n")
+        elif scope["path"].startswith("/function/"):
+            await self._function(scope, receive, send)
+        else:
+            if scope["method"] == "PUT" and scope["path"] == "/system/functions":
+                for digest in self.artifacts.content:
+                    self.workers.bundle(digest)
+            await self.management(scope, receive, send)
+
+    async def _function(self, scope: Scope, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        self.bodies.append(body)
+        self.headers.append({key.decode(): value.decode() for key, value in scope["headers"]})
+        if "fails" in scope["path"]:
+            await self._send(send, 500, b"ValueError: no such digit")
+        elif "none" in scope["path"]:
+            await self._send(send, 404, b"not deployed\n", ("X-OpenFaaS-Internal", "gateway"))
+        else:
+            timing = "queue;dur=0.21, load;dur=1903.5, run;dur=58"
+            start = [("Server-Timing", timing), ("X-Gpufaas-Start", "miss"), ("X-Gpufaas-Device", "n1/cpu:0")]
+            await self._send(send, 200, body[::-1] + scope["query_string"] + b"\xff", *start)
+
+    async def _send(self, send: Any, status: int, body: bytes, *headers: tuple[str, str]) -> None:
+        pairs = [(key.lower().encode(), value.encode()) for key, value in headers]
+        await send({"type": "http.response.start", "status": status, "headers": pairs})
+        await send({"type": "http.response.body", "body": body})
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            await self.catalogue.load()
+            await self._server.serve(sockets=[self._socket])
+
+        asyncio.run(serve())
+
+    def __enter__(self) -> "Gateway":
+        self._thread.start()
+        self._socket.listen()  # from here on connections wait until the server is up
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+        self.logs.close()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test stands in an empty folder, with nothing of the developer's environment."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENFAAS_URL", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
+    with Gateway(tmp_path / ".gateway") as running:
+        monkeypatch.setenv("OPENFAAS_URL", running.url)
+        yield running
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway is a port where nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("OPENFAAS_URL", f"http://127.0.0.1:{free.getsockname()[1]}")
+
+
+def run(*args: str, data: str | bytes = b"") -> Result:
+    result = CliRunner().invoke(cli, args, input=data)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def stack_of(*names: str, lang: str = "python3-http") -> None:
+    for name in names:
+        assert run("new", name, "--lang", lang).exit_code == 0
+
+
+# --- help and usage ---
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_every_help_has_examples(name: str) -> None:
+    shown = run(*filter(None, (name,)), *(["list"] if name == "template" else []), "--help")
+
+    assert shown.exit_code == 0
+    assert re.search(r"Examples:\n    .*gpufaas ", shown.output)
+
+
+def test_help_and_stack_files_need_neither_torch_nor_fastapi_nor_httpx() -> None:
+    code = (
+        "import sys; from gpufaas_cli.main import cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit as e: assert not e.code, e.code\n"
+        "assert not {'torch', 'fastapi', 'starlette', 'httpx', 'numpy', 'rich'} & set(sys.modules)\n"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("name", [each for each in COMMANDS if each != "serve"])
+def test_no_command_imports_torch_or_fastapi(name: str) -> None:
+    code = (
+        f"import sys; import {module_of(name)}\n"
+        "assert not {'torch', 'fastapi', 'starlette', 'numpy'} & set(sys.modules)\n"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["lst"], "gpufaas: no such command 'lst': did you mean 'list'? (see 'gpufaas --help')"),
+        (["list", "--quite"], "gpufaas: no such option '--quite'"),
+        (["invoke"], "gpufaas: missing argument"),
+        (["invoke", "a", "-H", "no colon"], "'no colon' is not 'NAME: VALUE'"),
+        (["invoke", "a", "-H", "a: b\r\nc: d"], "line break"),
+        (["invoke", "a", "--query", "x"], "'x' is not KEY=VALUE"),
+        (["invoke", "a", "-m", "BREW"], "'BREW' is not one of"),
+        (["logs", "a", "--since", "soon"], "'soon' is not a duration"),
+        (["logs", "a", "--since-time", "noon"], "'noon' is not a time"),
+        (["logs", "a", "--tail", "0"], "gpufaas: invalid value for '-t'"),
+        (["up", "-e", "novalue"], "'novalue' is not KEY=VALUE"),
+        (["serve", "--policy", "best"], "'best' is not one of"),
+        (["serve", "--max-body", "big"], "'big' is not a memory size"),
+        (["serve", "--port", "70000"], "70000 is not in the range"),
+        (["new"], "name the function"),
+        (["new", "a"], "say what a is made from"),
+        (["new", "a", "--lang", "python3-htp"], "did you mean python3-http?"),
+        (["new", "Bad_Name", "--lang", "python3-http"], "cannot be the name of a function"),
+        (["new", "x-ray", "--lang", "python3-http"], "keys that begin with x- are your own"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(args: list[str], message: str) -> None:
+    result = run(*args)
+
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["up", "build", "deploy", "remove"])
+def test_no_stack_file_is_exit_code_2_and_says_how_to_get_one(command: str) -> None:
+    result = run(command)
+
+    assert result.exit_code == 2
+    assert "no stack.yaml or stack.yml here" in result.stderr
+    assert "gpufaas new" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["up", "build", "deploy", "remove"])
+def test_a_bad_stack_file_is_exit_code_2_with_its_line(command: str, folder: Path) -> None:
+    (folder / "stack.yml").write_text("version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  a: {imag: x}\n")
+
+    result = run(command)
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("gpufaas: stack.yml:4: unknown key 'imag' in function a: did you mean 'image'?")
+
+
+def test_our_exit_codes_are_those_of_the_process(folder: Path) -> None:
+    """CliRunner runs in this process; a shell sees the same."""
+    env = {**os.environ, "OPENFAAS_URL": "http://127.0.0.1:9"}
+
+    codes = {
+        command: subprocess.run([GPUFAAS, *command.split()], env=env, capture_output=True, cwd=folder).returncode
+        for command in ("version --short-version", "build", "list", "new a --lang python3-http", "new a --lang nope")
+    }
+
+    assert codes == {
+        "version --short-version": 0,
+        "build": 2,
+        "list": 3,
+        "new a --lang python3-http": 0,
+        "new a --lang nope": 2,
+    }
+
+
+# --- the gateway is not there, or not for us ---
+
+ASKING = [["list"], ["describe", "a"], ["invoke", "a", "-d", "x"], ["logs", "a"], ["remove", "a"], ["top", "--once"]]
+
+
+@pytest.mark.usefixtures("nobody")
+@pytest.mark.parametrize("args", ASKING, ids=" ".join)
+def test_nobody_at_the_gateway_is_exit_code_3(args: list[str]) -> None:
+    result = run(*args)
+
+    assert result.exit_code == 3
+    assert "no gateway answers at http://127.0.0.1:" in result.stderr
+    assert "gpufaas serve" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("nobody")
+def test_up_says_that_nobody_is_there_before_it_builds(folder: Path) -> None:
+    stack_of("a")
+
+    result = run("up")
+
+    assert result.exit_code == 3
+    assert not (folder / "build").exists()
+
+
+@pytest.mark.parametrize("args", [each for each in ASKING if each[0] != "invoke"], ids=" ".join)
+def test_a_gateway_that_wants_a_login_is_exit_code_3(gateway: Gateway, args: list[str]) -> None:
+    gateway.answer_all = 401
+
+    result = run(*args)
+
+    assert result.exit_code == 3
+    assert "does not let us in (401)" in result.stderr
+
+
+def test_a_password_in_the_url_is_sent_and_never_shown(gateway: Gateway) -> None:
+    url = gateway.url.replace("//", "//admin:hunter2@")
+    gateway.answer_all = 401
+
+    assert "hunter2" not in run("list", "-g", url).output
+
+
+@pytest.mark.parametrize("args", [["list"], ["top", "--once"]], ids=" ".join)
+@pytest.mark.parametrize("status", [200, 302, 404])
+def test_something_else_at_that_address_is_exit_code_3(gateway: Gateway, args: list[str], status: int) -> None:
+    gateway.answer_all = status
+
+    result = run(*args)
+
+    assert result.exit_code == 3
+    assert "name yours with -g URL" in result.stderr or "name that with -g URL" in result.stderr
+
+
+def test_a_url_that_is_none_is_exit_code_3() -> None:
+    assert run("list", "-g", "ftp://x").exit_code == 3
+
+
+def test_a_gateway_that_fails_is_exit_code_1_with_its_words(gateway: Gateway) -> None:
+    gateway.answer_all = 500
+
+    result = run("list")
+
+    assert (result.exit_code, result.stderr) == (1, "gpufaas: so it is\n")
+
+
+def test_a_gateway_that_is_starting_is_waited_for(gateway: Gateway) -> None:
+    gateway.starting = 2
+
+    assert run("list").exit_code == 0
+    assert gateway.seen == [("GET", "/system/functions")] * 3
+
+
+def test_a_reader_that_leaves_is_no_traceback(gateway: Gateway) -> None:
+    script = f"{GPUFAAS} version | true; head -c 4000000 /dev/zero | {GPUFAAS} invoke a | head -c 1 > /dev/null"
+
+    shown = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+
+    assert gateway.bodies
+    assert shown.stderr == ""
+
+
+# --- new, build, up ---
+
+
+def test_new_writes_a_function_and_a_stack_file_and_extends_it(folder: Path) -> None:
+    first = run("new", "a", "--lang", "python3-http")
+    (folder / "stack.yaml").write_text((folder / "stack.yaml").read_text() + "# my note\n")
+    second = run("new", "b", "--lang", "python3-torch")
+
+    text = (folder / "stack.yaml").read_text()
+    assert "Stack file written: stack.yaml" in first.output
+    assert "Stack file updated: stack.yaml" in second.output
+    assert (folder / "a" / "handler.py").is_file()
+    assert (folder / "b" / "handler.py").is_file()
+    assert text.index("  a:") < text.index("  b:") < text.index("# my note")
+    assert (folder / ".gitignore").read_text() == "build/\n"
+
+
+def test_new_of_a_name_that_is_there_changes_nothing(folder: Path) -> None:
+    stack_of("a")
+    before = (folder / "stack.yaml").read_text()
+    (folder / "b").mkdir()
+
+    assert run("new", "a", "--lang", "python3-http").exit_code == 2
+    assert "exists already" in run("new", "b", "--lang", "python3-http").stderr
+    assert (folder / "stack.yaml").read_text() == before
+
+
+def test_new_appends_to_the_file_that_is_named(folder: Path) -> None:
+    assert run("new", "a", "--lang", "python3-http", "--append", "other.yaml").exit_code == 0
+
+    assert (folder / "other.yaml").is_file()
+    assert not (folder / "stack.yaml").exists()
+
+
+def test_templates_are_listed() -> None:
+    assert "python3-torch" in run("new", "--list").output
+    assert "python3-torch" in [each["name"] for each in json.loads(run("template", "list", "--json").output)]
+
+
+def test_what_has_not_changed_is_not_built_again(folder: Path) -> None:
+    stack_of("a")
+
+    first, second = (json.loads(run("build", "--json").stdout)[0] for _ in range(2))
+    (folder / "a" / "handler.py").write_text("def handle(event, context):\n    return 'new'\n")
+    third = json.loads(run("build", "--json").stdout)[0]
+
+    assert [each["up_to_date"] for each in (first, second, third)] == [False, True, False]
+    assert first["digest"] == second["digest"] != third["digest"]
+
+
+def test_up_builds_uploads_and_deploys(gateway: Gateway, folder: Path) -> None:
+    stack_of("a")
+    text = (folder / "stack.yaml").read_text()
+    (folder / "stack.yaml").write_text(text + "    labels: {from: file, other: file}\n    environment: {ON: yes}\n")
+
+    result = run("up", "-l", "from=flag", "-e", "A=b=c", "--annotation", "gpufaas.timeout=5s")
+
+    assert result.exit_code == 0, result.output
+    assert "Deploying: a.\n\nDeployed. 202 Accepted.\n" in result.stdout
+    assert f"URL: {gateway.url}/function/a\n" in result.stdout
+    digest, content = next(iter(gateway.artifacts.content.items()))
+    assert hashlib.sha256(content).hexdigest() == digest
+    found = json.loads(run("describe", "a", "--json").stdout)
+    assert found["labels"].items() >= {"from": "flag", "other": "file"}.items()
+    assert found["envVars"] == {"ON": "yes", "A": "b=c"}
+    assert found["annotations"] == {"gpufaas.timeout": "5s", "gpufaas.bundle": digest}
+
+
+def test_a_second_up_updates_and_sends_nothing_again(gateway: Gateway) -> None:
+    stack_of("a")
+    run("up")
+    gateway.seen.clear()
+
+    result = json.loads(run("deploy", "--json").stdout)
+
+    digest = result[0]["digest"]
+    assert result[0]["status"] == 200
+    assert result[0]["uploaded_bytes"] == 0
+    assert gateway.seen == [
+        ("GET", "/system/info"),
+        ("HEAD", f"/system/artifacts/{digest}"),
+        ("PUT", "/system/functions"),
+    ]
+
+
+def test_weights_are_uploaded_by_their_own_digest(gateway: Gateway, folder: Path) -> None:
+    stack_of("a", lang="python3-torch")
+    weights = os.urandom(3 * MiB)
+    (folder / "a" / "w.safetensors").write_bytes(weights)
+
+    assert run("up").exit_code == 0
+    assert gateway.artifacts.content[hashlib.sha256(weights).hexdigest()] == weights
+
+
+def test_a_failure_of_one_does_not_stop_the_others(gateway: Gateway, folder: Path) -> None:
+    stack_of("a", "b", "c")
+    (folder / "b" / "handler.py").write_text("def handle(:\n")
+
+    result = run("up")
+
+    assert result.exit_code == 1
+    assert [each["name"] for each in json.loads(run("list", "--json").stdout)] == ["a", "c"]
+    assert "gpufaas: b: b/handler.py:1: " in result.stderr
+    assert result.stderr.splitlines()[-1] == "gpufaas: 1 of 3 functions not deployed: b"
+    assert gateway.seen.count(("PUT", "/system/functions")) == 2
+
+
+def test_a_handler_folder_that_is_not_there_is_named_at_build(folder: Path) -> None:
+    stack_of("a")
+    (folder / "a").rename(folder / "moved")
+
+    result = run("build")
+
+    assert result.exit_code == 1
+    assert "handler folder a of function a does not exist" in result.stderr
+
+
+@pytest.mark.usefixtures("gateway")
+def test_what_the_gateway_refuses_is_told() -> None:
+    stack_of("a")
+
+    result = run("up", "--annotation", "gpufaas.memori=1Gi")
+
+    assert result.exit_code == 1
+    assert "gpufaas: a: annotation gpufaas.memori is not known: did you mean gpufaas.memory?" in result.stderr
+
+
+@pytest.mark.usefixtures("gateway")
+def test_only_what_is_selected_is_deployed() -> None:
+    stack_of("cnn-a", "cnn-b", "echo")
+
+    assert run("up", "--filter", "cnn-*").exit_code == 0
+    assert run("list", "-q").stdout == "cnn-a\ncnn-b\n"
+    assert run("up", "nope").exit_code == 2
+
+
+def test_the_stack_files_gateway_counts_unless_a_flag_says_otherwise(gateway: Gateway, folder: Path) -> None:
+    (folder / "stack.yaml").write_text(
+        "provider: {name: openfaas, gateway: 'http://127.0.0.1:9'}\nfunctions: {a: {image: x}}\n"
+    )
+
+    assert run("list").exit_code == 3
+    assert run("list", "-g", gateway.url).exit_code == 0
+
+
+# --- reading ---
+
+
+@pytest.mark.usefixtures("gateway")
+def test_list_has_faas_clis_layout() -> None:
+    stack_of("a")
+    run("up")
+
+    plain, verbose = run("list").stdout.splitlines(), run("ls", "-v").stdout.splitlines()
+
+    assert plain[0] == f"{'Function':<30}\t{'Invocations':<15}\t{'Replicas':<5}"
+    assert plain[1].split() == ["a", "0", "1"]
+    assert verbose[0].split() == ["Function", "Image", "Invocations", "Replicas", "CreatedAt"]
+    assert "a:latest" in verbose[1]
+
+
+def test_describe_shows_state_settings_and_platform(gateway: Gateway) -> None:
+    stack_of("a")
+    run("up", "-e", "B=2", "-e", "A=1")
+
+    shown = run("describe", "a").stdout
+
+    assert "Name:               a\nStatus:             Ready\n" in shown
+    assert f"URL:                {gateway.url}/function/a\n" in shown
+    assert "Environment:\n A: 1\n B: 2\n" in shown
+    assert "Resident on:" in shown
+    assert "no device: the next call loads it" in shown
+    assert "Secrets" not in shown
+    assert "Secrets: <none>" in run("describe", "a", "-v").stdout
+
+
+@pytest.mark.usefixtures("gateway")
+@pytest.mark.parametrize("args", [["describe", "nope"], ["logs", "nope"]], ids=" ".join)
+def test_an_unknown_function_is_exit_code_1_and_says_where_to_look(args: list[str]) -> None:
+    result = run(*args)
+
+    assert result.exit_code == 1
+    assert "gpufaas list" in result.stderr
+
+
+@pytest.mark.usefixtures("gateway")
+def test_remove_by_name_or_by_stack_file() -> None:
+    stack_of("a", "b")
+    run("up")
+
+    named = run("rm", "a")
+    rest = run("delete")
+
+    assert named.stdout == "Deleting: a.\nRemoving old function.\n"
+    assert rest.stdout == ("Deleting: a.\nNo existing function to remove.\nDeleting: b.\nRemoving old function.\n")
+    assert (named.exit_code, rest.exit_code) == (0, 0)
+    assert run("list", "-q").stdout == ""
+
+
+def test_what_cannot_be_removed_does_not_stop_the_rest(gateway: Gateway) -> None:
+    gateway.answer_all = 500
+
+    result = run("remove", "a", "b")
+
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "gpufaas: a: so it is\ngpufaas: b: so it is\ngpufaas: 2 of 2 functions not removed: a, b\n"
+    )
+
+
+def test_logs_are_lines_of_text_or_json(gateway: Gateway) -> None:
+    stack_of("a")
+    run("up")
+    for number in range(3):
+        gateway.logs.append("a.openfaas-fn", "w1", f"line {number}")
+
+    plain = run("logs", "a", "--tail", "2").stdout.splitlines()
+    objects = [json.loads(line) for line in run("logs", "a", "--json", "--since", "1h").stdout.splitlines()]
+
+    assert [line.split(" ", 1)[1] for line in plain] == ["line 1", "line 2"]
+    assert [each["text"] for each in objects] == ["line 0", "line 1", "line 2"]
+    assert run("logs", "a", "--lines", "1", "--show-instance").stdout.endswith(" (w1) line 2\n")
+    assert 'text="line 2"' in run("logs", "a", "-o", "keyvalue").stdout
+
+
+def test_version_shows_both_ends(gateway: Gateway) -> None:
+    shown = run("version")
+
+    assert "CLI:" in shown.stdout
+    assert gateway.url in shown.stdout
+    assert "processes" in shown.stdout
+    assert json.loads(run("version", "--json").stdout)["info"]["provider"]["provider"] == "gpufaas"
+
+
+@pytest.mark.usefixtures("nobody")
+def test_version_needs_no_gateway() -> None:
+    result = run("version")
+
+    assert result.exit_code == 0
+    assert "no gateway answers" in result.stderr
+
+
+def test_top_shows_devices_residents_and_queues(gateway: Gateway) -> None:
+    model, other = FunctionId("digits.openfaas-fn@3"), FunctionId("vgg16.openfaas-fn@1")
+    resident = ResidentStatus(model, 300 * MiB, running=1, loading=False, pinned=True, last_used=1.0)
+    device = DeviceStatus(
+        device=DEVICE, used=300 * MiB, busy=True, resident=(resident,), local_queue=2, served=12, hits=9, misses=3,
+        evictions=1, estimated_finish_s=0.4,
+    )  # fmt: skip
+    gateway.scheduler.now = EngineStatus("lalb-o3", (device,), {model: 2, other: 5}, {model: 1})
+
+    shown = run("top", "--once").stdout
+
+    assert "policy lalb-o3" in shown
+    assert "n1/cpu:0" in shown
+    assert "300 MiB / 2.0 GiB" in shown
+    assert "digits.openfaas-fn" in shown
+    assert "queued, resident nowhere: vgg16.openfaas-fn 5" in shown
+    assert json.loads(run("top", "--json").stdout)["devices"][0]["evictions"] == 1
+
+
+# --- secrets and namespaces, on the gateway's own routes ---
+
+
+@pytest.mark.usefixtures("gateway")
+def test_a_secret_is_made_changed_listed_and_removed() -> None:
+    steps = [
+        run("secret", "create", "key", "--from-literal", "hunter2"),
+        run("secret", "create", "key", "--from-literal", "hunter2", "--replace"),
+        run("secret", "update", "key", data="hunter3"),
+        run("secret", "list"),
+        run("secret", "remove", "key"),
+    ]
+
+    assert [each.exit_code for each in steps] == [0] * 5, [each.output for each in steps]
+    assert steps[0].stdout == "Creating secret: key.\nCreated: 201 Created\n"
+    assert steps[3].stdout == "\nNAME\nkey\n\n"
+    assert not any("hunter" in each.output for each in steps)
+    assert run("secret", "remove", "key").exit_code == 1
+    assert run("secret", "list").stdout == "No secrets found.\n"
+
+
+@pytest.mark.usefixtures("gateway")
+def test_a_namespace_is_made_changed_shown_and_removed() -> None:
+    assert run("namespace", "create", "dev", "-l", "team=a").stdout == "Namespace: dev created\n"
+    assert run("namespaces").stdout == "Namespaces:\n - dev\n - openfaas-fn\n"
+    assert run("namespace", "update", "dev", "-l", "team=b").exit_code == 0
+    assert json.loads(run("namespace", "get", "dev", "--json").stdout)["labels"]["team"] == "b"
+    assert "Labels:\n openfaas: 1\n team:     b\n" in run("ns", "get", "dev").stdout
+    assert run("namespace", "create", "dev").exit_code == 1
+    assert run("namespace", "remove", "dev").exit_code == 0
+    assert run("namespace", "get", "dev").exit_code == 1
+
+
+# --- invoke ---
+
+
+def test_invoke_sends_stdin_and_writes_the_answer_as_it_is(gateway: Gateway) -> None:
+    result = run("invoke", "a/some path/x", "--query", "k=v w", "-H", "X-Foo: bar", data=b"\x00abc")
+
+    assert result.exit_code == 0
+    assert result.stdout_bytes == b"cba\x00k=v+w\xff"
+    assert gateway.seen == [("POST", "/function/a/some path/x")]
+    assert gateway.headers[0]["x-foo"] == "bar"
+    assert gateway.headers[0]["content-type"] == "text/plain"
+    assert result.stderr == ""
+
+
+def test_invoke_streams_a_large_file_with_its_length(gateway: Gateway, folder: Path) -> None:
+    body = os.urandom(3 * MiB + 7)
+    (folder / "big").write_bytes(body)
+    with (folder / "big").open("rb") as stdin:
+        subprocess.run([GPUFAAS, "invoke", "a", "-m", "PUT"], stdin=stdin, check=True, capture_output=True)
+    subprocess.run([GPUFAAS, "invoke", "a", "-m", "PUT"], input=body, check=True, capture_output=True)
+
+    assert gateway.bodies == [body, body]
+    assert gateway.headers[0]["content-length"] == str(len(body))
+    assert gateway.headers[1]["transfer-encoding"] == "chunked"
+
+
+def test_invoke_takes_its_body_from_an_option_and_namespaces_go_into_the_path(gateway: Gateway) -> None:
+    run("invoke", "a", "-d", "hello", "-n", "dev", "--content-type", "application/json")
+
+    assert gateway.seen == [("POST", "/function/a.dev")]
+    assert gateway.bodies == [b"hello"]
+    assert gateway.headers[0]["content-type"] == "application/json"
+
+
+def test_invoke_leaves_a_terminal_alone(gateway: Gateway) -> None:
+    """A person who calls a function without input must not have to press Ctrl-D."""
+    controller, terminal = os.openpty()
+    try:
+        subprocess.run([GPUFAAS, "invoke", "a"], stdin=terminal, check=True, capture_output=True, timeout=30)
+    finally:
+        os.close(controller)
+        os.close(terminal)
+
+    assert gateway.bodies == [b""]
+
+
+@pytest.mark.usefixtures("gateway")
+def test_a_function_that_fails_is_exit_code_1_with_its_body_and_status() -> None:
+    result = run("invoke", "fails", data="x")
+
+    assert result.exit_code == 1
+    assert result.stdout == "ValueError: no such digit"
+    assert result.stderr == "gpufaas: fails answered 500 Internal Server Error\n"
+
+
+@pytest.mark.usefixtures("gateway")
+def test_a_function_that_is_not_there_is_exit_code_1_and_says_where_to_look() -> None:
+    result = run("invoke", "none")
+
+    assert result.exit_code == 1
+    assert "none answered 404 Not Found: 'gpufaas list' shows" in result.stderr
+
+
+@pytest.mark.usefixtures("gateway")
+def test_timing_is_told_on_stderr() -> None:
+    result = run("invoke", "a", "--timing", data="x")
+
+    assert result.stdout_bytes == b"x\xff"
+    assert result.stderr.startswith("miss (its model was loaded) on n1/cpu:0: ")
+    assert "queue 0.2 ms + load 1.90 s + run 58 ms" in result.stderr
+
+
+def test_timing_splits_the_whole_into_phases_and_the_rest() -> None:
+    headers = {"Server-Timing": "queue;dur=0, load;dur=0, run;dur=8.0", "X-Gpufaas-Start": "hit"}
+
+    assert describe_timing(headers, total_s=0.5, first_s=0.0095) == (
+        "hit (its model was resident): 500 ms = queue 0.0 ms + load 0.0 ms + run 8.0 ms + rest 1.5 ms + answer 490 ms"
+    )
+    headers = {"Server-Timing": "queue;dur=1, load;dur=20, run;dur=2, load-fork;dur=15, load-room;dur=0.01"}
+    assert "load 20 ms (fork 15 ms) + run 2.0 ms + rest 1.0 ms" in describe_timing(headers, 0.024, 0.024)
+    assert describe_timing({}, 0.02, 0.01) == "no word from the platform about its start: 20 ms"
+
+
+# --- serve ---
+
+
+def test_serve_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    from gpufaas_cli import serving
+    from gpufaas_cli.options import ServeOptions
+
+    asked: list[ServeOptions] = []
+    monkeypatch.setattr(serving, "run", asked.append)
+
+    first = run("serve")
+    second = run(
+        "serve", "--port", "9", "--host", "0.0.0.0",
+        "--auth", "on", "--auth-dir", "s", "--data", "d", "--device", "cpu:0=1GiB", "--device", "cuda:0",
+        "--policy", "lb", "--o3-limit", "0", "--replacement", "cost-aware", "--journal", "j", "--max-queue", "5",
+        "--max-body", "1MiB",
+    )  # fmt: skip
+
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert asked[0] == ServeOptions(data=folder / ".local" / "share" / "gpufaas")
+    assert asked[1] == ServeOptions(
+        port=9, host="0.0.0.0",
+        auth="on", auth_dir=Path("s"), data=folder / "d", devices=("cpu:0=1GiB", "cuda:0"), policy="lb", o3_limit=0,
+        replacement="cost-aware", journal=Path("j"), max_queue=5, max_body=MiB,
+    )  # fmt: skip

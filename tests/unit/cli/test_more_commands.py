@@ -1,0 +1,410 @@
+"""Stores, generated YAML, differences, watching, completion, and Go's way to write switches."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+
+from gpufaas_cli.commands.up import concerned
+from gpufaas_cli.stack import BadStack, StackFunction, read_stack
+from gpufaas_cli.testing import Reply, WireLog
+from gpufaas_cli.watch import changes
+
+Run = Callable[..., Result]
+GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))
+STORE = {
+    "version": "0.2.1",
+    "functions": [
+        {
+            "title": "Node Info",
+            "name": "nodeinfo",
+            "author": "openfaas",
+            "description": "What this machine is",
+            "images": {"x86_64": "of/nodeinfo:1", "arm64": "of/nodeinfo:1-arm64"},
+            "repo_url": "https://github.com/x/y",
+            "fprocess": "node main.js",
+            "environment": {"A": "store", "B": "store"},
+            "labels": {"a": "store"},
+            "annotations": {"b": "store"},
+            "readOnlyRootFilesystem": True,
+        },
+        {"title": "Old", "name": "old", "description": "x", "images": {"armhf": "of/old"}},
+    ],
+}
+STACK = """\
+provider: {name: openfaas}
+functions:
+  a:
+    image: me/a:1
+    fprocess: ./a
+    environment: {B: "2", A: "1"}
+    secrets: [api.key]
+    labels: {team: x}
+    annotations: {topic: t}
+    limits: {memory: 64Mi}
+    constraints: ["gpu=true"]
+    readonly_root_filesystem: true
+  b: {image: me/b, namespace: dev}
+"""
+
+
+# --- the store of functions ---
+
+
+@pytest.fixture
+def store(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WireLog]:
+    """The store at a URL, which the environment names."""
+    (here / "functions.json").write_text(json.dumps(STORE))
+    with WireLog() as log:
+        log.answer("GET", "/functions.json", STORE)
+        monkeypatch.setenv("OPENFAAS_STORE", f"{log.url}/functions.json")
+        yield log
+
+
+@pytest.mark.usefixtures("store")
+def test_the_store_is_listed_for_a_platform(run: Run) -> None:
+    shown = run("store", "list", "-p", "x86_64").stdout
+
+    assert [line.split() for line in shown.splitlines()] == [
+        [], ["FUNCTION", "AUTHOR", "DESCRIPTION"], ["nodeinfo", "openfaas", "What", "this", "machine", "is"], [],
+    ]  # fmt: skip
+    assert "of/old" in run("store", "list", "-p", "armhf", "-v").stdout
+    assert [each["name"] for each in json.loads(run("store", "list", "-p", "arm64", "--json").stdout)] == ["nodeinfo"]
+    assert "old" in run("store", "list", "-u", "functions.json", "-p", "armhf").stdout
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("command", ["describe", "inspect"])
+@pytest.mark.parametrize("name", ["nodeinfo", "Node Info", "NODE INFO"])
+def test_an_entry_is_described_by_name_or_title(run: Run, command: str, name: str) -> None:
+    shown = run("store", command, name, "-p", "arm64").stdout
+
+    assert "Image:       of/nodeinfo:1-arm64\n" in shown
+    assert "Process:     node main.js\n" in shown
+    assert "Labels:\n a: store\n" in shown
+
+
+@pytest.mark.usefixtures("store")
+def test_an_entry_is_deployed_with_the_flags_over_it(run: Run, wire: WireLog) -> None:
+    result = run("store", "deploy", "nodeinfo", "-p", "x86_64", "--name", "info", "-e", "A=flag", "-l", "c=flag")
+
+    assert result.exit_code == 0, result.output
+    assert wire.sent[-1].json == {
+        "service": "info", "image": "of/nodeinfo:1", "envProcess": "node main.js",
+        "envVars": {"A": "flag", "B": "store"}, "labels": {"a": "store", "c": "flag"}, "annotations": {"b": "store"},
+        "readOnlyRootFilesystem": True,
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["nodeinf"], "did you mean 'nodeinfo'?"),
+        (["old", "-p", "x86_64"], "old has no image for x86_64; it has some for armhf"),
+    ],
+)
+def test_what_the_store_has_not_is_said(run: Run, args: list[str], message: str) -> None:
+    result = run("store", "deploy", *args)
+
+    assert result.exit_code == 1
+    assert message in result.stderr
+
+
+def test_a_store_that_cannot_be_read_is_named(run: Run, store: WireLog, here: Path) -> None:
+    store.answer("GET", "/functions.json", 404)
+    (here / "bad.json").write_text("[]")
+
+    assert f"{store.url}/functions.json: it answers 404 Not Found" in run("store", "list").stderr
+    assert "bad.json: it is no store of functions" in run("store", "list", "-u", "bad.json").stderr
+    assert "none.json: No such file" in run("store", "list", "-u", "none.json").stderr
+    assert "cannot be reached" in run("store", "list", "-u", "http://127.0.0.1:9/x").stderr
+
+
+# --- generate ---
+
+
+def documents(result: Result) -> list[Any]:
+    assert result.exit_code == 0, result.output
+    return list(yaml.safe_load_all(result.stdout))
+
+
+def test_functions_are_written_for_openfaas_operator(run: Run, here: Path) -> None:
+    (here / "stack.yml").write_text(STACK)
+
+    first, second = documents(run("generate"))
+
+    assert first == {
+        "apiVersion": "openfaas.com/v1", "kind": "Function", "metadata": {"name": "a", "namespace": "openfaas-fn"},
+        "spec": {
+            "name": "a", "image": "me/a:1", "handler": "./a", "labels": {"team": "x"}, "annotations": {"topic": "t"},
+            "environment": {"A": "1", "B": "2"}, "limits": {"memory": "64Mi"}, "constraints": ["gpu=true"],
+            "secrets": ["api.key"], "readOnlyRootFilesystem": True,
+        },
+    }  # fmt: skip
+    assert second["metadata"] == {"name": "b", "namespace": "dev"}
+    assert documents(run("generate", "a", "-n", "flag"))[0]["metadata"]["namespace"] == "flag"
+
+
+def test_functions_are_written_for_knative(run: Run, here: Path) -> None:
+    (here / "stack.yml").write_text(STACK)
+
+    (service,) = documents(run("generate", "a", "--api", "serving.knative.dev/v1"))
+
+    template = service["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert (service["apiVersion"], service["kind"]) == ("serving.knative.dev/v1", "Service")
+    assert template["metadata"] == {"labels": {"team": "x"}, "annotations": {"topic": "t"}}
+    assert container["env"] == [
+        {"name": "A", "value": "1"}, {"name": "B", "value": "2"}, {"name": "fprocess", "value": "./a"},
+    ]  # fmt: skip
+    assert container["volumeMounts"] == [
+        {"name": "api-key", "mountPath": "/var/openfaas/secrets/api.key", "subPath": "api.key", "readOnly": True}
+    ]
+    assert template["spec"]["volumes"] == [{"name": "api-key", "secret": {"secretName": "api.key"}}]
+
+
+@pytest.mark.usefixtures("store")
+def test_an_entry_of_the_store_is_written_for_an_architecture(run: Run) -> None:
+    (function,) = documents(run("generate", "--from-store", "nodeinfo", "--arch", "arm64"))
+
+    assert function["spec"]["image"] == "of/nodeinfo:1-arm64"
+
+
+# --- diff ---
+
+DEPLOYED = {
+    "name": "a", "image": "me/a:1", "namespace": "openfaas-fn", "envProcess": "./a",
+    "envVars": {"A": "1", "B": "2"}, "secrets": ["api.key"], "constraints": ["gpu=true"],
+    "labels": {"team": "x", "faas_function": "a"}, "annotations": {"topic": "t", "gpufaas.bundle": "f" * 64},
+    "limits": {"memory": "64Mi"}, "readOnlyRootFilesystem": True, "replicas": 1,
+}  # fmt: skip
+
+
+def test_what_is_deployed_as_the_stack_file_says_has_no_differences(run: Run, wire: WireLog, here: Path) -> None:
+    (here / "stack.yml").write_text(STACK)
+    wire.answer("GET", "/system/functions", [DEPLOYED])
+
+    result = run("diff", "a")
+
+    assert (result.exit_code, result.stdout) == (0, "No differences found\n")
+    assert wire.requests() == [("GET", "/system/functions")]
+
+
+def test_differences_are_shown_side_by_side_and_are_exit_code_1(run: Run, wire: WireLog, here: Path) -> None:
+    (here / "stack.yml").write_text(STACK)
+    changed = {**DEPLOYED, "image": "me/a:0", "envVars": {"A": "0", "C": "3"}, "labels": {"x": "y"}, "secrets": []}
+    wire.answer("GET", "/system/functions", [changed])
+
+    result = run("diff", "a")
+
+    assert result.exit_code == 1
+    assert [" ".join(line.split()) for line in result.stdout.splitlines()] == [
+        "a:",
+        "stack.yml deployed",
+        "- image: me/a:1 + image: me/a:0",
+        "- envVars.A: 1 + envVars.A: 0",
+        "- envVars.B: 2",
+        "- labels.team: x",
+        "+ labels.x: y",
+        "- secrets: api.key",
+        "",
+        "Differences found",
+    ]
+    assert "envVars.C" in run("diff", "a", "--env", "all").stdout
+    assert "envVars.B" not in run("diff", "a", "--env", "remote").stdout
+    assert {"field": "image", "stack": "me/a:1", "deployed": "me/a:0"} in json.loads(run("diff", "a", "-j").stdout)["a"]
+
+
+def test_what_is_not_deployed_is_a_difference_in_its_own_namespace(run: Run, wire: WireLog, here: Path) -> None:
+    (here / "stack.yml").write_text(STACK)
+    wire.answer("GET", "/system/functions", [DEPLOYED], [])
+
+    result = run("diff")
+
+    assert result.exit_code == 1
+    assert "- function: b" in result.stdout
+    assert wire.requests() == [("GET", "/system/functions"), ("GET", "/system/functions?namespace=dev")]
+
+
+# --- watching ---
+
+
+def test_changes_are_told_once_and_those_made_together_together(tmp_path: Path) -> None:
+    (tmp_path / "fn/build").mkdir(parents=True)
+    (tmp_path / "fn/old").write_text("x")
+    steps: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: (tmp_path / "fn/a").write_text("1"),
+        lambda: (tmp_path / "fn/b").write_text("2"),
+        lambda: None,
+        lambda: (tmp_path / "fn/build/made").write_text("not the author's"),
+        lambda: (tmp_path / "fn/old").unlink(),
+        lambda: None,
+    ]
+
+    seen = changes(lambda: [tmp_path / "fn", tmp_path / "stack.yaml"], sleep=lambda _: steps.pop(0)() and None)
+
+    assert next(seen) == {tmp_path / "fn/a", tmp_path / "fn/b"}
+    assert next(seen) == {tmp_path / "fn/old"}
+    assert not steps
+
+
+def test_a_change_concerns_the_function_whose_folder_it_is_in_and_elsewhere_all() -> None:
+    a, b = (StackFunction(name, "x", lang="l", handler=Path(name)) for name in ("a", "b"))
+
+    assert concerned([a, b], {Path("a/handler.py")}) == [a]
+    assert concerned([a, b], {Path("a/x"), Path("b/y")}) == [a, b]
+    assert concerned([a, b], {Path("a/x"), Path("stack.yaml")}) == [a, b]
+
+
+def test_up_watch_deploys_again_what_has_changed_and_outlives_mistakes(run: Run, wire: WireLog, here: Path) -> None:
+    for name in ("a", "b"):
+        assert run("new", name, "--lang", "python3-http").exit_code == 0
+    wire.answer("HEAD", "/", 404)
+
+    def deployed() -> list[str]:
+        return [each.json["service"] for each in wire.sent if each.method == "PUT" and "functions" in each.path]
+
+    def wait_for(names: list[str]) -> None:
+        deadline = time.monotonic() + 30
+        while deployed() != names:
+            assert time.monotonic() < deadline, deployed()
+            time.sleep(0.02)
+
+    with subprocess.Popen([GPUFAAS, "up", "--watch"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        try:
+            wait_for(["a", "b"])
+            _read_until(process.stderr, b"Watching")
+            (here / "b/handler.py").write_text("def handle(:\n")
+            _read_until(process.stderr, b"b: b/handler.py:1")
+            _read_until(process.stderr, b"Watching")
+            (here / "b/handler.py").write_text("def handle(event, context):\n    return 'new'\n")
+            wait_for(["a", "b", "b"])
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 0
+
+
+def _read_until(stream: Any, text: bytes) -> None:
+    for line in stream:
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} was never said")
+
+
+# --- the stack file from elsewhere ---
+
+
+def test_a_stack_file_may_be_a_url(run: Run, wire: WireLog) -> None:
+    wire.answer("GET", "/dir/stack.yml", Reply(body=STACK.replace("me/a:1", "me/a:${TAG:-1}").encode()))
+
+    result = run("deploy", "-f", f"{wire.url}/dir/stack.yml", "a")
+
+    assert result.exit_code == 0, result.output
+    assert wire.sent[-1].json["image"] == "me/a:1"
+
+
+def test_a_url_that_has_none_is_wrong_usage(run: Run, wire: WireLog) -> None:
+    wire.answer("GET", "/stack.yml", 404)
+
+    result = run("deploy", "-f", f"{wire.url}/stack.yml")
+
+    assert result.exit_code == 2
+    assert f"{wire.url}/stack.yml: it answers 404" in result.stderr
+
+
+def test_keys_of_old_are_passed_over(here: Path) -> None:
+    (here / "stack.yml").write_text(
+        "provider: {name: openfaas, gateway: x, network: func_functions}\n"
+        "functions:\n  a: {image: x, network: n, registry_auth: y}\n"
+    )
+
+    assert list(read_stack(here / "stack.yml").functions) == ["a"]
+    (here / "stack.yml").write_text("provider: {name: openfaas}\nfunctions: {a: {image: x, netwrk: n}}\n")
+    with pytest.raises(BadStack, match="did you mean 'network'"):
+        read_stack(here / "stack.yml")
+
+
+# --- new ---
+
+
+def test_new_takes_a_prefix_and_a_folder(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("new", "a", "--lang", "python3-http", "-p", "ghcr.io/me/", "--handler", "./src/a").exit_code == 0
+    monkeypatch.setenv("OPENFAAS_PREFIX", "docker.io/you")
+    assert run("new", "b", "--lang", "python3-http").exit_code == 0
+
+    functions = read_stack(here / "stack.yaml").functions
+    assert [(each.image, each.handler) for each in functions.values()] == [
+        ("ghcr.io/me/a:latest", here / "src/a"), ("docker.io/you/b:latest", here / "b"),
+    ]  # fmt: skip
+    assert (here / "src/a/handler.py").is_file()
+    assert run("new", "c", "--lang", "python3-http", "--handler", "../c").exit_code == 2
+
+
+def test_new_writes_a_dockerfile_that_can_be_built(run: Run, here: Path) -> None:
+    result = run("new", "any", "--lang", "dockerfile")
+
+    assert result.exit_code == 0, result.output
+    assert "python3" in (here / "any/Dockerfile").read_text()
+    compile((here / "any/server.py").read_text(), "server.py", "exec")
+    assert run("build", "--shrinkwrap").exit_code == 0
+    assert (here / "build/any/server.py").is_file()
+    assert run("new", "any", "--lang", "dockerfile").exit_code == 2
+
+
+# --- small things ---
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_of_that_shell(run: Run, shell: str) -> None:
+    shown = run("completion", "--shell", shell).stdout
+
+    assert "_GPUFAAS_COMPLETE" in shown
+    assert f"{shell}_complete" in shown
+
+
+def test_commands_and_options_are_completed(here: Path) -> None:
+    env = {**os.environ, "_GPUFAAS_COMPLETE": "bash_complete", "COMP_WORDS": "gpufaas secret cr", "COMP_CWORD": "2"}
+
+    shown = subprocess.run([GPUFAAS], env=env, cwd=here, capture_output=True, text=True, check=True)
+
+    assert shown.stdout == "plain,create\n"
+
+
+@pytest.mark.usefixtures("wire")
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["list", "--json=true"],
+        ["list", "--quiet=false"],
+        ["deploy", "--image=x", "--name=a", "--replace=false", "--update=true", "--readonly=0"],
+        ["deploy", "--image=x", "--name=a", "--tls-no-verify=true", "--envsubst=false"],
+        ["version", "--short-version=1"],
+    ],
+)
+def test_switches_may_be_written_as_go_has_them(run: Run, args: list[str]) -> None:
+    assert run(*args).exit_code == 0
+
+
+def test_what_looks_like_a_switch_but_is_a_value_stays(run: Run, wire: WireLog) -> None:
+    run("invoke", "a", "-H", "X: y", "--", "--json=true")
+    run("deploy", "--image", "x", "--name", "a", "-e", "K=true")
+
+    assert wire.sent[-1].json["envVars"] == {"K": "true"}
+
+
+def test_logs_tail_false_is_that_of_faas_cli(run: Run, wire: WireLog) -> None:
+    run("logs", "hello", "--tail=false", "--lines", "10")
+
+    assert wire.requests() == [("GET", "/system/logs?name=hello&follow=false&tail=10")]

@@ -1,0 +1,46 @@
+"""When `gpufaas serve` asks for a password."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from gpufaas_cli.options import ServeOptions
+from gpufaas_cli.serving import _credentials
+
+
+@pytest.mark.parametrize(
+    ("auth", "host", "asks"),
+    [
+        ("auto", "127.0.0.1", False),
+        ("auto", "127.0.0.2", False),
+        ("auto", "localhost", False),
+        ("auto", "::1", False),
+        ("auto", "0.0.0.0", True),
+        ("auto", "::", True),
+        ("auto", "", True),
+        ("auto", "10.0.0.1", True),
+        ("auto", "localhost.example", True),
+        ("on", "127.0.0.1", True),
+        ("off", "0.0.0.0", False),
+    ],
+)
+def test_it_asks_unless_only_this_machine_reaches_it(
+    tmp_path: Path, auth: Literal["on", "off", "auto"], host: str, asks: bool
+) -> None:
+    credentials = _credentials(ServeOptions(host=host, auth=auth, data=tmp_path))
+
+    assert (credentials is not None) == asks
+    assert (tmp_path / "auth").exists() == asks
+
+
+def test_a_directory_that_is_named_is_never_written(tmp_path: Path) -> None:
+    """Whoever names one has a password there, or has mistyped: a new one would lock him out of what he expects."""
+    (tmp_path / "basic-auth-user").write_text("boss\n")
+    (tmp_path / "basic-auth-password").write_text("secret\n")
+
+    credentials = _credentials(ServeOptions(auth="on", auth_dir=tmp_path, data=tmp_path / "data"))
+
+    assert credentials is not None
+    assert (credentials.user, credentials.password) == ("boss", "secret")
+    assert not (tmp_path / "data").exists()
