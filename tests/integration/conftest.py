@@ -1,0 +1,397 @@
+"""
+The whole platform as its users meet it: a `gpufaas serve` of its own process tree, functions that are built, uploaded
+and deployed as the CLI does it, calls over real sockets. Nothing here imports what it tests but the CLI's library.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from gpufaas_cli.build import BuildRequest, Built, build
+from gpufaas_cli.client import Client
+
+LIMIT_S = 30.0
+"""Whatever is waited for comes within this, also on a busy machine; nothing waits so long on purpose."""
+
+LARGE = 50 * 1024 * 1024
+TORCH, HTTP = "python3-torch", "python3-http"
+
+ECHO = """
+    def handle(event, context):
+        return {"statusCode": 200, "body": event.body, "headers": {"content-type": "application/octet-stream"}}
+"""
+ECHO_MODEL = """
+    def load(device):
+        return None
+
+    def handle(model, event, context):
+        return event.body
+"""
+GATED_MODEL = """
+    import os, time
+
+    def load(device):
+        return None
+
+    def handle(model, event, context):
+        if not event.body:
+            return f"{os.getpid()}"
+        open(event.text + ".began", "w").close()
+        until = time.monotonic() + 60
+        while not os.path.exists(event.text) and time.monotonic() < until:
+            time.sleep(0.005)
+        return f"{os.getpid()}"
+"""
+"""Runs until the file that its body names exists; answers its process id."""
+GATED = GATED_MODEL.replace("def load(device):\n        return None", "").replace("model, event", "event")
+
+
+def until(claim: Callable[[], object], what: str = "", timeout_s: float = LIMIT_S) -> None:
+    """Return when *claim* is true; looks again and again, since what it looks at is in other processes."""
+    end = time.monotonic() + timeout_s
+    while not claim():
+        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what or claim}"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+class Gate:
+    """What a gated function waits for: `body` goes into the call, `open` lets it through."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.body = str(path).encode()
+
+    def reached(self) -> bool:
+        return self._path.with_name(self._path.name + ".began").exists()
+
+    def open(self) -> None:
+        self._path.touch()
+
+
+class Platform:
+    """One `gpufaas serve`, and hands to use it. `url` is its gateway, `pid` its serving process."""
+
+    def __init__(self, home: Path, *options: str, data: Path | None = None) -> None:
+        self.home = home
+        self.data = data or home / "data"
+        self.options = options
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        # As many kept connections as calls at once: closing idle ones races with their next use in other threads.
+        limits = httpx.Limits(max_connections=100, max_keepalive_connections=100)
+        self.http = httpx.Client(base_url=self.url, timeout=LIMIT_S, trust_env=False, limits=limits)
+        self._cli = Client(self.url)
+        self._calls = ThreadPoolExecutor(32)
+        self._built: dict[tuple[str, str, str], Built] = {}
+        self._gates = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # --- life ---
+
+    def start(self) -> "Platform":
+        """Serve, and return once functions can be called."""
+        self.launch()
+        until(self.healthy, f"the platform answers; it said: {self.said()}")
+        return self
+
+    def launch(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        with (self.home / "output").open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gpufaas_cli", "serve", "--port", str(self.port), "--data", str(self.data),
+                 *self.options],
+                stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def healthy(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"the platform ended: {self.said()}"
+        with contextlib.suppress(httpx.TransportError):
+            return self.http.get("/healthz").status_code == 200
+        return False
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def said(self) -> str:
+        return (self.home / "output").read_text() if (self.home / "output").exists() else ""
+
+    def tree(self) -> list[psutil.Process]:
+        """The serving process's descendants: the zygote and its workers."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.pid).children(recursive=True)
+        return []
+
+    def zygote(self) -> psutil.Process:
+        until(lambda: psutil.Process(self.pid).children(), "there is a zygote")
+        return psutil.Process(self.pid).children()[0]
+
+    def workers(self) -> list[psutil.Process]:
+        """What holds memory: a process that has ended and is about to be reaped does not."""
+        alive = []
+        for each in self.zygote().children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if each.status() != psutil.STATUS_ZOMBIE:
+                    alive.append(each)
+        return alive
+
+    def stop(self) -> int:
+        """Ask it to end as an operator does; return its exit status once none of its processes is left."""
+        tree = self.tree()
+        self._process_of().send_signal(signal.SIGTERM)
+        status = self._process_of().wait(LIMIT_S)
+        psutil.wait_procs(tree, LIMIT_S)
+        assert not [each for each in tree if each.is_running()]
+        return status
+
+    def kill(self) -> list[psutil.Process]:
+        """kill -9; return what were its descendants."""
+        tree = self.tree()
+        self._process_of().kill()
+        self._process_of().wait(LIMIT_S)
+        return tree
+
+    def wait(self) -> int:
+        return self._process_of().wait(LIMIT_S)
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process_of().send_signal(number)
+
+    def _process_of(self) -> "subprocess.Popen[bytes]":
+        assert self._process is not None
+        return self._process
+
+    def close(self) -> None:
+        self._calls.shutdown()
+        self.http.close()
+        self._cli.__exit__()
+        if self._process is not None and self._process.poll() is None:
+            psutil.wait_procs(self.kill(), LIMIT_S)
+
+    # --- functions ---
+
+    def build(self, name: str, source: str, lang: str = TORCH) -> Built:
+        key = name, source, lang
+        if key not in self._built:
+            folder = self.home / f"source-{len(self._built)}"
+            folder.mkdir(parents=True)
+            (folder / "handler.py").write_text(textwrap.dedent(source))
+            request = BuildRequest(name=name, lang=lang, handler=folder, build_root=self.home / "build")
+            self._built[key] = build(request)
+        return self._built[key]
+
+    def upload(self, built: Built) -> None:
+        self._cli.put_artifact(built.digest, built.bundle_tar, lambda _: None)
+
+    def deploy(
+        self,
+        name: str,
+        source: str,
+        lang: str = TORCH,
+        *,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        **annotations: str,
+    ) -> str:
+        """
+        Deploy the function of *source*, or update it; return its path. Annotations without ``gpufaas.``: memory="48Mi".
+
+        :raises Refused: the gateway says no
+        """
+        built = self.build(name, source, lang)
+        self.upload(built)
+        if lang == TORCH:
+            annotations.setdefault("memory", "48Mi")
+        self._cli.deploy({
+            "service": name, "image": f"{name}:latest", "labels": dict(labels or {}), "envVars": dict(env or {}),
+            "annotations": {"gpufaas.bundle": built.digest}
+            | {f"gpufaas.{key.replace('_', '-')}": value for key, value in annotations.items()},
+        })  # fmt: skip
+        return f"/function/{name}"
+
+    def remove(self, name: str) -> None:
+        self._cli.remove(name)
+
+    def remove_all(self) -> None:
+        for each in self._cli.functions():
+            self._cli.remove(each["name"])
+
+    def log(self, name: str) -> str:
+        lines = self.http.get("/system/logs", params={"name": name}).text.splitlines()
+        return "\n".join(json.loads(line)["text"] for line in lines)
+
+    # --- calls ---
+
+    def call(self, path: str, body: bytes | Iterator[bytes] = b"", **kwargs: Any) -> httpx.Response:
+        return self.http.post(path, content=body, **kwargs)
+
+    def begin(self, path: str, body: bytes = b"", **kwargs: Any) -> "Future[httpx.Response]":
+        """Call in the background."""
+        return self._calls.submit(self.call, path, body, **kwargs)
+
+    def gate(self) -> Gate:
+        self._gates += 1
+        return Gate(self.home / f"gate-{self._gates}")
+
+    def socket(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S)
+
+    # --- what it says of itself ---
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.http.get("/system/status").json()
+        return found
+
+    def residents(self) -> list[str]:
+        """Names of what is resident and loaded, on all devices."""
+        return [
+            resident["name"].partition(".")[0]
+            for device in self.status()["devices"]
+            for resident in device["resident"]
+            if not resident["loading"]
+        ]
+
+    def queued(self) -> int:
+        return sum(self.status()["queued"].values())
+
+    def running(self) -> int:
+        return sum(self.status()["running"].values())
+
+    def is_idle(self) -> bool:
+        status = self.status()
+        return not status["queued"] and not status["running"] and not any(each["busy"] for each in status["devices"])
+
+    def is_empty(self) -> bool:
+        return self.is_idle() and not any(each["used"] for each in self.status()["devices"]) and not self.workers()
+
+    def spooled(self) -> list[Path]:
+        return list((self.data / "spool").iterdir())
+
+    def open_files(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+
+class Sampler:
+    """Looks at the workers' private memory from outside, in bytes, as often as it can, on a thread of its own."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._over = threading.Event()
+        self.most_bytes = 0
+        self.most_workers = 0
+        """Those with a model; one that has just begun, or is about to be reaped, has next to nothing."""
+        self.samples = 0
+
+    def __enter__(self) -> "Sampler":
+        self._zygote = self._platform.zygote().pid
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.is_set():
+            children = Path(f"/proc/{self._zygote}/task/{self._zygote}/children").read_text().split()
+            held = [size for size in map(private_bytes, children) if size is not None]
+            self.most_bytes = max(self.most_bytes, sum(held))
+            self.most_workers = max(self.most_workers, sum(size > LARGE for size in held))
+            self.samples += 1
+            self._over.wait(0.002)
+
+
+def private_bytes(pid: str | int) -> int | None:
+    """Return what would become free if the process ended; None: it has ended."""
+    return _rollup(pid, ("Private_Clean", "Private_Dirty"))
+
+
+def pss_bytes(pid: str | int) -> int:
+    """Return its memory with shared pages counted by their share."""
+    found = _rollup(pid, ("Pss",))
+    assert found is not None
+    return found
+
+
+def _rollup(pid: str | int, names: tuple[str, ...]) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # ESRCH of a zombie, whose memory is free
+        return None
+    fields = (line.partition(":") for line in lines[1:])
+    return sum(int(value.split()[0]) * 1024 for name, _, value in fields if name in names)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    platform = Platform(tmp_path_factory.mktemp("shared"), "--device", "cpu:0=400MiB")
+    try:
+        yield platform.start()
+        assert platform.stop() == 0
+        assert "Traceback" not in platform.said()
+    finally:
+        platform.close()
+
+
+@pytest.fixture
+def platform(shared: Platform) -> Iterator[Platform]:
+    """The platform that most tests share: one device of 400 MiB. Each test leaves it as it found it."""
+    yield shared
+    shared.remove_all()
+    until(shared.is_empty, "no call, no worker and no reservation outlives its function")
+    assert shared.spooled() == []
+
+
+@pytest.fixture(scope="module")
+def module_platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Platform]]:
+    """For the tests of a module that share a platform with options of its own; not yet started."""
+    made: list[Platform] = []
+
+    def make(*options: str) -> Platform:
+        made.append(Platform(tmp_path_factory.mktemp("platform"), *options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+        assert "Traceback" not in each.said()
+
+
+@pytest.fixture
+def make_platform(tmp_path: Path) -> Iterator[Callable[..., Platform]]:
+    """For tests that stop or kill it: ``make_platform("--device", "cpu:0=400MiB")`` is not yet started."""
+    made: list[Platform] = []
+
+    def make(*options: str, data: Path | None = None) -> Platform:
+        platform = Platform(tmp_path / f"platform-{len(made)}", *options, data=data)
+        made.append(platform)
+        return platform
+
+    yield make
+    for each in made:
+        each.close()
+        assert "Traceback" not in each.said()

@@ -1,0 +1,182 @@
+"""Passwords, namespaces and secrets on the real platform, and what a raw socket can send that a client cannot."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.integration.conftest import HTTP, LIMIT_S, Platform, until
+
+READER = """
+    import os
+
+    def handle(event, context):
+        root = os.environ.get("secret_mount_path", "")
+        if not root:
+            return {"statusCode": 200, "body": "none"}
+        files = {name: open(os.path.join(root, name)).read() for name in sorted(os.listdir(root))}
+        modes = sorted({oct(os.stat(os.path.join(root, name)).st_mode & 0o777) for name in files})
+        return {"statusCode": 200, "body": {"files": files, "modes": modes}}
+"""
+ECHO = """
+    def handle(event, context):
+        return {"statusCode": 200, "body": event.body}
+"""
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    running = Platform(tmp_path_factory.mktemp("access"), "--auth", "on", "--device", "cpu:0=1GiB").start()
+    password = (running.data / "auth" / "basic-auth-password").read_text()
+    running.http.auth = ("admin", password)
+    yield running
+    running.close()
+
+
+def deploy(platform: Platform, name: str, source: str, **fields: object) -> str:
+    built = platform.build(name, source, HTTP)
+    sent = platform.http.put(f"/system/artifacts/{built.digest}", content=built.bundle_tar.read_bytes())
+    assert sent.status_code == 201
+    body = {"service": name, "image": f"{name}:1", "annotations": {"gpufaas.bundle": built.digest}, **fields}
+    answer = platform.http.put("/system/functions", json=body)
+    if answer.status_code == 404:
+        answer = platform.http.post("/system/functions", json=body)
+    assert answer.status_code in (200, 202), answer.text
+    return f"/function/{name}.{fields.get('namespace', 'openfaas-fn')}"
+
+
+def test_the_password_is_in_a_file_and_nowhere_else(platform: Platform) -> None:
+    path = platform.data / "auth" / "basic-auth-password"
+    until(lambda: "ready in" in platform.said())
+
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert str(path) in platform.said()
+    assert path.read_text() not in platform.said()
+
+
+def test_management_needs_the_password_and_calls_do_not(platform: Platform) -> None:
+    path = deploy(platform, "echo", ECHO)
+
+    with httpx.Client(base_url=platform.url, timeout=LIMIT_S, trust_env=False) as stranger:
+        refused = [stranger.get(each) for each in ("/system/functions", "/docs", "/system/status", "/nothing")]
+        called = stranger.post(path, content=b"hello")
+        healthy = stranger.get("/healthz")
+
+    assert {each.status_code for each in refused} == {401}
+    assert (called.status_code, called.content, healthy.status_code) == (200, b"hello", 200)
+
+
+def test_functions_live_in_namespaces(platform: Platform) -> None:
+    assert platform.http.post("/system/namespace/", json={"name": "dev"}).status_code == 201
+    path = deploy(platform, "twin", ECHO, namespace="dev")
+
+    assert platform.call(path, b"x").content == b"x"
+    assert platform.call("/function/twin", b"x").status_code == 404
+    assert platform.http.delete("/system/namespace/dev").status_code == 409
+
+
+def test_a_function_reads_its_secrets_as_files_and_sees_updates(platform: Platform) -> None:
+    for name, value in (("key", "first"), ("other", "not yours")):
+        assert platform.http.post("/system/secrets", json={"name": name, "value": value}).status_code == 201
+    path = deploy(platform, "reader", READER, secrets=["key"])
+    before = platform.call(path).json()
+
+    assert platform.http.put("/system/secrets", json={"name": "key", "value": "second"}).status_code == 202
+    after = platform.call(path)
+
+    assert before == {"files": {"key": "first"}, "modes": ["0o600"]}
+    assert after.json()["files"] == {"key": "second"}
+    assert after.headers["x-gpufaas-start"] == "hit"  # the same worker: nothing was deployed again
+
+
+def test_values_are_on_disk_in_files_of_their_own_only(platform: Platform) -> None:
+    value = "a-value-to-search-for"
+    platform.http.post("/system/secrets", json={"name": "searched", "value": value})
+    path = deploy(platform, "searcher", READER, secrets=["searched"])
+    platform.call(path)
+
+    found = [each for each in platform.data.rglob("*") if each.is_file() and value.encode() in each.read_bytes()]
+
+    assert {each.parent.parent.name for each in found} == {"secrets", "secret-mounts"}
+    assert value not in platform.said()
+
+    platform.http.request("DELETE", "/system/functions", json={"functionName": "searcher"})
+    until(lambda: not list((platform.data / "secret-mounts").glob("searcher*")), "the mount goes with its function")
+
+
+def test_a_function_without_secrets_has_no_directory(platform: Platform) -> None:
+    assert platform.call(deploy(platform, "bare", READER)).text == "none"
+
+
+# --- the socket ---
+
+
+def exchange(platform: Platform, request: bytes) -> bytes:
+    """Send *request* as it is; return what comes until the gateway has answered once or hung up."""
+    with platform.socket() as connection:
+        connection.sendall(request)
+        answer = b""
+        try:
+            while b"\r\n\r\n" not in answer and (piece := connection.recv(65_536)):
+                answer += piece
+        except ConnectionResetError:
+            pass
+        return answer
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        b"Content-Length: 5\r\nContent-Length: 6\r\n",
+        b"Content-Length: +5\r\n",
+        b"Content-Length: 5, 5\r\n",
+        b"Transfer-Encoding: chunked, identity\r\n",
+        b"Transfer-Encoding : chunked\r\n",
+        b"X: a\nTransfer-Encoding: chunked\r\n",
+        b"X\0: a\r\n",
+    ],
+)
+def test_a_body_whose_end_is_in_doubt_is_refused(platform: Platform, headers: bytes) -> None:
+    """What one server takes for a body and the next one for a request is how requests are smuggled."""
+    path = deploy(platform, "echo", ECHO)
+    request = f"POST {path} HTTP/1.1\r\nHost: x\r\n".encode() + headers
+    body = b"\r\n0\r\n\r\nGET /system/functions HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    answer = exchange(platform, request + body)
+
+    assert re.match(rb"HTTP/1.1 400 |$", answer), answer
+    assert platform.call(path, b"well").content == b"well"
+
+
+@pytest.mark.parametrize("path", ["/function/..%2fsystem%2ffunctions", "/function/a%00b", "/function/%2e%2e/x"])
+def test_names_with_tricks_are_no_functions(platform: Platform, path: str) -> None:
+    answer = exchange(platform, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+    assert answer.startswith(b"HTTP/1.1 404 ")
+
+
+def test_a_missing_password_file_is_one_line(tmp_path: Path) -> None:
+    other = Platform(tmp_path, "--auth", "on", "--auth-dir", str(tmp_path / "none"), "--device", "cpu:0=1GiB")
+    other.launch()
+
+    assert other.wait() == 2
+    assert "basic-auth-user cannot be read" in other.said()
+    assert "Traceback" not in other.said()
+    other.close()
+
+
+def test_an_endless_head_is_refused(platform: Platform) -> None:
+    request = b"GET /function/echo HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (2 << 20)
+
+    with platform.socket() as connection:
+        try:
+            connection.sendall(request)
+            answer = connection.recv(65_536)
+        except ConnectionError:
+            answer = b""
+
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
+    until(lambda: "request.refused status=431" in platform.said())

@@ -1,0 +1,80 @@
+"""``gpufaas local-run``: a function on this machine, on a platform that is gone afterwards."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))
+HANDLER = """\
+import os
+
+
+def handle(event, context):
+    print("called with", event.text)
+    return os.environ["GREETING"] + " " + event.text + " v1"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    subprocess.run([GPUFAAS, "new", "hello", "--lang", "python3-http", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / "hello/handler.py").write_text(HANDLER)
+    return tmp_path
+
+
+@contextmanager
+def running(project: Path, *options: str) -> Iterator[str]:
+    """Give the function's URL; end it as Ctrl-C does, and see that nothing is left."""
+    command = [GPUFAAS, "local-run", "hello", "-p", "0", "-e", "GREETING=hi", "--device", "cpu:0=256MiB", *options]
+    out, err = project / "out", project / "err"
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        process = subprocess.Popen(command, cwd=project, stdout=stdout, stderr=stderr)
+    children: list[psutil.Process] = []
+    try:
+        deadline = time.monotonic() + 60
+        while not (found := re.search(r"^URL: (http://\S+)$", out.read_text(), re.MULTILINE)):
+            assert time.monotonic() < deadline, err.read_text()
+            assert process.poll() is None, err.read_text()
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        yield found[1]
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0, err.read_text()
+    assert not [each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert list((project / "tmp").iterdir()) == []
+
+
+def test_a_function_runs_here_with_its_output_and_leaves_nothing(project: Path) -> None:
+    with running(project) as url:
+        assert httpx.post(url, content=b"you", timeout=30).text == "hi you v1"
+        _until(lambda: "called with you" in (project / "err").read_text())
+
+
+def test_a_change_is_running_a_moment_later(project: Path) -> None:
+    with running(project, "--watch") as url:
+        assert httpx.post(url, content=b"you", timeout=30).text == "hi you v1"
+
+        (project / "hello/handler.py").write_text(HANDLER.replace("v1", "version two"))
+
+        _until(lambda: httpx.post(url, content=b"you", timeout=30).text == "hi you version two")
+
+
+def _until(claim: object) -> None:
+    assert callable(claim)
+    deadline = time.monotonic() + 30
+    while not claim():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,449 @@
+"""The GPU manager on real processes: what a node does with leases, memory and workers that misbehave."""
+
+import asyncio
+import os
+import signal
+import textwrap
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpufaas_core.bundle import Manifest, WorkerSpec
+from gpufaas_core.errors import GpufaasError, InvalidSpec, LeaseRefused, LoadFailed, WorkerCrashed
+from gpufaas_core.frames import CallHead
+from gpufaas_core.messages import Event, Finished, Lease, Loaded, Measured, Refused, WorkerExited
+from gpufaas_core.messages import LoadFailed as LoadFailedFact
+from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId
+from gpufaas_core.units import MiB
+from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.node import Node, NodeSettings
+
+DEVICE = DeviceId("n/cpu:0")
+BIG = """
+    def load(device):
+        return bytearray(60 * 1024 * 1024)
+
+    def handle(model, event, context):
+        return {"size": len(model), "body": event.text}
+"""
+
+
+class Bundles:
+    """Bundles straight from source text: what is under test is the node."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._kinds: dict[str, str] = {}
+
+    def write(self, name: str, source: str, kind: str) -> None:
+        (self._root / name / "function").mkdir(parents=True)
+        (self._root / name / "function" / "handler.py").write_text(textwrap.dedent(source))
+        self._kinds[name] = kind
+
+    def install(self, digest: str) -> Path:
+        return self._root / digest
+
+    def manifest(self, digest: str) -> Manifest:
+        return Manifest(kind=self._kinds[digest], template="test")  # type: ignore[arg-type]
+
+
+class Lines:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def append(self, function: str, instance: str, text: str) -> None:  # noqa: ARG002 - the port's
+        self.lines.append(text)
+
+
+class Rig:
+    """A node with one CPU device of 200 MiB, and a hand that grants leases."""
+
+    def __init__(self, root: Path, memory: str = "200MiB") -> None:
+        self.bundles = Bundles(root)
+        self.logs = Lines()
+        self.facts: list[Event] = []
+        self.node = Node(
+            open_devices([f"cpu:0={memory}"], NodeId("n")), self.bundles, self.logs, self.facts.append,
+            settings=NodeSettings(abort_grace_s=0.5),
+        )  # fmt: skip
+        self.number = 0
+
+    async def function(
+        self, name: str, source: str, kind: str = "model", slots: int = 1, stall_s: float = 60.0
+    ) -> FunctionId:
+        self.bundles.write(name, source, kind)
+        function = FunctionId(f"{name}.ns@1")
+        await self.node.define(
+            WorkerSpec(function, name, "ns", name, kind, slots, stall_s=stall_s)  # type: ignore[arg-type]
+        )
+        return function
+
+    def lease(
+        self,
+        function: FunctionId,
+        *,
+        cold: bool = False,
+        memory: int = 120 * MiB,
+        victims: tuple[FunctionId, ...] = (),
+    ) -> Lease:
+        self.number += 1
+        return Lease(
+            1,
+            self.number,
+            CallId(f"c{self.number}"),
+            function,
+            function.partition(".")[0],
+            DEVICE,
+            cold,
+            memory,
+            victims,
+        )
+
+    async def call(self, lease: Lease, body: bytes = b"") -> tuple[int, bytes]:
+        exchange = self.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), body)
+        async with asyncio.timeout(30):
+            head, first, whole = await exchange.answer()
+            pieces = [first]
+            while not whole and (piece := await exchange.chunk()) is not None:
+                pieces.append(piece)
+        return head.status, b"".join(pieces)
+
+    def facts_of(self, kind: type) -> list[Event]:
+        return [each for each in self.facts if isinstance(each, kind)]
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    rig = Rig(tmp_path)
+    await rig.node.start()
+    yield rig
+    await rig.node.close()
+
+
+async def until(claim: Callable[[], object], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not claim():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_miss_loads_and_a_hit_finds_the_worker(rig: Rig) -> None:
+    function = await rig.function("big", BIG)
+
+    first = await rig.call(rig.lease(function, cold=True), b"one")
+    pid = rig.node.workers()[0].pid
+    second = await rig.call(rig.lease(function), b"two")
+
+    assert first == (200, b'{"size":62914560,"body":"one"}')
+    assert second == (200, b'{"size":62914560,"body":"two"}')
+    assert [worker.pid for worker in rig.node.workers()] == [pid]
+    loaded = rig.facts_of(Loaded)[0]
+    assert isinstance(loaded, Loaded)
+    assert 60 * MiB <= loaded.occupation <= 80 * MiB
+
+
+async def test_a_victim_is_gone_before_its_memory_is_promised_again(rig: Rig) -> None:
+    """Two functions of 0.6 device each, called in turn: at no moment are both alive."""
+    functions = [await rig.function(name, BIG) for name in ("one", "two")]
+    await rig.call(rig.lease(functions[0], cold=True))
+    most = 0
+
+    for turn in range(1, 5):
+        before = rig.node.workers()[0].pid
+        assert before is not None
+        mine, other = functions[turn % 2], functions[(turn + 1) % 2]
+        answer = asyncio.ensure_future(rig.call(rig.lease(mine, cold=True, victims=(other,))))
+        while not answer.done():
+            alive = [each for each in rig.node.workers() if each.pid and psutil.pid_exists(each.pid)]
+            most = max(most, len(alive))
+            assert rig.node.reserved(DEVICE) <= 200 * MiB
+            await asyncio.sleep(0)
+        assert answer.result()[0] == 200
+        assert not psutil.pid_exists(before)
+
+    assert most == 1
+
+
+async def test_a_load_beyond_its_reservation_fails_cleanly_and_says_that_it_was_memory(rig: Rig) -> None:
+    function = await rig.function("greedy", BIG.replace("60 *", "600 *"))
+
+    with pytest.raises(LoadFailed, match="MemoryError"):
+        await rig.call(rig.lease(function, cold=True))
+
+    await until(lambda: rig.facts_of(LoadFailedFact))
+    fact = rig.facts_of(LoadFailedFact)[0]
+    assert isinstance(fact, LoadFailedFact)
+    assert fact.out_of_memory
+    assert rig.node.reserved(DEVICE) == 0
+
+
+async def test_a_handler_that_takes_too_much_is_told_so_and_its_worker_and_the_neighbour_live(rig: Rig) -> None:
+    greedy = await rig.function(
+        "greedy",
+        """
+        import torch
+        def load(device):
+            return torch.ones(1000)
+        def handle(model, event, context):
+            if event.body:
+                return {"sum": float(torch.ones(int(event.text)).sum())}
+            return "small"
+        """,
+    )
+    neighbour = await rig.function("neighbour", BIG.replace("60 *", "20 *"))
+    assert (await rig.call(rig.lease(neighbour, cold=True, memory=60 * MiB)))[0] == 200
+    assert await rig.call(rig.lease(greedy, cold=True)) == (200, b"small")
+
+    status, text = await rig.call(rig.lease(greedy), str(400 * MiB // 4).encode())
+
+    assert status == 500
+    assert b"out of memory" in text
+    assert b"gpufaas.memory" in text
+    assert await rig.call(rig.lease(greedy)) == (200, b"small")
+    assert (await rig.call(rig.lease(neighbour)))[0] == 200
+    assert rig.facts_of(Measured)
+
+
+async def test_kill_9_of_a_worker_in_mid_call_gives_502_with_its_last_words(rig: Rig) -> None:
+    function = await rig.function(
+        "slow",
+        """
+        import sys, time
+        def load(device):
+            return None
+        def handle(model, event, context):
+            print("about to sleep", file=sys.stderr, flush=True)
+            time.sleep(60)
+        """,
+    )
+    answer = asyncio.ensure_future(rig.call(rig.lease(function, cold=True)))
+    await until(lambda: "about to sleep" in rig.logs.lines)
+    pid = rig.node.workers()[0].pid
+    assert pid is not None
+
+    os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(WorkerCrashed, match=r"SIGKILL[\s\S]*about to sleep"):
+        await answer
+    assert rig.facts_of(WorkerExited)
+    assert rig.node.reserved(DEVICE) == 0
+
+
+async def test_a_load_that_hangs_is_killed_for_lack_of_progress_and_a_slow_one_is_not(rig: Rig) -> None:
+    hanging = "import time\ndef load(device): time.sleep(600)\ndef handle(m, e, c): pass"
+    hangs = await rig.function("hangs", hanging, stall_s=0.4)
+    slow = await rig.function(
+        "slow",
+        """
+        import time
+        def load(device):
+            until = time.time() + 1.2
+            while time.time() < until:
+                sum(range(10000))
+        def handle(model, event, context):
+            return "here"
+        """,
+        stall_s=0.4,
+    )
+
+    with pytest.raises(LoadFailed, match="no progress"):
+        await rig.call(rig.lease(hangs, cold=True))
+
+    assert await rig.call(rig.lease(slow, cold=True)) == (200, b"here")
+
+
+async def test_a_handler_that_raises_answers_500_with_its_own_words_and_its_worker_lives(rig: Rig) -> None:
+    function = await rig.function(
+        "raises", "def load(device): return 1\ndef handle(model, event, context): raise ValueError('no such breed')"
+    )
+
+    first = await rig.call(rig.lease(function, cold=True))
+    pid = rig.node.workers()[0].pid
+    second = await rig.call(rig.lease(function))
+
+    assert first == second == (500, b"ValueError: no such breed")
+    assert rig.node.workers()[0].pid == pid
+    assert any("Traceback" in line for line in rig.logs.lines)
+
+
+async def test_an_answer_that_never_ends_stops_when_its_caller_is_gone(rig: Rig) -> None:
+    function = await rig.function(
+        "endless",
+        """
+        import itertools
+        def load(device): return 1
+        def handle(model, event, context):
+            return (f"{n}\\n" for n in itertools.count()) if event.body else "short"
+        """,
+    )
+    lease = rig.lease(function, cold=True)
+    exchange = rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"x")
+    await exchange.answer()
+    await exchange.chunk()
+
+    rig.node.abort(lease.call, DEVICE)
+
+    await until(lambda: rig.facts_of(Finished))
+    assert rig.facts_of(Finished) == [Finished(lease.call, DEVICE, rig.facts_of(Finished)[0].service_s, ok=False)]  # type: ignore[union-attr]
+    assert await rig.call(rig.lease(function)) == (200, b"short")
+
+
+async def test_aborting_a_lease_whose_call_never_came_frees_it(rig: Rig) -> None:
+    """The caller hung up between the grant of the lease and its arrival at the node: the engine waits for Finished."""
+    rig.node.abort(CallId("never"), DEVICE)
+
+    assert rig.facts == [Finished(CallId("never"), DEVICE, 0.0, ok=False)]
+
+
+async def test_a_slow_reader_does_not_hold_the_device(rig: Rig) -> None:
+    """The worker of a model function is done although nobody has read its 4 MB yet."""
+    function = await rig.function(
+        "wordy", "def load(device): return 1\ndef handle(m, e, c): return (b'x' * 65536 for _ in range(64))"
+    )
+    lease = rig.lease(function, cold=True)
+    exchange = rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
+    await exchange.answer()
+
+    await until(lambda: rig.facts_of(Finished))
+
+    size = 0
+    while (piece := await exchange.chunk()) is not None:
+        size += len(piece)
+    assert size == 64 * 65536
+
+
+async def test_a_call_that_runs_on_for_nobody_is_killed_after_its_grace(rig: Rig) -> None:
+    function = await rig.function(
+        "stuck", "import time\ndef load(device): print('loaded', flush=True)\ndef handle(m, e, c): time.sleep(60)"
+    )
+    lease = rig.lease(function, cold=True)
+    rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
+    await until(lambda: rig.facts_of(Loaded))
+
+    rig.node.abort(lease.call, DEVICE)
+
+    await until(lambda: rig.facts_of(WorkerExited))
+    assert rig.node.workers() == []
+
+
+async def test_cpu_functions_run_as_many_calls_at_once_as_they_have_slots(rig: Rig) -> None:
+    function = await rig.function(
+        "meet",
+        """
+        import threading
+        barrier = threading.Barrier(4, timeout=20)
+        def handle(event, context):
+            barrier.wait()
+            return event.text
+        """,
+        kind="http",
+        slots=4,
+    )
+    first = rig.lease(function, cold=True)
+
+    answers = await asyncio.gather(*(rig.call(first if n == 0 else rig.lease(function), b"%d" % n) for n in range(4)))
+
+    assert answers == [(200, b"%d" % n) for n in range(4)]
+
+
+async def test_a_body_streams_down_while_the_answer_streams_up(rig: Rig) -> None:
+    function = await rig.function(
+        "upper", "def handle(event, context): return (piece.upper() for piece in event.stream())", kind="http", slots=2
+    )
+    lease = rig.lease(function, cold=True)
+    exchange = rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", [], body_mode=1), b"")
+
+    async with asyncio.timeout(20):
+        await exchange.send_body(b"abc")
+        head, _, _ = await exchange.answer()
+        first = await exchange.chunk()
+        await exchange.send_body(b"def")
+        second = await exchange.chunk()
+        await exchange.end_body()
+        third = await exchange.chunk()
+
+    assert (head.status, first, second, third) == (200, b"ABC", b"DEF", None)
+
+
+async def test_a_lease_that_cannot_be_opened_is_refused_and_nothing_is_taken(rig: Rig) -> None:
+    function = await rig.function("absent", BIG)
+    lease = rig.lease(function)
+
+    with pytest.raises(LeaseRefused):
+        rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
+
+    assert isinstance(rig.facts[0], Refused)
+
+
+async def test_whichever_of_command_and_call_comes_first_opens_the_lease(rig: Rig) -> None:
+    function = await rig.function("big", BIG)
+    lease = rig.lease(function, cold=True)
+
+    rig.node.open(lease)
+    rig.node.open(lease)
+    answer = await rig.call(lease)
+
+    assert answer[0] == 200
+    assert len(rig.facts_of(Loaded)) == 1
+
+
+async def test_a_check_says_the_last_line_of_the_traceback_and_the_log_has_it_all(rig: Rig) -> None:
+    await rig.function("broken", "import nothing_of_that_name\ndef handle(event, context): pass", kind="http")
+    spec = WorkerSpec(FunctionId("broken.ns@1"), "broken", "ns", "broken", "http")
+
+    with pytest.raises(InvalidSpec, match="ModuleNotFoundError: No module named 'nothing_of_that_name'"):
+        await rig.node.check(spec)
+
+    assert any("Traceback" in line for line in rig.logs.lines)
+    assert rig.node.workers() == []
+
+
+async def test_a_check_misses_load(rig: Rig) -> None:
+    await rig.function("half", "def handle(model, event, context): pass")
+
+    with pytest.raises(InvalidSpec, match=r"no function load\(\)"):
+        await rig.node.check(WorkerSpec(FunctionId("half.ns@1"), "half", "ns", "half", "model"))
+
+
+async def test_when_the_fork_server_dies_its_workers_die_and_the_next_load_works(rig: Rig) -> None:
+    function = await rig.function("big", BIG)
+    await rig.call(rig.lease(function, cold=True))
+    pid, zygote = rig.node.workers()[0].pid, rig.node.zygote.pid
+    assert pid is not None
+    assert zygote is not None
+
+    os.kill(zygote, signal.SIGKILL)
+
+    await until(lambda: rig.facts_of(WorkerExited))
+    await until(lambda: not psutil.pid_exists(pid))
+    assert (await rig.call(rig.lease(function, cold=True)))[0] == 200
+
+
+async def test_the_zygote_is_single_threaded_and_has_torch(rig: Rig) -> None:
+    hello = await rig.node.zygote.ready()
+
+    assert hello.threads == 1
+    assert hello.missing == []
+
+
+async def test_closing_the_node_leaves_no_process(rig: Rig) -> None:
+    function = await rig.function("big", BIG)
+    await rig.call(rig.lease(function, cold=True))
+    pids = [rig.node.workers()[0].pid, rig.node.zygote.pid]
+
+    await rig.node.close()
+
+    await until(lambda: not any(pid and psutil.pid_exists(pid) for pid in pids))
+
+
+async def test_a_crash_before_the_call_comes_is_told_to_the_call_and_does_not_load_again(rig: Rig) -> None:
+    function = await rig.function("dies", "import os\ndef load(device): os._exit(3)\ndef handle(m, e, c): pass")
+    lease = rig.lease(function, cold=True)
+    rig.node.open(lease)
+    await until(lambda: rig.facts_of(LoadFailedFact))
+
+    with pytest.raises(GpufaasError, match="exit status 3"):
+        await rig.call(lease)
+
+    assert len(rig.facts_of(LoadFailedFact)) == 1

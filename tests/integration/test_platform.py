@@ -1,0 +1,377 @@
+"""The platform in good weather: misses and hits, memory, queues and limits, deployments, what it costs idle."""
+
+import concurrent.futures
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from tests.integration.conftest import (
+    ECHO,
+    ECHO_MODEL,
+    GATED,
+    GATED_MODEL,
+    HTTP,
+    LIMIT_S,
+    TORCH,
+    Platform,
+    Sampler,
+    free_port,
+    pss_bytes,
+    until,
+)
+
+from gpufaas_cli.client import Refused
+
+Make = Callable[..., Platform]
+MiB = 1024 * 1024
+BIG = """
+    import torch
+
+    def load(device):
+        return torch.ones(55 * 1024 * 1024, device=device)  # 220 MiB
+
+    def handle(model, event, context):
+        return {"last": float(model[-1]), "said": event.text}
+"""
+
+
+def started(answer: httpx.Response) -> str:
+    return str(answer.headers["x-gpufaas-start"])
+
+
+def test_two_functions_of_more_than_half_a_device_each_called_in_turn_miss_every_time(platform: Platform) -> None:
+    """And the memory of the one is given back before the other's is there: never both, never over the budget."""
+    paths = [platform.deploy(name, BIG, memory="240Mi") for name in ("one", "two")]
+
+    with Sampler(platform) as seen:
+        answers = [platform.call(paths[turn % 2], b"%d" % turn) for turn in range(8)]
+
+    assert [answer.json() for answer in answers] == [{"last": 1.0, "said": str(turn)} for turn in range(8)]
+    assert [started(answer) for answer in answers] == ["miss"] * 8
+    assert {answer.headers["x-gpufaas-device"] for answer in answers} == {"local/cpu:0"}
+    assert seen.samples > 50
+    assert 200 * MiB < seen.most_bytes <= 400 * MiB
+    assert seen.most_workers == 1
+    assert platform.status()["devices"][0]["evictions"] >= 7
+
+
+def test_two_functions_that_fit_together_miss_once_each(platform: Platform) -> None:
+    paths = [platform.deploy(name, ECHO_MODEL) for name in ("one", "two")]
+
+    answers = [platform.call(path) for path in paths * 3]
+
+    assert [started(answer) for answer in answers] == ["miss"] * 2 + ["hit"] * 4
+
+
+def test_nothing_is_resident_after_a_deploy_and_the_first_call_says_that_it_missed(platform: Platform) -> None:
+    path = platform.deploy("cold", ECHO_MODEL)
+
+    assert platform.residents() == []
+    assert platform.workers() == []
+    assert started(platform.call(path)) == "miss"
+    assert started(platform.call(path)) == "hit"
+
+
+def test_a_minimum_of_copies_is_resident_after_the_deploy_and_the_first_call_hits(platform: Platform) -> None:
+    path = platform.deploy("ready", ECHO_MODEL, labels={"com.openfaas.scale.min": "1"})
+
+    until(lambda: platform.residents() == ["ready"])
+
+    assert started(platform.call(path)) == "hit"
+
+
+def test_a_minimum_of_copies_comes_back_when_its_worker_dies(platform: Platform) -> None:
+    platform.deploy("ready", ECHO_MODEL, labels={"com.openfaas.scale.min": "1"})
+    until(lambda: platform.residents() == ["ready"])
+    worker = platform.workers()[0]
+
+    worker.kill()
+
+    until(lambda: platform.residents() == ["ready"] and platform.workers() and platform.workers()[0].pid != worker.pid)
+
+
+def test_a_function_calls_another_on_the_same_and_only_device_while_it_runs(platform: Platform) -> None:
+    model = platform.deploy("model", ECHO_MODEL)
+    caller = platform.deploy(
+        "caller",
+        f"""
+        import urllib.request
+
+        def handle(event, context):
+            with urllib.request.urlopen("{platform.url}{model}", data=event.body, timeout=30) as answer:
+                return {{"said": answer.read().decode(), "start": answer.headers["X-Gpufaas-Start"]}}
+        """,
+        HTTP,
+    )
+
+    first, second = (platform.call(caller, b"hello") for _ in range(2))
+
+    assert first.json() == {"said": "hello", "start": "miss"}
+    assert second.json() == {"said": "hello", "start": "hit"}
+    assert sorted(platform.residents()) == ["caller", "model"]
+
+
+def test_more_nested_calls_than_slots_all_end(platform: Platform) -> None:
+    """Twelve callers at once, eight slots, one model: the model's calls wait for nobody who waits for them."""
+    model = platform.deploy("model", ECHO_MODEL)
+    caller = platform.deploy(
+        "caller",
+        f"""
+        import urllib.request
+
+        def handle(event, context):
+            with urllib.request.urlopen("{platform.url}{model}", data=event.body, timeout=30) as answer:
+                return answer.read()
+        """,
+        HTTP,
+    )
+
+    answers = [each.result() for each in [platform.begin(caller, b"%d" % n) for n in range(12)]]
+
+    assert [answer.content for answer in answers] == [b"%d" % n for n in range(12)]
+
+
+# --- queues and limits ---
+
+
+def test_a_full_queue_answers_429_with_retry_after(platform: Platform) -> None:
+    path = platform.deploy("busy", GATED_MODEL, queue="2")
+    gate = platform.gate()
+    calls = [platform.begin(path, gate.body)]
+    until(gate.reached)
+    calls += [platform.begin(path, gate.body) for _ in range(2)]
+    until(lambda: platform.queued() == 2)
+
+    refused = platform.call(path, gate.body)
+
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert "busy" in refused.text
+    assert refused.headers["x-openfaas-internal"] == "gateway"
+    gate.open()
+    assert [call.result().status_code for call in calls] == [200] * 3
+
+
+def test_a_call_that_runs_over_its_time_limit_is_answered_504_and_the_device_is_used_again(platform: Platform) -> None:
+    path = platform.deploy("slow", GATED_MODEL, timeout="500ms")
+    gate = platform.gate()
+    platform.call(path)  # the load is not what is measured here
+
+    late = platform.call(path, gate.body)
+    gate.open()
+
+    assert late.status_code == 504
+    assert "0.5 s" in late.text
+    assert "gpufaas.timeout" in late.text
+    assert platform.call(path).status_code == 200
+
+
+def test_a_call_that_waits_over_its_time_limit_is_answered_504(platform: Platform) -> None:
+    holder = platform.deploy("holder", GATED_MODEL)
+    path = platform.deploy("late", ECHO_MODEL, timeout="300ms")
+    gate = platform.gate()
+    holding = platform.begin(holder, gate.body)
+    until(gate.reached)
+
+    late = platform.call(path)
+
+    assert late.status_code == 504
+    assert "queue" in late.text or "0.3 s" in late.text
+    assert platform.queued() == 0
+    gate.open()
+    assert holding.result().status_code == 200
+    assert platform.call(path).status_code == 200
+
+
+@pytest.mark.parametrize(("source", "lang"), [(ECHO_MODEL, TORCH), (ECHO, HTTP)])
+def test_a_body_over_the_limit_is_answered_413(platform: Platform, source: str, lang: str) -> None:
+    path = platform.deploy("small", source, lang, max_body="64Ki")
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b"x" * 4096
+
+    known = platform.call(path, b"x" * 100_000)
+    chunked = platform.call(path, chunks())
+
+    assert [known.status_code, chunked.status_code] == [413, 413]
+    assert "64" in known.text
+    assert "gpufaas.max-body" in known.text
+    assert platform.call(path, b"x" * 65536).content == b"x" * 65536
+
+
+@pytest.mark.parametrize(("source", "lang"), [(ECHO_MODEL, TORCH), (ECHO, HTTP)])
+@pytest.mark.parametrize("size", [0, 1, 70_000, 1024 * 1024 + 1, 5 * 1024 * 1024])
+def test_a_body_of_any_size_arrives_whole_and_leaves_nothing(
+    platform: Platform, source: str, lang: str, size: int
+) -> None:
+    path = platform.deploy("echo", source, lang, memory="96Mi")
+    body = bytes(range(251)) * (size // 251 + 1)
+    body = body[:size]
+
+    answer = platform.call(path, body)
+
+    assert answer.content == body
+    assert platform.spooled() == []
+
+
+# --- deployments ---
+
+
+def test_an_update_under_load_loses_no_call_and_the_new_version_answers(platform: Platform) -> None:
+    source = "def load(device): return 1\ndef handle(model, event, context): return 'version 1'"
+    path = platform.deploy("app", source)
+    stop = time.monotonic() + LIMIT_S
+
+    def keep_calling() -> list[tuple[int, str]]:
+        said = []
+        with httpx.Client(base_url=platform.url, timeout=LIMIT_S, trust_env=False) as http:
+            while time.monotonic() < stop:
+                answer = http.post(path, content=b"x")
+                said.append((answer.status_code, answer.text))
+                if answer.text == "version 4":
+                    break
+        return said
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        callers = [pool.submit(keep_calling) for _ in range(6)]
+        for version in (2, 3, 4):
+            platform.deploy("app", source.replace("version 1", f"version {version}"))
+        said = [each.result() for each in callers]
+
+    assert {status for each in said for status, _ in each} == {200}, [x for each in said for x in each if x[0] != 200]
+    assert all(each[-1] == (200, "version 4") for each in said)
+    until(lambda: len(platform.workers()) == 1, "the old versions' workers are gone")
+
+
+def test_a_body_that_was_on_its_way_during_an_update_is_answered_by_the_new_version(platform: Platform) -> None:
+    path = platform.deploy("app", "def load(device): pass\ndef handle(m, event, c): return 'old ' + event.text")
+    with platform.socket() as caller:
+        caller.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbo".encode())
+        until(lambda: platform.status()["functions"]["app.openfaas-fn"]["inflight"] == 1)
+
+        platform.deploy("app", "def load(device): pass\ndef handle(m, event, c): return 'new ' + event.text")
+        caller.sendall(b"dy")
+        answer = b"".join(iter(lambda: caller.recv(65536), b""))
+
+    assert answer.endswith(b"\r\n\r\nnew body"), answer
+
+
+def test_a_removed_function_is_gone_with_its_worker(platform: Platform) -> None:
+    path = platform.deploy("gone", ECHO_MODEL)
+    platform.call(path)
+    worker = platform.workers()[0]
+
+    platform.remove("gone")
+
+    assert platform.call(path).status_code == 404
+    until(lambda: not psutil.pid_exists(worker.pid))
+    assert platform.http.get("/system/functions").json() == []
+
+
+def test_a_handler_that_does_not_import_is_refused_and_the_log_has_all_of_it(platform: Platform) -> None:
+    with pytest.raises(Refused, match="ModuleNotFoundError: No module named 'no_such_module'") as refused:
+        platform.deploy("broken", "import no_such_module\ndef handle(event, context): return 'x'", HTTP)
+
+    assert refused.value.status == 400
+    assert "Traceback" in platform.log("broken")
+    assert platform.call("/function/broken").status_code == 404
+
+
+def test_an_update_that_is_refused_leaves_the_old_version_answering(platform: Platform) -> None:
+    path = platform.deploy("app", "def handle(event, context): return 'old'", HTTP)
+
+    with pytest.raises(Refused):
+        platform.deploy("app", "import no_such_module\ndef handle(event, context): return 'new'", HTTP)
+
+    assert platform.call(path).text == "old"
+
+
+def test_a_model_larger_than_any_device_is_refused_at_deploy_with_the_sizes(platform: Platform) -> None:
+    sizes = r"needs 10(\.0)? GiB .*largest device \(local/cpu:0\) has 400(\.0)? MiB"
+
+    with pytest.raises(Refused, match=sizes) as refused:
+        platform.deploy("giant", ECHO_MODEL, memory="10Gi")
+
+    assert refused.value.status == 400
+    assert platform.call("/function/giant").status_code == 404
+
+
+# --- what it costs ---
+
+
+def test_an_idle_platform_is_small_and_its_serving_process_has_no_torch(platform: Platform) -> None:
+    maps = Path(f"/proc/{platform.pid}/maps").read_text()
+    zygote = platform.zygote()
+
+    assert not re.search(r"torch|numpy", maps)
+    assert pss_bytes(platform.pid) < 90 * MiB
+    assert pss_bytes(zygote.pid) < 250 * MiB
+    assert zygote.num_threads() == 1
+    assert platform.workers() == []
+
+
+def test_an_idle_platform_uses_no_processor(platform: Platform) -> None:
+    path = platform.deploy("echo", ECHO_MODEL)
+    platform.call(path)
+    processes = [psutil.Process(platform.pid), platform.zygote(), *platform.workers()]
+    before = sum(sum(each.cpu_times()[:2]) for each in processes)
+
+    time.sleep(1.0)  # what is claimed is about a length of time
+
+    assert sum(sum(each.cpu_times()[:2]) for each in processes) - before <= 0.05
+
+
+def test_cpu_functions_answer_as_many_at_once_as_they_have_slots(platform: Platform) -> None:
+    path = platform.deploy("busy", GATED, HTTP, slots="3")
+    gate = platform.gate()
+
+    calls = [platform.begin(path, gate.body) for _ in range(4)]
+    until(lambda: platform.running() == 3 and platform.queued() == 1)
+    gate.open()
+
+    assert {call.result().status_code for call in calls} == {200}
+
+
+def test_a_second_platform_on_the_same_data_says_so_in_one_line(platform: Platform, make_platform: Make) -> None:
+    path = platform.deploy("echo", ECHO_MODEL)
+    gate = platform.gate()
+    spool = platform.data / "spool" / "body-of-a-running-call"
+    spool.write_bytes(gate.body)
+    second = make_platform("--device", "cpu:0=400MiB", data=platform.data)
+
+    second.launch()
+
+    assert second.wait() == 1
+    assert re.fullmatch(r"gpufaas: another gpufaas serves from .*--data\n", second.said())
+    assert spool.exists()
+    spool.unlink()
+    assert platform.call(path, b"still here").content == b"still here"
+
+
+def test_a_taken_port_is_said_in_one_line(platform: Platform, make_platform: Make) -> None:
+    second = make_platform("--device", "cpu:0=400MiB")
+    second.port = platform.port
+
+    second.launch()
+
+    assert second.wait() == 1
+    assert re.fullmatch(rf"gpufaas: cannot listen on 127.0.0.1:{platform.port} .*--port\n", second.said())
+    assert free_port() != platform.port
+
+
+def test_port_0_is_any_that_is_free_and_the_first_line_says_which(make_platform: Make) -> None:
+    platform = make_platform("--device", "cpu:0=400MiB")
+    platform.port = 0
+    platform.launch()
+
+    until(lambda: re.search(r"^.*gateway +http://127.0.0.1:[1-9]", platform.said()), platform.said())
+
+    found = re.search(r"http://127.0.0.1:(\d+)", platform.said())
+    assert found is not None
+    assert httpx.get(found[0] + "/healthz", trust_env=False).status_code == 200
+    assert platform.stop() == 0

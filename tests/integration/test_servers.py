@@ -1,0 +1,78 @@
+"""Functions that are programs with a port of their own: OpenFaaS's templates without their containers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufaas_cli.build import BuildRequest, build
+
+INDEX = """
+import os
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from function import handler
+
+class Calls(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = handler.handle(self.rfile.read(int(self.headers.get("content-length", 0))).decode()).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+print("mine is", os.environ["MINE"], flush=True)
+ThreadingHTTPServer(("0.0.0.0", 5000), Calls).serve_forever()
+"""
+DOCKERFILE = """
+FROM python:3.12
+ENV fprocess="python index.py" mode="http" upstream_url="http://127.0.0.1:5000" MINE="of the template"
+"""
+
+
+@pytest.fixture
+def deploy(platform: Any, tmp_path: Path) -> Callable[..., Any]:
+    template = tmp_path / "template" / "python3-of"
+    (template / "function").mkdir(parents=True)
+    (template / "index.py").write_text(INDEX)
+    (template / "Dockerfile").write_text(DOCKERFILE)
+    (template / "template.yml").write_text("language: python3-of\nfprocess: python index.py\n")
+
+    def deploy(name: str, handler: str, **spec: Any) -> Any:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "handler.py").write_text(handler)
+        (folder / "__init__.py").touch()
+        built = build(
+            BuildRequest(name, "python3-of", folder, build_root=tmp_path / "build", template_dirs=(template.parent,))
+        )
+        platform.upload(built)
+        spec["annotations"] = {"gpufaas.bundle": built.digest, "gpufaas.memory": "64Mi"}
+        asked = {"service": name, "image": name, "envProcess": "python index.py", **spec}
+        return platform.http.post("/system/functions", json=asked)
+
+    return deploy
+
+
+def test_two_of_a_template_with_a_fixed_port_run_side_by_side(platform: Any, deploy: Any) -> None:
+    deploy("upper", "def handle(req):\n    return req.upper()\n").raise_for_status()
+    deploy("turned", "def handle(req):\n    return req[::-1]\n", envVars={"MINE": "turned"}).raise_for_status()
+
+    for _ in range(2):
+        assert platform.call("/function/upper", b"abc").text == "ABC"
+        assert platform.call("/function/turned", b"abc").text == "cba"
+
+    assert "mine is of the template" in platform.log("upper")
+    assert "mine is turned" in platform.log("turned")
+
+
+def test_one_whose_handler_does_not_import_is_refused_when_it_is_deployed(platform: Any, deploy: Any) -> None:
+    answer = deploy("broken", "import nothing_of_this_name\n")
+
+    assert answer.status_code == 400
+    assert "broken does not start" in answer.text
+    assert "nothing_of_this_name" in answer.text
+    assert platform.http.get("/system/function/broken").status_code == 404
