@@ -1,0 +1,412 @@
+"""
+The main job, shown: more models than fit share two small devices, and every answer is right.
+
+    make demo            start, deploy, call, check, stop
+    make demo KEEP=1     the same, but leave the platform running
+
+Ends with 0 only if every answer was right (compared with a plain process that has the same weights), evictions
+happened, and no device ever held more than its budget (seen by a sampler that reads /proc from outside).
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from gpufaas_core.units import MiB, format_bytes
+
+ROOT = Path(__file__).resolve().parent.parent
+HOME = ROOT / ".demo"
+DEVICES = {"cpu:0": 1050 * MiB, "cpu:1": 1050 * MiB}
+CNNS = ("squeezenet", "densenet121", "resnet18", "resnet50", "alexnet", "vgg11", "vgg16")
+FUNCTIONS = ("echo", "digits", "embed", *CNNS)
+SENTENCES = (
+    ("A man is playing a guitar.", "Someone plays an instrument.", "The stock market fell sharply."),
+    ("The cat sleeps on the sofa.", "A kitten is napping on the couch.", "Our train leaves at seven."),
+    ("How do I reset my password?", "I forgot my login credentials.", "Bake the bread for forty minutes."),
+    ("It will rain tomorrow.", "The forecast says showers are coming.", "She bought a red bicycle."),
+)
+AT_ONCE = 8
+
+console = Console()
+
+
+@dataclass
+class Call:
+    """One input: what is sent, and how its answer is judged."""
+
+    function: str
+    body: str
+    label: int | None = None
+    """Of a digit's image: what it shows."""
+
+
+@dataclass
+class Phase:
+    """A part of the demo and what came of it."""
+
+    name: str
+    calls: list[Call]
+    at_once: int
+    latencies: list[float] = field(default_factory=list)
+    starts: Counter[str] = field(default_factory=Counter)
+    evictions: int = 0
+    digits: list[bool] = field(default_factory=list)
+    """Of each image of a digit: whether the prediction was what it shows."""
+    wrong: list[str] = field(default_factory=list)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="leave the platform running afterwards")
+    options = parser.parse_args()
+    began = time.monotonic()
+    shutil.rmtree(HOME, ignore_errors=True)
+    HOME.mkdir()
+    with ExitStack() as stack:
+        url, server = stack.enter_context(serving(options.keep))
+        deploy(url)
+        phases = plan()
+        answers = right_answers(phases)
+        sampler = Sampler(server.pid)
+        try:
+            totals = asyncio.run(run(url, phases, answers))
+        finally:
+            memory = sampler.stop()
+        failures = report(phases, memory, totals, time.monotonic() - began)
+        if options.keep:
+            console.print(
+                f"\nThe platform is still up (pid {server.pid}). Call it:\n"
+                f"  echo '{{\"seed\": 7}}' | {cli()} -g {url} invoke vgg16 --timing\n"
+                f"  {cli()} -g {url} top\n"
+                f"Stop it: kill {server.pid}"
+            )
+    for failure in failures:
+        console.print(f"[red]✗ {failure}[/red]")
+    if not failures:
+        console.print(
+            "[green]✓ every answer was right, models were evicted and reloaded, no budget was exceeded[/green]"
+        )
+    return 1 if failures else 0
+
+
+# --- the platform -----------------------------------------------------------------------------------------------------
+
+
+def cli() -> Path:
+    path = Path(sys.executable).parent / "gpufaas"
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+
+
+@contextmanager
+def serving(keep: bool) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Start the platform on a free port; it is stopped at the end, unless it is to be kept and nothing went wrong."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    devices = [f"--device={name}={size}" for name, size in DEVICES.items()]
+    console.rule("[bold]gpufaas serve")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "gpufaas_cli", "serve", "--port", str(port), "--data", str(HOME / "data"), *devices],
+        start_new_session=True,
+    )
+    url = f"http://127.0.0.1:{port}"
+    kept = False
+    try:
+        until = time.monotonic() + 60
+        while True:
+            try:
+                if httpx.get(f"{url}/healthz", timeout=5).status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            if server.poll() is not None or time.monotonic() > until:
+                raise SystemExit("the platform did not start: see above")
+            time.sleep(0.05)
+        yield url, server
+        kept = keep
+    finally:
+        if not kept:
+            server.send_signal(signal.SIGTERM)
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+            shutil.rmtree(HOME, ignore_errors=True)
+
+
+def deploy(url: str) -> None:
+    console.rule("[bold]gpufaas up")
+    examples = HOME / "examples"
+    shutil.copytree(ROOT / "functions" / "examples", examples, ignore=shutil.ignore_patterns("build", "__pycache__"))
+    environment = {**os.environ, "OPENFAAS_URL": url}
+    command = [sys.executable, "-m", "gpufaas_cli", "up", "-f", "stack.yaml", *FUNCTIONS]
+    if subprocess.run(command, cwd=examples, env=environment, check=False).returncode:
+        raise SystemExit("the examples could not be deployed: see above")
+
+
+class Sampler:
+    """The process that watches memory from outside; see demo.sampler."""
+
+    def __init__(self, server: int) -> None:
+        children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+        zygotes = [pid for pid in children if b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "demo.sampler", zygotes[0]], stdout=subprocess.PIPE, cwd=ROOT
+        )
+
+    def stop(self) -> dict[str, Any]:
+        self._process.send_signal(signal.SIGTERM)
+        out, _ = self._process.communicate(timeout=30)
+        memory: dict[str, Any] = json.loads(out)
+        return memory
+
+
+# --- inputs and right answers -----------------------------------------------------------------------------------------
+
+
+def plan() -> list[Phase]:
+    """Return the phases; seeded, so that every run sends the same."""
+    rng = random.Random(7)
+    images = digit_images()
+
+    def cnn(name: str) -> Call:
+        return Call(name, json.dumps({"seed": rng.randrange(5)}))
+
+    def digit() -> Call:
+        pixels, label = images[rng.randrange(len(images))]
+        return Call("digits", json.dumps(pixels), label)
+
+    def sentences() -> Call:
+        return Call("embed", json.dumps(rng.choice(SENTENCES)))
+
+    def echo() -> Call:
+        return Call("echo", json.dumps({"n": rng.randrange(1000), "text": "hello"}))
+
+    first = [echo(), digit(), sentences(), *(cnn(name) for name in CNNS)]
+    # As real traces are: a few functions get most of the calls.
+    weights = {"digits": 30, "embed": 20, "echo": 10, "squeezenet": 12, "resnet18": 10, "densenet121": 6,
+               "resnet50": 6, "alexnet": 4, "vgg11": 2, "vgg16": 2}  # fmt: skip
+    makers = {"digits": digit, "embed": sentences, "echo": echo}
+    mixed = [
+        makers[name]() if name in makers else cnn(name)
+        for name in rng.choices(list(weights), weights=list(weights.values()), k=240)
+    ]
+    pressure = [cnn(name) for _ in range(5) for name in ("vgg16", "vgg11", "alexnet", "resnet50")]
+    warm = [Call("digits", json.dumps(pixels), label) for pixels, label in images]
+    return [
+        Phase("first calls", first, 1),
+        Phase("mixed", mixed, AT_ONCE),
+        Phase("large models", pressure, 4),
+        Phase("hot model", warm, AT_ONCE),
+    ]
+
+
+def digit_images() -> list[tuple[list[list[int]], int]]:
+    """Return the images of the digits that training never saw, as 8 rows of 8 pixels, with what they show."""
+    sys.path.insert(0, str(HOME / "examples" / "digits"))
+    from digits_cnn import split  # type: ignore[import-not-found]
+
+    _, (images, labels) = split()
+    return [
+        ([[int(pixel) for pixel in row] for row in image], int(label))
+        for image, label in zip(images, labels, strict=True)
+    ]
+
+
+def right_answers(phases: list[Phase]) -> dict[tuple[str, str], Any]:
+    """Ask a plain process that has the same weights."""
+    console.rule("[bold]the same inputs to a plain process with the same weights")
+    inputs: dict[str, list[str]] = {}
+    for call in (call for phase in phases for call in phase.calls):
+        bodies = inputs.setdefault(call.function, [])
+        if call.body not in bodies:
+            bodies.append(call.body)
+    began = time.monotonic()
+    with console.status("computing the right answers"):
+        done = subprocess.run(
+            [sys.executable, "-m", "demo.reference", str(HOME / "examples" / "build")],
+            input=json.dumps(inputs), capture_output=True, text=True, check=False, cwd=ROOT,
+        )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"the plain process failed:\n{done.stderr}")
+    answers = json.loads(done.stdout)
+    console.print(f"{sum(map(len, inputs.values()))} different inputs in {time.monotonic() - began:.1f} s")
+    return {
+        (function, body): answer
+        for function, bodies in inputs.items()
+        for body, answer in zip(bodies, answers[function], strict=True)
+    }
+
+
+def agree(one: Any, other: Any) -> bool:
+    """Whether two answers are the same, numbers within 1e-3: the order of additions differs with threads."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(agree(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(agree, one, other))
+    if isinstance(one, float) or isinstance(other, float):
+        return isinstance(other, (int, float)) and math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-3)
+    return bool(one == other)
+
+
+def meaning_is_right(similarities: list[list[float]]) -> bool:
+    """The first two sentences of each triple mean the same, the third does not."""
+    return similarities[0][1] > 0.4 and similarities[0][1] > similarities[0][2] + 0.2
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+async def run(url: str, phases: list[Phase], answers: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    console.rule("[bold]calls over HTTP")
+    progress = Progress(
+        TextColumn("{task.description:<13}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+    limits = httpx.Limits(max_connections=AT_ONCE)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+        status = (await client.get("/system/status")).json()
+        with Live(console=console, refresh_per_second=8, transient=False) as live:
+            stop = asyncio.Event()
+            needs: dict[str, int] = {}
+            watch = asyncio.create_task(show(client, live, progress, stop, needs))
+            before = evictions(status)
+            for phase in phases:
+                task = progress.add_task(phase.name, total=len(phase.calls))
+                waiting = iter(phase.calls)
+
+                async def send(phase: Phase = phase, waiting: Iterator[Call] = waiting, task: Any = task) -> None:
+                    for call in waiting:
+                        await one(client, phase, call, answers)
+                        progress.advance(task)
+
+                await asyncio.gather(*(send() for _ in range(phase.at_once)))
+                status = (await client.get("/system/status")).json()
+                phase.evictions, before = evictions(status) - before, evictions(status)
+            stop.set()
+            await watch
+    console.print()
+    return {**status, "needs": needs}
+
+
+async def one(client: httpx.AsyncClient, phase: Phase, call: Call, answers: dict[tuple[str, str], Any]) -> None:
+    began = time.perf_counter()
+    response = await client.post(f"/function/{call.function}", content=call.body)
+    phase.latencies.append(time.perf_counter() - began)
+    phase.starts[response.headers.get("x-gpufaas-start", "none")] += 1
+    if response.status_code != 200:
+        phase.wrong.append(f"{call.function}: {response.status_code} {response.text[:300]}")
+        return
+    answer = response.json()
+    if not agree(answer, answers[call.function, call.body]):
+        phase.wrong.append(f"{call.function}: {call.body[:60]} gave {str(answer)[:100]}, not as the plain process")
+    if call.label is not None:
+        phase.digits.append(answer["digit"] == call.label)
+    if call.function == "embed" and not meaning_is_right(answer["similarities"]):
+        phase.wrong.append(f"embed: {call.body} has similarities {answer['similarities']}")
+
+
+def evictions(status: dict[str, Any]) -> int:
+    return sum(device["evictions"] for device in status["devices"])
+
+
+async def show(
+    client: httpx.AsyncClient, live: Live, progress: Progress, stop: asyncio.Event, needs: dict[str, int]
+) -> None:
+    """Redraw what is resident where while the calls run, and note in *needs* what each function occupies."""
+    while not stop.is_set():
+        status = (await client.get("/system/status")).json()
+        needs.update((each["function"], each["memory"]) for device in status["devices"] for each in device["resident"])
+        live.update(Group(progress, devices_now(status)))
+        try:
+            await asyncio.wait_for(stop.wait(), 0.15 if console.is_terminal else 1.0)
+        except TimeoutError:
+            continue
+
+
+def devices_now(status: dict[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 1))
+    for name in ("device", "reserved", "", "resident, least recently used first"):
+        table.add_column(name, no_wrap=bool(name))
+    for device in status["devices"]:
+        share = device["used"] / device["device"]["memory"]
+        resident = Text()
+        for each in device["resident"]:
+            name = each["function"].partition(".")[0]
+            resident.append(f"{name} ", style="bold green" if each["running"] else "yellow" if each["loading"] else "")
+        bar = "█" * round(share * 20)
+        table.add_row(device["device"]["id"].partition("/")[2], format_bytes(device["used"]), f"{bar:░<20}", resident)
+    return table
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def report(phases: list[Phase], memory: dict[str, Any], status: dict[str, Any], seconds: float) -> list[str]:
+    """Print the tables; return what went wrong."""
+    failures = []
+    table = Table(title="calls", title_justify="left")
+    for name in ("phase", "calls", "at once", "hits", "misses", "evictions", "p50 ms", "p99 ms", "wrong"):
+        table.add_column(name, justify="left" if name == "phase" else "right")
+    for phase in phases:
+        cuts = statistics.quantiles(phase.latencies, n=100, method="inclusive")
+        table.add_row(
+            phase.name, str(len(phase.calls)), str(phase.at_once), str(phase.starts["hit"]), str(phase.starts["miss"]),
+            str(phase.evictions), f"{1e3 * cuts[49]:.0f}", f"{1e3 * cuts[98]:.0f}", str(len(phase.wrong)),
+        )  # fmt: skip
+        failures += phase.wrong[:5]
+    console.print(table)
+
+    table = Table(title=f"memory of each device, sampled {memory['samples']} times from /proc", title_justify="left")
+    for name in ("device", "budget", "peak", "of budget", "workers at once", "evictions"):
+        table.add_column(name, justify="left" if name == "device" else "right")
+    by_name = {each["device"]["id"].partition("/")[2]: each for each in status["devices"]}
+    for name, budget in DEVICES.items():
+        seen = memory["devices"].get(name, {"peak": 0, "workers": 0})
+        peak, workers = seen["peak"], seen["workers"]
+        row = format_bytes(budget), format_bytes(peak), f"{peak / budget:.0%}", workers, by_name[name]["evictions"]
+        table.add_row(name, *map(str, row))
+        if seen["peak"] > budget:
+            failures.append(f"{name} held {format_bytes(seen['peak'])}, more than its {format_bytes(budget)}")
+    console.print(table)
+
+    judged = [right for phase in phases for right in phase.digits]
+    console.print(
+        f"{len(FUNCTIONS)} functions that need {format_bytes(sum(status['needs'].values()))} shared "
+        f"{format_bytes(sum(DEVICES.values()))}; {sum(len(phase.calls) for phase in phases)} calls; "
+        f"{sum(judged) / len(judged):.1%} of {len(judged)} digits recognised; {seconds:.0f} s in all"
+    )
+    if sum(judged) < 0.97 * len(judged):
+        failures.append("fewer than 97 % of the digits were recognised")
+    if not sum(phase.evictions for phase in phases):
+        failures.append("nothing was evicted: the models all fitted, so nothing was shown")
+    if memory["samples"] < 10:
+        failures.append("memory was sampled too seldom to say anything")
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())
