@@ -217,19 +217,24 @@ class Invocations:
                     call.future = None
                 try:
                     exchange = call.exchange = self._node.call(lease, head, body)
+                    if call.error is not None:
+                        exchange.fail(call.error)  # it came between the lease and here, where there was nothing to end
+                    queue_s = time.perf_counter() - began
+                    if mode == STREAM:
+                        self._stop_watching(call)
+                        call.timer = self._loop.call_later(
+                            began + timeout_s - time.perf_counter(), self._expire, call, deployed
+                        )
+                        call.task = self._loop.create_task(
+                            self._stream_body(call, exchange, deployed, receive, len(body))
+                        )
+                    answer, answer_body, whole = await exchange.answer()
                     break
-                except LeaseRefused:
+                except LeaseRefused:  # by the node, or by a worker that was gone before it took anything
+                    call.exchange = None
+                    if call.error is not None:
+                        raise call.error from None  # it came after the refusal
                     placed = self._scheduler.again(call_id)
-            if call.error is not None:
-                exchange.fail(call.error)  # it came between the lease and here, where there was nothing to end
-            queue_s = time.perf_counter() - began
-            if mode == STREAM:
-                self._stop_watching(call)
-                call.timer = self._loop.call_later(
-                    began + timeout_s - time.perf_counter(), self._expire, call, deployed
-                )
-                call.task = self._loop.create_task(self._stream_body(call, exchange, deployed, receive, len(body)))
-            answer, answer_body, whole = await exchange.answer()
             lease = exchange.lease
             load_s = exchange.load_s
             run_s = answer.run_s

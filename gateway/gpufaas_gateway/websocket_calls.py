@@ -106,12 +106,12 @@ class WebSocketCalls:
                 lease = placed if isinstance(placed, Lease) else await connection.placed(placed)
                 try:
                     exchange = self._node.call(lease, head, b"")
+                    queue_s = time.perf_counter() - began
+                    connection.take(exchange)
+                    answer, body, whole = await exchange.answer()
                     break
                 except LeaseRefused:
                     placed = self._scheduler.again(call_id)
-            queue_s = time.perf_counter() - began
-            connection.take(exchange)
-            answer, body, whole = await exchange.answer()
             lease, load_s = exchange.lease, exchange.load_s
             answered += placement_headers(lease)
             if answer.status != _SWITCHED:
@@ -236,7 +236,7 @@ class _Connection:
             self._fail(CallCancelled("the caller went away"))
 
     async def placed(self, future: "asyncio.Future[Lease]") -> Lease:
-        self._future = future
+        self._exchange, self._future = None, future
         if self._error is not None:
             raise self._error
         lease = await future

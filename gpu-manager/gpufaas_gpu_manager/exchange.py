@@ -14,6 +14,7 @@ import msgspec
 
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import (
+    STREAM,
     AnswerHead,
     BrokenFrame,
     CallHead,
@@ -64,7 +65,8 @@ class Exchange:
 
     __slots__ = (
         "_bound", "_buffered", "_chunks", "_error", "_limit", "_loop", "_paused", "_waiter", "abandoned", "body",
-        "bound_at", "end", "finished", "head", "lease", "load_s", "opened_at", "phases", "slot", "taken", "worker",
+        "bound_at", "end", "finished", "head", "lease", "load_s", "opened_at", "phases", "slot", "taken", "untouched",
+        "worker",
     )  # fmt: skip
 
     def __init__(self, lease: Lease, worker: Any, loop: asyncio.AbstractEventLoop, now: float) -> None:
@@ -78,6 +80,8 @@ class Exchange:
         self.abandoned = False
         self.taken = False
         """Its call has come; before that it is a lease that was opened ahead of it."""
+        self.untouched = False
+        """Its slot found nobody there, and still has all of it: the call can be placed again."""
         self.finished = False
         self.end: EndHead | None = None
         self.opened_at = now
@@ -102,6 +106,7 @@ class Exchange:
         """
         Return head, body and whether that is all; when it is not, `chunk` gives the rest.
 
+        :raises LeaseRefused: the worker was gone before it took anything; the scheduler knows, and places it again
         :raises GpufaasError: there is no answer: the load failed, the worker crashed, the call was cancelled
         """
         while not self._chunks:
@@ -238,7 +243,8 @@ class SlotProtocol(asyncio.Protocol):
         self._exchange = exchange
         assert self._transport is not None
         if self._transport.is_closing():
-            return  # the worker has died, and the call is answered when it is reaped, with what it was that killed it
+            exchange.untouched = head.body_mode != STREAM
+            return  # the worker has died, and what becomes of the call is decided when it is reaped
         frame = encode_prefix(Kind.CALL, head, len(body))
         if len(body) <= 16 * 1024:
             self._transport.write(frame + body)

@@ -131,9 +131,9 @@ class HttpSlot:
             async with asyncio.timeout(_CONNECT_S):
                 _, connection = await self._loop.create_connection(lambda: _Connection(self), self._host, self._port)
         except TimeoutError:
-            self._broke(f"it did not accept a connection to its port {self._port} within {_CONNECT_S:g} s")
+            self._not_taken(head, f"it did not accept a connection to its port {self._port} within {_CONNECT_S:g} s")
         except OSError as exc:
-            self._broke(f"it did not accept a connection to its port {self._port} ({exc.strerror or exc})")
+            self._not_taken(head, f"it did not accept a connection to its port {self._port} ({exc.strerror or exc})")
         else:
             self._task = None
             if connection.lost:
@@ -237,6 +237,11 @@ class HttpSlot:
         else:
             self._broke(reason)
         self._owner.on_slot_lost()
+
+    def _not_taken(self, head: CallHead, reason: str) -> None:
+        if self._exchange is not None:
+            self._exchange.untouched = head.body_mode != STREAM  # pieces of a body that streams are sent once
+        self._broke(reason)
 
     def _broke(self, reason: str) -> None:
         self._wake()

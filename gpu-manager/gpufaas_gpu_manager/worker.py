@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import GpufaasError, LoadFailed, WorkerCrashed
+from gpufaas_core.errors import GpufaasError, LeaseRefused, LoadFailed, WorkerCrashed
 from gpufaas_core.frames import FailedHead, ReadyHead
-from gpufaas_core.messages import Finished, Loaded, Measured, WorkerExited
+from gpufaas_core.messages import Finished, Loaded, Measured, Refused, WorkerExited
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, FunctionId
 from gpufaas_core.units import format_bytes
@@ -226,18 +226,35 @@ class Worker(SlotOwner):
             self.watch_abandoned()
 
     def on_call_lost(self, slot: Slot, exchange: Exchange, reason: str) -> None:
-        """The connection of a call broke before its answer: its caller is told why, if the worker lives on."""
+        """
+        The connection of a call broke before its answer, or was never made.
+
+        If the worker lives on, its caller is told why; a call of which nothing was taken is placed again.
+        """
 
         timer = f"call {exchange.lease.call}"
 
         def fail() -> None:
             self._cancel(timer)
-            if self.exchanges.get(exchange.lease.call) is exchange:
+            if self.exchanges.get(exchange.lease.call) is not exchange:
+                return
+            if exchange.untouched and not exchange.abandoned:
+                self._free.append(slot)
+                del self.exchanges[exchange.lease.call]
+                self.node.over(exchange)
+                self._refuse(exchange, reason)
+            else:
                 self.on_done(slot, exchange, 0.0, 0, False, False)
                 name = f"{self.spec.name}.{self.spec.namespace}"
                 exchange.fail(WorkerCrashed(f"{name} gave no answer: {reason}{self.output.tail(True)}"))
 
         self._later(timer, _LOST_CALL_S, fail)
+
+    def _refuse(self, exchange: Exchange, reason: str) -> None:
+        """Nothing of the call was taken: the scheduler, and then the gateway, place it again."""
+        lease = exchange.lease
+        self.node.report(Refused(lease.call, lease.device, reason))
+        exchange.fail(LeaseRefused(f"{lease.device} could not give call {lease.call} to its worker: {reason}"))
 
     def limit_to(self, memory: Bytes) -> None:
         self.memory = memory
@@ -303,9 +320,13 @@ class Worker(SlotOwner):
         else:
             error = WorkerCrashed(f"the worker of {name} died: {reason}{self.output.tail(True)}")
         self.node.gone(self)
+        again: list[Exchange] = []
         for exchange in exchanges.values():
             self.node.over(exchange)
-            exchange.fail(error)
+            if exchange.untouched and not exchange.abandoned and before is WorkerState.READY:
+                again.append(exchange)
+            else:
+                exchange.fail(error)
         if before in (WorkerState.ENDING, WorkerState.GONE):
             # The engine asked for it, and knows. Calls were still on it only if their function was taken away.
             for call in exchanges:
@@ -315,6 +336,8 @@ class Worker(SlotOwner):
             self.node.report(LoadFailedFact(self.spec.function, self.device.id, reason, out_of_memory))
         else:
             self.node.report(WorkerExited(self.spec.function, self.device.id, reason))
+        for exchange in again:
+            self._refuse(exchange, reason)
 
     def close(self) -> None:
         for handle in self._timers.values():

@@ -1,12 +1,19 @@
 """Functions that are programs with a port of their own: OpenFaaS's templates without their containers."""
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from tests.integration.conftest import until
 
 from gpufaas_cli.build import BuildRequest, build
+
+_KEPT_S = 1.1
+"""A connection that was idle for longer is not used again: what it takes might not be sent twice."""
 
 INDEX = """
 import os
@@ -76,3 +83,26 @@ def test_one_whose_handler_does_not_import_is_refused_when_it_is_deployed(platfo
     assert "broken does not start" in answer.text
     assert "nothing_of_this_name" in answer.text
     assert platform.http.get("/system/function/broken").status_code == 404
+
+
+def test_a_call_that_finds_its_worker_dead_is_placed_again(platform: Any, deploy: Any) -> None:
+    """Nothing of it was taken, so its caller need not hear of it. The zygote is stopped: it would tell too soon."""
+    deploy("mortal", "import os\n\ndef handle(req):\n    return str(os.getpid())\n").raise_for_status()
+    pid = int(platform.call("/function/mortal", b"").text)
+    worker = psutil.Process(pid)
+    zygote = worker.parent()
+    assert zygote is not None
+    time.sleep(_KEPT_S)
+
+    zygote.suspend()
+    worker.kill()
+    until(lambda: worker.status() == psutil.STATUS_ZOMBIE)
+    with ThreadPoolExecutor() as threads:
+        called = threads.submit(platform.call, "/function/mortal", b"")
+        until(lambda: platform.status()["running"])
+        zygote.resume()
+        answer = called.result()
+
+    assert (answer.status_code, answer.headers["x-gpufaas-start"]) == (200, "miss"), answer.text
+    assert int(answer.text) != pid
+    until(platform.is_idle)
