@@ -4,7 +4,8 @@ Artifacts: immutable files by sha256, on disk.
 ::
 
     ROOT/sha256/ab/abcdef…          the bytes
-    ROOT/sha256/ab/abcdef….json     size, mtime and inode that were seen when the bytes were last hashed
+    ROOT/sha256/ab/abcdef….json     size, mtime and inode that were seen when the bytes were last hashed; its own mtime
+                                    says when the artifact was last asked for
     ROOT/incoming/…                 being written; gone after a crash and a new start
 
 An artifact appears under its name only once all of its bytes are on the disk and have the right hash, so a reader
@@ -97,11 +98,12 @@ class ArtifactStore:
             file.close()
 
     def has(self, digest: str) -> bool:
-        """Whether `path` would succeed."""
+        """Whether `path` would succeed. Counts as asking for it: who is told that it is there need not upload it."""
         try:
             self.path(digest)
         except (UnknownArtifact, CorruptArtifact):
             return False
+        self.touch(digest)
         return True
 
     def path(self, digest: str) -> Path:
@@ -135,6 +137,30 @@ class ArtifactStore:
         with storage_errors(target):
             target.unlink(missing_ok=True)
             _sidecar(target).unlink(missing_ok=True)
+
+    def digests(self) -> Iterator[str]:
+        """Yield what is here, in no order."""
+        for path in self._files.glob("??/*"):
+            if _DIGEST.fullmatch(path.name):
+                yield path.name
+
+    def touch(self, digest: str) -> None:
+        """Record that *digest* was asked for now, as well as can be."""
+        with contextlib.suppress(OSError):
+            os.utime(_sidecar(self._target(digest)))
+
+    def asked_for(self, digest: str) -> float | None:
+        """Return when *digest* was last asked for, or came, in Unix seconds; None: it is not here."""
+        target = self._target(digest)
+        for path in (_sidecar(target), target):
+            with contextlib.suppress(FileNotFoundError):
+                stat = path.stat()
+                return stat.st_mtime if target.exists() else None
+        return None
+
+    def size(self, digest: str) -> Bytes:
+        """Return the size of *digest*, which is here, in bytes."""
+        return self._target(digest).stat().st_size
 
     def _target(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):

@@ -71,6 +71,10 @@ class BundleStore:
         self._manifests[digest] = manifest
         return manifest
 
+    def digests(self) -> list[str]:
+        """Return the bundles that are extracted, in no order."""
+        return [path.name for path in self._root.iterdir() if not path.name.startswith(_ASIDE)]
+
     def remove(self, digest: str) -> None:
         """Forget bundle *digest*; its artifacts stay. No error when it is not there."""
         self._manifests.pop(digest, None)

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _GRACE_S: Final = 10
 """How long open calls may take to end when the platform is asked to stop."""
 _SAVE_EVERY_S: Final = 5.0
+_COLLECT_EVERY_S: Final = 3600.0
+_KEEP_UNUSED_S: Final = 86_400.0
+"""For so long a revision that was replaced or removed can be deployed again without another upload."""
 _MAX_QUEUE_IN_ALL: Final = 10_000
 _NODE: Final = NodeId("local")
 
@@ -130,6 +133,7 @@ async def _serve(
 
     from gpufaas_cache_manager.artifacts import ArtifactStore
     from gpufaas_cache_manager.bundles import BundleStore
+    from gpufaas_cache_manager.collect import collect
     from gpufaas_core.logs import FunctionLogs
     from gpufaas_gateway.api import management_app
     from gpufaas_gateway.async_api import PREFIX as ASYNC_PREFIX
@@ -183,9 +187,10 @@ async def _serve(
         containers = Containers(hashlib.sha256(bytes(options.data)).hexdigest()[:16], options.port)
     if containers is not None and options.functions == "docker":
         await containers.start()
+    bundles = BundleStore(options.data / "bundles", artifacts)
     node = Node(
         devices,
-        BundleStore(options.data / "bundles", artifacts),
+        bundles,
         logs,
         service.report,
         logging.getLogger("node").warning,
@@ -296,6 +301,17 @@ async def _serve(
             except StorageFailed as exc:
                 logging.getLogger("catalogue").warning("not saved, will be tried again: %s", exc)
 
+    async def tidy() -> None:
+        """Collect what no function uses any more, once at the start and every hour."""
+        while not stopped.is_set():
+            used = {each.spec.digest for each in catalogue.everywhere() if not each.spec.image}
+            try:
+                await asyncio.to_thread(collect, artifacts, bundles, used, time.time() - _KEEP_UNUSED_S)
+            except StorageFailed as exc:
+                logging.getLogger("artifacts").warning("not collected, will be tried again: %s", exc)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), _COLLECT_EVERY_S)
+
     async def ended(task: Awaitable[None]) -> None:
         """A side task that dies takes the server with it: never one that only says it is well."""
         try:
@@ -307,6 +323,7 @@ async def _serve(
     async def load() -> None:
         await catalogue.load()
         async_calls.begin()
+        await tidy()  # only what is loaded is known to be used
 
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -1,6 +1,7 @@
 """The platform in good weather: misses and hits, memory, queues and limits, deployments, what it costs idle."""
 
 import concurrent.futures
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -375,3 +376,24 @@ def test_port_0_is_any_that_is_free_and_the_first_line_says_which(make_platform:
     assert found is not None
     assert httpx.get(found[0] + "/healthz", trust_env=False).status_code == 200
     assert platform.stop() == 0
+
+
+def test_what_no_function_used_for_a_day_is_collected_at_the_next_start(make_platform: Make) -> None:
+    platform = make_platform("--device", "cpu:0=400MiB").start()
+    path = platform.deploy("echo", ECHO, HTTP)
+    old = platform.build("echo", ECHO, HTTP)
+    assert platform.call(path, b"x").status_code == 200
+    platform.deploy("echo", GATED, HTTP)
+    used = platform.build("echo", GATED, HTTP)
+    platform.stop()
+    store = platform.data / "artifacts" / "sha256"
+    then = time.time() - 2 * 86_400
+    for record in store.glob("??/*.json"):
+        os.utime(record, (then, then))
+
+    platform.start()
+
+    until(lambda: not (store / old.digest[:2] / old.digest).exists())
+    assert not (platform.data / "bundles" / old.digest).exists()
+    assert (store / used.digest[:2] / used.digest).exists()
+    assert (platform.data / "bundles" / used.digest).exists()
