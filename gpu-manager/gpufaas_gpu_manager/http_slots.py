@@ -62,6 +62,8 @@ class HttpSlot:
         self._sending = False
         """The request is not wholly sent: its connection cannot carry another."""
         self._may_retry = False
+        self._sent = False
+        """The call went out on some connection: whoever is not there now may have taken it then."""
         self._task: asyncio.Task[None] | None = None
         self._connected: asyncio.Future[None] | None = None
         """Whoever streams a body and waits for the connection."""
@@ -76,6 +78,7 @@ class HttpSlot:
         self._head = head
         self._body = body
         self._begun_at = now = time.monotonic()
+        self._sent = False
         connection = self._connection
         if connection is not None and not connection.lost and now - connection.idle_since < _IDLE_S:
             self._may_retry = head.body_mode != STREAM and head.method in _IDEMPOTENT
@@ -144,6 +147,7 @@ class HttpSlot:
         self._wake()
 
     def _send(self, connection: "_Connection", head: CallHead, body: bytes | memoryview) -> None:
+        self._sent = True
         lines = [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in _OURS]
         mode = head.body_mode
         self._sending = self._chunked = False
@@ -240,7 +244,8 @@ class HttpSlot:
 
     def _not_taken(self, head: CallHead, reason: str) -> None:
         if self._exchange is not None:
-            self._exchange.untouched = head.body_mode != STREAM  # pieces of a body that streams are sent once
+            # Pieces of a body that streams are sent once.
+            self._exchange.untouched = not self._sent and head.body_mode != STREAM
         self._broke(reason)
 
     def _broke(self, reason: str) -> None:

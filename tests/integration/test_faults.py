@@ -408,13 +408,15 @@ def test_nothing_outlives_a_killed_platform_and_its_successor_knows_everything(m
     until(gate.reached)
     (platform.data / "spool" / "body-left").write_bytes(b"of a call that was cut off")
 
-    def kept() -> int:
-        with sqlite3.connect(f"file:{platform.data / 'gpufaas.db'}?mode=ro", uri=True) as db:
-            found: int = db.execute("SELECT count(*) FROM profiles").fetchone()[0]
-        db.close()
-        return found
+    digest = platform.build("model", GATED_MODEL).digest
 
-    until(lambda: kept() == 3, "profiles are saved every 5 s")
+    def kept() -> bool:
+        with sqlite3.connect(f"file:{platform.data / 'gpufaas.db'}?mode=ro", uri=True) as db:
+            found = {of: json.loads(profile) for of, profile in db.execute("SELECT digest, profile FROM profiles")}
+        db.close()
+        return len(found) == 3 and found[digest]["occupation"] < 48 * MiB
+
+    until(kept, "profiles are saved every 5 s")
     tree = platform.kill()
     psutil.wait_procs(tree, 10)
 
