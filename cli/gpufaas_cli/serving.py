@@ -163,6 +163,7 @@ async def _serve(
 
     from gpufaas_cache_manager.artifacts import ArtifactStore
     from gpufaas_cache_manager.bundles import BundleStore
+    from gpufaas_cli.inner_door import InnerDoor
     from gpufaas_core.logs import FunctionLogs
     from gpufaas_gateway.api import management_app
     from gpufaas_gateway.async_api import PREFIX as ASYNC_PREFIX
@@ -213,9 +214,10 @@ async def _serve(
     store = SqliteStore(options.data / "gpufaas.db")
     secrets = SecretFiles(options.data / "secrets", options.data / "secret-mounts")
     containers = None
+    door = InnerDoor(options.host, options.port, guarded=credentials is not None)
     if options.functions != "process":
         # Of this data directory: what another platform on this machine runs is left alone.
-        containers = Containers(hashlib.sha256(bytes(options.data)).hexdigest()[:16], options.port)
+        containers = Containers(hashlib.sha256(bytes(options.data)).hexdigest()[:16], options.port, door.found)
     if containers is not None and options.functions == "docker":
         await containers.start()
     node = Node(
@@ -293,6 +295,10 @@ async def _serve(
             raise
 
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            await door.open()
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             logs.end_followers()  # they would otherwise hold the door open for the whole grace
             async_calls.stop()
@@ -300,8 +306,8 @@ async def _serve(
                 await builds.close()
             await super().shutdown(sockets)
 
-    server = Server(
-        uvicorn.Config(
+    def configured(app: Any) -> uvicorn.Config:
+        return uvicorn.Config(
             app,
             http=BoundedHttp,
             ws=BoundedWebSocket,
@@ -316,7 +322,9 @@ async def _serve(
             timeout_graceful_shutdown=_GRACE_S,
             backlog=2048,
         )
-    )
+
+    server = Server(configured(app))
+    door.serve(app, server, configured)
     # uvicorn raises a signal again when it has served: it must find a handler that does nothing, so that we end whole.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
