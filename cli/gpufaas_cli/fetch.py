@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from gpufaas_core.errors import GpufaasError
+from gpufaas_core.units import Bytes
 
 _TIMEOUT_S: Final = 5.0  # as faas-cli waits for its stores
 _MOST: Final = 16 << 20  # of a text that is held in memory; stores are some 50 KB
@@ -24,14 +25,19 @@ def fetch_text(place: str) -> str:
 
     :raises NotFetched: says where it looked
     """
-    try:
-        content = _download(place) if is_url(place) else Path(place).expanduser().read_bytes()
-    except OSError as exc:
-        raise NotFetched(f"{place}: {exc.strerror or exc}") from exc
+    content = fetch_bytes(place)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise NotFetched(f"{place}: it is not text in UTF-8 (byte {exc.start})") from exc
+
+
+def fetch_bytes(place: str, most: Bytes = _MOST) -> bytes:
+    """:raises NotFetched: as of `fetch_text`, or there are more than *most*"""
+    try:
+        return _download(place, most) if is_url(place) else Path(place).expanduser().read_bytes()
+    except OSError as exc:
+        raise NotFetched(f"{place}: {exc.strerror or exc}") from exc
 
 
 def fetch_json(place: str) -> object:
@@ -43,7 +49,7 @@ def fetch_json(place: str) -> object:
         raise NotFetched(f"{place}: it is not JSON: {exc}") from exc
 
 
-def _download(url: str) -> bytes:
+def _download(url: str, most: Bytes) -> bytes:
     import httpx
 
     content = bytearray()
@@ -53,8 +59,8 @@ def _download(url: str) -> bytes:
                 raise NotFetched(f"{url}: it answers {answer.status_code} {answer.reason_phrase}".rstrip())
             for part in answer.iter_bytes():
                 content += part
-                if len(content) > _MOST:
-                    raise NotFetched(f"{url}: it is larger than {_MOST >> 20} MiB: is it the right address?")
+                if len(content) > most:
+                    raise NotFetched(f"{url}: it is larger than {most >> 20} MiB: is it the right address?")
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise NotFetched(f"{url}: it cannot be reached: {exc or type(exc).__name__}") from exc
     return bytes(content)

@@ -14,6 +14,7 @@ from gpufaas_cli.stack import Stack, StackFunction, choose_gateway, find_stack, 
 
 if TYPE_CHECKING:
     from gpufaas_cli.publish import Extra
+    from gpufaas_cli.remote_builder import RemoteBuilder
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -160,6 +161,38 @@ def deploying(command: _F) -> _F:
     many("-l", "--label", "labels", help_="Label, over the stack file's")
     many("-e", "--env", "env", help_="Environment variable, over the stack file's")
     return command
+
+
+def remote_builder(command: _F) -> _F:
+    """Who builds images where there is no docker; read by `remote_of`."""
+    command = click.option(
+        "--builder-public-key", metavar="FILE|KEY", envvar="OPENFAAS_BUILDER_PUBLIC_KEY",
+        help="That build_secrets are sealed for; else the builder is asked. [env: OPENFAAS_BUILDER_PUBLIC_KEY]",
+    )(command)  # fmt: skip
+    command = click.option(
+        "--payload-secret", metavar="FILE", envvar="OPENFAAS_PAYLOAD_SECRET", type=click.Path(path_type=Path),
+        help="Has the secret that builds are signed with. [env: OPENFAAS_PAYLOAD_SECRET]",
+    )(command)  # fmt: skip
+    return click.option(
+        "--remote-builder", metavar="URL", envvar="OPENFAAS_REMOTE_BUILDER",
+        help="Have images built there: no docker is needed here. [env: OPENFAAS_REMOTE_BUILDER]",
+    )(command)  # fmt: skip
+
+
+def remote_of(given: dict[str, Any]) -> "RemoteBuilder | None":
+    """Take what `remote_builder` gave out of *given*. :raises InvalidSpec: a file that it names cannot be used"""
+    from gpufaas_cli.remote_builder import RemoteBuilder, read_payload_secret, read_public_key
+
+    url, secret, key = (given.pop(each) for each in ("remote_builder", "payload_secret", "builder_public_key"))
+    if not url:
+        return None
+    if secret is None:
+        raise click.UsageError("--remote-builder needs --payload-secret FILE, with the secret that the builder knows")
+    for name in ("extra_tags", "build_labels", "squash"):
+        if given.get(name):
+            raise click.UsageError(f"--{name.replace('_', '-').removesuffix('s')} cannot be asked of a remote builder")
+    verify = not click.get_current_context().meta.get(_NO_VERIFY)
+    return RemoteBuilder(url, read_payload_secret(secret), read_public_key(key) if key else None, verify)
 
 
 def extra_of(given: dict[str, Any]) -> "Extra":

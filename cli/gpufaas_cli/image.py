@@ -94,7 +94,10 @@ def build_image(
     :raises InvalidSpec: the build failed, or asks for a build option that the template has not
     """
     check_engine(f"building the image {image}")
-    _docker(["build", *_arguments(image, template, options), "."], context, f"docker build of {image}", progress)
+    arguments = ["build", *_arguments(image, template, options), "."]
+    if options.secrets and not has_buildkit():
+        raise NoDocker(f"build_secrets of {image} need docker's BuildKit: install docker-buildx, or leave them out")
+    _docker(arguments, context, f"docker build of {image}", progress)
 
 
 def publish_image(
@@ -135,6 +138,16 @@ def check_engine(what: str) -> None:
         )
 
 
+def environment(buildkit: bool = True) -> dict[str, str]:
+    """Return the environment of a docker command; *buildkit*: ask for it where it is not the default."""
+    return {**os.environ, **({"DOCKER_BUILDKIT": "1"} if buildkit else {})}
+
+
+def has_buildkit() -> bool:
+    """Whether `docker build` can mount secrets: older commands have BuildKit in them, newer ones as buildx."""
+    return "--secret" in (_ask(["build", "--help"]) or "")
+
+
 def tagged(image: str, mode: str, handler: Path | None, folder: Path) -> str:
     """
     Return *image* with the tag that ``--tag MODE`` gives it (specs/openfaas.md §12): ``latest`` as it is, ``sha``,
@@ -164,14 +177,23 @@ def tagged(image: str, mode: str, handler: Path | None, folder: Path) -> str:
             raise InvalidSpec(f"--tag {mode}: known are latest, sha, branch, describe and digest")
 
 
-def _arguments(image: str, template: Template | None, options: ImageOptions) -> list[str]:
+def build_arguments(template: Template | None, options: ImageOptions) -> dict[str, str]:
+    """
+    Return the build args of *options*, and ``ADDITIONAL_PACKAGE`` as its build options make it.
+
+    :raises InvalidSpec: a build option that the template has not
+    """
     args = dict(options.build_args)
+    packages = _packages(template, options.build_options)
+    extra = args.pop("ADDITIONAL_PACKAGE", "").split()
+    return {**args, "ADDITIONAL_PACKAGE": " ".join(dict.fromkeys([*extra, *packages]))}
+
+
+def _arguments(image: str, template: Template | None, options: ImageOptions) -> list[str]:
+    args = build_arguments(template, options)
     for name in _PROXIES:
         if value := os.environ.get(name):
             args.setdefault(name, value)
-    packages = _packages(template, options.build_options)
-    extra = args.pop("ADDITIONAL_PACKAGE", "").split()
-    args["ADDITIONAL_PACKAGE"] = " ".join(dict.fromkeys([*extra, *packages]))
     found = [*(["--no-cache"] * options.no_cache), *(["--squash"] * options.squash), *(["--pull"] * options.pull)]
     for key, value in sorted(args.items()):
         found += ["--build-arg", f"{key}={value}"]
@@ -217,7 +239,7 @@ def _read(template: Template | None) -> dict[str, Any]:
 def _docker(arguments: list[str], folder: Path, what: str, progress: Callable[[str], None]) -> None:
     tail: list[str] = []
     with subprocess.Popen(
-        ["docker", *arguments], cwd=folder, text=True, errors="replace",
+        ["docker", *arguments], cwd=folder, text=True, errors="replace", env=environment("--secret" in arguments),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -236,8 +258,9 @@ def _docker(arguments: list[str], folder: Path, what: str, progress: Callable[[s
 
 def _ask(arguments: list[str]) -> str | None:
     done = subprocess.run(
-        ["docker", *arguments], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
-    )
+        ["docker", *arguments], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        env=environment(),
+    )  # fmt: skip
     return done.stdout if done.returncode == 0 else None
 
 

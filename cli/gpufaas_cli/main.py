@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from gpufaas_cli import plugins
 from gpufaas_core.errors import GpufaasError
 
 FAILED: Final = 1
@@ -42,18 +43,20 @@ COMMANDS: Final[Mapping[str, str]] = {
     "remove": "Remove functions from the gateway.",
     "login": "Log in to a gateway.",
     "logout": "Forget the login of a gateway.",
-    "secret": "Create, update, list and remove secrets.",
+    "secret": "Create, update, list and remove secrets; make keys and seal files of build secrets.",
+    "registry-login": "Write a login for a registry of images.",
     "namespace": "Create, update, list and remove namespaces.",
     "store": "Find and deploy functions of a store.",
     "template": "List, pull and find the templates that functions are made from.",
     "generate": "Write Kubernetes or Knative YAML of functions.",
+    "plugin": "List plugins and install them.",
     "top": "Watch devices, and what is resident on them.",
     "completion": "Write a completion script for your shell.",
     "version": "Show the version of this CLI and of the gateway.",
 }
 _ALIASES: Final[Mapping[str, str]] = {
     "ls": "list", "rm": "remove", "delete": "remove", "secrets": "secret", "ns": "namespace", "namespaces": "namespace",
-    "templates": "template",
+    "templates": "template", "plugins": "plugin",
 }  # fmt: skip
 _GO_BOOLEAN: Final = re.compile(r"--([a-z][a-z-]*)=(1|t|true|0|f|false)", re.IGNORECASE)
 _BOOLEANS: Final[Mapping[str, tuple[str | None, str | None]]] = {
@@ -113,11 +116,16 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+        if found := plugins.installed():
+            with formatter.section("Plugins"):
+                formatter.write_dl([(name, str(path)) for name, path in found.items()])
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **more: Any) -> NoReturn:
         more["standalone_mode"] = False  # its errors are several lines long
         given = list(sys.argv[1:] if args is None else args)
         try:
+            if given and given[0] not in COMMANDS and given[0] not in _ALIASES and given[0] in plugins.installed():
+                plugins.run(plugins.installed()[given[0]], given[1:])
             code = super().main(_without_go_booleans(given), prog_name or "gpufaas", **more)
         except click.UsageError as exc:
             where = exc.ctx.command_path if exc.ctx else "gpufaas"

@@ -43,6 +43,10 @@ class ServeOptions:
     """Asynchronous calls of one function that have not ended."""
     allow_local_callbacks: bool = False
     """Whether X-Callback-Url may name an address of this machine or its link."""
+    builder_secret: Path | None = None
+    """File with the payload secret that builds are signed with. None: no images are built here."""
+    builder_push: bool = False
+    """Whether built images go to their registries too."""
     max_body: Bytes = DEFAULT_MAX_BODY
     """Largest request body, in bytes, unless the function says otherwise."""
 

@@ -23,9 +23,11 @@ from gpufaas_cli import image as images
 from gpufaas_cli import output
 from gpufaas_cli.build import BuildRequest, Built, build
 from gpufaas_cli.client import Client, GatewayUnreachable, NotAuthorised, function_path
+from gpufaas_cli.remote_builder import RemoteBuilder
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_cli.templating import template_of
 from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.remote_build import BuildConfig
 from gpufaas_core.units import format_bytes
 from gpufaas_templates import Template
 
@@ -75,6 +77,8 @@ class Building:
     disable_stack_pull: bool = False
     platforms: str | None = None
     extra_tags: Sequence[str] = ()
+    remote: RemoteBuilder | None = None
+    """Builds and pushes images, instead of docker here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,10 +321,28 @@ def _make_image(
     context = images.make_context(request, template)
     if not quiet:
         output.show(f"Building: {name} with {function.lang} template. Please wait..")
-    (images.publish_image if steps.buildx else images.build_image)(name, context, template, options, progress)
+    if building.remote is not None:
+        _build_remotely(building.remote, name, context, template, options, steps, progress)
+    else:
+        (images.publish_image if steps.buildx else images.build_image)(name, context, template, options, progress)
     if not quiet:
-        output.show(f"Image: {name} {'built and pushed' if steps.buildx else 'built'}.")
+        how = f"built by {building.remote.url}" if building.remote else "built and pushed" if steps.buildx else "built"
+        output.show(f"Image: {name} {how}.")
     return _Image(name, template, is_built=True)
+
+
+def _build_remotely(
+    builder: RemoteBuilder,
+    name: str,
+    context: Path,
+    template: Template | None,
+    options: images.ImageOptions,
+    steps: Steps,
+    progress: Callable[[str], None],
+) -> None:
+    platforms = tuple(each.strip() for each in (options.platforms or "linux/amd64").split(","))
+    config = BuildConfig(name, images.build_arguments(template, options), platforms, not steps.push_images)
+    builder.build(config, context, {each: Path(path) for each, path in options.secrets.items()}, progress)
 
 
 def _request(

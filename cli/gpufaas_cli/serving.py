@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from uvicorn import Server
 
     from gpufaas_gateway.auth import Credentials
+    from gpufaas_gateway.builds import Builds
     from gpufaas_gpu_manager.node import Node
     from gpufaas_scheduler.journal import Header, Journal
 
@@ -111,6 +112,38 @@ def _auth_dir(options: ServeOptions) -> Path:
     return options.auth_dir or options.data / "auth"
 
 
+def _builds(options: ServeOptions, spool: Path) -> "Builds | None":
+    """Return what builds images of sources; None: nobody does."""
+    from gpufaas_cli.docker_builder import DockerBuilder
+    from gpufaas_gateway.builds import Builds, BuildSettings
+
+    if options.builder_secret is None:
+        return None
+    try:
+        secret = options.builder_secret.read_bytes()
+    except OSError as exc:
+        raise InvalidSpec(f"--builder-secret {options.builder_secret}: {exc.strerror}") from exc
+    settings = BuildSettings(secret, _build_key(options.data / "builder"), spool, options.max_body)
+    return Builds(DockerBuilder(pushes=options.builder_push), settings)
+
+
+def _build_key(directory: Path) -> str:
+    """Return the private key that build secrets are sealed for, made if need be."""
+    from gpufaas_core.sealing import make_keys
+
+    file = directory / "key"
+    try:
+        if not file.exists():
+            directory.mkdir(mode=0o700, exist_ok=True)
+            aside = directory / ".key"
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as made:
+                made.write(make_keys().private)
+            os.replace(aside, file)
+        return file.read_text()
+    except OSError as exc:
+        raise _unusable(directory, exc) from exc
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """Bind before anything is started, so that a taken port costs nothing and is said in one line."""
     try:
@@ -134,6 +167,7 @@ async def _serve(
     from gpufaas_cache_manager.artifacts import ArtifactStore
     from gpufaas_cache_manager.bundles import BundleStore
     from gpufaas_cache_manager.collect import collect
+    from gpufaas_cli.inner_door import InnerDoor
     from gpufaas_core.logs import FunctionLogs
     from gpufaas_gateway.api import management_app
     from gpufaas_gateway.async_api import PREFIX as ASYNC_PREFIX
@@ -141,6 +175,7 @@ async def _serve(
     from gpufaas_gateway.async_calls import AsyncCalls, AsyncSettings
     from gpufaas_gateway.async_queue import SqliteAsyncQueue
     from gpufaas_gateway.auth import CleanPaths, Guard
+    from gpufaas_gateway.builds import build_routes
     from gpufaas_gateway.callbacks import HttpCallbacks
     from gpufaas_gateway.catalogue import Catalogue
     from gpufaas_gateway.invoke import PREFIX, BrokenAnswer, Invocations
@@ -158,6 +193,7 @@ async def _serve(
     from gpufaas_scheduler.scaler import Scaler, Watched
     from gpufaas_scheduler.service import SchedulerService
 
+    builds = _builds(options, spool)
     devices = open_devices(options.devices, _NODE)
     fatal: list[BaseException] = []
     epoch = time.time_ns() // 1_000_000  # grows from run to run: leases of an earlier run are refused
@@ -182,9 +218,10 @@ async def _serve(
     store = SqliteStore(options.data / "gpufaas.db")
     secrets = SecretFiles(options.data / "secrets", options.data / "secret-mounts")
     containers = None
+    door = InnerDoor(options.host, options.port, guarded=credentials is not None)
     if options.functions != "process":
         # Of this data directory: what another platform on this machine runs is left alone.
-        containers = Containers(hashlib.sha256(bytes(options.data)).hexdigest()[:16], options.port)
+        containers = Containers(hashlib.sha256(bytes(options.data)).hexdigest()[:16], options.port, door.found)
     if containers is not None and options.functions == "docker":
         await containers.start()
     bundles = BundleStore(options.data / "bundles", artifacts)
@@ -224,6 +261,7 @@ async def _serve(
         catalogue, async_calls, served_by=product, allow_local_callbacks=options.allow_local_callbacks
     )
     management.include_router(async_routes(async_calls))
+    management.include_router(build_routes(builds))
     # All but `/function/`, which is public and on the hot path, comes through here.
     guarded = metrics.counted(CleanPaths(management if credentials is None else Guard(management, credentials)))
 
@@ -262,13 +300,19 @@ async def _serve(
             raise
 
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            await door.open()
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             logs.end_followers()  # they would otherwise hold the door open for the whole grace
             async_calls.stop()
+            if builds is not None:
+                await builds.close()
             await super().shutdown(sockets)
 
-    server = Server(
-        uvicorn.Config(
+    def configured(app: Any) -> uvicorn.Config:
+        return uvicorn.Config(
             app,
             http=BoundedHttp,
             ws=BoundedWebSocket,
@@ -283,7 +327,9 @@ async def _serve(
             timeout_graceful_shutdown=_GRACE_S,
             backlog=2048,
         )
-    )
+
+    server = Server(configured(app))
+    door.serve(app, server, configured)
     # uvicorn raises a signal again when it has served: it must find a handler that does nothing, so that we end whole.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
@@ -380,6 +426,9 @@ async def _start_workers(
         kind = "CPU device, memory limit enforced" if device.kind == "cpu" else device.kind
         lines.append(f"device     {device.id}  {format_bytes(device.memory)}  {kind}")
     lines.append(f"data       {options.data}")
+    if options.builder_secret is not None:
+        pushed = "pushed to their registries" if options.builder_push else "kept in Docker's engine here"
+        lines.append(f"builder    images of sources signed with {options.builder_secret}, {pushed}")
     if credentials is not None:
         from gpufaas_gateway.auth import PASSWORD_FILE
 

@@ -36,6 +36,8 @@ PUBLIC: Final[tuple[tuple[str, str], ...]] = (
     ("GET HEAD", "/healthz"),
     ("GET HEAD", "/readyz"),
     ("GET HEAD", "/metrics"),
+    ("POST", "/build"),  # signed with the payload secret instead (`builds`)
+    ("GET", "/publickey"),
     ("GET HEAD", "/"),  # sends browsers to /ui/, which is guarded
 )
 """Methods and path; a path that ends in ``*`` is a prefix. All else needs the password."""

@@ -30,8 +30,8 @@ _SUM: Final = _BUCKETS  # index of the sum of seconds, behind the buckets
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _PATHS: Final = (
-    "/", "/async", "/healthz", "/metrics", "/readyz", "/system/alert", "/system/artifacts", "/system/function",
-    "/system/functions", "/system/info", "/system/logs", "/system/namespace", "/system/namespaces",
+    "/", "/async", "/build", "/healthz", "/metrics", "/publickey", "/readyz", "/system/alert", "/system/artifacts",
+    "/system/function", "/system/functions", "/system/info", "/system/logs", "/system/namespace", "/system/namespaces",
     "/system/scale-function", "/system/secrets", "/system/status", "/system/telemetry", "/ui",
 )  # fmt: skip
 """What management routes begin with. Names behind them are left out: they are as many as people like."""

@@ -13,6 +13,7 @@ import msgspec
 
 from gpufaas_core.logs import LogLine
 from gpufaas_core.model import EngineStatus
+from gpufaas_core.remote_build import BuildStatus
 from gpufaas_gateway.errors import METHODS
 from gpufaas_gateway.wire import body_schemas
 
@@ -29,6 +30,7 @@ _REASONS: Final[Mapping[int, str]] = {
     301: "The path is spelled otherwise: Location says how.",
     400: "What was sent is malformed or cannot be; the text names the field.",
     401: "The password is missing or wrong.",
+    403: "The signature is missing, or not of this body.",
     404: "There is none of that name.",
     405: "The method is not served here.",
     408: "The body did not come in time.",
@@ -58,6 +60,11 @@ _PARAMETERS: Final[Mapping[str, _Json]] = {
     "tail": {"in": "query", "schema": {"type": "integer"}, "description": "the last so many lines; 0 or less: all"},
     "since": {"in": "query", "schema": {"type": "string", "format": "date-time"}, "description": "not earlier lines"},
     "follow": {"in": "query", "schema": _STRING, "description": "1 or true: go on with lines as they are printed"},
+    "X-Build-Signature": {
+        "in": "header",
+        "schema": {"type": "string", "pattern": "^sha256=[0-9a-f]{64}$"},
+        "description": "HMAC-SHA256 of the body with the payload secret",
+    },
     "X-Callback-Url": {"in": "header", "schema": _STRING, "description": "where the answer is sent to"},
 }
 
@@ -108,6 +115,12 @@ _SCHEMAS: Final[Mapping[str, _Json]] = {
             "arch": _STRING,
         },
     },
+    "PublicKey": {
+        "type": "object",
+        "required": ["key_id", "algorithm", "public_key"],
+        "properties": {"key_id": _STRING, "algorithm": _STRING, "public_key": _STRING},
+        "additionalProperties": False,
+    },
     "AsyncCall": {
         "type": "object",
         "required": ["callId", "function", "state", "attempts", "callbackAttempts", "status", "reason", "acceptedAt",
@@ -130,7 +143,9 @@ _BODY_ERRORS: Final = (400, 408, 413, 503)
 def document(version: str) -> _Json:
     """Return the document of a platform of *version*."""
     schemas: _Json = {**_SCHEMAS, **body_schemas("#/components/schemas/{model}")}
-    _, ours = msgspec.json.schema_components([EngineStatus, LogLine], ref_template="#/components/schemas/{name}")
+    _, ours = msgspec.json.schema_components(
+        [EngineStatus, LogLine, BuildStatus], ref_template="#/components/schemas/{name}"
+    )
     return {
         "openapi": "3.1.0",
         "info": {
@@ -210,6 +225,14 @@ def _paths() -> _Json:
                             429, 503, 504, 507)
             | {"requestBody": {**_body({"application/octet-stream": {}}), "required": False}},
         },
+        "/build": {
+            "post": _public("Build an image of sources, as a remote builder", ["X-Build-Signature"],
+                            {200: {**_one("BuildStatus"), _NDJSON: {"schema": {
+                                "description": "one BuildStatus, JSON, in every line", "type": "string"}}}},
+                            403, 404, 408, 413, 429, 507)
+            | {"requestBody": _body({"application/octet-stream": {}})},
+        },
+        "/publickey": {"get": _public("The key that build secrets are sealed for", [], {200: _one("PublicKey")}, 404)},
         "/healthz": _with_head(_public("Whether it serves", [], {200: _media(_TEXT)}, 503)),
         "/readyz": _with_head(_public("Whether calls would find a device", [], {200: _media(_TEXT)}, 503)),
         "/metrics": {"get": _public("Prometheus's", [], {200: _media(_TEXT)})},

@@ -1,14 +1,15 @@
 """What the gateway needs from outside, in its own words. Adapters live elsewhere; fakes in `testing.py`."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.logs import LogLine
 from gpufaas_core.model import Device, EngineStatus, Function, FunctionId, Profile
+from gpufaas_core.remote_build import BuildConfig
 from gpufaas_gateway.async_call import AcceptedCall, CallStatus, ClaimedCall, Outcome, Phase, Waiting
 from gpufaas_gateway.spec import FunctionRecord, Namespace
 
@@ -249,3 +250,17 @@ class AsyncQueue(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class ImageBuilder(Protocol):
+    """What makes container images of sources."""
+
+    def build(self, config: BuildConfig, context: IO[bytes], secrets: Mapping[str, bytes]) -> AsyncGenerator[str]:
+        """
+        Build *context*, a tar with a Dockerfile in it, to the image that *config* names, and push it where that is
+        asked for; yield what the build prints, line by line. It is ended when the iterator is closed.
+
+        :param secrets: what the Dockerfile mounts at build time, by id; never in a line nor in the image
+        :raises InvalidSpec: it cannot be built or pushed; says why in one line
+        """
+        ...

@@ -3,16 +3,19 @@
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tarfile
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from msgspec.structs import replace
 
 from gpufaas_core.bundle import Manifest, Weights, WorkerSpec
 from gpufaas_core.errors import CorruptArtifact, GpufaasError, InvalidSpec, StorageFailed, UnknownArtifact
 from gpufaas_core.model import Device, DeviceId, DeviceStatus, EngineStatus, Function, FunctionId, Profile
+from gpufaas_core.remote_build import BuildConfig
 from gpufaas_core.units import Bytes, GiB
 from gpufaas_gateway.async_call import (
     AcceptedCall,
@@ -394,3 +397,31 @@ class FakeCallbacks:
         named = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
         self.delivered.append((url, named, content))
         self.on_delivery()
+
+
+class FakeBuilder:
+    """`ImageBuilder` that keeps what it was asked. It says `lines`, waits for `gate`, and fails with `failure`."""
+
+    def __init__(self) -> None:
+        self.built: list[tuple[BuildConfig, dict[str, bytes], dict[str, bytes]]] = []
+        """Of each build its configuration, files and secrets."""
+        self.lines = ["step 1", "step 2"]
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failure: GpufaasError | None = None
+        self.running = self.most_at_once = 0
+
+    async def build(self, config: BuildConfig, context: IO[bytes], secrets: Mapping[str, bytes]) -> AsyncGenerator[str]:
+        with tarfile.open(fileobj=context) as tar:
+            files = {each.name: tar.extractfile(each).read() for each in tar if each.isreg()}  # type: ignore[union-attr]
+        self.built.append((config, files, dict(secrets)))
+        self.running += 1
+        self.most_at_once = max(self.most_at_once, self.running)
+        try:
+            for line in self.lines:
+                yield line
+            await self.gate.wait()
+            if self.failure is not None:
+                raise self.failure
+        finally:
+            self.running -= 1

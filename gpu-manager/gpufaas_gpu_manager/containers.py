@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
@@ -45,14 +45,18 @@ class Containers:
 
     :param instance: of which platform they are: those that an earlier run of it left behind are removed by `start`
     :param gateway_port: where containers reach the gateway, on host ``gateway.openfaas``, which is this machine
+    :param on_network: told once the network is there: this machine's address in it, and its subnet
     """
 
-    def __init__(self, instance: str, gateway_port: int) -> None:
+    def __init__(
+        self, instance: str, gateway_port: int, on_network: Callable[[str, str], Awaitable[None]] | None = None
+    ) -> None:
         self._instance = instance
         self._gateway = f"http://gateway.openfaas:{gateway_port}"
         self._client: Any = None
         self._starting = asyncio.Lock()
-        self._host = ""
+        self._host = self._subnet = ""
+        self._on_network = on_network
         self._running: dict[str, Container] = {}
         """By the engine's id."""
         self._events: Any = None
@@ -71,6 +75,8 @@ class Containers:
                 self._loop = asyncio.get_running_loop()
                 self._client = await asyncio.to_thread(self._open)
                 threading.Thread(target=self._hear, name="docker-events", daemon=True).start()
+                if self._on_network is not None:
+                    await self._on_network(self._host, self._subnet)
 
     async def close(self) -> None:
         """Remove all containers of this platform."""
@@ -116,7 +122,8 @@ class Containers:
                 with contextlib.suppress(APIError):  # another platform may have made it just now
                     client.networks.create(NETWORK, driver="bridge", check_duplicate=True)
                 network = client.networks.get(NETWORK)
-            self._host = network.attrs["IPAM"]["Config"][0]["Gateway"]
+            addresses = network.attrs["IPAM"]["Config"][0]
+            self._host, self._subnet = addresses["Gateway"], addresses["Subnet"]
             self._remove_all(client)
         except (DockerException, LookupError) as exc:
             raise InvalidSpec(f"the Docker engine gives no network {NETWORK!r}: {exc}") from exc

@@ -1,8 +1,10 @@
 """Functions that have only an image, in a real Docker engine: what the platform makes of what their spec asks for."""
 
+import base64
 import hashlib
 import json
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -137,18 +139,68 @@ def test_an_image_without_a_server_says_what_was_waited_for(docker: Docker) -> N
     assert "has yet to listen on port 8080" in answer.text
 
 
-def test_a_function_reaches_the_gateway_by_its_conventional_name(docker: Docker) -> None:
+ASK = """
+import os, sys, urllib.error, urllib.request
+headers = {"Authorization": sys.argv[1]} if sys.argv[1] else {}
+for method, path in (each.split() for each in sys.argv[2:]):
+    body = b"hi" if method == "POST" else None
+    try:
+        asked = urllib.request.Request(os.environ["OPENFAAS_URL"] + path, body, headers, method=method)
+        with urllib.request.urlopen(asked, timeout=20) as answer:
+            print(answer.status, answer.read(2).decode())
+    except urllib.error.HTTPError as exc:
+        print(exc.code, exc.read().decode().strip())
+"""
+
+
+def ask_gateway(docker: Docker, name: str, *requests: str, authorization: str = "") -> list[str]:
+    """Send *requests* from inside the function's container; return status and text of each answer."""
+    python = str(Path(sys.executable).resolve())
+    done = docker.containers(name)[0].exec_run([python, "-c", ASK, authorization, *requests])
+    return str(done.output.decode()).splitlines()
+
+
+def test_a_function_reaches_others_by_the_gateways_conventional_name_and_nothing_more(docker: Docker) -> None:
+    """The platform listens on loopback, and there it asks nobody for a password."""
     docker.deploy("reaches").raise_for_status()
     docker.call("reaches", "/echo").raise_for_status()
+    said = ask_gateway(
+        docker, "reaches", "GET /healthz", "POST /function/reaches/echo", "POST /async-function/reaches/echo",
+        "GET /system/functions", "POST /system/functions", "GET //system/functions",
+        "GET /function/../system/functions",
+    )  # fmt: skip
 
-    found = (
-        docker.containers("reaches")[0]
-        .exec_run(["/bin/sh", "-c", 'while read line; do echo "$line"; done < /etc/hosts'])
-        .output.decode()
-    )
+    assert said[:3] == ["200 OK", "200 hi", "202 "]
+    assert [line.partition(" ")[0] for line in said[3:]] == ["403", "403", "403", "404"]
+    assert "start it with --auth on" in said[3]
+    assert docker.http.get("/system/functions").status_code == 200
 
+
+def test_the_functions_network_is_for_functions(docker: Docker) -> None:
     network = docker.engine.networks.get("gpufaas").attrs["IPAM"]["Config"][0]["Gateway"]
-    assert f"{network}\tgateway.openfaas\n" in found
+
+    # From this machine one comes with the address that one goes to, which is in the network: so with another.
+    transport = httpx.HTTPTransport(local_address="127.0.0.1")
+    with httpx.Client(transport=transport, trust_env=False, timeout=LIMIT_S) as other:
+        answer = other.get(f"http://{network}:{docker.platform.port}/healthz")
+
+    assert (answer.status_code, answer.text) == (403, "this address is for functions in containers\n")
+
+
+def test_with_a_password_containers_meet_the_whole_gateway(test_image: str, make_platform: Callable[..., Any]) -> None:
+    platform = make_platform("--functions", "docker", "--device", "cpu:0=256MiB", "--auth", "on").start()
+    user, password = "admin", (platform.data / "auth/basic-auth-password").read_text()
+    platform.http.auth = (user, password)
+    docker = Docker(platform, test_image)
+    docker.deploy("reaches").raise_for_status()
+    docker.call("reaches", "/echo").raise_for_status()
+    basic = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+    nobody = ask_gateway(docker, "reaches", "GET /system/functions")
+    admin = ask_gateway(docker, "reaches", "GET /system/functions", authorization=basic)
+
+    assert (nobody, admin) == (["401 invalid credentials"], ["200 [{"])
+    docker.engine.close()
 
 
 async def test_containers_of_an_earlier_run_are_removed_and_those_of_others_are_not(docker: Docker) -> None:

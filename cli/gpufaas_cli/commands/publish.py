@@ -17,12 +17,14 @@ from gpufaas_cli.stack import choose_gateway
 Examples:
   gpufaas publish
   gpufaas publish resize --platforms linux/amd64,linux/arm64 --extra-tag stable
+  gpufaas publish --remote-builder http://gateway:8080 --payload-secret payload.txt
 """,
 )
 @flags.stack
 @click.option("--platforms", metavar="LIST", help="Of images; else the stack file's, else linux/amd64.")
 @click.option("--extra-tag", "extra_tags", multiple=True, metavar="TAG", help="Tag images with it too; repeatable.")
 @click.option("--reset-qemu", is_flag=True, hidden=True)
+@flags.remote_builder
 @flags.building
 @flags.gateway
 @flags.as_json
@@ -30,8 +32,9 @@ def command(
     names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
     reset_qemu: bool, gateway: str | None, as_json: bool, **given: Any,  # noqa: ARG001
 ) -> None:  # fmt: skip
-    """Build and push: bundles to the gateway; images to their registry, with docker's buildx for all platforms."""
+    """Build and push: bundles to the gateway; images to their registry, with docker's buildx or a remote builder."""
     stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
+    given["remote"] = flags.remote_of(given)
     building, steps = taken(Building, given), Steps(push=True, buildx=True)
     if not needs_gateway(stack, functions):
         publish(stack, functions, Extra(), building, steps, None, as_json)

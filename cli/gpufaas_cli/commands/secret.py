@@ -16,6 +16,7 @@ import click
 
 from gpufaas_cli import flags, output
 from gpufaas_cli.client import Refused
+from gpufaas_cli.commands.sealed import LOCAL
 from gpufaas_core.errors import GpufaasError
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -30,13 +31,23 @@ _CONFLICT: Final = 409
 Examples:
   gpufaas secret create api-key --from-file ./key.txt
   gpufaas secret list
+  gpufaas secret apply                       every file of ./.secrets
+  gpufaas secret generate -o payload.txt     a random one, on this machine
 """,
 )
 def command() -> None:
-    """Secrets: files that only functions can read, as /var/openfaas/secrets/NAME."""
+    """Secrets: files that only functions can read, as /var/openfaas/secrets/NAME. Keys and sealed files for builds."""
+
+
+for _local in LOCAL:
+    command.add_command(_local)
 
 
 def _name(_: click.Context, __: click.Parameter, name: str) -> str:
+    return _checked(name)
+
+
+def _checked(name: str) -> str:
     if not _NAME.fullmatch(name) or len(name) > _NAME_CHARS:
         raise click.BadParameter(f"{name!r} is not the name of a secret: use a-z, 0-9, '-' and '.', as in api-key")
     return name
@@ -116,6 +127,51 @@ def update(
     with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
         status, reason = client.put_secret(body, update=True)
     output.show(f"Updated: {status} {reason}")
+
+
+@command.command(
+    "apply",
+    epilog="""
+\b
+Examples:
+  gpufaas secret apply
+  gpufaas secret apply -n dev --folder ./secrets-of-dev
+""",
+)
+@click.option(
+    "--folder", type=click.Path(path_type=Path), default=Path(".secrets"), show_default=True, metavar="DIR",
+    help="Its files are the secrets, by name; hidden ones are left out.",
+)  # fmt: skip
+@click.option("--trim/--no-trim", default=True, help="Cut space off both ends. [default: trim]")
+@flags.namespace
+@flags.gateway
+@flags.yaml_file
+def apply(folder: Path, trim: bool, namespace: str | None, gateway: str | None, yaml_file: Path | None) -> None:
+    """Create or update a secret of every file in ./.secrets. What is not there is not removed."""
+    try:
+        files = sorted(each for each in folder.iterdir() if not each.name.startswith(".") and each.is_file())
+    except OSError as exc:
+        raise GpufaasError(f"{folder}: {exc.strerror}: it should have a file for each secret") from exc
+    if not files:
+        output.show(f"No secrets found in {folder}.")
+        return
+    failed: list[str] = []
+    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
+        known = {each.get("name") for each in client.secrets(namespace)}
+        for file in files:
+            try:
+                name = _checked(file.name)
+                body = _body(name, namespace, None, file, trim)
+                update = name in known  # in place: functions that read it never find it gone
+                output.show(f"{'Updating' if update else 'Creating'} secret: {name}.{namespace or ''}")
+                status, reason = client.put_secret(body, update)
+                output.show(f"{'Updated' if update else 'Created'}: {status} {reason}")
+            except (Refused, click.UsageError) as exc:
+                reason = exc.message if isinstance(exc, click.UsageError) else str(exc)
+                output.note(f"gpufaas: {file}: {reason}")
+                failed.append(file.name)
+    if failed:
+        raise GpufaasError(f"{len(failed)} of {len(files)} secrets not applied: {', '.join(failed)}")
 
 
 @command.command(

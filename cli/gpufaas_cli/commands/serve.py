@@ -42,6 +42,7 @@ Examples:
   gpufaas serve --device cpu:0=2GiB --device cpu:1=2GiB
   gpufaas serve --device cuda:0 --device cuda:1=20GiB --policy lalb-o3 --o3-limit 25
   gpufaas serve --host 0.0.0.0 --auth-dir /run/secrets
+  gpufaas serve --host 0.0.0.0 --builder-secret payload.txt
   gpufaas serve --port 9090 --data ./.gpufaas --journal events.jsonl
 """,
 )
@@ -98,6 +99,12 @@ Examples:
     help="Let X-Callback-Url name addresses of this machine or its link, such as 127.0.0.1.",
 )  # fmt: skip
 @click.option(
+    "--builder-secret", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Build images of sources, for whoever signs them with the payload secret in FILE: publish --remote-builder. "
+    "Needs docker.",
+)  # fmt: skip
+@click.option("--builder-push", is_flag=True, help="Push what was built to the registry in its name, too.")
+@click.option(
     "--max-body", callback=_size, metavar="SIZE",
     help=f"Largest request body. [default: {format_bytes(DEFAULT_MAX_BODY)}]",
 )  # fmt: skip
@@ -105,18 +112,21 @@ def command(
     port: int, host: str, auth: Literal["on", "off", "auto"], auth_dir: Path | None, data: Path | None,
     devices: tuple[str, ...], functions: Literal["process", "docker", "auto"], policy: str, o3_limit: int,
     replacement: str, journal: Path | None, max_queue: int, max_async_queue: int, allow_local_callbacks: bool,
-    max_body: Bytes,
+    builder_secret: Path | None, builder_push: bool, max_body: Bytes,
 ) -> None:  # fmt: skip
     """
     Start the whole platform on this machine: gateway, scheduler, cache and workers in one process tree.
 
     Stops on Ctrl-C or SIGTERM; started again with the same --data, every function is still deployed.
     """
+    if builder_push and builder_secret is None:
+        raise click.UsageError("--builder-push goes with --builder-secret: without it nothing is built")
     options = ServeOptions(
         port=port, host=host, auth=auth, auth_dir=auth_dir.expanduser() if auth_dir else None,
         data=(data or default_data_dir()).expanduser().resolve(), devices=devices, functions=functions, policy=policy,
         o3_limit=o3_limit, replacement=replacement, journal=journal, max_queue=max_queue, max_body=max_body,
         max_async_queue=max_async_queue, allow_local_callbacks=allow_local_callbacks,
+        builder_secret=builder_secret.expanduser() if builder_secret else None, builder_push=builder_push,
     )  # fmt: skip
     try:
         from gpufaas_cli import serving

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gpufaas_cli import flags, output
 from gpufaas_cli.publish import Building, Steps, publish, taken
@@ -21,6 +22,7 @@ Examples:
   gpufaas up digits -g http://gateway:8080
   gpufaas up --filter 'cnn-*' -e LOG=debug
   gpufaas up --watch
+  gpufaas up --publish --remote-builder http://gateway:8080 --payload-secret payload.txt
   gpufaas up -f other.yaml --json
 """,
 )
@@ -30,6 +32,7 @@ Examples:
 @click.option("--publish", "buildx", is_flag=True, help="Images: build for several platforms and push, with buildx.")
 @click.option("--platforms", metavar="LIST", help="With --publish, as in linux/amd64,linux/arm64.")
 @click.option("--watch", "watches", is_flag=True, help="Do it again whenever a file changes, until Ctrl-C.")
+@flags.remote_builder
 @flags.building
 @flags.deploying
 @flags.namespace
@@ -40,6 +43,12 @@ def command(
     skip_push: bool, skip_deploy: bool, buildx: bool, watches: bool, gateway: str | None, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Build, upload and deploy the functions of the stack file. What the gateway has already is not sent again."""
+    ctx = click.get_current_context()
+    if not buildx:
+        if ctx.get_parameter_source("remote_builder") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--remote-builder goes with --publish: 'up' alone builds with docker here")
+        given["remote_builder"] = None  # of the environment
+    given["remote"] = flags.remote_of(given)
     extra, building = flags.extra_of(given), taken(Building, given)
     steps = Steps(
         push=not skip_push or not skip_deploy, deploy=not skip_deploy, buildx=buildx, push_images=not skip_push

@@ -35,7 +35,9 @@ configuration:
 
 
 class Docker:
-    """A docker command that keeps its arguments, and fails where it is told to."""
+    """A docker command that keeps its arguments, and fails where it is told to. It has BuildKit."""
+
+    build_help = "--secret stringArray"
 
     def __init__(self, folder: Path) -> None:
         self._calls, self.script = folder / "calls", folder / "bin/docker"
@@ -44,7 +46,8 @@ class Docker:
 
     def behave(self, lines: str) -> None:
         self.script.write_text(
-            f'#!/bin/bash\nprintf "%s\\0" "$PWD" "$@" >> {self._calls}; echo >> {self._calls}\n{lines}\necho said $1\n'
+            f'#!/bin/bash\nif [ "$2" = --help ]; then echo "{self.build_help}"; exit; fi\n'
+            f'printf "%s\\0" "$PWD" "$@" >> {self._calls}; echo >> {self._calls}\n{lines}\necho said $1\n'
         )
         self.script.chmod(0o755)
 
@@ -152,6 +155,17 @@ def test_docker_build_is_called_as_faas_cli_calls_it(
     ]  # fmt: skip
     assert "Building: me/fn:0.1 with go template. Please wait..\n" in result.stdout
     assert "Image: me/fn:0.1 built.\n" in result.stdout
+
+
+def test_build_secrets_need_buildkit(run: Run, docker: Docker) -> None:
+    docker.build_help = "--pull"
+    docker.behave("")
+
+    result = run("build", "fn")
+
+    assert result.exit_code == 1
+    assert "gpufaas: fn: build_secrets of me/fn:0.1 need docker's BuildKit: install docker-buildx" in result.stderr
+    assert docker.calls() == []
 
 
 def test_a_failing_build_ends_with_dockers_last_words(run: Run, docker: Docker) -> None:

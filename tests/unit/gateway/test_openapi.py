@@ -11,6 +11,7 @@ from tests.unit.gateway.conftest import Gateway
 from gpufaas_gateway.async_api import async_routes
 from gpufaas_gateway.async_calls import AsyncCalls
 from gpufaas_gateway.auth import is_public
+from gpufaas_gateway.builds import build_routes
 from gpufaas_gateway.errors import METHODS
 from gpufaas_gateway.openapi import document
 from gpufaas_gateway.retry import RetryPolicy
@@ -30,16 +31,19 @@ def operations(described: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any
 
 
 @pytest.fixture
-def asynchronous(tmp_path: Path) -> APIRouter:
+def included(tmp_path: Path) -> list[APIRouter]:
+    """Routes that the composition root adds."""
+
     async def never(*_: Any) -> None: ...
 
-    return async_routes(AsyncCalls(MemoryAsyncQueue(tmp_path), never, FakeCallbacks(), lambda _: RetryPolicy()))
+    calls = AsyncCalls(MemoryAsyncQueue(tmp_path), never, FakeCallbacks(), lambda _: RetryPolicy())
+    return [async_routes(calls), build_routes(None)]
 
 
 async def test_it_has_every_route_and_no_other(
-    gateway: Gateway, asynchronous: APIRouter, described: dict[str, Any]
+    gateway: Gateway, included: list[APIRouter], described: dict[str, Any]
 ) -> None:
-    routes = [*gateway.app.routes, *asynchronous.routes]
+    routes = [*gateway.app.routes, *(route for each in included for route in each.routes)]
 
     served = {(method, route.path) for route in routes for method in route.methods}  # type: ignore[attr-defined]
 
@@ -47,9 +51,10 @@ async def test_it_has_every_route_and_no_other(
 
 
 async def test_every_path_refuses_other_methods_and_names_those_that_it_has(
-    gateway: Gateway, asynchronous: APIRouter, described: dict[str, Any]
+    gateway: Gateway, included: list[APIRouter], described: dict[str, Any]
 ) -> None:
-    gateway.app.include_router(asynchronous)
+    for each in included:
+        gateway.app.include_router(each)
 
     for path, methods in described["paths"].items():
         if "-function/" not in path and not path.startswith("/function/"):

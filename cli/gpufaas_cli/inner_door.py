@@ -1,0 +1,102 @@
+"""
+The gateway for functions in containers: it listens on this machine's address in their Docker network as well, so that
+they reach ``gateway.openfaas`` while everybody else meets loopback only.
+
+Who comes in here must be in that network, and be it a function: without a password it gets what is public
+(`auth.PUBLIC`) and nothing else, also where the platform asks nobody on loopback for one.
+"""
+
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from gpufaas_gateway.auth import App, Receive, Scope, Send, is_public
+from gpufaas_gateway.errors import headers_of
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from uvicorn import Config, Server
+
+log = logging.getLogger("gateway")
+
+_REFUSED: Final = (
+    b"containers reach what is public here, and this platform asks for no password: start it with --auth on\n"
+)
+_STRANGER: Final = b"this address is for functions in containers\n"
+
+
+class InnerDoor:
+    """
+    :param host: where the platform listens besides; an address of all interfaces leaves nothing to do
+    :param guarded: the app asks for a password itself
+    """
+
+    def __init__(self, host: str, port: int, guarded: bool) -> None:
+        self._needed = host not in ("0.0.0.0", "::")
+        self._port = port
+        self._guarded = guarded
+        self._address = ""
+        self._subnet: ipaddress.IPv4Network | ipaddress.IPv6Network
+        self._app: App
+        self._server: Server | None = None
+        self._configured: Callable[[App], Config]
+        self._open = False
+
+    def serve(self, app: App, server: "Server", configured: "Callable[[App], Config]") -> None:
+        """:param configured: gives the settings of a server of an app: those that *server* has for *app*"""
+        self._app, self._server, self._configured = app, server, configured
+
+    async def found(self, address: str, subnet: str) -> None:
+        """The functions' network is there, and this machine is *address* in it."""
+        self._address, self._subnet = address, ipaddress.ip_network(subnet)
+        await self.open()
+
+    async def open(self) -> None:
+        """Listen, once the network is found and the server has started. What cannot be is said, and is no failure."""
+        import asyncio
+
+        server = self._server
+        if self._open or not self._needed or not self._address or server is None or not server.started:
+            return
+        self._open = True
+        config = self._configured(self)
+        config.load()
+
+        def protocol() -> "asyncio.Protocol":
+            made: Any = config.http_protocol_class
+            return cast("asyncio.Protocol", made(config=config, server_state=server.server_state, app_state={}))
+
+        family = socket.AF_INET6 if self._subnet.version == 6 else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((self._address, self._port))
+            server.servers.append(await asyncio.get_running_loop().create_server(protocol, sock=listening))
+        except OSError as exc:
+            listening.close()
+            log.warning(
+                "containers do not reach gateway.openfaas: cannot listen on %s:%d (%s)", self._address, self._port,
+                exc.strerror or exc,
+            )  # fmt: skip
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        peer = scope.get("client")
+        if peer is None or ipaddress.ip_address(peer[0]) not in self._subnet:
+            await _refuse(scope, send, _STRANGER)
+        elif scope["type"] == "http" and not self._guarded and not is_public(scope["method"], scope["path"]):
+            await _refuse(scope, send, _REFUSED)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _refuse(scope: Scope, send: Send, text: bytes) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": text.decode().strip()})
+        return
+    headers = [(name.lower().encode(), value.encode()) for name, value in headers_of().items()]
+    headers.append((b"content-length", b"%d" % len(text)))
+    await send({"type": "http.response.start", "status": 403, "headers": headers})
+    await send({"type": "http.response.body", "body": text})

@@ -1,0 +1,49 @@
+"""
+Plugins: executables that are commands of ours by their name (specs/openfaas.md §14.1). Those of faas-cli are ours too;
+one in ``~/.gpufaas/plugins`` goes before one of that name in ``~/.openfaas/plugins``. Our own commands go before both.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Final, NoReturn
+
+from gpufaas_core.errors import GpufaasError
+
+_DIRS: Final = ("~/.gpufaas/plugins", "~/.openfaas/plugins")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def own_dir() -> Path:
+    """Where `plugin get` puts them."""
+    return Path(_DIRS[0]).expanduser()
+
+
+def is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def installed() -> dict[str, Path]:
+    """Return the plugins that there are by their names, sorted."""
+    found: dict[str, Path] = {}
+    for each in _DIRS:
+        try:
+            files = sorted(Path(each).expanduser().iterdir())
+        except OSError:
+            continue
+        for file in files:
+            if is_name(file.name) and file.is_file() and os.access(file, os.X_OK):
+                found.setdefault(file.name, file)
+    return dict(sorted(found.items()))
+
+
+def run(plugin: Path, arguments: list[str]) -> NoReturn:
+    """
+    Become *plugin*: its output and exit status are its own.
+
+    :raises GpufaasError: it does not start
+    """
+    try:
+        os.execv(plugin, [str(plugin), *arguments])
+    except OSError as exc:
+        raise GpufaasError(f"the plugin {plugin} does not start: {exc.strerror}") from exc

@@ -1,0 +1,427 @@
+"""
+Functions that become container images, with nothing faked: docker, its engine, and a registry that asks for a password.
+What is built here is pushed, pulled by the platform, and answers; or a platform builds it for who has no docker.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from tests.integration.conftest import LIMIT_S, Platform, free_port, until
+
+USER, PASSWORD = "me", "registry-pass"
+HTPASSWD = "me:$2y$05$abcdefghijklmnopqrstuuPjvWZA9Te8qmmwSCy0c40HUw16Nv/I6\n"
+"""The password as bcrypt, which is all that the registry takes."""
+
+DOCKERFILE = """\
+FROM {base}
+ARG ADDITIONAL_PACKAGE
+ARG GREETING=none
+ENV GREETING=$GREETING PACKAGES=$ADDITIONAL_PACKAGE
+WORKDIR /home/app
+COPY function/ ./function/
+RUN [ "$(cat_() {{ read -r line < function/handler.txt; echo "$line"; }}; cat_)" = "mine" ]
+"""
+TEMPLATE = "language: web\nbuild_options:\n  - {name: dev, packages: [make, curl]}\n"
+
+
+def require(is_there: object, reason: str) -> None:
+    """Skip without it; fail if GPUFAAS_REQUIRE says that containers must be tested."""
+    if not is_there:
+        if "docker" in os.environ.get("GPUFAAS_REQUIRE", "").split(","):
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+class Registry:
+    def __init__(self, home: Path) -> None:
+        self.host = f"127.0.0.1:{free_port()}"  # a registry on loopback may be without TLS
+        (home / "htpasswd").write_text(HTPASSWD)
+        config = {
+            "version": 0.1,
+            "log": {"level": "warn"},
+            "storage": {"filesystem": {"rootdirectory": str(home / "data")}},
+            "http": {"addr": self.host},
+            "auth": {"htpasswd": {"realm": "test", "path": str(home / "htpasswd")}},
+        }
+        (home / "config.yml").write_text(json.dumps(config))
+        with (home / "output").open("wb") as output:
+            self.process = subprocess.Popen(
+                ["docker-registry", "serve", str(home / "config.yml")], stdout=output, stderr=output
+            )
+        self._http = httpx.Client(base_url=f"http://{self.host}", auth=(USER, PASSWORD), trust_env=False)
+        until(self._answers, "the registry answers")
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None
+        try:
+            return self._http.get("/v2/").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def tags(self, name: str) -> list[str]:
+        answer = self._http.get(f"/v2/{name}/tags/list")
+        return [] if answer.status_code == 404 else list(answer.json()["tags"])
+
+    def close(self) -> None:
+        self._http.close()
+        self.process.terminate()
+        self.process.wait(LIMIT_S)
+
+
+class Project:
+    """A folder with a template of OpenFaaS's kind, a function made from it, and a login for the registry."""
+
+    def __init__(self, home: Path, base: str, registry: Registry) -> None:
+        self.home, self.registry = home, registry
+        self.name = f"me/fn-{secrets.token_hex(4)}"
+        self.image = f"{registry.host}/{self.name}:0.1"
+        self.images = [self.image]
+        self.logged_in = home / "credentials"
+        for path, text in {
+            "template/web/template.yml": TEMPLATE,
+            "template/web/Dockerfile": DOCKERFILE.format(base=base),
+            "template/web/function/handler.txt": "skeleton\n",
+            "fn/handler.txt": "mine\n",
+            "payload.txt": "payload-secret\n",
+        }.items():
+            (home / path).parent.mkdir(parents=True, exist_ok=True)
+            (home / path).write_text(text)
+        self.stack(self.image)
+        given = ["registry-login", "-u", USER, "-s", "--server", registry.host]
+        self.run(*given, given=PASSWORD).check_returncode()
+
+    def stack(self, image: str, name: str = "fn", **more: Any) -> None:
+        function = {"lang": "web", "handler": "./fn", "image": image, "build_args": {"GREETING": "hi"}, **more}
+        self.images.append(image)
+        self._write({name: function})
+
+    def _write(self, functions: dict[str, Any]) -> None:
+        provider = {"name": "openfaas"}
+        (self.home / "stack.yaml").write_text(
+            json.dumps({"version": 1.0, "provider": provider, "functions": functions})
+        )
+
+    def dockerfile(self, text: str, base: str) -> None:
+        (self.home / "template/web/Dockerfile").write_text(f"FROM {base}\n{text}")
+
+    def run(self, *args: str, given: str = "", **env: str) -> "subprocess.CompletedProcess[str]":
+        env = {**os.environ, "HOME": str(self.home), "DOCKER_CONFIG": str(self.logged_in), **env}
+        return subprocess.run(
+            [sys.executable, "-m", "gpufaas_cli", *args],
+            cwd=self.home, input=given, env=env, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def registry(test_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    del test_image  # without an engine there is nothing to push
+    require(shutil.which("docker"), "no docker command here: install docker.io to run this")
+    require(shutil.which("docker-registry"), "no registry here: install docker-registry to run this")
+    registry = Registry(tmp_path_factory.mktemp("registry"))
+    yield registry
+    registry.close()
+
+
+@pytest.fixture
+def project(test_image: str, registry: Registry, tmp_path: Path) -> Iterator[Project]:
+    project = Project(tmp_path, test_image, registry)
+    yield project
+    for image in project.images:
+        forget(image)
+
+
+@pytest.fixture(scope="module")
+def platform(
+    registry: Registry, module_platform: Callable[..., Platform], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Platform]:
+    """Knows the registry's password, and builds images of sources."""
+    home = tmp_path_factory.mktemp("login")
+    login = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    (home / "config.json").write_text(json.dumps({"auths": {registry.host: {"auth": login}}}))
+    (home / "payload.txt").write_text("payload-secret")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_CONFIG", str(home))
+        platform = module_platform(
+            "--functions", "docker", "--device", "cpu:0=1GiB", "--auth", "on",
+            "--builder-secret", str(home / "payload.txt"), "--builder-push",
+        )  # fmt: skip
+        platform.start()
+    platform.http.auth = ("admin", (platform.data / "auth/basic-auth-password").read_text())
+    yield platform
+    assert platform.stop() == 0
+
+
+@pytest.fixture
+def gateway(platform: Platform) -> Iterator[str]:
+    """The URL of the platform, with its password in it."""
+    password = platform.http.auth._auth_header  # type: ignore[union-attr]
+    user, _, word = base64.b64decode(password.split()[1]).decode().partition(":")
+    yield f"http://{user}:{word}@127.0.0.1:{platform.port}"
+    for each in platform.http.get("/system/functions").json():
+        platform.http.request("DELETE", "/system/functions", json={"functionName": each["name"]}).raise_for_status()
+
+
+def docker(*args: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["docker", *args], capture_output=True, text=True, check=False)
+
+
+def forget(image: str) -> None:
+    docker("rmi", "--force", image)
+
+
+def is_here(image: str) -> bool:
+    return docker("image", "inspect", image).returncode == 0
+
+
+def env_of(platform: Platform, name: str) -> dict[str, str]:
+    answer = platform.http.get(f"/function/{name}/env", timeout=60)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, str] = answer.json()
+    return found
+
+
+def one_line(done: "subprocess.CompletedProcess[str]") -> str:
+    """The error of a function's step, without what docker printed before, and the count that follows it."""
+    assert done.returncode == 1, done.stdout
+    lines = [line for line in done.stderr.splitlines() if line.startswith("gpufaas: ")]
+    assert "1 of 1 functions not" in lines[-1]
+    assert len(lines) == 2, done.stderr
+    return lines[0]
+
+
+# --- docker here ---
+
+
+def test_an_image_is_built_pushed_pulled_by_the_platform_and_answers(
+    project: Project, registry: Registry, platform: Platform, gateway: str
+) -> None:
+    built = project.run("build", "-o", "dev")
+    assert built.returncode == 0, built.stderr
+    assert (
+        f"Building: {project.image} with web template. Please wait..\nImage: {project.image} built.\n" in built.stdout
+    )
+    assert is_here(project.image)
+    assert registry.tags(project.name) == []
+
+    pushed = project.run("push")
+    assert pushed.returncode == 0, pushed.stderr
+    assert f"Pushing fn [{project.image}]" in pushed.stdout
+    assert registry.tags(project.name) == ["0.1"]
+
+    forget(project.image)
+    deployed = project.run("deploy", "-g", gateway)
+    assert deployed.returncode == 0, deployed.stderr
+    assert "Deployed. 202 Accepted." in deployed.stdout
+    assert is_here(project.image)
+    env = env_of(platform, "fn")
+    assert (env["GREETING"], env["PACKAGES"]) == ("hi", "make curl")
+
+
+def test_up_does_all_of_it_and_again_when_something_changed(
+    project: Project, registry: Registry, platform: Platform, gateway: str
+) -> None:
+    first = project.run("up", "-g", gateway)
+    assert first.returncode == 0, first.stderr
+    assert registry.tags(project.name) == ["0.1"]
+    assert env_of(platform, "fn")["GREETING"] == "hi"
+
+    project.stack(project.image, build_args={"GREETING": "changed"})
+    second = project.run("up", "-g", gateway)
+    assert second.returncode == 0, second.stderr
+    assert env_of(platform, "fn")["GREETING"] == "changed"
+
+
+def test_a_build_that_fails_says_which_step_did(project: Project, test_image: str) -> None:
+    project.dockerfile("RUN echo before && exit 3\n", test_image)
+
+    line = one_line(project.run("build"))
+
+    assert f"docker build of {project.image} failed: " in line
+    assert "exit 3" in line or "exit code: 3" in line
+
+
+def test_a_push_without_the_registrys_password_is_refused_in_one_line(project: Project, registry: Registry) -> None:
+    assert project.run("build").returncode == 0
+    login = ["registry-login", "-u", USER, "-s", "--server", registry.host]
+
+    nobody = one_line(project.run("push", DOCKER_CONFIG=str(project.home / "none")))
+    project.run(*login, given="wrong").check_returncode()
+    wrong = one_line(project.run("push"))
+
+    for line in (nobody, wrong):
+        assert f"docker push of {project.image} failed: " in line
+        assert "auth" in line
+    assert registry.tags(project.name) == []
+
+
+def test_an_image_that_the_registry_lacks_or_guards_is_refused_at_deploy_in_one_line(
+    project: Project, gateway: str, make_platform: Callable[..., Platform], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = one_line(project.run("deploy", "-g", gateway))
+
+    assert f"{project.image} is not on this machine and cannot be pulled: " in missing
+    assert "not found" in missing or "unknown" in missing
+
+    project.run("build").check_returncode()
+    project.run("push").check_returncode()
+    forget(project.image)
+    monkeypatch.setenv("DOCKER_CONFIG", str(project.home / "none"))
+    stranger = make_platform("--functions", "docker", "--device", "cpu:0=256MiB").start()
+    guarded = one_line(project.run("deploy", "-g", stranger.url))
+    assert "cannot be pulled: " in guarded
+    assert "auth" in guarded
+    assert "log in to its registry" in guarded
+
+
+def test_publish_uses_buildx_or_says_that_it_is_missing(project: Project, registry: Registry) -> None:
+    done = project.run("publish")
+
+    if docker("buildx", "version").returncode == 0:
+        assert done.returncode == 0, done.stderr
+        assert registry.tags(project.name) == ["0.1"]
+    else:
+        assert "publishing images needs docker's buildx plugin: install docker-buildx" in one_line(done)
+
+
+def test_build_secrets_are_mounted_or_it_is_said_what_is_missing(project: Project, test_image: str) -> None:
+    project.stack(project.image, build_secrets={"token": str(project.home / "token.txt")})
+    (project.home / "token.txt").write_text("s3cret\n")
+    project.dockerfile(
+        'RUN --mount=type=secret,id=token read -r t < /run/secrets/token && [ "$t" = s3cret ]\n', test_image
+    )
+
+    done = project.run("build")
+
+    if "--secret" in subprocess.run(
+        ["docker", "build", "--help"], capture_output=True, text=True, check=False,
+        env={**os.environ, "DOCKER_BUILDKIT": "1"},
+    ).stdout:  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    else:
+        assert "need docker's BuildKit: install docker-buildx" in one_line(done)
+
+
+# --- docker elsewhere ---
+
+
+@contextmanager
+def without_docker(project: Project) -> Iterator[dict[str, str]]:
+    """An environment in which there is no docker command."""
+    (project.home / "no-bin").mkdir()
+    yield {"PATH": str(project.home / "no-bin"), "OPENFAAS_PAYLOAD_SECRET": str(project.home / "payload.txt")}
+
+
+def test_a_platform_builds_what_is_published_to_it_and_runs_it(
+    project: Project, registry: Registry, platform: Platform, gateway: str
+) -> None:
+    with without_docker(project) as env:
+        done = project.run(
+            "up", "--publish", "--remote-builder", f"{platform.url}/build", "-o", "dev", "-g", gateway, **env
+        )
+
+    assert done.returncode == 0, done.stderr
+    assert f"Image: {project.image} built by {platform.url}/build." in done.stdout
+    assert "Successfully tagged" in done.stderr or "naming to" in done.stderr  # the log, as docker printed it
+    assert registry.tags(project.name) == ["0.1"]
+    env = env_of(platform, "fn")
+    assert (env["GREETING"], env["PACKAGES"]) == ("hi", "make curl")
+
+
+def test_an_image_without_a_registry_stays_in_the_platforms_engine(
+    project: Project, platform: Platform, gateway: str
+) -> None:
+    project.stack(project.name.replace("/", "-"))
+
+    with without_docker(project) as env:
+        done = project.run("up", "--publish", "--remote-builder", platform.url, "-g", gateway, **env)
+
+    assert done.returncode == 0, done.stderr
+    assert "Not pushed: " in done.stderr
+    assert env_of(platform, "fn")["GREETING"] == "hi"
+
+
+def test_a_remote_build_that_fails_ends_as_a_local_one_does(
+    project: Project, platform: Platform, test_image: str
+) -> None:
+    project.dockerfile("RUN echo before && exit 3\n", test_image)
+
+    with without_docker(project) as env:
+        done = project.run("publish", "--remote-builder", platform.url, **env)
+
+    line = one_line(done)
+    assert f"the build of {project.image} failed: docker build of {project.image} failed: " in line
+    assert "before" in done.stderr
+
+
+def test_a_wrong_payload_secret_is_one_line(project: Project, platform: Platform) -> None:
+    (project.home / "payload.txt").write_text("wrong")
+
+    with without_docker(project) as env:
+        line = one_line(project.run("publish", "--remote-builder", platform.url, **env))
+
+    assert f"the builder at {platform.url} answers 403: X-Build-Signature" in line
+
+
+def test_build_secrets_are_sealed_for_the_platform(project: Project, platform: Platform) -> None:
+    """This engine may lack BuildKit: then it is the platform that says so, after it unsealed them."""
+    project.stack(project.image, build_secrets={"token": "token.txt"})
+    (project.home / "token.txt").write_text("s3cret")
+
+    with without_docker(project) as env:
+        done = project.run("publish", "--remote-builder", platform.url, **env)
+
+    if done.returncode:
+        assert "need BuildKit, which this builder's docker has not" in one_line(done)
+    assert "s3cret" not in done.stdout + done.stderr + platform.said()
+
+
+def test_a_client_that_hangs_up_ends_its_build(project: Project, platform: Platform, test_image: str) -> None:
+    project.dockerfile(f'RUN ["{Path(sys.executable).resolve()}", "-c", "import time; time.sleep(600)"]\n', test_image)
+    assert project.run("build", "--shrinkwrap").returncode == 0
+    tar = project.home / "body.tar"
+    with tarfile.open(tar, "w") as made:
+        made.add(project.home / "build/fn", "context")
+        config = project.home / "config"
+        config.write_text(json.dumps({"image": project.image}))
+        made.add(config, "com.openfaas.docker.config")
+    body = tar.read_bytes()
+    signature = hmac.new(b"payload-secret", body, hashlib.sha256).hexdigest()
+
+    def building() -> list[psutil.Process]:
+        return [each for each in psutil.Process(platform.pid).children() if each.name() == "docker"]
+
+    with socket.create_connection(("127.0.0.1", platform.port)) as client:
+        client.sendall(
+            f"POST /build HTTP/1.1\r\nHost: x\r\nAccept: application/x-ndjson\r\nContent-Length: {len(body)}\r\n"
+            f"X-Build-Signature: sha256={signature}\r\n\r\n".encode()
+            + body
+        )
+        until(building, "docker builds")
+    until(lambda: not building(), "docker was ended")
+
+    project.dockerfile("ENV A=1\n", test_image)
+    again = project.run("publish", "--remote-builder", platform.url, "--payload-secret", "payload.txt")
+    assert again.returncode == 0, again.stderr  # it does not wait for the one that was ended
+    assert platform.spooled() == []
+
+
+def test_a_signed_body_is_not_needed_for_anything_else(platform: Platform) -> None:
+    assert httpx.get(f"{platform.url}/system/functions").status_code == 401
+    assert httpx.get(f"{platform.url}/publickey").json()["algorithm"] == "nacl/box"
+    assert (platform.data / "builder/key").stat().st_mode & 0o777 == 0o600
