@@ -238,11 +238,11 @@ async def _serve(
     metrics = Metrics(service.status, lambda: async_calls.counts())
     defaults = Defaults(max_body=options.max_body, max_queue=options.max_queue)
     catalogue = Catalogue(store, artifacts, node, service, metrics, defaults, secrets=secrets)
-    invocations = Invocations(catalogue, service, node, metrics, spool)
+    product = f"gpufaas/{version('gpufaas')}"
+    invocations = Invocations(catalogue, service, node, metrics, spool, served_by=product)
     websocket_calls = WebSocketCalls(catalogue, service, node)
     catalogue.on_replaced = websocket_calls.close_old
     management = management_app(catalogue, service, logs, artifacts, metrics, secrets, version=version("gpufaas"))
-    product = f"gpufaas/{version('gpufaas')}"
     async_queue = SqliteAsyncQueue(options.data / "async")
 
     def retry_policy(name: str) -> RetryPolicy:

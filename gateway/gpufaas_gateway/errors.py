@@ -44,7 +44,7 @@ class NameTaken(GpufaasError):
 
 
 class BodyTooSlow(GpufaasError):
-    """The body of a management request did not come in time: send it again."""
+    """The body of a management request, or of a call that streams, did not come in time: send it again."""
 
 
 class NotEmpty(GpufaasError):
