@@ -23,6 +23,14 @@ NODE: Final = "node.id"
 PRODUCT: Final = "nvidia.com/gpu.product"
 """``NVIDIA-H200``: the name that NVIDIA's feature discovery for Kubernetes gives it."""
 
+PLATFORM_LABELS: Final = frozenset(
+    (
+        GPU, KIND, DEVICE, NODE, PRODUCT, "node.hostname", "kubernetes.io/hostname", "node.platform.os",
+        "kubernetes.io/os", "node.platform.arch", "kubernetes.io/arch",
+    )
+)  # fmt: skip
+"""Those that every node sets itself; all others are its operator's."""
+
 _KEY: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_./]{0,251}[A-Za-z0-9])?")
 _VALUE: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_./:]{0,251}[A-Za-z0-9])?")
 _CONSTRAINT: Final = re.compile(r"\s*([^\s=!]+)\s*(==|!=|=)\s*(\S*)\s*")

@@ -59,10 +59,10 @@ class FunctionState:
     """A deployed revision: its limits and costs, the devices that hold it, and its calls."""
 
     __slots__ = (
-        "_costs", "_declared", "desired", "digest", "draining", "eager", "excess", "exclusive", "failed", "failures",
+        "_costs", "_declared", "constraints",
+        "desired", "digest", "draining", "eager", "excess", "exclusive", "failed", "failures",
         "fits", "fits_as_of", "holders", "id", "loading", "max_copies", "max_queue", "min_copies", "queue", "removed",
         "running", "slots", "target", "waiting", "widened",
-        "constraints",
     )  # fmt: skip
 
     def __init__(self, function: Function) -> None:
