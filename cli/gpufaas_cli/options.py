@@ -29,6 +29,11 @@ class ServeOptions:
     devices: tuple[str, ...] = ()
     """``cpu:0=2GiB``, ``cuda:0``, ``cuda:0=20GiB``. Empty: the CUDA devices there are, else two CPU devices from
     half of the free memory."""
+    labels: tuple[str, ...] = ()
+    """``KEY=VALUE``, of all devices: what constraints of functions may ask for."""
+    profiles: tuple[str, ...] = ()
+    """``NAME=CONSTRAINT[,CONSTRAINT]``: what the annotation ``com.openfaas.profile`` may name, beside gpu and
+    nvidia-gpu."""
     functions: Literal["process", "docker", "auto"] = "auto"
     """Whether functions that have only an image run as containers: never, yes, if the engine answers when deployed."""
     policy: str = "lalb-o3"

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from gpufaas_cli.options import ServeOptions
+from gpufaas_core.constraints import PLATFORM_LABELS
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import format_bytes
@@ -180,6 +181,7 @@ async def _serve(
     from gpufaas_gateway.catalogue import Catalogue
     from gpufaas_gateway.invoke import PREFIX, BrokenAnswer, Invocations
     from gpufaas_gateway.metrics import Metrics
+    from gpufaas_gateway.placement import read_profiles
     from gpufaas_gateway.protocol import BoundedHttp, BoundedWebSocket
     from gpufaas_gateway.retry import WHILE_MISSING, RetryPolicy, read_policy
     from gpufaas_gateway.secret_files import SecretFiles
@@ -194,7 +196,8 @@ async def _serve(
     from gpufaas_scheduler.service import SchedulerService
 
     builds = _builds(options, spool)
-    devices = open_devices(options.devices, _NODE)
+    profiles = read_profiles(options.profiles)
+    devices = open_devices(options.devices, _NODE, options.labels)
     fatal: list[BaseException] = []
     epoch = time.time_ns() // 1_000_000  # grows from run to run: leases of an earlier run are refused
     header = Header(
@@ -236,7 +239,7 @@ async def _serve(
     )
     service.join(node, node.devices())
     metrics = Metrics(service.status, lambda: async_calls.counts())
-    defaults = Defaults(max_body=options.max_body, max_queue=options.max_queue)
+    defaults = Defaults(max_body=options.max_body, max_queue=options.max_queue, profiles=profiles)
     catalogue = Catalogue(store, artifacts, node, service, metrics, defaults, secrets=secrets)
     product = f"gpufaas/{version('gpufaas')}"
     invocations = Invocations(catalogue, service, node, metrics, spool, served_by=product)
@@ -424,7 +427,8 @@ async def _start_workers(
     lines.append(f"scheduler  {options.policy}{limit}")
     for device in node.devices():
         kind = "CPU device, memory limit enforced" if device.kind == "cpu" else device.kind
-        lines.append(f"device     {device.id}  {format_bytes(device.memory)}  {kind}")
+        own = ", ".join(f"{key}={value}" for key, value in device.labels.items() if key not in PLATFORM_LABELS)
+        lines.append(f"device     {device.id}  {format_bytes(device.memory)}  {kind}{'  ' * bool(own)}{own}")
     lines.append(f"data       {options.data}")
     if options.builder_secret is not None:
         pushed = "pushed to their registries" if options.builder_push else "kept in Docker's engine here"

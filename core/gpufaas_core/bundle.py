@@ -17,6 +17,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from gpufaas_core._types import Bytes, Seconds
+from gpufaas_core.constraints import Constraint
 from gpufaas_core.model import FunctionId
 
 MANIFEST = "gpufaas.json"
@@ -96,3 +97,7 @@ class WorkerSpec(Struct, frozen=True):
     memory_limit: Bytes = 0
     """What a container may use at most (limits.memory); 0: what is reserved for it."""
     labels: dict[str, str] = field(default_factory=dict)
+    exclusive: bool = False
+    """A server that has its device to itself during a call, as models have in any case."""
+    constraints: tuple[Constraint, ...] = ()
+    """Of the devices that it may run on: the scheduler keeps to them, and a check of it happens on one."""

@@ -5,6 +5,7 @@ from typing import NewType
 from msgspec import Struct, field
 
 from gpufaas_core._types import Bytes, Seconds
+from gpufaas_core.constraints import Constraint
 
 __all__ = [
     "Bytes",
@@ -36,6 +37,8 @@ class Device(Struct, frozen=True):
     kind: str
     """Devices of one kind share profiles: ``cpu``, or the GPU's product name."""
     memory: Bytes
+    labels: dict[str, str] = field(default_factory=dict)
+    """What constraints speak of (`gpufaas_core.constraints`)."""
 
     @property
     def node(self) -> NodeId:
@@ -68,6 +71,8 @@ class Function(Struct, frozen=True):
     max_queue: int = 1000
     max_copies: int = 0
     """`Scaled` asks for no more than these; 0: no cap. Replicas that a policy makes for waiting calls do not count."""
+    constraints: tuple[Constraint, ...] = ()
+    """It runs only on devices whose labels satisfy all of them. Of the revision: those of its first deployment hold."""
 
     def profile(self, kind: str) -> Profile:
         """:raises KeyError: neither this kind nor ``"*"`` has a profile"""

@@ -339,6 +339,11 @@ def _status_of(
             "timeout": deployed.timeout_s,
             "profiles": deployed.profiles,
         }
+        if deployed.placement.asked:
+            ours["placement"] = {
+                "asked": [str(each) for each in deployed.placement.asked],
+                "devices": [each.id for each in deployed.placement.among([known.device for known in status.devices])],
+            }
     else:
         ours["unavailable"] = deployed.unavailable
     return {

@@ -14,15 +14,19 @@ from secrets import token_hex
 from typing import Final
 from weakref import WeakValueDictionary
 
+from msgspec.structs import replace
+
 from gpufaas_core.bundle import Kind, Manifest, WorkerSpec
+from gpufaas_core.constraints import GPU
 from gpufaas_core.errors import FunctionExists, GpufaasError, InvalidSpec, NoDeviceFits, StorageFailed, UnknownFunction
 from gpufaas_core.messages import Learnt
-from gpufaas_core.model import EngineStatus, Function, FunctionId, Profile
+from gpufaas_core.model import Device, EngineStatus, Function, FunctionId, Profile
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
 from gpufaas_gateway.errors import Unavailable
 from gpufaas_gateway.metrics import FunctionStats, Metrics
 from gpufaas_gateway.namespaces import Namespaces
+from gpufaas_gateway.placement import NOTHING_ASKED, Placement
 from gpufaas_gateway.ports import Artifacts, FunctionStore, Scheduler, Secrets, Workers
 from gpufaas_gateway.spec import (
     DEFAULT_NAMESPACE,
@@ -80,6 +84,8 @@ class Deployed:
     """What it costs by device kind, as learnt so far."""
     scaling: ScalingRule | None = None
     """What its labels say about copies; None: nothing."""
+    placement: Placement = NOTHING_ASKED
+    """On which devices it may run, and by whose wish."""
     unavailable: str | None = None
     """Why it cannot be called; None: it can."""
 
@@ -199,6 +205,7 @@ class Catalogue:
                 f"function {spec.service} in {namespace} exists: update it with PUT, or remove it first"
             )
         options = read_options(spec, self._defaults)
+        options.placement.check(spec.service, self._workers.devices())
         await self._check_secrets(spec.secrets or (), namespace)
         if options.bundle and not await asyncio.to_thread(self._artifacts.has, options.bundle):
             raise InvalidSpec(
@@ -329,13 +336,18 @@ class Catalogue:
         manifest = await self._workers.define(asked)
         slots = _slots(manifest.kind, options, self._defaults)
         memory = options.memory or first_reservation(manifest)
+        sizes: dict[str, Bytes] | None = None
         if asked.image:
-            memory = options.memory_limit or memory  # the kernel holds it to that, so it occupies no more
+            sizes = _image_sizes(options, memory, options.placement.among(self._workers.devices()))
+            memory = max(sizes.values(), default=memory)
         spec = _worker_spec(record, options, manifest.kind, slots, memory)
         if spec != asked:
             await self._workers.define(spec)
         learnt = await asyncio.to_thread(self._store.profiles, spec.digest)
-        return self._deployed(record, spec, options, manifest, learnt)
+        if sizes is not None:
+            # Nobody measures a container: what it was declared to take, or may take, is what is reserved for it.
+            learnt = {kind: replace(each, occupation=sizes.get(kind, memory)) for kind, each in learnt.items()}
+        return self._deployed(record, spec, options, manifest, learnt, sizes or {})
 
     def _deployed(
         self,
@@ -344,8 +356,9 @@ class Catalogue:
         options: Options,
         manifest: Manifest,
         learnt: dict[str, Profile],
+        sizes: dict[str, Bytes],
     ) -> Deployed:
-        exclusive = manifest.kind == "model"
+        exclusive = manifest.kind == "model" or spec.exclusive
         guess = Profile(
             load_s=_LOAD_BASE_S + manifest.weight_bytes / _LOAD_BYTES_PER_S,
             service_s=_SERVICE_S,
@@ -356,10 +369,11 @@ class Catalogue:
             digest=spec.digest,
             exclusive=exclusive,
             slots=spec.slots,
-            profiles={"*": guess, **learnt},
+            profiles={"*": guess, **{kind: replace(guess, occupation=size) for kind, size in sizes.items()}, **learnt},
             min_copies=0 if options.scaling is None else options.scaling.pinned,
             max_copies=0 if options.scaling is None else options.scaling.max,
             max_queue=options.max_queue,
+            constraints=options.placement.constraints,
         )
         return Deployed(
             name=record.name,
@@ -377,6 +391,7 @@ class Catalogue:
             stats=self._stats(record),
             profiles=dict(learnt),
             scaling=options.scaling,
+            placement=options.placement,
         )
 
     def _unavailable(self, record: FunctionRecord, reason: str) -> Deployed:
@@ -406,6 +421,7 @@ class Catalogue:
 
     def _check_fits(self, new: Deployed) -> None:
         devices = self._workers.devices()
+        devices = new.placement.among(devices) or devices
         if any(new.function.profile(device.kind).occupation <= device.memory for device in devices):
             return
         if not devices:
@@ -414,11 +430,12 @@ class Catalogue:
             )
         largest = max(devices, key=lambda device: device.memory)
         need = new.function.profile(largest.kind)
+        allowed = "that it may run on " if new.placement.asked else ""
         how = "measured" if need.measured else "declared" if _declares_memory(new.record.spec) else "estimated"
         raise NoDeviceFits(
-            f"function {new.name} needs {format_bytes(need.occupation)} ({how}) but the largest device ({largest.id}) "
-            f"has {format_bytes(largest.memory)}: deploy a smaller or quantised model, add a larger device"
-            + ("" if need.measured else ", or set the annotation gpufaas.memory if it needs less")
+            f"function {new.name} needs {format_bytes(need.occupation)} ({how}) but the largest device "
+            f"{allowed}({largest.id}) has {format_bytes(largest.memory)}: deploy a smaller or quantised model, add a "
+            "larger device" + ("" if need.measured else ", or set the annotation gpufaas.memory if it needs less")
         )
 
     async def _commit(self, new: Deployed, old: Deployed | None) -> None:
@@ -501,15 +518,40 @@ def _worker_spec(record: FunctionRecord, options: Options, kind: Kind, slots: in
         read_only=bool(record.spec.read_only_root_filesystem),
         cpus=options.cpus,
         memory_limit=0 if options.bundle else options.memory_limit,
+        exclusive=not options.bundle and _is_exclusive_image(options),
+        constraints=options.placement.constraints,
         labels={**(record.spec.labels or {}), "faas_function": record.name},
     )
+
+
+def _is_exclusive_image(options: Options) -> bool:
+    """An image on a GPU has it to itself during a call, as a model has, unless it says how many it takes at once."""
+    return options.placement.gpu and options.slots in (None, 1)
+
+
+def _image_sizes(options: Options, memory: Bytes, devices: Sequence[Device]) -> dict[str, Bytes]:
+    """
+    Return what to reserve for an image on each kind of *devices*.
+
+    On a CPU device, what the kernel holds it to. On a GPU nobody holds it to anything, so unless gpufaas.memory says
+    what it needs it gets all of it, which is what ``nvidia.com/gpu: 1`` means elsewhere; of several sizes of a kind,
+    the largest.
+    """
+    sizes: dict[str, Bytes] = {}
+    for each in devices:
+        if each.labels.get(GPU) == "true":
+            sizes[each.kind] = options.device_memory or max(each.memory, sizes.get(each.kind, 0))
+        else:
+            sizes[each.kind] = options.memory_limit or memory
+    return sizes
 
 
 def _slots(kind: Kind, options: Options, defaults: Defaults) -> int:
     if kind == "http":
         return options.slots or defaults.slots
     if kind == "server":
-        return options.slots or defaults.server_slots
+        one = not options.bundle and _is_exclusive_image(options)
+        return options.slots or (1 if one else defaults.server_slots)
     if options.slots not in (None, 1):
         raise InvalidSpec(
             f"annotation gpufaas.slots: {options.slots} calls at once is for functions without a model; "

@@ -9,7 +9,7 @@ annotations that begin with ``gpufaas.`` (the stock CLI passes annotations on, a
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -18,6 +18,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import FunctionId
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_core.units import Bytes, MiB, Seconds, parse_bytes, parse_duration
+from gpufaas_gateway.placement import DEVICE_ANNOTATION, NOTHING_ASKED, PROFILES, Placement, Profiles, read_placement
 
 _T = TypeVar("_T")
 
@@ -29,6 +30,7 @@ KNOWN_ANNOTATIONS: Final = (
     "gpufaas.allow-pickle",  # read at build: the bundle's manifest has the answer
     "gpufaas.body-patience",
     "gpufaas.bundle",
+    DEVICE_ANNOTATION,
     "gpufaas.load-stall",
     "gpufaas.max-body",
     "gpufaas.memory",
@@ -117,6 +119,8 @@ class Defaults:
     """Largest request body: what a node can hold once per running call without harm."""
     body_patience_s: Seconds = 20.0
     """How long a call whose body streams may be sent next to nothing while it holds a slot."""
+    profiles: Profiles = field(default_factory=lambda: PROFILES)
+    """What the annotation ``com.openfaas.profile`` may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,9 @@ class Options:
     health_path: str = ""
     health_period_s: Seconds = 10.0
     health_failures: int = 3
+    placement: Placement = NOTHING_ASKED
+    device_memory: Bytes | None = None
+    """gpufaas.memory alone: of a device, which for an image on a GPU is not what limits.memory speaks of."""
 
 
 def full_name_of(function: FunctionId) -> str:
@@ -236,6 +243,16 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
         health_path=_path(annotations, f"{_HEALTH}.path"),
         health_period_s=float(annotated(f"{_HEALTH}.periodSeconds", _count, 10)),
         health_failures=annotated(f"{_HEALTH}.failureThreshold", _count, 3),
+        placement=read_placement(
+            spec.constraints or (),
+            limits,
+            spec.requests or {},
+            annotations,
+            spec.labels or {},
+            profiles=defaults.profiles,
+            image=not bundle,
+        ),
+        device_memory=annotated("gpufaas.memory", _size, None),
     )
 
 

@@ -15,6 +15,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Bytes, Seconds
@@ -34,6 +36,10 @@ _OURS: Final = "gpufaas.instance"
 _WORKER: Final = "gpufaas.worker"
 _CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
 """What images need that begin as root and become somebody else, as nginx does. All others are dropped."""
+_GPU_PARTS: Final = ("gpu", "compute", "utility")
+"""What of the driver it gets: CUDA, and NVML."""
+_READY_LABEL: Final = "com.openfaas.ready.http.path"
+_HEALTH_LABEL: Final = "com.openfaas.health.http.path"
 _PIDS: Final = 4096
 _ENGINE_S: Final[Seconds] = 60.0
 _AGAIN_S: Final[Seconds] = 1.0
@@ -89,9 +95,10 @@ class Containers:
                 self._events.close()
         await asyncio.to_thread(self._client.close)
 
-    async def pull(self, spec: WorkerSpec) -> Manifest:
+    async def pull(self, spec: WorkerSpec) -> tuple[Manifest, WorkerSpec]:
         """
-        Have the image of *spec* here; it is pulled only when it is not.
+        Have the image of *spec* here; it is pulled only when it is not. Return *spec* with what the image says of itself
+        by its labels, where the function says nothing: the paths that tell whether it is ready, and well.
 
         :raises InvalidSpec: it cannot be had; says why, in plain words
         """
@@ -99,8 +106,13 @@ class Containers:
             await self.start()
         except InvalidSpec as exc:
             raise InvalidSpec(f"function {spec.name} has only an image ({spec.image}): {exc}") from exc
-        await asyncio.to_thread(self._pull, spec.image)
-        return Manifest(kind="server", template="image")
+        labels = await asyncio.to_thread(self._pull, spec.image)
+        spec = replace(
+            spec,
+            ready_path=spec.ready_path or labels.get(_READY_LABEL, ""),
+            health_path=spec.health_path or labels.get(_HEALTH_LABEL, ""),
+        )
+        return Manifest(kind="server", template="image"), spec
 
     # --- in threads ---
 
@@ -137,17 +149,17 @@ class Containers:
             with contextlib.suppress(APIError):
                 container.remove(force=True, v=True)
 
-    def _pull(self, image: str) -> None:
+    def _pull(self, image: str) -> Mapping[str, str]:
+        """Return the labels of *image*."""
         from docker.errors import APIError, DockerException, ImageNotFound
 
         try:
             with contextlib.suppress(ImageNotFound):
-                self._client.images.get(image)
-                return
+                return _labels_of(self._client.images.get(image))
             name, tag = image, None
             if "@" not in image and ":" not in image.rpartition("/")[2]:
                 tag = "latest"  # the SDK would pull every tag there is
-            self._client.images.pull(name, tag=tag)
+            return _labels_of(self._client.images.pull(name, tag=tag))
         except (DockerException, OSError) as exc:
             reason = str(exc.explanation if isinstance(exc, APIError) and exc.explanation else exc)
             raise InvalidSpec(
@@ -170,12 +182,17 @@ class Containers:
             "OPENFAAS_NAMESPACE": spec.namespace,
             **source.env,
             **spec.env,
+            # What images of our template go by; the memory is what it may take of a GPU, where nothing holds it to that.
+            "GPUFAAS_DEVICE": source.torch_device,
+            "GPUFAAS_DEVICE_MEMORY": str(worker.memory),
         }
         memory = spec.memory_limit or worker.memory
         more: dict[str, Any] = {}
         if uuid := getattr(source, "uuid", ""):
-            env.pop("CUDA_VISIBLE_DEVICES", None)  # it sees that one alone
-            more["device_requests"] = [DeviceRequest(driver="nvidia", device_ids=[uuid], capabilities=[["gpu"]])]
+            env.pop("CUDA_VISIBLE_DEVICES", None)  # it sees that one alone, as number 0
+            more["device_requests"] = [DeviceRequest(driver="nvidia", device_ids=[uuid], capabilities=[_GPU_PARTS])]
+            if spec.memory_limit:
+                more.update(mem_limit=spec.memory_limit, memswap_limit=spec.memory_limit)
         else:
             more.update(mem_limit=memory, memswap_limit=memory)
         if spec.cpus:
@@ -213,7 +230,9 @@ class Containers:
                 self._running.pop(made.id, None)
                 with contextlib.suppress(DockerException):
                     made.remove(force=True, v=True)
-            reason = exc.explanation if isinstance(exc, APIError) and exc.explanation else exc
+            reason = str(exc.explanation if isinstance(exc, APIError) and exc.explanation else exc)
+            if "could not select device driver" in reason:
+                reason += ": give the engine NVIDIA's Container Toolkit, and restart it"
             raise GpufaasError(f"the Docker engine did not start a container of {spec.image}: {reason}") from exc
 
     def _hear(self) -> None:
@@ -305,6 +324,12 @@ class Containers:
         self._running.pop(engine_id, None)
         with contextlib.suppress(Exception):
             self._client.api.remove_container(engine_id, force=True, v=True)
+
+
+def _labels_of(image: Any) -> dict[str, str]:
+    """Return the labels of an image that are paths, as we understand them."""
+    labels = image.labels or {}
+    return {name: labels[name] for name in (_READY_LABEL, _HEALTH_LABEL) if labels.get(name, "").startswith("/")}
 
 
 class Container:

@@ -5,10 +5,12 @@ Parsing and discovery. NVML is asked, never torch: this process must not touch C
 """
 
 import os
+import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from gpufaas_core.constraints import DEVICE, GPU, KIND, NODE, PLATFORM_LABELS, PRODUCT, label_value, parse_label
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Bytes, Device, DeviceId, NodeId
 from gpufaas_core.units import MiB, format_bytes, parse_bytes
@@ -16,6 +18,8 @@ from gpufaas_core.units import MiB, format_bytes, parse_bytes
 _SPEC: Final = re.compile(r"(cpu|cuda):(\d+)(?:=(.+))?")
 _CUDA_SPARE: Final = 512 * MiB
 """Left unpromised on a GPU when no size is given: the driver's own memory and what others' contexts may grow by."""
+
+_GO_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # the names that Kubernetes uses
 
 
 class NodeDevice(Protocol):
@@ -46,8 +50,10 @@ class CpuDevice:
     torch_device = "cpu"
     enforced = True
 
-    def __init__(self, node: NodeId, index: int, memory: Bytes) -> None:
-        self.device = Device(DeviceId(f"{node}/cpu:{index}"), "cpu", memory)
+    def __init__(self, node: NodeId, index: int, memory: Bytes, labels: Mapping[str, str] | None = None) -> None:
+        """:param labels: its operator's"""
+        device = DeviceId(f"{node}/cpu:{index}")
+        self.device = Device(device, "cpu", memory, {**(labels or {}), **_labels(node, device, "cpu")})
         # Without a GPU in sight, whatever a handler asks of torch.cuda finds none, instead of a neighbour's.
         self.env = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -61,12 +67,17 @@ class CudaDevice:
     torch_device = "cuda:0"
     enforced = False
 
-    def __init__(self, node: NodeId, index: int, memory: Bytes | None, nvml: "Nvml") -> None:
+    def __init__(
+        self, node: NodeId, index: int, memory: Bytes | None, nvml: "Nvml", labels: Mapping[str, str] | None = None
+    ) -> None:
+        """:param labels: its operator's"""
         total, name, self.uuid = nvml.describe(index)
         self.total = total
         self._nvml = nvml
         self._index = index
-        self.device = Device(DeviceId(f"{node}/cuda:{index}"), name, memory or max(total - _CUDA_SPARE, 0))
+        device = DeviceId(f"{node}/cuda:{index}")
+        every = {**(labels or {}), **_labels(node, device, "cuda"), PRODUCT: label_value(name)}
+        self.device = Device(device, name, memory or max(total - _CUDA_SPARE, 0), every)
         self.env = {"CUDA_VISIBLE_DEVICES": self.uuid, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
     def used_bytes(self, pids: Sequence[int]) -> Bytes | None:
@@ -114,22 +125,45 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def open_devices(specs: Sequence[str], node: NodeId) -> list[NodeDevice]:
+def _labels(node: NodeId, device: DeviceId, kind: str) -> dict[str, str]:
+    """Return what every device is labelled with. Host, system and processor go by Swarm's and by Kubernetes' names."""
+    host, machine = label_value(platform.node()) or str(node), platform.machine()
+    return {
+        NODE: node,
+        DEVICE: device,
+        KIND: kind,
+        GPU: "true" if kind == "cuda" else "false",
+        "node.hostname": host,
+        "kubernetes.io/hostname": host,
+        "node.platform.os": "linux",
+        "kubernetes.io/os": "linux",
+        "node.platform.arch": machine,
+        "kubernetes.io/arch": _GO_ARCH.get(machine, machine),
+    }
+
+
+def open_devices(specs: Sequence[str], node: NodeId, labels: Sequence[str] = ()) -> list[NodeDevice]:
     """
-    Return the devices that *specs* name: ``cpu:0=2GiB``, ``cuda:0``, ``cuda:1=20GiB``.
+    Return the devices that *specs* name: ``cpu:0=2GiB``, ``cuda:0``, ``cuda:1=20GiB``, each perhaps with labels of its
+    own after it: ``cuda:0,zone=a``.
 
     None named: the GPUs that there are, else two CPU devices that share half of the free memory.
 
-    :raises InvalidSpec: a spec is malformed, named twice, larger than what there is, or names a GPU that is not there
+    :param labels: ``KEY=VALUE``, of all devices
+    :raises InvalidSpec: a spec is malformed, named twice, larger than what there is, or names a GPU that is not there;
+        a label is malformed, or one of those that the platform sets
     """
+    common = _own_labels(labels, "--label")
     if not specs:
-        return _discover(node)
+        return _discover(node, common)
     devices: list[NodeDevice] = []
     nvml: Nvml | None = None
-    for spec in specs:
-        found = _SPEC.fullmatch(spec.strip())
+    for given in specs:
+        spec, *more = given.strip().split(",")
+        own = {**common, **_own_labels(more, f"--device {given}")}
+        found = _SPEC.fullmatch(spec)
         if not found:
-            raise InvalidSpec(f"--device {spec!r}: write cpu:0=2GiB, cuda:0 or cuda:0=20GiB")
+            raise InvalidSpec(f"--device {given!r}: write cpu:0=2GiB, cuda:0, cuda:0=20GiB or cuda:0,zone=a")
         kind, index = found[1], int(found[2])
         memory = parse_bytes(found[3]) if found[3] else None
         if memory == 0:
@@ -137,10 +171,10 @@ def open_devices(specs: Sequence[str], node: NodeId) -> list[NodeDevice]:
         if kind == "cpu":
             if memory is None:
                 raise InvalidSpec(f"--device {spec}: a CPU device needs a budget, for example {spec}=2GiB")
-            devices.append(CpuDevice(node, index, memory))
+            devices.append(CpuDevice(node, index, memory, own))
         else:
             nvml = nvml or Nvml()
-            cuda = CudaDevice(node, index, memory, nvml)
+            cuda = CudaDevice(node, index, memory, nvml, own)
             if memory and memory > cuda.total:
                 raise InvalidSpec(f"--device {spec}: that GPU has {format_bytes(cuda.total)}")
             devices.append(cuda)
@@ -157,16 +191,31 @@ def open_devices(specs: Sequence[str], node: NodeId) -> list[NodeDevice]:
     return devices
 
 
-def _discover(node: NodeId) -> list[NodeDevice]:
+def _own_labels(given: Sequence[str], what: str) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for text in given:
+        try:
+            key, value = parse_label(text)
+        except InvalidSpec as exc:
+            raise InvalidSpec(f"{what}: {exc}") from exc
+        if key in PLATFORM_LABELS:
+            raise InvalidSpec(f"{what}: {key} is a label that the platform sets itself: choose another name")
+        if labels.get(key, value) != value:
+            raise InvalidSpec(f"{what}: {key} is {labels[key]} and {value}: a device has one value of each label")
+        labels[key] = value
+    return labels
+
+
+def _discover(node: NodeId, labels: Mapping[str, str]) -> list[NodeDevice]:
     try:
         nvml = Nvml()
-        gpus: list[NodeDevice] = [CudaDevice(node, index, None, nvml) for index in range(nvml.count())]
+        gpus: list[NodeDevice] = [CudaDevice(node, index, None, nvml, labels) for index in range(nvml.count())]
     except InvalidSpec:
         gpus = []
     if gpus:
         return gpus
     each = available_memory() // 4 // MiB * MiB
-    return [CpuDevice(node, index, each) for index in range(2)]
+    return [CpuDevice(node, index, each, labels) for index in range(2)]
 
 
 def available_memory() -> Bytes:

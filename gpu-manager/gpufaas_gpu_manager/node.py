@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
+from gpufaas_core.constraints import satisfied
 from gpufaas_core.errors import InvalidSpec, LeaseRefused, UnknownFunction, WorkerCrashed
 from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Event, Finished, Lease, Load, Refused
@@ -156,8 +157,7 @@ class Node:
                     "('gpufaas serve --functions process'): serve with --functions auto, or build and deploy it from "
                     "its template with 'gpufaas up'"
                 )
-            manifest = await self.containers.pull(spec)
-            self._specs[spec.function] = spec
+            manifest, self._specs[spec.function] = await self.containers.pull(spec)
             return manifest
         await asyncio.to_thread(self._bundles.install, spec.digest)
         self._specs[spec.function] = spec
@@ -185,7 +185,9 @@ class Node:
         if spec.image:
             return  # it was pulled; what it needs to start may be there only when it is called
         server = spec.kind == "server"
-        device = WorkerDevice(next(iter(self._devices.values())).source)
+        sources = [each.source for each in self._devices.values()]
+        allowed = (each for each in sources if satisfied(spec.constraints, each.device.labels))
+        device = WorkerDevice(next(allowed, sources[0]))
         # Not promised to anybody, so not in the ledger; but an import that takes a whole device is held to that.
         worker = Worker(self, device, spec, device.ledger.capacity, self._number(), scratch=True)
         self._workers[worker.number] = worker

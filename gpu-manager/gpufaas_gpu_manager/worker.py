@@ -111,7 +111,7 @@ class Worker(SlotOwner):
 
     @property
     def exclusive(self) -> bool:
-        return self.spec.kind == "model"
+        return self.spec.kind == "model" or self.spec.exclusive
 
     # --- starting ---
 

@@ -385,7 +385,7 @@ class Engine:
         full = f"function {owner.id} has {owner.waiting - 1} calls waiting"
         if owner.waiting <= owner.max_queue:
             full = f"{self._waiting - 1} calls wait on the platform"
-        costs = next((owner.costs(kind) for kind in self._cluster.largest), None)
+        costs = next((owner.costs(kind) for kind in self._cluster.largest_for(owner)), None)
         service_s = 1.0 if costs is None else costs.service_s
         if owner.waiting > owner.max_queue:
             drain_s = owner.waiting * service_s / (max(1, owner.copies) * (1 if owner.exclusive else owner.slots))
@@ -395,14 +395,20 @@ class Engine:
         self._out.append(m.Reject(call.id, "overloaded", full, min(MAX_RETRY_AFTER_S, max(0.1, drain_s))))
 
     def _no_device(self, call: CallId, owner: FunctionState) -> m.Reject:
-        largest = max(self._devices.values(), key=lambda each: each.device.memory)
+        allowed = [each for each in self._devices.values() if owner.allows(each)]
+        if not allowed:
+            asked = ", ".join(map(str, owner.constraints))
+            why = f"function {owner.id} may run on no device that is there now: none satisfies its constraints {asked}"
+            return m.Reject(call, "no_device", why)
+        largest = max(allowed, key=lambda each: each.device.memory)
         needs = []
-        for kind, memory in self._cluster.largest.items():
+        for kind, memory in self._cluster.largest_for(owner).items():
             costs = owner.costs(kind)
             need = "cannot run" if costs is None else f"needs {format_bytes(costs.occupation)}"
             needs.append(f"{need} on {kind} (largest: {format_bytes(memory)})")
         message = (
-            f"function {owner.id} fits no device: it {', '.join(needs)}; the largest device is {largest.id} with "
+            f"function {owner.id} fits no device{' that it may run on' if owner.constraints else ''}: it "
+            f"{', '.join(needs)}; the largest device is {largest.id} with "
             f"{format_bytes(largest.device.memory)}. Deploy a smaller model, or add a larger device"
         )
         return m.Reject(call, "no_device", message)
@@ -613,6 +619,8 @@ class Engine:
         return None
 
     def _why_no_room(self, owner: FunctionState, device: DeviceState) -> str:
+        if not owner.allows(device):
+            return f"device {device.id} does not satisfy the constraints of {owner.id}"
         costs = owner.costs(device.kind)
         if costs is None:
             return f"{owner.id} has no profile for devices of kind {device.kind}"
@@ -784,7 +792,7 @@ class Engine:
         costs = owner.costs(device.kind)
         if event.out_of_memory and self._learn and costs is not None and device.kind not in owner.widened:
             owner.widened.add(device.kind)
-            costs.occupation = min(costs.occupation * WIDENING, self._cluster.largest[device.kind])
+            costs.occupation = min(costs.occupation * WIDENING, self._cluster.largest_for(owner)[device.kind])
             self._profile_changed(owner, device.kind)
         if owner.failures >= MAX_LOAD_FAILURES and not awaited and owner.copies > owner.loading:
             self._short.pop(owner.id, None)  # it serves elsewhere: one copy more is not worth the function
@@ -895,6 +903,7 @@ class Engine:
         if owner is None:
             owner = FunctionState(event.function)
             self._functions[owner.id] = owner
+            self._cluster.constrained += bool(owner.constraints)
         else:
             owner.deploy(event.function)
             if not owner.exclusive:
@@ -932,6 +941,7 @@ class Engine:
         for device in [*owner.holders.values(), *owner.draining.values()]:
             self._evict(owner, device)
         del self._functions[owner.id]
+        self._cluster.constrained -= bool(owner.constraints)
         self._homeless.pop(owner.id, None)
         self._surplus.pop(owner.id, None)
         self._freed = True

@@ -21,7 +21,9 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain
 from typing import TYPE_CHECKING, Final, cast
 
 from gpufaas_core.model import CallId, FunctionId, Seconds
@@ -213,6 +215,13 @@ class GlobalQueue:
             if call.passes >= passes and call.function not in self._aside_functions:
                 return call
         return found
+
+    def firsts(self) -> Iterator[Call]:
+        """Yield a call of each function that has any here, those that are set aside included."""
+        for _, queue in chain(self._heads, self._aside):
+            if queue.head != NEVER:
+                yield queue.calls[0]
+        yield from self.returned
 
     def set_aside(self, call: WaitingCall) -> None:
         """Leave out the function of *call*, which cannot be placed now, until `rewind`."""

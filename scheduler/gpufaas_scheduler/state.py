@@ -14,6 +14,7 @@ from typing import TypeAlias, cast
 
 from gpufaas_cache_manager.replacement import Replacement, victims
 from gpufaas_cache_manager.residency import Residency, Resident
+from gpufaas_core.constraints import satisfied
 from gpufaas_core.model import Bytes, Device, DeviceId, Function, FunctionId, Profile, Seconds
 from gpufaas_scheduler.policies import DeviceView, WaitingCall
 from gpufaas_scheduler.queue import NEVER, Call, FunctionQueue, GlobalQueue
@@ -58,7 +59,8 @@ class FunctionState:
     """A deployed revision: its limits and costs, the devices that hold it, and its calls."""
 
     __slots__ = (
-        "_costs", "_declared", "desired", "digest", "draining", "eager", "excess", "exclusive", "failed", "failures",
+        "_costs", "_declared", "constraints",
+        "desired", "digest", "draining", "eager", "excess", "exclusive", "failed", "failures",
         "fits", "fits_as_of", "holders", "id", "loading", "max_copies", "max_queue", "min_copies", "queue", "removed",
         "running", "slots", "target", "waiting", "widened",
     )  # fmt: skip
@@ -66,6 +68,7 @@ class FunctionState:
     def __init__(self, function: Function) -> None:
         self.id = function.id
         self.exclusive = function.exclusive
+        self.constraints = function.constraints
         self.queue = FunctionQueue()
         """Waiting calls: part of the global queue, or the FIFO of a CPU function."""
         self.holders: dict[DeviceId, DeviceState] = {}
@@ -128,6 +131,10 @@ class FunctionState:
             costs = None
         self._costs[kind] = costs
         return costs
+
+    def allows(self, device: DeviceState) -> bool:
+        """Whether *device* satisfies its constraints."""
+        return not self.constraints or satisfied(self.constraints, device.device.labels)
 
     @property
     def copies(self) -> int:
@@ -210,6 +217,8 @@ class Cluster:
         """Memory of the largest device, by kind."""
         self.fleet = 0
         """Counts changes of devices and profiles: what was concluded from an older fleet is asked again."""
+        self.constrained = 0
+        """How many of the functions have constraints."""
         self.idle_devices: list[IdleKey] = []
         """Sorted; kept so as devices start and end, since sorting 1,000 of them per decision would be the decision."""
         self.replacement = replacement
@@ -269,11 +278,14 @@ class Cluster:
         self.asked = None
 
     def victims(self, device: DeviceState, owner: FunctionState) -> tuple[Model, ...] | None:
-        """Whom to evict so that *owner* fits; None: it does not. The answer for `fits` serves the commit as well."""
+        """
+        Whom to evict so that *owner* fits; None: it does not, or may not be there. The answer for `fits` serves the
+        commit as well.
+        """
         asked = (owner, device)
         if self.asked == asked:
             return self._answer
-        costs = owner.costs(device.kind)
+        costs = owner.costs(device.kind) if owner.allows(device) else None
         self._answer = None if costs is None else victims(self.replacement, device.models, costs.occupation)
         self.asked = asked
         return self._answer
@@ -298,16 +310,30 @@ class Cluster:
         return best
 
     def fits_somewhere(self, owner: FunctionState) -> bool:
-        """Some device is large enough for it, were it empty."""
+        """Some device that it may be on is large enough for it, were it empty."""
         if owner.fits_as_of != self.fleet:
             owner.fits_as_of = self.fleet
             owner.fits = False
-            for kind, memory in self.largest.items():
+            for kind, memory in self.largest_for(owner).items():
                 costs = owner.costs(kind)
                 if costs is not None and costs.occupation <= memory:
                     owner.fits = True
                     break
         return owner.fits
+
+    def largest_for(self, owner: FunctionState) -> dict[str, Bytes]:
+        """As `largest`, of the devices that *owner* may be on."""
+        if not owner.constraints:
+            return self.largest
+        largest: dict[str, Bytes] = {}
+        for each in self.devices.values():
+            if owner.allows(each):
+                largest[each.kind] = max(each.device.memory, largest.get(each.kind, 0))
+        return largest
+
+    def _wanted(self, device: DeviceState) -> bool:
+        """Some waiting call may run on *device*. O(1) without constraints, else O(functions that wait)."""
+        return not self.constrained or any(call.owner.allows(device) for call in self.queue.firsts())
 
     # --- the view of policies ---
 
@@ -316,11 +342,13 @@ class Cluster:
         if not idle:
             return
         key = idle[0]
-        yield key[2]
+        if self._wanted(key[2]):
+            yield key[2]
         # Devices only drop out during a run: go on behind the last one, wherever that place is now.
         while (at := bisect_right(idle, key)) < len(idle):
             key = idle[at]
-            yield key[2]
+            if self._wanted(key[2]):
+                yield key[2]
 
     def first_hit(self, device: DeviceView) -> Call | None:
         models = cast(DeviceState, device).models.models
@@ -371,6 +399,9 @@ class Cluster:
             if finish_s < best_s or (finish_s == best_s and best is not None and device.order < best.order):
                 best, best_s = device, finish_s
         return None if best is None else (best, best_s)
+
+    def allows(self, device: DeviceView, call: WaitingCall) -> bool:
+        return cast(Call, call).owner.allows(cast(DeviceState, device))
 
     def fits(self, device: DeviceView, call: WaitingCall) -> bool:
         return self.victims(cast(DeviceState, device), cast(Call, call).owner) is not None

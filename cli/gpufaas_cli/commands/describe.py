@@ -107,6 +107,9 @@ def _ours(ours: Mapping[str, Any]) -> None:
     """Where it is resident and what it costs; of a newer gateway, what this version does not know is left out."""
     devices = ours.get("devices") or []
     pairs = [("Resident on", ", ".join(devices) if devices else "no device: the next call loads it")]
+    if placement := ours.get("placement"):
+        allowed = ", ".join(placement.get("devices") or []) or "no device that is there now"
+        pairs.append(("May run on", f"{allowed}: {', '.join(placement.get('asked') or [])}"))
     if "hits" in ours:
         pairs.append(("Starts", f"hits {ours['hits']}, misses {ours.get('misses', 0)}"))
     if ours.get("kind"):

@@ -41,6 +41,7 @@ Examples:
   gpufaas serve
   gpufaas serve --device cpu:0=2GiB --device cpu:1=2GiB
   gpufaas serve --device cuda:0 --device cuda:1=20GiB --policy lalb-o3 --o3-limit 25
+  gpufaas serve --device cuda:0,tier=gold --device cpu:0=4GiB --label zone=a
   gpufaas serve --host 0.0.0.0 --auth-dir /run/secrets
   gpufaas serve --host 0.0.0.0 --builder-secret payload.txt
   gpufaas serve --port 9090 --data ./.gpufaas --journal events.jsonl
@@ -62,8 +63,17 @@ Examples:
 )  # fmt: skip
 @click.option(
     "--device", "devices", multiple=True, metavar="DEVICE",
-    help="cuda:N, cuda:N=SIZE or cpu:N=SIZE; may be repeated. [default: the GPUs that there are, else two CPU devices "
-    "from half of the free memory]",
+    help="cuda:N, cuda:N=SIZE or cpu:N=SIZE, with labels of its own behind commas; may be repeated. [default: the GPUs "
+    "that there are, else two CPU devices from half of the free memory]",
+)  # fmt: skip
+@click.option(
+    "--label", "labels", multiple=True, metavar="KEY=VALUE",
+    help="Label all devices, for functions whose constraints ask for it; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--profile", "profiles", multiple=True, metavar="NAME=CONSTRAINT[,CONSTRAINT]",
+    help="What the annotation com.openfaas.profile: NAME means, as in a100=nvidia.com/gpu.product=NVIDIA-A100; may be "
+    "repeated. gpu and nvidia-gpu are there: any CUDA device.",
 )  # fmt: skip
 @click.option(
     "--functions", type=click.Choice(("process", "docker", "auto")), default="auto", show_default=True,
@@ -110,8 +120,9 @@ Examples:
 )  # fmt: skip
 def command(
     port: int, host: str, auth: Literal["on", "off", "auto"], auth_dir: Path | None, data: Path | None,
-    devices: tuple[str, ...], functions: Literal["process", "docker", "auto"], policy: str, o3_limit: int,
-    replacement: str, journal: Path | None, max_queue: int, max_async_queue: int, allow_local_callbacks: bool,
+    devices: tuple[str, ...], labels: tuple[str, ...], profiles: tuple[str, ...],
+    functions: Literal["process", "docker", "auto"], policy: str, o3_limit: int, replacement: str,
+    journal: Path | None, max_queue: int, max_async_queue: int, allow_local_callbacks: bool,
     builder_secret: Path | None, builder_push: bool, max_body: Bytes,
 ) -> None:  # fmt: skip
     """
@@ -123,9 +134,10 @@ def command(
         raise click.UsageError("--builder-push goes with --builder-secret: without it nothing is built")
     options = ServeOptions(
         port=port, host=host, auth=auth, auth_dir=auth_dir.expanduser() if auth_dir else None,
-        data=(data or default_data_dir()).expanduser().resolve(), devices=devices, functions=functions, policy=policy,
-        o3_limit=o3_limit, replacement=replacement, journal=journal, max_queue=max_queue, max_body=max_body,
-        max_async_queue=max_async_queue, allow_local_callbacks=allow_local_callbacks,
+        data=(data or default_data_dir()).expanduser().resolve(), devices=devices, labels=labels,
+        profiles=profiles, functions=functions, policy=policy, o3_limit=o3_limit, replacement=replacement,
+        journal=journal, max_queue=max_queue, max_body=max_body, max_async_queue=max_async_queue,
+        allow_local_callbacks=allow_local_callbacks,
         builder_secret=builder_secret.expanduser() if builder_secret else None, builder_push=builder_push,
     )  # fmt: skip
     try:

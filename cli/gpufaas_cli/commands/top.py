@@ -10,6 +10,7 @@ import click
 
 from gpufaas_cli import flags, output
 from gpufaas_cli.client import Client, GatewayUnreachable
+from gpufaas_core.constraints import PLATFORM_LABELS
 from gpufaas_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -99,15 +100,23 @@ def render(status: Mapping[str, Any], gateway: str) -> "Group":
 
 def _devices(devices: list[dict[str, Any]]) -> "Table":
     kinds = any(each["device"]["kind"] != "cpu" for each in devices)
-    table = _table("DEVICE", "MEMORY", "", "STATE", ">QUEUE", ">HITS", ">MISSES", ">EVICTED", *(["KIND"] * kinds))
+    labels = any(_own_labels(each) for each in devices)
+    more = [*(["KIND"] * kinds), *(["LABELS"] * labels)]
+    table = _table("DEVICE", "MEMORY", "", "STATE", ">QUEUE", ">HITS", ">MISSES", ">EVICTED", *more)
     for each in devices:
         device, used = each["device"], each["used"]
         memory = f"{format_bytes(used)} / {format_bytes(device['memory'])}"
         state = f"busy {each['estimated_finish_s']:.1f} s" if each["busy"] else "idle"
         counts = (each["local_queue"], each["hits"], each["misses"], each["evictions"])
-        kind = [device["kind"]] * kinds
-        table.add_row(device["id"], memory, _bar(used, device["memory"]), state, *map(str, counts), *kind)
+        more = [*([device["kind"]] * kinds), *([_own_labels(each)] * labels)]
+        table.add_row(device["id"], memory, _bar(used, device["memory"]), state, *map(str, counts), *more)
     return table
+
+
+def _own_labels(each: Mapping[str, Any]) -> str:
+    """Those that its operator gave it; --json has all."""
+    labels = each["device"].get("labels") or {}
+    return ", ".join(f"{key}={value}" for key, value in labels.items() if key not in PLATFORM_LABELS)
 
 
 def _residents(devices: list[dict[str, Any]], queued: Mapping[str, int], running: Mapping[str, int]) -> "Table":

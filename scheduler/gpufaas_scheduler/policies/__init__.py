@@ -108,7 +108,10 @@ class View(Protocol):
     def queue(self) -> QueueView: ...
 
     def idle(self) -> Iterator[DeviceView]:
-        """Idle devices, most starts first, ties by the order in which they joined. Those that get busy drop out."""
+        """
+        Idle devices, most starts first, ties by the order in which they joined. Those that get busy drop out, and
+        those that no waiting call may run on are left out.
+        """
 
     def first_hit(self, device: DeviceView) -> WaitingCall | None:
         """The first waiting call whose function *device* holds. O(M)."""
@@ -126,8 +129,11 @@ class View(Protocol):
     def soonest_holder(self, call: WaitingCall) -> tuple[DeviceView, Seconds] | None:
         """The busy holder that finishes earliest by estimate, and in how many seconds. O(holders)."""
 
+    def allows(self, device: DeviceView, call: WaitingCall) -> bool:
+        """The device satisfies the constraints of the call's function. O(constraints)."""
+
     def fits(self, device: DeviceView, call: WaitingCall) -> bool:
-        """A miss could start on the device: large enough, and enough of it not pinned. O(M)."""
+        """A miss could start on the device: allowed, large enough, and enough of it not pinned. O(M)."""
 
     def load_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
         """Load time of the call's function on a device of this kind; infinite if it cannot be there."""

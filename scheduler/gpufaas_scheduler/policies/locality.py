@@ -54,8 +54,11 @@ def place(view: View, call: WaitingCall, device: DeviceView) -> Start | EnqueueL
     """
     Return where *call*, which *device* does not hold, goes when it is considered for that idle device (3.3).
 
-    None: the device has no room for it, and no other place is better; it goes on waiting.
+    None: the device has no room for it, and no other place is better; it goes on waiting. A device that it may not run
+    on is no reason to choose anything: not even a busy holder's local queue, since it could not load here instead.
     """
+    if not view.allows(device, call):
+        return None
     if view.held(call):
         idle = view.idle_holder(call)
         if idle is not None:

@@ -42,6 +42,7 @@ async def test_an_empty_list_is_an_array(gateway: Gateway) -> None:
 
 
 async def test_what_was_deployed_comes_back_identical(gateway: Gateway) -> None:
+    gateway.workers.joined = [replace(DEVICE, labels={"gpu": "true"})]
     sent = gateway.body(
         envProcess="python index.py",
         envVars={"greeting": "from-file"},
@@ -352,7 +353,7 @@ async def test_status_shows_devices_residents_and_functions(gateway: Gateway) ->
 
     assert (status["policy"], status["queued"], status["running"]) == ("lalb-o3", {function: 2}, {function: 1})
     (shown,) = status["devices"]
-    assert shown["device"] == {"id": "n1/cpu:0", "kind": "cpu", "memory": 2 * GiB}
+    assert shown["device"] == {"id": "n1/cpu:0", "kind": "cpu", "memory": 2 * GiB, "labels": {}}
     assert (shown["used"], shown["hits"]) == (300, 4)
     (there,) = shown["resident"]
     assert (there["name"], there["memory"], there["measured"]) == ("echo.openfaas-fn", 300, 250)

@@ -22,7 +22,8 @@ from tests.unit.gateway.conftest import DEVICE, Gateway, client_of
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import STREAM, AnswerHead, CallHead
 from gpufaas_core.messages import Lease
-from gpufaas_core.model import CallId, FunctionId, Seconds
+from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Seconds
+from gpufaas_core.units import GiB
 from gpufaas_gateway.invoke import Invocations
 from gpufaas_gateway.spec import Namespace
 
@@ -369,18 +370,33 @@ async def test_22_a_function_has_as_long_as_the_cli_waits(gateway: Gateway) -> N
     "fields",
     [
         {"limits": {"nvidia.com/gpu": "1"}},
-        {"requests": {"amd.com/gpu": "1", "intel.com/gpu": "1"}},
+        {"requests": {"nvidia.com/gpu": "1"}},
         {"constraints": ["gpu=true"]},
         {"labels": {"com.openfaas.profile": "gpu"}},
+        {"annotations": {"com.openfaas.profile": "nvidia-gpu"}},
+        {"annotations": {"gpufaas.device": "cuda"}},
     ],
 )
 async def test_23_a_gpu_may_be_asked_for_in_every_way(gateway: Gateway, fields: dict[str, Any]) -> None:
-    await gateway.deployed(**fields)
+    gpu = Device(DeviceId("n1/cuda:0"), "Test GPU", 8 * GiB, {"gpu": "true"})
+    gateway.workers.joined = [gpu, Device(DeviceId("n1/cpu:0"), "cpu", 2 * GiB, {"gpu": "false"})]
+    if "annotations" in fields:
+        fields = {"annotations": {**fields["annotations"], "gpufaas.bundle": gateway.bundle}}
+
+    function = await gateway.deployed(**fields)
 
     status = (await gateway.admin.get("/system/function/echo")).json()
-
     for name, value in fields.items():
         assert status[name] == ({**value, "faas_function": "echo"} if name == "labels" else value)
+    assert [str(each) for each in gateway.scheduler.functions[function].constraints] == ["gpu=true"]
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "amd.com/gpu", "intel.com/gpu"])
+async def test_23_a_gpu_that_is_not_there_is_not_ignored(gateway: Gateway, resource: str) -> None:
+    answer = await gateway.client.post("/system/functions", json=gateway.body(limits={resource: "1"}))
+
+    assert answer.status_code == 400
+    assert f"limits {resource}" in answer.text
 
 
 async def test_24_absent_is_the_default_and_stays_absent(gateway: Gateway) -> None:
