@@ -486,7 +486,7 @@ async def test_one_that_never_listens_is_given_up(rig: Rig) -> None:
     with pytest.raises(LoadFailed, match=r"made no progress for 1 s .* to listen on port"):
         await rig.call(function, cold=True)
 
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60  # and not the two minutes that a deploy may take
 
 
 async def test_closing_the_node_ends_them(rig: Rig, function: FunctionId) -> None:
