@@ -33,6 +33,7 @@ class World:
         self.out: list[m.Command] = []
         self.log: list[m.Command] = []
         self.functions: dict[FunctionId, Function] = {}
+        self.removed: set[FunctionId] = set()
         self.running: dict[str, m.Lease] = {}
         self.waiting: dict[str, FunctionId] = {}
         self.ended: set[str] = set()
@@ -113,9 +114,10 @@ class World:
                 assert place not in draining & self.draining, f"{place} is surplus and got a new call"
         if isinstance(event, m.Arrived) and event.call in self.running:
             self._check_choice(self.running[event.call])
-        if isinstance(event, m.Scaled) and event.function in self.functions:
-            least = self.functions[event.function].min_copies
-            assert self.copies.get(event.function, 0) >= min(least, copies.get(event.function, 0))
+        if isinstance(event, m.Arrived | m.Finished | m.Cancelled | m.Loaded | m.Measured | m.Woken | m.Scaled):
+            for function in self.functions.keys() - self.removed:  # nobody's worker is gone: who would evict it?
+                least = min(self.functions[function].min_copies, copies.get(function, 0))
+                assert self.copies.get(function, 0) >= least, f"{function} has fewer than its minimum"
         return self.out
 
     def _check_choice(self, lease: m.Lease) -> None:
@@ -157,6 +159,9 @@ class World:
                 self._over(lambda lease: lease.device == device.id, orphans=True)
             case m.FunctionDeployed(function):
                 self.functions[function.id] = function
+                self.removed.discard(function.id)
+            case m.FunctionRemoved(function):
+                self.removed.add(function)
         for command in self.out:
             match command:
                 case m.Start(lease):
