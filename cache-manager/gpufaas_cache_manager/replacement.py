@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from gpufaas_cache_manager.residency import OwnerT, Residency, Resident
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.model import Bytes
+from gpufaas_core.model import Bytes, FunctionId
 
 
 class Replacement(Protocol):
@@ -43,11 +43,15 @@ class CostAware:
 
     def order(self, residency: Residency[OwnerT]) -> Iterable[Resident[OwnerT]]:
         kind = residency.kind
+        before: dict[FunctionId, int] = {}
 
         def cost(each: Resident[OwnerT]) -> tuple[bool, float]:
-            return each.owner.copies <= 1, each.owner.load_s(kind) / max(1, each.memory)
+            owner = each.owner
+            others = before.get(owner.id, 0)  # of its copies here: the one that goes after all of them may be the last
+            before[owner.id] = others + 1
+            return owner.copies - others <= 1, owner.load_s(kind) / max(1, each.memory)
 
-        return sorted(residency, key=cost)  # stable: equals stay in LRU order
+        return sorted(residency, key=cost)  # stable, and asks in LRU order: equals stay in it
 
 
 REPLACEMENTS: Final[Mapping[str, Callable[[], Replacement]]] = {Lru.name: Lru, CostAware.name: CostAware}
@@ -61,9 +65,13 @@ def make_replacement(name: str) -> Replacement:
         raise InvalidSpec(f"no replacement order is called {name!r}: choose one of {', '.join(REPLACEMENTS)}") from None
 
 
-def victims(replacement: Replacement, residency: Residency[OwnerT], need: Bytes) -> tuple[Resident[OwnerT], ...] | None:
+def victims(
+    replacement: Replacement, residency: Residency[OwnerT], need: Bytes, owner: OwnerT | None = None
+) -> tuple[Resident[OwnerT], ...] | None:
     """
     Return whom to evict so that *need* bytes are free: none if they are, None if pins make it impossible.
+
+    :param owner: for whose next copy: its others are no victims
 
     Takes victims in order until it fits and gives none back, as the paper does: a smaller set could be found, at the
     price of evicting what was used last. O(residents).
@@ -73,9 +81,12 @@ def victims(replacement: Replacement, residency: Residency[OwnerT], need: Bytes)
         return ()
     if need > residency.memory:
         return None
-    chosen = []
+    chosen: list[Resident[OwnerT]] = []
     for each in replacement.order(residency):
-        if each.loading or each.running or each.queued or each.owner.copies <= each.owner.min_copies:
+        its = each.owner
+        if each.loading or each.running or each.queued or its is owner or its.copies <= its.min_copies:
+            continue
+        if its.min_copies and its.copies - sum(other.owner is its for other in chosen) <= its.min_copies:
             continue
         chosen.append(each)
         short -= each.memory

@@ -1,8 +1,8 @@
 """
 What is in the memory of one device: the models, what each is charged, and in which order they were last used.
 
-One `Residency` per device; the list of devices that hold a function is the other half and lives with the function
-(``FunctionState.holders`` in the scheduler). Whom to evict is decided in `replacement`, on these lists.
+One `Residency` per device; the list of a function's copies, wherever they are, is the other half and lives with the
+function (``FunctionState.active`` in the scheduler). Whom to evict is decided in `replacement`, on these lists.
 
 Source: GPU-FaaS, section on the cache manager ("one LRU list per GPU"); the charge is the occupation, the peak memory
 while the model serves, not the size of its file.
@@ -11,7 +11,7 @@ while the model serves, not the size of its file.
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
-from gpufaas_core.model import Bytes, FunctionId, Seconds
+from gpufaas_core.model import Bytes, CopyId, FunctionId, Seconds, copy_id
 
 
 class Owner(Protocol):
@@ -22,7 +22,7 @@ class Owner(Protocol):
 
     @property
     def copies(self) -> int:
-        """Devices that hold it, loading ones included."""
+        """How many of them there are on all devices, loading ones included."""
 
     @property
     def min_copies(self) -> int:
@@ -38,10 +38,13 @@ OwnerT = TypeVar("OwnerT", bound=Owner)
 class Resident(Generic[OwnerT]):
     """One model in a device's memory: one worker, ready or loading."""
 
-    __slots__ = ("last_used", "loading", "memory", "owner", "queued", "ready_at", "running")
+    __slots__ = ("copy", "key", "last_used", "loading", "memory", "owner", "queued", "ready_at", "running")
 
-    def __init__(self, owner: OwnerT, memory: Bytes, now: Seconds, ready_at: Seconds) -> None:
+    def __init__(self, owner: OwnerT, memory: Bytes, now: Seconds, ready_at: Seconds, copy: int = 0) -> None:
         self.owner = owner
+        self.copy = copy
+        """Its number among the owner's copies on the device."""
+        self.key = copy_id(owner.id, copy)
         self.memory = memory
         self.last_used = now
         """The last start of service; the start of the load if it never served."""
@@ -72,7 +75,7 @@ class Residency(Generic[OwnerT]):
         self.free = memory
         """`memory` less the sum of the charges; never negative."""
         self.kind = kind
-        self.models: dict[FunctionId, Resident[OwnerT]] = {}
+        self.models: dict[CopyId, Resident[OwnerT]] = {}
         """Least recently used first: a dict keeps the order of insertion, and a use inserts again."""
 
     def __iter__(self) -> Iterator[Resident[OwnerT]]:
@@ -85,19 +88,19 @@ class Residency(Generic[OwnerT]):
         """Charge and list *resident* as the most recent."""
         assert resident.memory <= self.free, "the engine checks for room before it inserts"
         self.free -= resident.memory
-        self.models[resident.owner.id] = resident
+        self.models[resident.key] = resident
 
-    def remove(self, function: FunctionId) -> Resident[OwnerT]:
-        resident = self.models.pop(function)
+    def remove(self, key: CopyId) -> Resident[OwnerT]:
+        resident = self.models.pop(key)
         self.free += resident.memory
         return resident
 
     def touch(self, resident: Resident[OwnerT], now: Seconds) -> None:
         """It begins to serve a call: the most recent from now on."""
         models = self.models
-        function = resident.owner.id
-        del models[function]
-        models[function] = resident
+        key = resident.key
+        del models[key]
+        models[key] = resident
         resident.last_used = now
 
     def resize(self, resident: Resident[OwnerT], memory: Bytes) -> None:
@@ -107,6 +110,6 @@ class Residency(Generic[OwnerT]):
         self.free -= grown
         resident.memory = memory
 
-    def listing(self) -> list[tuple[FunctionId, Bytes, Seconds]]:
-        """The list as a store keeps it: (function, bytes, last used), least recently used first."""
-        return [(each.owner.id, each.memory, each.last_used) for each in self]
+    def listing(self) -> list[tuple[CopyId, Bytes, Seconds]]:
+        """The list as a store keeps it: (copy, bytes, last used), least recently used first."""
+        return [(each.key, each.memory, each.last_used) for each in self]

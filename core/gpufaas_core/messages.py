@@ -1,6 +1,9 @@
 """
 Facts in, commands out: the verbs of the whole system.
 
+A worker is named by function, device and `copy`, the number among the function's copies on that device. Model functions
+have one, number 0; a number is free again once the engine has taken its copy away.
+
 Events tell the engine what happened (past tense), commands say what is to be done (imperative). Both are plain
 values: they go into the journal as JSON lines and, between services, over the wire. Structs of msgspec, because making
 one costs a tenth of a frozen dataclass and they encode themselves (docs/adr/0002).
@@ -9,7 +12,7 @@ one costs a tenth of a frozen dataclass and they encode themselves (docs/adr/000
 from msgspec import Struct
 
 from gpufaas_core._types import Bytes, Seconds
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
+from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, Profile
 
 
 class Lease(Struct, frozen=True):
@@ -30,10 +33,11 @@ class Lease(Struct, frozen=True):
     """The worker is not there: evict `victims`, reserve `memory`, load. False: a hit (perhaps on a loading worker)."""
     memory: Bytes
     """Reservation of the worker in bytes."""
-    victims: tuple[FunctionId, ...] = ()
+    victims: tuple[CopyId, ...] = ()
     """To be evicted from the device first, in this order. Empty on a hit."""
     local: bool = False
     """It waited in the device's local queue."""
+    copy: int = 0
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -94,6 +98,7 @@ class Loaded(Struct, frozen=True, tag=True):
     load_s: Seconds
     occupation: Bytes
     """Measured after the load, in bytes."""
+    copy: int = 0
 
 
 class LoadFailed(Struct, frozen=True, tag=True):
@@ -104,6 +109,7 @@ class LoadFailed(Struct, frozen=True, tag=True):
     reason: str
     out_of_memory: bool = False
     """It hit its reservation: a larger one may do."""
+    copy: int = 0
 
 
 class Finished(Struct, frozen=True, tag=True):
@@ -123,6 +129,7 @@ class Measured(Struct, frozen=True, tag=True):
     function: FunctionId
     device: DeviceId
     occupation: Bytes
+    copy: int = 0
 
 
 class WorkerExited(Struct, frozen=True, tag=True):
@@ -131,6 +138,7 @@ class WorkerExited(Struct, frozen=True, tag=True):
     function: FunctionId
     device: DeviceId
     reason: str
+    copy: int = 0
 
 
 class Refused(Struct, frozen=True, tag=True):
@@ -186,7 +194,8 @@ class Load(Struct, frozen=True, tag=True):
     digest: str
     device: DeviceId
     memory: Bytes
-    victims: tuple[FunctionId, ...] = ()
+    victims: tuple[CopyId, ...] = ()
+    copy: int = 0
 
 
 class Evict(Struct, frozen=True, tag=True):
@@ -194,6 +203,7 @@ class Evict(Struct, frozen=True, tag=True):
 
     function: FunctionId
     device: DeviceId
+    copy: int = 0
 
 
 class Resize(Struct, frozen=True, tag=True):
@@ -202,6 +212,7 @@ class Resize(Struct, frozen=True, tag=True):
     function: FunctionId
     device: DeviceId
     memory: Bytes
+    copy: int = 0
 
 
 Command = Start | Reject | Abort | Load | Evict | Resize

@@ -1,6 +1,6 @@
 """The nouns of the engine: devices, functions as the scheduler sees them, profiles, and status for people."""
 
-from typing import NewType
+from typing import NewType, TypeAlias
 
 from msgspec import Struct, field
 
@@ -10,6 +10,7 @@ from gpufaas_core.constraints import Constraint
 __all__ = [
     "Bytes",
     "CallId",
+    "CopyId",
     "Device",
     "DeviceId",
     "DeviceStatus",
@@ -20,14 +21,22 @@ __all__ = [
     "Profile",
     "ResidentStatus",
     "Seconds",
+    "copy_id",
 ]  # fmt: skip
 
 CallId = NewType("CallId", str)
 FunctionId = NewType("FunctionId", str)
-"""A revision of a deployed function, ``NAME.NAMESPACE@REVISION``: the item of the cache. Opaque to the engine."""
+"""A revision of a deployed function, ``NAME.NAMESPACE@REVISION``. Opaque to the engine."""
+CopyId: TypeAlias = str
+"""One of a function's copies on a device, the item of the cache: see `copy_id`. The first has the function's own id."""
 NodeId = NewType("NodeId", str)
 DeviceId = NewType("DeviceId", str)
 """``NODE/cuda:0``, ``NODE/cpu:1``."""
+
+
+def copy_id(function: FunctionId, copy: int) -> CopyId:
+    """Return the id of copy number *copy* of *function* on whichever device; number 0 is called like the function."""
+    return f"{function}#{copy}" if copy else function
 
 
 class Device(Struct, frozen=True):
@@ -80,7 +89,7 @@ class Function(Struct, frozen=True):
 
 
 class ResidentStatus(Struct, frozen=True):
-    """One model in a device's memory."""
+    """One copy of a function in a device's memory."""
 
     function: FunctionId
     memory: Bytes
@@ -90,6 +99,8 @@ class ResidentStatus(Struct, frozen=True):
     last_used: Seconds
     draining: bool = False
     """It takes no new call, and is evicted when those that it has are done."""
+    copy: int = 0
+    """Which of the function's copies on this device: the least number that was free."""
 
 
 class DeviceStatus(Struct, frozen=True):

@@ -8,8 +8,9 @@ functions, text/plain errors, DELETE with a JSON body, and no 422 for bodies.
 
 import asyncio
 import platform
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
@@ -73,10 +74,10 @@ def management_app(
         if not catalogue.loaded:
             return starting()
         status = scheduler.status()
-        residents = _resident_devices(status)
+        copies = _copies(status)
         functions = catalogue.all(request.query_params.get("namespace") or DEFAULT_NAMESPACE)
         return json_answer(
-            [{**_status_of(each, status, residents), "invocationCount": each.invocations} for each in functions]
+            [{**_status_of(each, status, copies), "invocationCount": each.invocations} for each in functions]
         )
 
     @app.post("/system/functions")
@@ -114,7 +115,7 @@ def management_app(
             return starting()
         found = find(name, request.query_params.get("namespace"))
         now = scheduler.status()
-        status = _status_of(found, now, _resident_devices(now))
+        status = _status_of(found, now, _copies(now))
         if request.query_params.get("usage", "") in _TRUE:
             used = sum(size for (function, _), size in worker_memory().items() if function == found.function_id)
             if used:
@@ -309,25 +310,35 @@ def _line(line: LogLine) -> bytes:
     return encode(line) + b"\n"
 
 
-def _resident_devices(status: EngineStatus) -> dict[FunctionId, list[DeviceId]]:
-    devices: defaultdict[FunctionId, list[DeviceId]] = defaultdict(list)
+@dataclass(slots=True)
+class _Copies:
+    """Of one revision."""
+
+    by_device: Counter[DeviceId] = field(default_factory=Counter)
+    ready: int = 0
+    """Loaded, and taking calls."""
+
+
+def _copies(status: EngineStatus) -> Mapping[FunctionId, _Copies]:
+    copies: defaultdict[FunctionId, _Copies] = defaultdict(_Copies)
     for each in status.devices:
         for resident in each.resident:
-            devices[resident.function].append(each.device.id)
-    return devices
+            found = copies[resident.function]
+            found.by_device[each.device.id] += 1
+            found.ready += not (resident.loading or resident.draining)
+    return copies
 
 
-def _status_of(
-    deployed: Deployed, status: EngineStatus, residents: Mapping[FunctionId, list[DeviceId]]
-) -> dict[str, object]:
+def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[FunctionId, _Copies]) -> dict[str, object]:
     """Return FunctionStatus (openfaas.md §4.2), and beside it what only we know, under ``gpufaas``."""
     replicas = replicas_of(deployed, status)
-    devices = residents.get(deployed.function_id, [])
+    copies = all_copies.get(deployed.function_id) or _Copies()
     callable_now = deployed.unavailable is None
     ours: dict[str, object] = {
         "revision": deployed.record.revision,
         "bundle": deployed.spec.digest,
-        "devices": devices,
+        "devices": list(copies.by_device),
+        "copies": dict(copies.by_device),
         "hits": deployed.stats.hits,
         "misses": deployed.stats.misses,
     }
@@ -351,7 +362,7 @@ def _status_of(
         "replicas": replicas,
         # Ready is what can be called, and an idle function can be: loading is part of its first call. One that was
         # scaled to nothing can be called too, but who scaled it waits to see 0.
-        "availableReplicas": max(min(1, replicas), len(devices)) if callable_now else 0,
+        "availableReplicas": max(min(1, replicas), copies.ready) if callable_now else 0,
         "gpufaas": ours,
     }
 

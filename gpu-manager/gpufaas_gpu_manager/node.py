@@ -23,7 +23,7 @@ from gpufaas_core.errors import InvalidSpec, LeaseRefused, UnknownFunction, Work
 from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Event, Finished, Lease, Load, Refused
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
-from gpufaas_core.model import Bytes, CallId, Device, DeviceId, FunctionId, Seconds
+from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.containers import Container, Containers
@@ -232,9 +232,9 @@ class Node:
             )
             return None
         self._epoch = lease.epoch
-        worker = device.workers.get(lease.function)
+        worker = device.workers.get(copy_id(lease.function, lease.copy))
         if worker is None and lease.cold:
-            worker = self._start(device, spec, lease.memory, lease.victims)
+            worker = self._start(device, spec, lease)
         if worker is None:
             self.report(Refused(lease.call, lease.device, "its worker is not there any more"))
             return None
@@ -293,18 +293,19 @@ class Node:
         """Load without a call."""
         device, spec = self._devices.get(command.device), self._specs.get(command.function)
         if device is None or spec is None or self._closing:
-            self.report(LoadFailedFact(command.function, command.device, "unknown device or function"))
-        elif command.function not in device.workers:
-            self._start(device, spec, command.memory, command.victims)
+            reason = "unknown device or function"
+            self.report(LoadFailedFact(command.function, command.device, reason, copy=command.copy))
+        elif copy_id(command.function, command.copy) not in device.workers:
+            self._start(device, spec, command)
 
-    def evict(self, function: FunctionId, device: DeviceId) -> None:
-        worker = self._devices[device].workers.pop(function, None) if device in self._devices else None
-        if worker is not None:
-            worker.end()
+    def evict(self, function: FunctionId, device: DeviceId, copy: int = 0) -> None:
+        if device in self._devices:
+            self._end(self._devices[device], copy_id(function, copy))
 
-    def resize(self, function: FunctionId, device: DeviceId, memory: Bytes) -> None:
+    def resize(self, function: FunctionId, device: DeviceId, memory: Bytes, copy: int = 0) -> None:
         """The engine knows a worker's need better now: change its reservation, and the limit that holds it to it."""
-        worker = self._devices[device].workers.get(function) if device in self._devices else None
+        key = copy_id(function, copy)
+        worker = self._devices[device].workers.get(key) if device in self._devices else None
         if worker is not None:
             worker.wanted = memory
             self._admit(self._devices[device])
@@ -323,12 +324,17 @@ class Node:
         self._next_worker += 1
         return self._next_worker
 
-    def _start(self, device: WorkerDevice, spec: WorkerSpec, memory: Bytes, victims: Sequence[FunctionId]) -> Worker:
-        for victim in victims:
-            self.evict(victim, device.id)
-        worker = Worker(self, device, spec, memory, self._number())
+    def _end(self, device: WorkerDevice, key: CopyId) -> None:
+        worker = device.workers.pop(key, None)
+        if worker is not None:
+            worker.end()
+
+    def _start(self, device: WorkerDevice, spec: WorkerSpec, command: Lease | Load) -> Worker:
+        for victim in command.victims:
+            self._end(device, victim)
+        worker = Worker(self, device, spec, command.memory, self._number(), command.copy)
         self._workers[worker.number] = worker
-        device.workers[spec.function] = worker
+        device.workers[worker.key] = worker
         device.waiting.append(worker)
         self._admit(device)
         return worker
@@ -370,8 +376,8 @@ class Node:
     def gone(self, worker: Worker) -> None:
         """*worker* is reaped: its memory is free as soon as the device says so too."""
         device = worker.device
-        if device.workers.get(worker.spec.function) is worker:
-            del device.workers[worker.spec.function]
+        if device.workers.get(worker.key) is worker:
+            del device.workers[worker.key]
         if worker.spec.secrets and worker.spec.function in self._forgotten:
             self._unmount_if_gone(worker.spec.function)
         if worker.pid is not None and not device.source.enforced and not worker.scratch:

@@ -16,7 +16,7 @@ from gpufaas_core.errors import GpufaasError, LeaseRefused, LoadFailed, WorkerCr
 from gpufaas_core.frames import FailedHead, ReadyHead
 from gpufaas_core.messages import Finished, Loaded, Measured, Refused, WorkerExited
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
-from gpufaas_core.model import Bytes, CallId, FunctionId
+from gpufaas_core.model import Bytes, CallId, CopyId, copy_id
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.exchange import Exchange, Slot, SlotOwner
@@ -69,8 +69,8 @@ class WorkerDevice:
         self.source = source
         self.id = source.device.id
         self.ledger = MemoryLedger(source.device.memory)
-        self.workers: dict[FunctionId, Worker] = {}
-        """The current worker of each function; those that are ending are only in the ledger."""
+        self.workers: dict[CopyId, Worker] = {}
+        """The current worker of each copy; those that are ending are only in the ledger."""
         self.waiting: deque[Worker] = deque()
         self.settling = 0
 
@@ -79,11 +79,22 @@ class Worker(SlotOwner):
     """See module. Made waiting; `begin` has it run."""
 
     def __init__(
-        self, node: "Node", device: WorkerDevice, spec: WorkerSpec, memory: Bytes, number: int, *, scratch: bool = False
+        self,
+        node: "Node",
+        device: WorkerDevice,
+        spec: WorkerSpec,
+        memory: Bytes,
+        number: int,
+        copy: int = 0,
+        *,
+        scratch: bool = False,
     ) -> None:
         self.node = node
         self.device = device
         self.spec = spec
+        self.copy = copy
+        """Its number among the function's copies on the device, as the engine counts them; `number` is the node's."""
+        self.key = copy_id(spec.function, copy)
         self.memory = memory
         self.wanted = memory
         """What its reservation is to become as soon as there is room for that."""
@@ -160,7 +171,7 @@ class Worker(SlotOwner):
         for exchange in self.unbound:
             exchange.phases = phases
         occupation = max(head.occupation, self._driver_bytes())
-        self.node.report(Loaded(self.spec.function, self.device.id, load_s, occupation))
+        self.node.report(Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy))
         while self.unbound and self._free:
             self.bind(self.unbound.popleft())
 
@@ -207,9 +218,8 @@ class Worker(SlotOwner):
         self.node.over(exchange)
         if peak or out_of_memory:
             # An out of memory under a reservation that measurements had shrunk: back to what was declared.
-            self.node.report(
-                Measured(self.spec.function, self.device.id, max(peak, self.spec.memory if out_of_memory else 0))
-            )
+            occupation = max(peak, self.spec.memory if out_of_memory else 0)
+            self.node.report(Measured(self.spec.function, self.device.id, occupation, self.copy))
         self.node.report(Finished(call, self.device.id, run_s, ok and not exchange.abandoned))
         if self.unbound:
             self.bind(self.unbound.popleft())
@@ -333,9 +343,9 @@ class Worker(SlotOwner):
                 self.node.report(Finished(call, self.device.id, 0.0, ok=False))
         elif loading:
             out_of_memory = self._failure is not None and self._failure.out_of_memory
-            self.node.report(LoadFailedFact(self.spec.function, self.device.id, reason, out_of_memory))
+            self.node.report(LoadFailedFact(self.spec.function, self.device.id, reason, out_of_memory, self.copy))
         else:
-            self.node.report(WorkerExited(self.spec.function, self.device.id, reason))
+            self.node.report(WorkerExited(self.spec.function, self.device.id, reason, self.copy))
         for exchange in again:
             self._refuse(exchange, reason)
 

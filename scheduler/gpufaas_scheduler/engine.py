@@ -4,9 +4,10 @@ are shells around the same object.
 
 Two kinds of function. A *model function* is exclusive: one of its calls has the device to itself, and the policy says
 which device, or whose local queue. A *CPU function* has slots: its calls bypass the policy and the devices' busy state
-and start at once where their function is resident with a free slot, so that a function may call another one on the
-same device; without a free slot they wait in a FIFO of their own. Both are charged to the same memory and stand in the
-same LRU lists.
+and start at once at the copy that runs the fewest of them, if that has a free slot, so that a function may call another
+one on the same device; without a free slot they wait in a FIFO of their own. Both are charged to the same memory and
+stand in the same LRU lists. A device holds one copy of a model function, and as many of a CPU function as there is
+memory for.
 
 How many copies a function has follows from its calls, above a minimum that is loaded without a call and never evicted
 for others. `Scaled` says a number beside that: missing copies are loaded one at a time, and what is beyond it takes no
@@ -32,12 +33,13 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import (
     Bytes,
     CallId,
-    DeviceId,
+    CopyId,
     DeviceStatus,
     EngineStatus,
     FunctionId,
     ResidentStatus,
     Seconds,
+    copy_id,
 )
 from gpufaas_core.units import MiB, format_bytes
 from gpufaas_scheduler import policies
@@ -60,6 +62,10 @@ the weights, and a model needs up to about as much again to serve."""
 
 MAX_LOAD_FAILURES: Final = 3
 """In a row; then the function is failed until it is deployed again."""
+
+MAX_LOADING: Final = 4
+"""Copies of a CPU function that load at once without a call, once one is ready and so shows that it can: a container
+takes a second to start, mostly waiting. More would take the machine's cores from calls that run."""
 
 MAX_REFUSALS: Final = 3
 """By nodes, in a row, for one call; then it is rejected instead of going round."""
@@ -293,12 +299,12 @@ class Engine:
             device.hits -= 1
         else:
             device.misses -= 1
-            if model.loading and device.models.models.get(owner.id) is model:
+            if model.loading and device.models.models.get(model.key) is model:
                 self._drop(device, model)
                 # Whether the node got as far as the victims is not known, and their memory is promised: make it so.
                 for victim in call.victims:
-                    if victim not in device.models.models:
-                        self._out.append(m.Evict(victim, device.id))
+                    if victim.key not in device.models.models:
+                        self._out.append(m.Evict(victim.owner.id, device.id, victim.copy))
         self._place_again(call, event.reason)
         if owner.exclusive:
             self._next_local(device)
@@ -334,7 +340,7 @@ class Engine:
                 self._queue.put_back(call)
             else:
                 owner.queue.put_back(call)
-                if not owner.holders:
+                if not owner.active:
                     self._homeless[owner.id] = owner
             if call.deadline is not None:
                 self._watch(call)
@@ -420,11 +426,11 @@ class Engine:
         cluster = self._cluster
         owner = call.owner
         now = cluster.now
-        names: tuple[FunctionId, ...] = ()
+        names: tuple[CopyId, ...] = ()
         if model is None:
             model, names = self._reserve(device, owner, victims)
             call.cold = True
-            call.victims = names
+            call.victims = victims
             device.misses += 1
         else:
             device.models.touch(model, now)
@@ -447,15 +453,18 @@ class Engine:
             device.starts += 1
             if device.idle_key is not None:
                 cluster.set_busy(device)
+        else:
+            owner.ready.started(model)
         self._lease = number = self._lease + 1
         lease = m.Lease(
-            self.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, names, local
-        )
+            self.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, names, local,
+            model.copy,
+        )  # fmt: skip
         self._out.append(m.Start(lease))
 
     def _reserve(
         self, device: DeviceState, owner: FunctionState, victims: tuple[Model, ...]
-    ) -> tuple[Model, tuple[FunctionId, ...]]:
+    ) -> tuple[Model, tuple[CopyId, ...]]:
         """Evict *victims* and charge the reservation of *owner*, whose load begins now."""
         for victim in victims:
             self._cluster.evict(device, victim)
@@ -468,7 +477,7 @@ class Engine:
         model = self._cluster.insert(device, owner, costs.occupation, costs.load_s)
         if owner.copies >= owner.target:
             self._short.pop(owner.id, None)
-        return model, tuple(victim.owner.id for victim in victims)
+        return model, tuple(victim.key for victim in victims)
 
     def _end(self, call: Call) -> None:
         """*call* no longer uses its worker."""
@@ -481,6 +490,8 @@ class Engine:
         if device.run is call:
             device.run = None
             device.busy_s += self._cluster.now - device.busy_since
+        elif not owner.exclusive:
+            owner.ready.ended(model)
 
     def _proceed(self, call: Call, device: DeviceState) -> None:
         """After `_end`: the place on the worker goes to the next that waits for it."""
@@ -491,8 +502,8 @@ class Engine:
         else:
             model = call.model
             assert model is not None
-            if owner.queue.calls and device.id in owner.holders:
-                if model.running < owner.slots and device.models.models.get(owner.id) is model:
+            if owner.queue.calls and model in owner.active:
+                if model.running < owner.slots:
                     following = owner.queue.calls[0]
                     owner.queue.remove(following)
                     self._start(following, device, model, ())
@@ -537,7 +548,7 @@ class Engine:
             self._plan()
         if self._short:
             for owner in list(self._short.values()):
-                self._load_copy(owner)
+                self._load_copies(owner)
 
     def _plan(self) -> None:
         """One scheduling run: the policy proposes, and each action is done or refused at once."""
@@ -633,23 +644,23 @@ class Engine:
     def _place_shared(self, call: Call) -> None:
         """A CPU function's call: start it, or let it wait in its function's FIFO."""
         owner = call.owner
-        if not owner.queue.calls and (free := _free_slot(owner)) is not None:
-            self._start(call, free, free.models.models[owner.id], ())
+        if not owner.queue.calls and (free := owner.free_copy()) is not None:
+            self._start(call, owner.active[free], free, ())
             return
         owner.queue.append(call)
-        if not owner.holders:
+        if not owner.active:
             self._homeless[owner.id] = owner
             self._serve_fifo(owner)
         elif owner.id in self._short:
-            self._load_copy(owner)
+            self._load_copies(owner)
 
     def _serve_fifo(self, owner: FunctionState) -> None:
         """Start as many waiting calls of a CPU function as there are free slots; load it if it is resident nowhere."""
         cluster = self._cluster
         queue = owner.queue
-        if not owner.holders and queue.calls:
+        if not owner.active and queue.calls:
             self._revive(owner)
-        if not owner.holders and queue.calls:
+        if not owner.active and queue.calls:
             device = cluster.room_for(owner)
             if device is None:
                 return
@@ -659,10 +670,10 @@ class Engine:
             queue.remove(first)
             self._start(first, device, None, victims)
         self._homeless.pop(owner.id, None)
-        while queue.calls and (free := _free_slot(owner)) is not None:
+        while queue.calls and (free := owner.free_copy()) is not None:
             following = queue.calls[0]
             queue.remove(following)
-            self._start(following, free, free.models.models[owner.id], ())
+            self._start(following, owner.active[free], free, ())
 
     # --- copies without calls -----------------------------------------------------------------------------------------
 
@@ -698,67 +709,74 @@ class Engine:
     def _revive(self, owner: FunctionState) -> None:
         """Let a copy that drains take calls again, if there is one."""
         if owner.draining:
-            device = owner.draining.pop(next(iter(owner.draining)))
-            owner.holders[device.id] = device
+            model = next(iter(owner.draining))
+            owner.add(model, owner.draining.pop(model))
 
     def _trim(self, owner: FunctionState) -> None:
         """Evict copies that are surplus and idle; those that are not idle take no new calls."""
-        for device in list(owner.draining.values()):
-            if not device.models.models[owner.id].pinned:
-                self._evict(owner, device)
+        for model, device in list(owner.draining.items()):
+            if not model.pinned:
+                self._evict(device, model)
         surplus = owner.surplus
         if surplus:
-            # A loading copy is looked at again when it is loaded: it may have been promised to a call that is not here.
-            ready = [(device, model) for device, model in _copies(owner) if not model.loading]
-            ready.sort(key=lambda each: (each[1].running + each[1].queued, each[1].last_used, each[0].order))
-            for device, model in ready[:surplus]:
+            for model in _dispensable(owner)[:surplus]:
                 owner.excess -= 1
                 if model.pinned:
-                    owner.draining[device.id] = owner.holders.pop(device.id)
+                    owner.draining[model] = owner.drop(model)
                 else:
-                    self._evict(owner, device)
+                    self._evict(owner.active[model], model)
         if not owner.surplus:
             owner.excess = 0
             if not owner.draining:
                 self._surplus.pop(owner.id, None)
 
-    def _evict(self, owner: FunctionState, device: DeviceState) -> None:
+    def _evict(self, device: DeviceState, model: Model) -> None:
         """Take a copy away from its device for nobody's sake."""
-        self._cluster.evict(device, device.models.models[owner.id])
+        self._cluster.evict(device, model)
         device.evictions += 1
-        self._out.append(m.Evict(owner.id, device.id))
+        self._out.append(m.Evict(model.owner.id, device.id, model.copy))
 
-    def _load_copy(self, owner: FunctionState) -> None:
-        """One more copy of a function that has too few: one load at a time, and only where it fits."""
+    def _load_copies(self, owner: FunctionState) -> None:
+        """More copies of a function that has too few: only where they fit, and not all at once."""
         while owner.draining and owner.copies < owner.target:
             self._revive(owner)
-        if owner.copies >= owner.target:
-            self._short.pop(owner.id, None)
-            return
-        if owner.loading or owner.copies >= len(self._devices):
-            return
+        while owner.copies < owner.target:
+            at_once = MAX_LOADING if not owner.exclusive and owner.loading < owner.copies else 1
+            if owner.loading >= at_once or not self._load_copy(owner):
+                return
+        self._short.pop(owner.id, None)
+
+    def _load_copy(self, owner: FunctionState) -> bool:
+        """Load one, and return whether there was room."""
+        if owner.exclusive and owner.copies >= len(self._devices):
+            return False
         device = self._cluster.room_for(owner)
         if device is None:
-            return
+            return False
         victims = self._cluster.victims(device, owner)
         assert victims is not None
         if victims and owner.copies >= owner.min_copies and not owner.eager and not owner.queue.calls:
-            return
+            return False
         model, names = self._reserve(device, owner, victims)
         self._lease = number = self._lease + 1
-        self._out.append(m.Load(self.epoch, number, owner.id, owner.digest, device.id, model.memory, names))
+        load = m.Load(self.epoch, number, owner.id, owner.digest, device.id, model.memory, names, model.copy)
+        self._out.append(load)
         if not owner.exclusive:
-            self._serve_fifo(owner)  # its slots are free from now on, see `_free_slot`
+            self._serve_fifo(owner)  # its slots are free from now on, see `free_copy`
+        return True
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    def _resident(self, function: FunctionId, device: DeviceId) -> tuple[DeviceState, Model] | None:
-        state = self._devices.get(device)
-        model = None if state is None else state.models.models.get(function)
+    def _resident(
+        self, event: m.Loaded | m.LoadFailed | m.Measured | m.WorkerExited
+    ) -> tuple[DeviceState, Model] | None:
+        """Return the copy that *event* is about, and its device; None: the engine has taken it away."""
+        state = self._devices.get(event.device)
+        model = None if state is None else state.models.models.get(copy_id(event.function, event.copy))
         return None if state is None or model is None else (state, model)
 
     def _loaded(self, event: m.Loaded) -> None:
-        found = self._resident(event.function, event.device)
+        found = self._resident(event)
         if found is None or not found[1].loading:
             self.ignored["Loaded"] += 1
             return
@@ -766,6 +784,7 @@ class Engine:
         owner = model.owner
         model.loading = False
         owner.loading -= 1
+        owner.add(model, device)
         owner.failures = 0
         costs = owner.costs(device.kind)
         if costs is not None and self._learn:
@@ -780,7 +799,7 @@ class Engine:
             self._freed = True
 
     def _load_failed(self, event: m.LoadFailed) -> None:
-        found = self._resident(event.function, event.device)
+        found = self._resident(event)
         if found is None or not found[1].loading:
             self.ignored["LoadFailed"] += 1
             return
@@ -806,7 +825,7 @@ class Engine:
         self._after_loss(device, owner)
 
     def _worker_exited(self, event: m.WorkerExited) -> None:
-        found = self._resident(event.function, event.device)
+        found = self._resident(event)
         if found is None:
             self.ignored["WorkerExited"] += 1
             return
@@ -832,7 +851,7 @@ class Engine:
         self._cluster.evict(device, model)
         if owner.copies < owner.target and owner.failed is None and not owner.removed:
             self._short[owner.id] = owner
-        if not owner.exclusive and owner.queue.calls and not owner.holders:
+        if not owner.exclusive and owner.queue.calls and not owner.active:
             self._homeless[owner.id] = owner
 
     def _return_local(self, device: DeviceState, call: Call) -> None:
@@ -848,7 +867,7 @@ class Engine:
         self._freed = True
 
     def _measured(self, event: m.Measured) -> None:
-        found = self._resident(event.function, event.device)
+        found = self._resident(event)
         if found is None:
             self.ignored["Measured"] += 1
             return
@@ -863,7 +882,7 @@ class Engine:
         granted = min(wanted, model.memory + device.models.free)
         if granted != model.memory:
             device.models.resize(model, granted)
-            self._out.append(m.Resize(event.function, event.device, granted))
+            self._out.append(m.Resize(event.function, event.device, granted, event.copy))
             self._freed = True
 
     def _profile_changed(self, owner: FunctionState, kind: str) -> None:
@@ -938,8 +957,8 @@ class Engine:
         """Evict a removed function everywhere once none of its calls waits or runs."""
         if owner.waiting or owner.running or self._functions.get(owner.id) is not owner:
             return
-        for device in [*owner.holders.values(), *owner.draining.values()]:
-            self._evict(owner, device)
+        for model, device in [*owner.active.items(), *owner.draining.items()]:
+            self._evict(device, model)
         del self._functions[owner.id]
         self._cluster.constrained -= bool(owner.constraints)
         self._homeless.pop(owner.id, None)
@@ -952,22 +971,22 @@ def reservation(peak: Bytes) -> Bytes:
     return int(peak * HEADROOM) + HEADROOM_BYTES
 
 
-def _free_slot(owner: FunctionState) -> DeviceState | None:
-    """Where a CPU function runs the fewest calls. A copy that loads counts only while none is ready: a call that waits
-    for a slot starts no later than one that waits there for the load, and perhaps sooner."""
-    best: DeviceState | None = None
-    fewest = owner.slots
-    function = owner.id
-    some_ready = owner.loading and owner.loading < len(owner.holders)
-    for device in owner.holders.values():
-        model = device.models.models[function]
-        if model.running < fewest and not (some_ready and model.loading):
-            best, fewest = device, model.running
-    return best
+def _dispensable(owner: FunctionState) -> list[Model]:
+    """
+    Return the copies that may go, the first to go first: those that run the fewest calls, of these where a device has
+    most of them, then the one that was used longest ago.
 
-
-def _copies(owner: FunctionState) -> list[tuple[DeviceState, Model]]:
-    return [(device, device.models.models[owner.id]) for device in owner.holders.values()]
+    A loading copy is looked at again when it is loaded: it may have been promised to a call that is not here.
+    """
+    ready = [(model, device) for model, device in owner.active.items() if not model.loading]
+    ready.sort(key=lambda each: (each[0].running + each[0].queued, each[0].last_used, each[1].order))
+    left = Counter(device for _, device in ready)
+    ranked = []
+    for at, (model, device) in enumerate(ready):
+        ranked.append((model.running + model.queued, -left[device], at, model))
+        left[device] -= 1
+    ranked.sort(key=lambda each: each[:3])
+    return [each[3] for each in ranked]
 
 
 def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
@@ -983,7 +1002,8 @@ def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
                 loading=each.loading,
                 pinned=each.pinned or each.owner.copies <= each.owner.min_copies,
                 last_used=each.last_used,
-                draining=device.id in each.owner.draining,
+                draining=each in each.owner.draining,
+                copy=each.copy,
             )
             for each in device.models
         ),

@@ -20,7 +20,8 @@ from gpufaas_core.model import Seconds
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
 
-VERSION = 1
+VERSION = 2
+"""1: a device held one copy of a function. Its events can be read, but would not give the commands that they gave."""
 
 
 class Header(Struct, frozen=True):
@@ -86,7 +87,10 @@ def read(path: Path) -> tuple[Header, Iterator[tuple[Event, Seconds]]]:
         raise InvalidSpec(f"{path} is not a journal: its first line is no header ({exc})") from exc
     if header.version != VERSION:
         file.close()
-        raise InvalidSpec(f"{path} is a journal of version {header.version}, this program reads version {VERSION}")
+        raise InvalidSpec(
+            f"{path} is a journal of version {header.version}, this program reads version {VERSION}: "
+            "replay it with the release that wrote it"
+        )
 
     def events() -> Iterator[tuple[Event, Seconds]]:
         decoder = msgspec.json.Decoder(tuple[float, Event])

@@ -71,7 +71,7 @@ class Call:
         self.device: DeviceState | None = None
         self.model: Model | None = None
         self.cold = False
-        self.victims: tuple[FunctionId, ...] = ()
+        self.victims: tuple[Model, ...] = ()
         self.estimate_s = 0.0
         """Its share of the local queue's time, as estimated when it was put there."""
         self.aborted = False

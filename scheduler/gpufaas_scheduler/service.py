@@ -49,9 +49,9 @@ class NodePort(Protocol):
 
     def load(self, command: Load) -> None: ...
 
-    def evict(self, function: FunctionId, device: DeviceId) -> None: ...
+    def evict(self, function: FunctionId, device: DeviceId, copy: int = 0) -> None: ...
 
-    def resize(self, function: FunctionId, device: DeviceId, memory: Bytes) -> None: ...
+    def resize(self, function: FunctionId, device: DeviceId, memory: Bytes, copy: int = 0) -> None: ...
 
     def abort(self, call: CallId, device: DeviceId) -> None: ...
 
@@ -200,9 +200,9 @@ class SchedulerService:
         elif isinstance(command, Abort):
             self._node(command.device).abort(command.call, command.device)
         elif isinstance(command, Resize):
-            self._node(command.device).resize(command.function, command.device, command.memory)
+            self._node(command.device).resize(command.function, command.device, command.memory, command.copy)
         elif isinstance(command, Evict):
-            self._node(command.device).evict(command.function, command.device)
+            self._node(command.device).evict(command.function, command.device, command.copy)
         elif isinstance(command, Load):
             self._node(command.device).load(command)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from typing import TypeAlias, cast
 
 from gpufaas_cache_manager.replacement import Replacement, victims
 from gpufaas_cache_manager.residency import Residency, Resident
 from gpufaas_core.constraints import satisfied
-from gpufaas_core.model import Bytes, Device, DeviceId, Function, FunctionId, Profile, Seconds
+from gpufaas_core.model import Bytes, Device, DeviceId, Function, FunctionId, Profile, Seconds, copy_id
 from gpufaas_scheduler.policies import DeviceView, WaitingCall
 from gpufaas_scheduler.queue import NEVER, Call, FunctionQueue, GlobalQueue
 
@@ -55,14 +55,66 @@ class Costs:
         return Profile(self.load_s, self.service_s, self.occupation, self.measured)
 
 
+class ReadyCopies:
+    """
+    The copies of a CPU function that are loaded and take calls, by how many they run: the next call goes to one that
+    runs the fewest, of those to the one that has done so for longest. All of it is O(1), but `first`: O(slots).
+    """
+
+    __slots__ = ("_fewest", "_running")
+
+    def __init__(self) -> None:
+        self._running: list[dict[Model, None]] = []
+        """At each number of calls, the copies that run so many, in the order in which they came to."""
+        self._fewest = 0
+        """No copy runs fewer."""
+
+    def add(self, model: Model) -> None:
+        running = model.running
+        while len(self._running) <= running:
+            self._running.append({})
+        self._running[running][model] = None
+        if running < self._fewest:
+            self._fewest = running
+
+    def discard(self, model: Model) -> None:
+        if model.running < len(self._running):
+            self._running[model.running].pop(model, None)
+
+    def started(self, model: Model) -> None:
+        """*model* runs one call more. No matter if it is not one of them."""
+        running = model.running
+        if running <= len(self._running) and model in (before := self._running[running - 1]):
+            del before[model]
+            self.add(model)
+
+    def ended(self, model: Model) -> None:
+        """*model* runs one call less. No matter if it is not one of them."""
+        running = model.running
+        if running + 1 < len(self._running) and model in (before := self._running[running + 1]):
+            del before[model]
+            self.add(model)
+
+    def first(self, slots: int) -> Model | None:
+        """Return where the next call goes; None: all run *slots* calls."""
+        rows = self._running
+        fewest, end = self._fewest, min(slots, len(rows))
+        while fewest < end:
+            if row := rows[fewest]:
+                self._fewest = fewest
+                return next(iter(row))
+            fewest += 1
+        self._fewest = fewest
+        return None
+
+
 class FunctionState:
-    """A deployed revision: its limits and costs, the devices that hold it, and its calls."""
+    """A deployed revision: its limits and costs, its copies, and its calls."""
 
     __slots__ = (
-        "_costs", "_declared", "constraints",
-        "desired", "digest", "draining", "eager", "excess", "exclusive", "failed", "failures",
-        "fits", "fits_as_of", "holders", "id", "loading", "max_copies", "max_queue", "min_copies", "queue", "removed",
-        "running", "slots", "target", "waiting", "widened",
+        "_costs", "_declared", "active", "constraints", "desired", "digest", "draining", "eager", "excess", "exclusive",
+        "failed", "failures", "fits", "fits_as_of", "holders", "id", "loading", "max_copies", "max_queue", "min_copies",
+        "queue", "ready", "removed", "running", "slots", "target", "waiting", "widened",
     )  # fmt: skip
 
     def __init__(self, function: Function) -> None:
@@ -71,12 +123,16 @@ class FunctionState:
         self.constraints = function.constraints
         self.queue = FunctionQueue()
         """Waiting calls: part of the global queue, or the FIFO of a CPU function."""
+        self.active: dict[Model, DeviceState] = {}
+        """Its copies and where they are, from the start of the load; without those that drain."""
+        self.draining: dict[Model, DeviceState] = {}
+        """Those that still run calls but take no new ones: they are surplus."""
         self.holders: dict[DeviceId, DeviceState] = {}
-        """From the start of the load; without those that drain."""
-        self.draining: dict[DeviceId, DeviceState] = {}
-        """Where a copy still runs calls but takes no new ones: it is surplus."""
+        """Of a model function, which has one copy per device: where `active` ones are. Policies choose from these."""
+        self.ready = ReadyCopies()
+        """Of a CPU function: those of `active` that are loaded."""
         self.loading = 0
-        """How many of them are loading."""
+        """How many of `active` are loading."""
         self.waiting = 0
         """Calls in the global queue, FIFO and local queues."""
         self.running = 0
@@ -139,19 +195,54 @@ class FunctionState:
     @property
     def copies(self) -> int:
         """Without those that drain."""
-        return len(self.holders)
+        return len(self.active)
+
+    def add(self, model: Model, device: DeviceState) -> None:
+        """It takes calls from now on: it begins to load, or does not drain any more."""
+        self.active[model] = device
+        if self.exclusive:
+            self.holders[device.id] = device
+        elif not model.loading:
+            self.ready.add(model)
+
+    def drop(self, model: Model) -> DeviceState:
+        """It takes no more calls. Return where it is."""
+        device = self.active.pop(model)
+        if self.exclusive:
+            del self.holders[device.id]
+        else:
+            self.ready.discard(model)
+        return device
+
+    def free_copy(self) -> Model | None:
+        """
+        Return where the next call of a CPU function starts; None: it waits for a slot. A copy that loads counts only
+        while none is ready: a call that waits for a slot starts no later than one that waits there for the load, and
+        perhaps sooner.
+        """
+        active = self.active
+        if self.loading < len(active):
+            return self.ready.first(self.slots)
+        if not active:
+            return None
+        first = min(active, key=_running)
+        return first if first.running < self.slots else None
 
     @property
     def surplus(self) -> int:
         """Copies that should go. Replicas that a policy made stay, but for a function that is scaled to zero."""
         if self.desired is None:
             return 0
-        over = max(0, len(self.holders) - self.target)
+        over = max(0, len(self.active) - self.target)
         return min(over, self.excess) if self.exclusive and self.desired else over
 
     def load_s(self, kind: str) -> Seconds:
         costs = self.costs(kind)
         return math.inf if costs is None else costs.load_s
+
+
+def _running(model: Model) -> int:
+    return model.running
 
 
 class DeviceState:
@@ -260,9 +351,12 @@ class Cluster:
         device.idle_key = None
 
     def insert(self, device: DeviceState, owner: FunctionState, memory: Bytes, load_s: Seconds) -> Model:
-        model: Model = Resident(owner, memory, self.now, self.now + load_s)
+        copy = 0
+        while copy_id(owner.id, copy) in device.models.models:
+            copy += 1
+        model: Model = Resident(owner, memory, self.now, self.now + load_s, copy)
         device.models.insert(model)
-        owner.holders[device.id] = device
+        owner.add(model, device)
         owner.loading += 1
         self.asked = None
         return model
@@ -270,9 +364,11 @@ class Cluster:
     def evict(self, device: DeviceState, model: Model) -> None:
         """Take *model* off the lists and give its charge back, for whatever reason it goes."""
         owner = model.owner
-        device.models.remove(owner.id)
-        if owner.holders.pop(device.id, None) is None:
-            del owner.draining[device.id]
+        device.models.remove(model.key)
+        if model in owner.active:
+            owner.drop(model)
+        else:
+            del owner.draining[model]
         if model.loading:
             owner.loading -= 1
         self.asked = None
@@ -286,25 +382,27 @@ class Cluster:
         if self.asked == asked:
             return self._answer
         costs = owner.costs(device.kind) if owner.allows(device) else None
-        self._answer = None if costs is None else victims(self.replacement, device.models, costs.occupation)
+        self._answer = None if costs is None else victims(self.replacement, device.models, costs.occupation, owner)
         self.asked = asked
         return self._answer
 
     def room_for(self, owner: FunctionState) -> DeviceState | None:
         """
-        The device for a copy that no policy places: the most free memory without victims, else the victims that are
-        cheapest to load again; ties by order of joining. O(devices x residents).
+        The device for a copy that no policy places. Without victims before with them; then one with fewer copies of
+        *owner*, none at all if it is a model function; then the most free memory, or the victims that are cheapest to
+        load again; ties by order of joining. O(devices x residents).
         """
         best: DeviceState | None = None
-        best_key: tuple[bool, Seconds, Bytes, int] | None = None
+        best_key: tuple[bool, int, Seconds, Bytes, int] | None = None
+        held = Counter(owner.active.values())
         for device in self.devices.values():
-            if owner.id in device.models.models:
+            if owner.exclusive and owner.id in device.models.models:
                 continue
             chosen = self.victims(device, owner)
             if chosen is None:
                 continue
             reload_s = sum(model.owner.load_s(device.kind) for model in chosen)
-            key = (bool(chosen), reload_s, -device.models.free, device.order)
+            key = (bool(chosen), held[device], reload_s, -device.models.free, device.order)
             if best_key is None or key < best_key:
                 best, best_key = device, key
         return best

@@ -122,6 +122,31 @@ def test_a_container_that_is_killed_from_outside_is_started_by_the_next_call(doc
     assert docker.call("killed", "/echo", content=b"back").content == b"back"
 
 
+def test_copies_are_containers_of_their_own_replaced_when_they_die_and_gone_when_scaled_down(docker: Docker) -> None:
+    docker.deploy("many", annotations={"gpufaas.memory": "64Mi"}).raise_for_status()
+
+    def ready(replicas: int) -> bool:
+        shown = docker.http.get("/system/function/many").json()
+        return shown["availableReplicas"] == len(docker.containers("many")) == replicas
+
+    def hosts(calls: int) -> set[str]:
+        return {docker.call("many", "/env").json()["HOSTNAME"] for _ in range(calls)}
+
+    docker.http.post("/system/scale-function/many", json={"replicas": 4}).raise_for_status()
+    until(lambda: ready(4), "four containers")
+    first = hosts(8)
+    assert len(first) == 4
+
+    killed = next(each for each in docker.containers("many") if each.id.startswith(min(first)))
+    killed.kill()
+    until(lambda: killed.id not in {each.id for each in docker.containers("many")} and ready(4), "another in its place")
+    assert len(hosts(8) & first) == 3
+
+    docker.http.post("/system/scale-function/many", json={"replicas": 1}).raise_for_status()
+    until(lambda: ready(1), "one is left")
+    assert len(hosts(2)) == 1
+
+
 def test_an_image_that_cannot_be_had_is_refused_in_plain_words(docker: Docker) -> None:
     answer = docker.deploy("nowhere", image="127.0.0.1:9/no/such:1")
 

@@ -15,7 +15,7 @@ from gpufaas_core.errors import GpufaasError, InvalidSpec, LeaseRefused, LoadFai
 from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Event, Finished, Lease, Loaded, Measured, Refused, WorkerExited
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
-from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId
+from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, copy_id
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.node import Node, NodeSettings
@@ -86,7 +86,8 @@ class Rig:
         *,
         cold: bool = False,
         memory: int = 120 * MiB,
-        victims: tuple[FunctionId, ...] = (),
+        victims: tuple[str, ...] = (),
+        copy: int = 0,
     ) -> Lease:
         self.number += 1
         return Lease(
@@ -99,6 +100,7 @@ class Rig:
             cold,
             memory,
             victims,
+            copy=copy,
         )
 
     async def call(self, lease: Lease, body: bytes = b"") -> tuple[int, bytes]:
@@ -163,6 +165,32 @@ async def test_a_victim_is_gone_before_its_memory_is_promised_again(rig: Rig) ->
         assert not psutil.pid_exists(before)
 
     assert most == 1
+
+
+async def test_copies_of_a_function_are_told_apart_by_their_numbers(rig: Rig) -> None:
+    """What is said of one, by the engine or by the node, is about no other."""
+    tells = "import os\ndef handle(event, context):\n    return str(os.getpid())"
+    function = await rig.function("tells", tells, "http")
+    pids = [
+        (await rig.call(rig.lease(function, cold=True, memory=48 * MiB, copy=copy)))[1].decode() for copy in range(3)
+    ]
+    assert len(set(pids)) == 3
+    assert rig.node.reserved(DEVICE) == 3 * 48 * MiB
+    loaded = [each.copy for each in rig.facts if isinstance(each, Loaded)]
+
+    rig.node.resize(function, DEVICE, 40 * MiB, 1)
+    os.kill(int(pids[2]), signal.SIGKILL)
+    await until(lambda: rig.facts_of(WorkerExited))
+    rig.node.evict(function, DEVICE, 0)
+    await until(lambda: len(rig.node.workers()) == 1)
+
+    assert loaded == [0, 1, 2]
+    assert [each.copy for each in rig.facts if isinstance(each, WorkerExited)] == [2]
+    assert rig.node.reserved(DEVICE) == 40 * MiB
+    assert (await rig.call(rig.lease(function, copy=1)))[1].decode() == pids[1]
+    other = await rig.function("other", tells, "http")
+    await rig.call(rig.lease(other, cold=True, memory=190 * MiB, victims=(copy_id(function, 1),)))
+    assert not psutil.pid_exists(int(pids[1]))
 
 
 async def test_a_load_beyond_its_reservation_fails_cleanly_and_says_that_it_was_memory(rig: Rig) -> None:

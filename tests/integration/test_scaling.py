@@ -1,11 +1,15 @@
 """Copies come and go under load, on the real platform, and no call notices."""
 
+import json
+import os
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
-from tests.integration.conftest import ECHO, HTTP, TORCH, Platform, until
+from tests.integration.conftest import ECHO, GATED, HTTP, TORCH, Platform, until
 
 SLOW_ECHO = """
     import time
@@ -25,6 +29,14 @@ MODEL = """
         return event.body
 """
 CALLERS = 8
+TELLS_PID = """
+    import os, time
+
+    def handle(event, context):
+        print("asked")
+        time.sleep(0.01)
+        return str(os.getpid())
+"""
 
 
 @pytest.mark.parametrize(("source", "lang"), [(SLOW_ECHO, HTTP), (MODEL, TORCH)], ids=["cpu", "model"])
@@ -80,3 +92,111 @@ def test_copies_are_loaded_without_calls_and_a_call_at_zero_is_served(make_platf
     assert (answer.status_code, answer.content) == (200, b"hello")
     assert answer.headers["x-gpufaas-start"] == "miss"
     assert platform.http.get("/system/function/echo").json()["replicas"] == 1
+
+
+# --- several copies on one device ---
+
+
+def scale(platform: Platform, name: str, replicas: int) -> None:
+    answer = platform.http.post(f"/system/scale-function/{name}", json={"replicas": replicas})
+    assert answer.status_code == 202
+
+
+def available(platform: Platform, name: str) -> int:
+    return int(platform.http.get(f"/system/function/{name}").json()["availableReplicas"])
+
+
+def pids(platform: Platform, path: str, calls: int) -> set[str]:
+    answers = [platform.call(path) for _ in range(calls)]
+    assert [each.status_code for each in answers] == [200] * calls
+    return {each.text for each in answers}
+
+
+def test_each_copy_on_a_device_is_a_process_that_takes_its_share_and_is_replaced_when_it_dies(
+    platform: Platform,
+) -> None:
+    path = platform.deploy("tells", TELLS_PID, HTTP, memory="48Mi")
+    scale(platform, "tells", 4)
+    until(lambda: available(platform, "tells") == 4)
+
+    first = pids(platform, path, 8)
+
+    assert len(first) == 4
+    assert first == {str(each.pid) for each in platform.workers()}
+    (device,) = platform.status()["devices"]
+    assert sorted(each["copy"] for each in device["resident"]) == [0, 1, 2, 3]
+    lines = platform.http.get("/system/logs", params={"name": "tells"}).text.splitlines()
+    assert len({json.loads(line)["instance"] for line in lines}) == 4
+
+    killed = int(min(first))
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: not psutil.pid_exists(killed) and available(platform, "tells") == 4)
+    second = pids(platform, path, 8)
+    assert len(second & first) == 3
+    assert len(second - first) == 1
+
+
+def test_no_call_is_lost_when_one_of_many_copies_is_left(platform: Platform) -> None:
+    path = platform.deploy("tells", TELLS_PID, HTTP, memory="48Mi", slots="2")
+    over = threading.Event()
+
+    def call() -> list[int]:
+        statuses = []
+        while not over.is_set():
+            statuses.append(platform.call(path).status_code)
+        return statuses
+
+    with ThreadPoolExecutor(CALLERS) as callers:
+        results = [callers.submit(call) for _ in range(CALLERS)]
+        try:
+            for _ in range(3):
+                scale(platform, "tells", 4)
+                until(lambda: available(platform, "tells") == 4)
+                scale(platform, "tells", 1)
+                until(lambda: len(platform.workers()) == 1, "the others have served what they had and are gone")
+        finally:
+            over.set()
+        statuses = [each for result in results for each in result.result()]
+
+    assert set(statuses) == {200}
+    assert len(pids(platform, path, 4)) == 1
+
+
+def test_a_minimum_of_five_copies_is_there_after_the_deploy_and_after_an_update(platform: Platform) -> None:
+    labels = {"com.openfaas.scale.min": "5"}
+    path = platform.deploy("five", TELLS_PID, HTTP, labels=labels, memory="48Mi")
+    until(lambda: available(platform, "five") == 5)
+    old = pids(platform, path, 10)
+
+    platform.deploy("five", TELLS_PID, HTTP, labels=labels, memory="48Mi", env={"NEW": "1"})
+    until(lambda: available(platform, "five") == 5)
+
+    new = pids(platform, path, 10)
+    assert (len(old), len(new)) == (5, 5)
+    assert not old & new
+    until(lambda: len(platform.workers()) == 5, "the old revision is gone")
+
+
+def test_the_memory_of_a_device_bounds_what_is_available(platform: Platform) -> None:
+    platform.deploy("large", TELLS_PID, HTTP, memory="150Mi")
+
+    scale(platform, "large", 9)
+
+    until(lambda: available(platform, "large") == 2)
+    assert platform.http.get("/system/function/large").json()["replicas"] == 9
+    assert platform.call("/function/large").status_code == 200
+
+
+def test_the_autoscaler_reaches_its_target_on_one_device(platform: Platform) -> None:
+    """Three calls at once, one slot each: without two more copies the second would wait for the first for ever."""
+    labels = {"com.openfaas.scale.type": "capacity", "com.openfaas.scale.target": "1",
+              "com.openfaas.scale.target-proportion": "1", "com.openfaas.scale.max": "3"}  # fmt: skip
+    path = platform.deploy("busy", GATED, HTTP, labels=labels, memory="48Mi", slots="1")
+    gates = [platform.gate() for _ in range(3)]
+
+    calls = [platform.begin(path, each.body) for each in gates]
+
+    until(lambda: all(each.reached() for each in gates))
+    for each in gates:
+        each.open()
+    assert len({each.result().text for each in calls}) == 3

@@ -105,7 +105,10 @@ def _list(title: str, entries: list[str], verbose: bool) -> None:
 
 def _ours(ours: Mapping[str, Any]) -> None:
     """Where it is resident and what it costs; of a newer gateway, what this version does not know is left out."""
-    devices = ours.get("devices") or []
+    copies = ours.get("copies") or {}
+    devices = [
+        f"{each} ({copies[each]} copies)" if copies.get(each, 1) > 1 else each for each in ours.get("devices") or []
+    ]
     pairs = [("Resident on", ", ".join(devices) if devices else "no device: the next call loads it")]
     if placement := ours.get("placement"):
         allowed = ", ".join(placement.get("devices") or []) or "no device that is there now"

@@ -96,6 +96,48 @@ def test_cost_aware_falls_back_on_recency() -> None:
     assert names(victims(CostAware(), residency, 40)) == ["x"]
 
 
+def copies_of(owner: Owner, number: int, size: int, memory: int = 100) -> Residency[Owner]:
+    """A device that holds *number* copies of *owner*, ready and idle."""
+    residency: Residency[Owner] = Residency(memory, "gpu")
+    for copy in range(number):
+        resident = Resident(owner, size, copy, copy, copy)
+        resident.loading = False
+        residency.insert(resident)
+    return residency
+
+
+@pytest.mark.parametrize("replacement", [Lru(), CostAware()])
+def test_copies_of_one_function_on_a_device_go_one_by_one_down_to_its_minimum(replacement: Replacement) -> None:
+    residency = copies_of(Owner(FunctionId("x"), copies=4, min_copies=2), 4, size=25)
+
+    chosen = victims(replacement, residency, 50)
+
+    assert chosen is not None
+    assert [each.key for each in chosen] == ["x", "x#1"]
+    assert victims(replacement, residency, 51) is None
+
+
+def test_the_other_copies_of_a_function_make_no_room_for_its_next() -> None:
+    owner = Owner(FunctionId("x"), copies=3)
+    residency = copies_of(owner, 3, size=30)
+
+    assert victims(Lru(), residency, 30, owner) is None
+    assert victims(Lru(), residency, 10, owner) == ()
+
+
+def test_the_last_copy_of_all_is_spared_while_another_function_has_one_too_many() -> None:
+    several = Owner(FunctionId("x"), copies=2)
+    residency = copies_of(several, 2, size=25)
+    resident = Resident(Owner(FunctionId("y"), copies=2), 50, 9.0, 9.0)
+    resident.loading = False
+    residency.insert(resident)
+
+    chosen = victims(CostAware(), residency, 75)
+
+    assert chosen is not None
+    assert sorted(each.key for each in chosen) == ["x", "y"]
+
+
 @given(
     st.sampled_from([Lru(), CostAware()]),
     st.lists(st.tuples(st.integers(1, 30), st.booleans(), st.integers(1, 3), st.integers(0, 3)), max_size=8),

@@ -600,6 +600,25 @@ def test_top_shows_devices_residents_and_queues(gateway: Gateway) -> None:
     assert json.loads(run("top", "--json").stdout)["devices"][0]["evictions"] == 1
 
 
+def test_top_shows_each_copy_of_a_function_and_its_queue_once(gateway: Gateway) -> None:
+    echo = FunctionId("echo.openfaas-fn@3")
+    copies = tuple(
+        ResidentStatus(echo, 20 * MiB, running=8, loading=False, pinned=True, last_used=1.0, copy=copy)
+        for copy in range(3)
+    )
+    device = DeviceStatus(
+        device=DEVICE, used=60 * MiB, busy=False, resident=copies, local_queue=0, served=24, hits=24, misses=0,
+        evictions=0, estimated_finish_s=0.0,
+    )  # fmt: skip
+    gateway.scheduler.now = EngineStatus("lalb-o3", (device,), {echo: 77}, {echo: 24})
+
+    rows = [line.split() for line in run("top", "--once").stdout.splitlines() if line.startswith("echo")]
+
+    assert sorted(row[0] for row in rows) == ["echo.openfaas-fn", "echo.openfaas-fn#1", "echo.openfaas-fn#2"]
+    assert sum(row[-1] == "77" for row in rows) == 1
+    assert [copy["copy"] for copy in json.loads(run("top", "--json").stdout)["devices"][0]["resident"]] == [0, 1, 2]
+
+
 # --- secrets and namespaces, on the gateway's own routes ---
 
 

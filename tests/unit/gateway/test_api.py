@@ -120,12 +120,28 @@ async def test_we_say_where_a_function_is_and_what_it_costs(gateway: Gateway) ->
     status = (await gateway.client.get("/system/function/echo", params={"usage": "1"})).json()
 
     ours = status["gpufaas"]
-    assert ours["devices"] == ["n1/cpu:0"]
+    assert (ours["devices"], ours["copies"]) == (["n1/cpu:0"], {"n1/cpu:0": 1})
     assert (ours["kind"], ours["bundle"], ours["memory"]) == ("model", gateway.bundle, 192 * MiB)
     assert ours["profiles"]["cpu"] == {
         "load_s": 1.0, "service_s": 0.25, "occupation": 300 * MiB, "measured": True,
     }  # fmt: skip
     assert status["usage"] == {"totalMemoryBytes": 250 * MiB}
+
+
+async def test_available_replicas_are_the_copies_that_take_calls(gateway: Gateway) -> None:
+    """Several may be on one device; one that loads or drains is not ready for a call."""
+    function = await gateway.deployed()
+    copies = tuple(
+        ResidentStatus(function, 10, 0, loading, False, 1.0, draining, copy)
+        for copy, (loading, draining) in enumerate([(False, False)] * 3 + [(True, False), (False, True)])
+    )
+    gateway.scheduler.now = EngineStatus("lalb", (replace(idle(DEVICE), resident=copies),), {}, {}, {function: 4})
+
+    described = (await gateway.client.get("/system/function/echo")).json()
+    (listed,) = (await gateway.client.get("/system/functions")).json()
+
+    assert [(each["replicas"], each["availableReplicas"]) for each in (described, listed)] == [(4, 3)] * 2
+    assert (described["gpufaas"]["devices"], described["gpufaas"]["copies"]) == (["n1/cpu:0"], {"n1/cpu:0": 5})
 
 
 @pytest.mark.parametrize(

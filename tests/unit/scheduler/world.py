@@ -33,6 +33,7 @@ class World:
         self.out: list[m.Command] = []
         self.log: list[m.Command] = []
         self.functions: dict[FunctionId, Function] = {}
+        self.removed: set[FunctionId] = set()
         self.running: dict[str, m.Lease] = {}
         self.waiting: dict[str, FunctionId] = {}
         self.ended: set[str] = set()
@@ -75,14 +76,14 @@ class World:
     def scale(self, function: str, copies: int) -> list[m.Command]:
         return self.tell(m.Scaled(FunctionId(function), copies))
 
-    def loaded(self, function: str, device: str, load_s: float = 3.0) -> list[m.Command]:
-        return self.tell(m.Loaded(FunctionId(function), DeviceId(device), load_s, 0))
+    def loaded(self, function: str, device: str, copy: int = 0, load_s: float = 3.0) -> list[m.Command]:
+        return self.tell(m.Loaded(FunctionId(function), DeviceId(device), load_s, 0, copy))
 
     def finish(self, call: str, service_s: float = 1.0, *, ok: bool = True) -> list[m.Command]:
         """The call ends; if it was cold, its worker got ready first."""
         lease = self.running[call]
-        if lease.cold and self.model(lease.function, lease.device).loading:
-            self.loaded(lease.function, lease.device)
+        if lease.cold and self.model(lease.function, lease.device, lease.copy).loading:
+            self.loaded(lease.function, lease.device, lease.copy)
         return self.tell(m.Finished(CallId(call), lease.device, service_s, ok))
 
     def refuse(self, call: str) -> list[m.Command]:
@@ -99,7 +100,9 @@ class World:
         if isinstance(event, m.Refused):
             lease = self.running[event.call]
             held = self.on(lease.device).resident
-            self.dropped = any(each.function == lease.function and each.loading for each in held)
+            self.dropped = any(
+                (each.function, each.copy) == (lease.function, lease.copy) and each.loading for each in held
+            )
         draining, copies = self.draining, self.copies
         self.out = self.engine.handle(event, self.now)
         self.log += self.out
@@ -107,12 +110,25 @@ class World:
         check(self.engine.status(self.now), self)
         for command in self.out:
             if isinstance(command, m.Start) and not command.lease.local:
-                place = (command.lease.function, command.lease.device)
+                place = where(command.lease)
                 assert place not in draining & self.draining, f"{place} is surplus and got a new call"
-        if isinstance(event, m.Scaled) and event.function in self.functions:
-            least = self.functions[event.function].min_copies
-            assert self.copies.get(event.function, 0) >= min(least, copies.get(event.function, 0))
+        if isinstance(event, m.Arrived) and event.call in self.running:
+            self._check_choice(self.running[event.call])
+        if isinstance(event, m.Arrived | m.Finished | m.Cancelled | m.Loaded | m.Measured | m.Woken | m.Scaled):
+            for function in self.functions.keys() - self.removed:  # nobody's worker is gone: who would evict it?
+                least = min(self.functions[function].min_copies, copies.get(function, 0))
+                assert self.copies.get(function, 0) >= least, f"{function} has fewer than its minimum"
         return self.out
+
+    def _check_choice(self, lease: m.Lease) -> None:
+        """The call that has just come was given to a copy that runs the fewest."""
+        if lease.cold or self.functions[lease.function].exclusive:
+            return
+        others = [each for device in self.status.devices for each in device.resident
+                  if each.function == lease.function and not each.draining]  # fmt: skip
+        chosen = self.model(lease.function, lease.device, lease.copy)
+        ready = [each.running for each in others if not each.loading] or [each.running for each in others]
+        assert chosen.running <= min([*ready, chosen.running - 1]) + 1, f"{where(lease)} runs more than another"
 
     def _follow(self, event: m.Event) -> None:
         """Keep our own account of each call, from the facts and commands alone."""
@@ -131,22 +147,21 @@ class World:
                 else:
                     self.waiting[call] = lease.function
                 if lease.cold and self.dropped:
-                    self.orphans |= {
-                        name
-                        for name, each in self.running.items()
-                        if (each.function, each.device) == (lease.function, lease.device)
-                    }
+                    self.orphans |= {name for name, each in self.running.items() if where(each) == where(lease)}
             case m.Cancelled(call):
                 if self.waiting.pop(call, None) is not None:
                     self.ended.add(call)
-            case m.LoadFailed(function, device) | m.WorkerExited(function, device):
-                self._over(lambda lease: lease.function == function and lease.device == device)
+            case m.LoadFailed() | m.WorkerExited():
+                self._over(lambda lease: where(lease) == where(event))
             case m.DeviceLeft(device):
                 self._over(lambda lease: lease.device == device, orphans=True)
             case m.DeviceJoined(device):
                 self._over(lambda lease: lease.device == device.id, orphans=True)
             case m.FunctionDeployed(function):
                 self.functions[function.id] = function
+                self.removed.discard(function.id)
+            case m.FunctionRemoved(function):
+                self.removed.add(function)
         for command in self.out:
             match command:
                 case m.Start(lease):
@@ -174,13 +189,22 @@ class World:
         return _counts(each.function for device in self.status.devices for each in device.resident if not each.draining)
 
     @property
-    def draining(self) -> set[tuple[FunctionId, DeviceId]]:
+    def draining(self) -> set[tuple[str, ...]]:
+        """As `where` names them."""
         return {
-            (each.function, device.device.id)
+            (each.function, device.device.id, *[str(each.copy)] * bool(each.copy))
             for device in self.status.devices
             for each in device.resident
             if each.draining
         }
+
+    def loading(self) -> list[tuple[FunctionId, DeviceId, int]]:
+        return [
+            (each.function, device.device.id, each.copy)
+            for device in self.status.devices
+            for each in device.resident
+            if each.loading
+        ]
 
     @property
     def status(self) -> EngineStatus:
@@ -193,8 +217,8 @@ class World:
         """In LRU order, least recently used first."""
         return [each.function for each in self.on(device).resident]
 
-    def model(self, function: str, device: str):  # type: ignore[no-untyped-def]
-        return next(each for each in self.on(device).resident if each.function == function)
+    def model(self, function: str, device: str, copy: int = 0):  # type: ignore[no-untyped-def]
+        return next(each for each in self.on(device).resident if (each.function, each.copy) == (function, copy))
 
     @property
     def started(self) -> list[tuple[str, str]]:
@@ -207,6 +231,11 @@ class World:
         return [(each.call, each.code) for each in self.out if isinstance(each, m.Reject)]
 
 
+def where(what) -> tuple[str, ...]:  # type: ignore[no-untyped-def]
+    """Return which worker a message is about: (function, device), and the number of the copy if it is not the first."""
+    return (what.function, what.device, *[str(what.copy)] * bool(what.copy))
+
+
 def starts(commands: Sequence[m.Command]) -> list[tuple[str, str]]:
     return [(each.lease.call, each.lease.device) for each in commands if isinstance(each, m.Start)]
 
@@ -214,11 +243,12 @@ def starts(commands: Sequence[m.Command]) -> list[tuple[str, str]]:
 def check(status: EngineStatus, world: World) -> None:
     """What holds after every event, whatever the policy."""
     exclusive: dict[str, int] = {}
-    running: dict[tuple[str, str], int] = {}
+    running: dict[tuple[str, str, int], int] = {}
     for call, lease in world.running.items():
         if call in world.orphans:
             continue
-        running[lease.function, lease.device] = running.get((lease.function, lease.device), 0) + 1
+        place = (lease.function, lease.device, lease.copy)
+        running[place] = running.get(place, 0) + 1
         if world.functions[lease.function].exclusive:
             exclusive[lease.device] = exclusive.get(lease.device, 0) + 1
     for device in status.devices:
@@ -226,12 +256,18 @@ def check(status: EngineStatus, world: World) -> None:
         assert device.used == sum(each.memory for each in device.resident)
         assert device.used <= device.device.memory, f"{name} holds more than it has"
         assert exclusive.get(name, 0) == device.busy, f"exclusive calls on {name}: {exclusive.get(name, 0)}"
+        numbers = [(each.function, each.copy) for each in device.resident]
+        assert len(set(numbers)) == len(numbers), f"two copies of one name on {name}"
         for model in device.resident:
-            assert model.running == running.pop((model.function, name), 0)
+            assert model.copy == 0 or not world.functions[model.function].exclusive, f"two of model {model.function}"
+            assert model.running == running.pop((model.function, name, model.copy), 0)
             slots = 1 if world.functions[model.function].exclusive else world.functions[model.function].slots
             assert model.running <= slots
             assert not model.draining or model.running or device.local_queue, f"{model.function} could go from {name}"
         assert device.local_queue == 0 or device.busy
+    for function, copies in world.copies.items():
+        bounds = world.functions[function]
+        assert bounds.exclusive or not bounds.max_copies or copies <= max(bounds.min_copies, bounds.max_copies)
     for function, desired in status.desired.items():
         bounds = world.functions[function]
         assert bounds.min_copies <= desired <= max(bounds.min_copies, bounds.max_copies or desired)
