@@ -103,6 +103,7 @@ def building(command: _F) -> _F:
         command = click.option(*names, **more)(command)
 
     paths = click.Path(path_type=Path)
+    add("-q", "--quiet", is_flag=True, help="Do not show what docker prints.")
     add("--disable-stack-pull", is_flag=True, help="Do not pull templates that are missing.")
     add("--pull", is_flag=True, help="Images: look for newer base images.")
     add("--squash", is_flag=True, help="Images: squash the layers, where the engine can.")

@@ -11,7 +11,8 @@ from gpufaas_cli import output
 from gpufaas_cli.stack import DEFAULT_GATEWAY, FILE_NAMES, BadStack, find_stack, is_own
 from gpufaas_core.errors import InvalidSpec
 
-_IGNORED = "build/"
+_IGNORED = ("template", "build", ".secrets")
+"""What does not belong into git: what is fetched, what is made, and what nobody else is to see."""
 
 
 @click.command(
@@ -90,6 +91,7 @@ def _new(name: str, lang: str, folder: str, image: str, file: Path, quiet: bool)
     output.show(f"Folder: {root / folder} created.")
     for each in written:
         output.show(f"  {each}")
+    output.show(f"Function created in folder: {root / folder}")
     output.show(f"Stack file {'updated' if existed else 'written'}: {file}")
     if welcome := _welcome(lang, root):
         output.show(f"\nNotes:\n{welcome}")
@@ -127,8 +129,9 @@ def _replace(file: Path, text: str) -> None:
 
 
 def _ignore(file: Path) -> None:
-    """Keep what is built out of git, as faas-cli does."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    if not {"build", "/build", _IGNORED, "/build/"} & {line.strip() for line in lines}:
+    """Keep `_IGNORED` out of git, as faas-cli does."""
+    text = file.read_text() if file.exists() else ""
+    known = {line.strip().strip("/") for line in text.splitlines()}
+    if missing := [each for each in _IGNORED if each not in known]:
         with file.open("a") as out:
-            out.write(f"{_IGNORED}\n" if not lines or file.read_text().endswith("\n") else f"\n{_IGNORED}\n")
+            out.write("\n" * (bool(text) and not text.endswith("\n")) + "".join(f"{each}/\n" for each in missing))

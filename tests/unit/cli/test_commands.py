@@ -353,7 +353,15 @@ def test_new_writes_a_function_and_a_stack_file_and_extends_it(folder: Path) -> 
     assert (folder / "a" / "handler.py").is_file()
     assert (folder / "b" / "handler.py").is_file()
     assert text.index("  a:") < text.index("  b:") < text.index("# my note")
-    assert (folder / ".gitignore").read_text() == "build/\n"
+    assert (folder / ".gitignore").read_text() == "template/\nbuild/\n.secrets/\n"
+
+
+def test_new_adds_to_gitignore_what_is_not_in_it(folder: Path) -> None:
+    (folder / ".gitignore").write_text("*.pyc\n/build")
+
+    run("new", "a", "--lang", "python3-http")
+
+    assert (folder / ".gitignore").read_text() == "*.pyc\n/build\ntemplate/\n.secrets/\n"
 
 
 def test_new_of_a_name_that_is_there_changes_nothing(folder: Path) -> None:
@@ -498,6 +506,7 @@ def test_list_has_faas_clis_layout() -> None:
     assert plain[1].split() == ["a", "0", "1"]
     assert verbose[0].split() == ["Function", "Image", "Invocations", "Replicas", "CreatedAt"]
     assert "a:latest" in verbose[1]
+    assert re.search(r"\t\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)? \+0000 UTC$", verbose[1])
 
 
 def test_describe_shows_state_settings_and_platform(gateway: Gateway) -> None:
@@ -560,7 +569,10 @@ def test_logs_are_lines_of_text_or_json(gateway: Gateway) -> None:
 
     assert [line.split(" ", 1)[1] for line in plain] == ["line 1", "line 2"]
     assert [each["text"] for each in objects] == ["line 0", "line 1", "line 2"]
-    assert run("logs", "a", "--lines", "1", "--show-instance").stdout.endswith(" (w1) line 2\n")
+    assert run("logs", "a", "--lines", "1", "--instance", "--name").stdout.endswith("Z a (w1) line 2\n")
+    assert run("logs", "a", "--lines", "1", "--instance", "--time-format", "").stdout == "(w1) line 2\n"
+    assert re.fullmatch(r"\d\d:\d\d line 2\n", run("logs", "a", "--lines", "1", "--time-format", "15:04").stdout)
+    assert run("logs", "a", "--from-instance", "w2").stdout == ""
     assert 'text="line 2"' in run("logs", "a", "-o", "keyvalue").stdout
 
 
