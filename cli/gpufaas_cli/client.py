@@ -1,5 +1,6 @@
 """The gateway's API as the commands use it, and what can go wrong on the way as errors with an exit code each."""
 
+import os
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +11,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from gpufaas_cli import output
 from gpufaas_cli.stack import DEFAULT_GATEWAY
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.units import Seconds
@@ -53,11 +55,17 @@ class Client:
     """
 
     def __init__(
-        self, gateway: str, authorization: str | None = None, verify: bool = True, timeout_s: Seconds = _ANSWER_S
+        self,
+        gateway: str,
+        authorization: str | None = None,
+        verify: bool = True,
+        timeout_s: Seconds = _ANSWER_S,
+        deploy_s: Seconds | None = None,
     ) -> None:
         """
         :param authorization: value of that header for the management routes; functions do not get it
         :param verify: whether the certificate of an https:// gateway must be good
+        :param deploy_s: how long a deployment may take, if not the usual time
         """
         self.gateway = gateway
         parts = urlsplit(gateway)
@@ -66,7 +74,10 @@ class Client:
         self.shown = gateway.replace(f"{parts.netloc.rpartition('@')[0]}@", "") if "@" in parts.netloc else gateway
         """The gateway without its password, for people."""
         self.authorization = authorization if "@" not in parts.netloc else None
+        self._deploy_s = deploy_s or _DEPLOY_S
+        shows = os.environ.get("FAAS_DEBUG") == "1" or os.environ.get("OPENFAAS_DUMP_HTTP") == "true"
         self._http = httpx.Client(
+            event_hooks={"request": [_show_request], "response": [_show_response]} if shows else None,
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S)),
             # Reading the certificates takes 20 ms and more, and http:// has no use for them.
             verify=ssl.create_default_context() if parts.scheme == "https" and verify else False,
@@ -102,7 +113,7 @@ class Client:
         if replace:
             self.remove(str(body["service"]), str(body.get("namespace") or "") or None)
         for method in ("PUT", "POST") if update and not replace else ("POST",):
-            answer = self._send(method, "/system/functions", json=body, timeout=_DEPLOY_S)
+            answer = self._send(method, "/system/functions", json=body, timeout=self._deploy_s)
             if method == "PUT" and answer.status_code == 404:
                 continue
             self._check(answer)
@@ -357,3 +368,16 @@ def _chunks(path: Path, progress: Callable[[int], object]) -> Iterator[bytes]:
         while chunk := file.read(_CHUNK):
             yield chunk
             progress(len(chunk))
+
+
+def _show_request(request: httpx.Request) -> None:
+    """On stderr, without who we are, and without bodies: they may be secrets."""
+    output.note(f"> {request.method} {request.url.copy_with(userinfo=b'')!s}")
+    for name, value in request.headers.items():
+        output.note(f"> {name}: {'<redacted>' if name == 'authorization' else value}")
+
+
+def _show_response(answer: httpx.Response) -> None:
+    output.note(f"< {answer.status_code} {answer.reason_phrase}")
+    for name, value in answer.headers.items():
+        output.note(f"< {name}: {value}")

@@ -1,5 +1,6 @@
 """Adding a function to the text of a stack file, so that everything else in it stays as its author wrote it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -7,8 +8,19 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 
 from gpufaas_cli.stack import BadStack, compose, read_text
 
+Entry = Mapping[str, str | Mapping[str, str]]
+"""What a function's entry begins with: plain words, in one line each."""
 
-def extended(path: Path, name: str, lang: str, handler: str, image: str) -> str:
+
+def lines_of(entry: Entry) -> list[str]:
+    return [f"{key}: {value if isinstance(value, str) else _flow(value)}" for key, value in entry.items()]
+
+
+def _flow(values: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in values.items()) + "}"
+
+
+def extended(path: Path, name: str, entry: Entry) -> str:
     """
     Return the text of the stack file *path* with one more function.
 
@@ -19,8 +31,7 @@ def extended(path: Path, name: str, lang: str, handler: str, image: str) -> str:
     if not isinstance(root, MappingNode):
         raise BadStack(f"{path}:1: it is not a stack file: it should begin with 'version: 1.0'")
     newline = "\r\n" if "\r\n" in text else "\n"
-    entry = {"lang": lang, "handler": handler, "image": image}
-    by_hand = f"add the function to it by hand: {name}: {{lang: {lang}, handler: {handler}, image: {image}}}"
+    by_hand = f"add the function to it by hand: {name}: {{{', '.join(lines_of(entry))}}}"
 
     key, functions = next(((key, value) for key, value in root.value if _text(key) == "functions"), (None, None))
     lines = text.splitlines(keepends=True)
@@ -53,7 +64,7 @@ def extended(path: Path, name: str, lang: str, handler: str, image: str) -> str:
         raise BadStack(f"{path}:{functions.start_mark.line + 1}: cannot extend 'functions' as it is written: {by_hand}")
 
     block.append(f"{' ' * indent}{name}:{newline}")
-    block += [f"{' ' * (indent + step)}{each}: {value}{newline}" for each, value in entry.items()]
+    block += [f"{' ' * (indent + step)}{each}{newline}" for each in lines_of(entry)]
     result = "".join([*lines[:at], *block, *lines[at:]])
     if not _only_added(text, result, name, entry):
         raise BadStack(f"{path}: cannot be extended without changing what is in it: {by_hand}")
@@ -98,7 +109,7 @@ def _end(node: Node) -> yaml.Mark:
     return _end(last) if last.start_mark.index >= node.start_mark.index else node.start_mark
 
 
-def _only_added(before: str, after: str, name: str, entry: dict[str, str]) -> bool:
+def _only_added(before: str, after: str, name: str, entry: Entry) -> bool:
     """Whether the one is the other and the new function: checked, because YAML can be written in many ways."""
     try:
         old, new = (yaml.load(text, Loader=yaml.BaseLoader) for text in (before, after))

@@ -11,6 +11,8 @@ from gpufaas_cli import output
 from gpufaas_cli.client import LOOPBACK, Client
 from gpufaas_cli.config import find_login
 from gpufaas_cli.stack import Stack, StackFunction, choose_gateway, find_stack, gateway_in, read_stack
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.units import parse_duration
 
 if TYPE_CHECKING:
     from gpufaas_cli.publish import Extra
@@ -21,6 +23,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _TOKEN: Final = "gpufaas_cli.token"
 _NO_VERIFY: Final = "gpufaas_cli.tls_no_verify"
+_DEPLOY_S: Final = "gpufaas_cli.deploy_s"
 
 
 def gateway(command: _F) -> _F:
@@ -45,6 +48,16 @@ def _keep(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     return keep
 
 
+def _keep_seconds(key: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
+    def keep(ctx: click.Context, _: click.Parameter, text: str | None) -> None:
+        try:
+            ctx.meta[key] = parse_duration(text) if text is not None else None
+        except InvalidSpec as exc:
+            raise click.BadParameter(str(exc)) from exc
+
+    return keep
+
+
 def connect(url: str) -> Client:
     """
     Return a client of the gateway at *url* that says who we are: by ``--token``, else by the login that is kept.
@@ -58,7 +71,7 @@ def connect(url: str) -> Client:
     authorization = f"Bearer {token}" if token else login.header if login else None
     if authorization or "@" in parts.netloc:
         warn_of_plain_http(url)
-    return Client(url, authorization, verify=not meta.get(_NO_VERIFY))
+    return Client(url, authorization, verify=not meta.get(_NO_VERIFY), deploy_s=meta.get(_DEPLOY_S))
 
 
 def warn_of_plain_http(url: str) -> None:
@@ -103,6 +116,7 @@ def building(command: _F) -> _F:
         command = click.option(*names, **more)(command)
 
     paths = click.Path(path_type=Path)
+    add("-q", "--quiet", is_flag=True, help="Do not show what docker prints.")
     add("--disable-stack-pull", is_flag=True, help="Do not pull templates that are missing.")
     add("--pull", is_flag=True, help="Images: look for newer base images.")
     add("--squash", is_flag=True, help="Images: squash the layers, where the engine can.")
@@ -150,6 +164,13 @@ def deploying(command: _F) -> _F:
     for kind in ("request", "limit"):
         add(f"--memory-{kind}", metavar="SIZE", help=f"Memory {kind}, as in 128Mi.")
         add(f"--cpu-{kind}", metavar="CORES", help=f"CPU {kind}, as in 100m.")
+    add(
+        "--timeout",
+        metavar="DURATION",
+        expose_value=False,
+        callback=_keep_seconds(_DEPLOY_S),
+        help="How long a deployment may take. [default: 10m]",
+    )
     add("--read-template/--no-read-template", default=True, help="Send the process that an image's template names.")
     add("--readonly", is_flag=True, help="Containers: a root filesystem that cannot be written.")
     add("--replace", is_flag=True, help="Remove the function first, instead of updating it.")

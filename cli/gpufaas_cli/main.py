@@ -183,7 +183,10 @@ def _without_go_booleans(args: Sequence[str]) -> list[str]:
     for index, each in enumerate(args):
         if each == "--":
             return [*found, *args[index:]]
-        match = _GO_BOOLEAN.fullmatch(each)
+        if args[0] == "logs" and each in ("-t", "--tail") and not "".join(args[index + 1 : index + 2]).isdigit():
+            found.append("--follow")  # of faas-cli it is a switch; ours takes a number
+            continue
+        match = _GO_BOOLEAN.fullmatch(each.replace("-t=", "--tail=") if args[0] == "logs" else each)
         if match is None or match[1] not in _BOOLEANS:
             found.append(each)
         elif written := _BOOLEANS[match[1]][0 if match[2].lower() in ("1", "t", "true") else 1]:

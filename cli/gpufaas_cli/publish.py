@@ -72,6 +72,8 @@ class Building:
     no_cache: bool = False
     squash: bool = False
     pull: bool = False
+    quiet: bool = False
+    """Do not show what docker prints."""
     shrinkwrap: bool = False
     """Only write the build context."""
     disable_stack_pull: bool = False
@@ -136,7 +138,7 @@ def publish(
                 if building.shrinkwrap:
                     continue
                 if steps.push:
-                    _push(client, each, made, steps, result, quiet=as_json)
+                    _push(client, each, building, made, steps, result, quiet=as_json)
                 if steps.deploy:
                     assert client is not None
                     _deploy(client, each, extra, building, stack, made, result, quiet=as_json)
@@ -269,7 +271,8 @@ def _make(
     quiet: bool,
     alone: bool,
 ) -> _Made:
-    with output.waiting(f"Building {function.name}") if alone else _lines_of(function.name) as progress:
+    with output.waiting(f"Building {function.name}") if alone else _lines_of(function.name) as shown:
+        progress = _unheard if building.quiet else shown
         template = template_of(stack, function, not building.disable_stack_pull, progress)
         request = _request(stack, function, extra, building, template)
         if building.shrinkwrap:
@@ -364,6 +367,9 @@ def _request(
     )
 
 
+def _unheard(_: str) -> None: ...
+
+
 @contextmanager
 def _lines_of(name: str) -> Iterator[Callable[[str], None]]:
     """Where several are built at once: each line says whose it is."""
@@ -371,7 +377,13 @@ def _lines_of(name: str) -> Iterator[Callable[[str], None]]:
 
 
 def _push(
-    client: Client | None, function: StackFunction, made: _Made, steps: Steps, result: dict[str, Any], quiet: bool
+    client: Client | None,
+    function: StackFunction,
+    building: Building,
+    made: _Made,
+    steps: Steps,
+    result: dict[str, Any],
+    quiet: bool,
 ) -> None:
     match made:
         case Built():
@@ -392,7 +404,7 @@ def _push(
             if not quiet:
                 output.show(f"Pushing {function.name} [{name}]")
             with output.waiting(f"Pushing {function.name}") as progress:
-                images.push_image(name, progress)
+                images.push_image(name, _unheard if building.quiet else progress)
         case None:
             return
 

@@ -31,7 +31,6 @@ from gpufaas_core.remote_build import (
     SECRETS,
     SIGNATURE_HEADER,
     BuildConfig,
-    BuildStatus,
     Signer,
 )
 from gpufaas_core.sealing import seal
@@ -121,8 +120,8 @@ class RemoteBuilder:
             for line in answer.iter_lines():
                 if not line.strip():
                     continue
-                last = _status(base, line)
-                for text in last.log:
+                last = _told(base, line)
+                for text in last.log or ():
                     progress(text.rstrip())
         if last is None or last.status == "in_progress":
             raise GpufaasError(f"the builder at {base} stopped telling before {image} was built: see its own log")
@@ -199,8 +198,16 @@ def _pieces(body: IO[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _status(base: str, line: str) -> BuildStatus:
+class _Told(msgspec.Struct):
+    """A `BuildStatus` as others write it: null for what is empty, and words of their own."""
+
+    log: list[str] | None = None
+    status: str | None = "in_progress"
+    error: str | None = None
+
+
+def _told(base: str, line: str) -> _Told:
     try:
-        return msgspec.json.decode(line, type=BuildStatus)
+        return msgspec.json.decode(line, type=_Told)
     except msgspec.DecodeError as exc:
         raise GpufaasError(f"the builder at {base} tells what is no status of a build: {line[:_SHOWN_CHARS]}") from exc

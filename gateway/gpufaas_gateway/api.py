@@ -118,7 +118,7 @@ def management_app(
         status = _status_of(found, now, _copies(now))
         if request.query_params.get("usage", "") in _TRUE:
             used = sum(size for (function, _), size in worker_memory().items() if function == found.function_id)
-            if used:
+            if used := used or _reserved(now, found.function_id):
                 status["usage"] = {"totalMemoryBytes": used}
         return json_answer(status)
 
@@ -308,6 +308,10 @@ async def _each(lines: AsyncIterator[LogLine]) -> AsyncIterator[bytes]:
 
 def _line(line: LogLine) -> bytes:
     return encode(line) + b"\n"
+
+
+def _reserved(status: EngineStatus, function: FunctionId) -> Bytes:
+    return sum(each.memory for device in status.devices for each in device.resident if each.function == function)
 
 
 @dataclass(slots=True)

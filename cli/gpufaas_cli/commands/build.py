@@ -24,10 +24,9 @@ Examples:
 @click.option("--shrinkwrap", is_flag=True, help="Only write the build context, in build/.")
 @flags.building
 @flags.as_json
-@click.option("-q", "--quiet", is_flag=True, hidden=True)
 def command(
     names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
-    as_json: bool, quiet: bool, **given: Any,  # noqa: ARG001
+    as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """
     Build functions of the stack file, in build/ beside it. What has not changed is not built again.

@@ -24,7 +24,6 @@ Examples:
 @flags.stack
 @click.option("--image", metavar="IMAGE", help="Deploy this image, without a stack file; with --name.")
 @click.option("--name", metavar="NAME", help="With --image: what the function is called.")
-@click.option("--timeout", hidden=True, help="Taken for scripts of faas-cli; deploys wait as long as they take.")
 @flags.building
 @flags.deploying
 @flags.namespace
@@ -32,7 +31,7 @@ Examples:
 @flags.as_json
 def command(
     names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
-    image: str | None, name: str | None, timeout: str | None, gateway: str | None, as_json: bool,  # noqa: ARG001
+    image: str | None, name: str | None, gateway: str | None, as_json: bool,
     **given: Any,
 ) -> None:  # fmt: skip
     """

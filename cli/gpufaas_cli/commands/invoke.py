@@ -28,6 +28,10 @@ def _header_pairs(_: click.Context, parameter: click.Parameter, given: tuple[str
     found = []
     for each in given:
         key, colon, value = each.partition(":")
+        if not colon:
+            key, colon, value = each.partition("=")
+            if colon:
+                output.note(f"WARNING! -H '{key}=...' is how it was written of old: write -H '{key}: ...'")
         if not colon or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", key.strip()):
             raise click.BadParameter(f"{each!r} is not 'NAME: VALUE'", param=parameter)
         if any(ord(char) < 32 and char != "\t" for char in value):

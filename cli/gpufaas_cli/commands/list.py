@@ -1,11 +1,13 @@
 """``gpufaas list``, in faas-cli's layout."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gpufaas_cli import flags, output
+from gpufaas_cli.go_time import STRING, format_time
 
 _SORTS = {
     "name": lambda each: (each.get("name", ""),),
@@ -59,4 +61,12 @@ def _layout(functions: list[dict[str, Any]], verbose: bool) -> None:
     output.show(row("Function", "Image", "Invocations", "Replicas", "CreatedAt"))
     for each in functions:
         count, replicas = int(each.get("invocationCount") or 0), int(each.get("replicas") or 0)
-        output.show(row(each["name"], each.get("image", ""), count, replicas, each.get("createdAt") or ""))
+        output.show(row(each["name"], each.get("image", ""), count, replicas, _time(each.get("createdAt"))))
+
+
+def _time(text: object) -> str:
+    """As faas-cli prints it."""
+    try:
+        return format_time(datetime.fromisoformat(str(text)), STRING) if text else ""
+    except ValueError:
+        return str(text)

@@ -9,6 +9,7 @@ import click
 
 from gpufaas_cli import flags, output
 from gpufaas_cli.client import Client, GatewayUnreachable, Refused
+from gpufaas_cli.go_time import format_time
 from gpufaas_core.errors import InvalidSpec, UnknownFunction
 from gpufaas_core.units import parse_duration
 
@@ -40,6 +41,7 @@ Examples:
   gpufaas logs digits
   gpufaas logs digits --follow --since 5m
   gpufaas logs digits --tail 20 --json
+  gpufaas logs digits --instance --time-format 15:04:05
 """,
 )
 @click.argument("name")
@@ -47,9 +49,12 @@ Examples:
 @click.option("--since-time", callback=_moment, metavar="TIME", help="Only what is younger than this RFC 3339 time.")
 @click.option("-t", "--tail", "--lines", "tail", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
 @click.option("--follow/--no-follow", help="Go on with what is printed from now on, until Ctrl-C.")
-@click.option("--instance", metavar="ID", help="Only this worker.")
+@click.option("--from-instance", metavar="ID", help="Only this worker.")
 @click.option("--name", "show_name", is_flag=True, help="Say whose each line is.")
-@click.option("--show-instance", is_flag=True, help="Say which worker printed each line.")
+@click.option(
+    "--instance", "--show-instance", "show_instance", is_flag=True, help="Say which worker printed each line."
+)
+@click.option("--time-format", metavar="LAYOUT", help="Of times, as Go has them: 15:04:05. Empty: no times.")
 @click.option("-o", "--output", "form", type=click.Choice(["plain", "keyvalue", "json"]), default="plain")
 @flags.as_json
 @flags.namespace
@@ -57,15 +62,15 @@ Examples:
 @flags.yaml_file
 def command(
     name: str, since: datetime | None, since_time: datetime | None, tail: int | None, follow: bool,
-    instance: str | None, show_name: bool, show_instance: bool, form: str, as_json: bool, namespace: str | None,
-    gateway: str | None, yaml_file: Path | None,
+    from_instance: str | None, show_name: bool, show_instance: bool, time_format: str | None, form: str, as_json: bool,
+    namespace: str | None, gateway: str | None, yaml_file: Path | None,
 ) -> None:  # fmt: skip
     """Show what a function printed, and what went wrong when it was deployed or loaded."""
     params = {"name": name, "follow": "true" if follow else "false", "tail": str(tail or -1)}
     if namespace:
         params["namespace"] = namespace
-    if instance:
-        params["instance"] = instance
+    if from_instance:
+        params["instance"] = from_instance
     if moment := since or since_time:
         params["since"] = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     form = "json" if as_json else form
@@ -74,7 +79,7 @@ def command(
             with client.logs(params, follow) as lines:
                 for line in lines:
                     if line.strip():
-                        output.show(_shown(client, line, form, show_name, show_instance))
+                        output.show(_shown(client, line, form, show_name, show_instance, time_format))
         except Refused as exc:
             if exc.status in (404, 501):
                 raise UnknownFunction(
@@ -83,10 +88,12 @@ def command(
             raise
 
 
-def _shown(client: Client, line: str, form: str, show_name: bool, show_instance: bool) -> str:
+def _shown(client: Client, line: str, form: str, show_name: bool, show_instance: bool, time_format: str | None) -> str:
     try:
         entry: dict[str, Any] = json.loads(line)
         time, text, instance = entry["timestamp"], str(entry["text"]).rstrip("\n"), entry.get("instance", "")
+        if time_format is not None:
+            time = format_time(datetime.fromisoformat(time), time_format)
     except (ValueError, TypeError, KeyError) as exc:
         raise GatewayUnreachable(f"{client.shown} sends logs that are none: {line[:80]!r}") from exc
     if form == "json":
@@ -95,5 +102,5 @@ def _shown(client: Client, line: str, form: str, show_name: bool, show_instance:
         whose = f' name="{entry.get("name", "")}"' if show_name else ""
         where = f' instance="{instance}"' if show_instance else ""
         return f'timestamp="{time}"{whose}{where} text="{text}"'
-    whose = f" {entry.get('name', '')}" if show_name else ""
-    return f"{time}{whose}{f' ({instance})' if show_instance else ''} {text}"
+    parts = [time, entry.get("name", "") if show_name else "", f"({instance})" if show_instance else ""]
+    return " ".join([*filter(None, parts), text])

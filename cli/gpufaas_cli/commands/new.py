@@ -1,9 +1,11 @@
 """``gpufaas new``: a function from a template, and its entry in the stack file."""
 
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,7 +13,18 @@ from gpufaas_cli import output
 from gpufaas_cli.stack import DEFAULT_GATEWAY, FILE_NAMES, BadStack, find_stack, is_own
 from gpufaas_core.errors import InvalidSpec
 
-_IGNORED = "build/"
+if TYPE_CHECKING:
+    from gpufaas_cli.extend import Entry
+
+_IGNORED = ("template", "build", ".secrets")
+"""What does not belong into git: what is fetched, what is made, and what nobody else is to see."""
+
+
+def _plain(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+    """What goes into YAML without quotes."""
+    if text is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.:/_-]*", text):
+        raise click.BadParameter(f"{text!r} cannot be written to the stack file as it is")
+    return text
 
 
 @click.command(
@@ -40,10 +53,16 @@ Examples:
     metavar="PREFIX",
     help="Of its image; else OPENFAAS_PREFIX.",
 )
+@click.option("--memory-limit", metavar="SIZE", callback=_plain, help="Memory limit, as in 128Mi.")
+@click.option("--cpu-limit", metavar="CORES", callback=_plain, help="CPU limit, as in 100m.")
+@click.option("--memory-request", metavar="SIZE", callback=_plain, help="Memory request, as in 128Mi.")
+@click.option("--cpu-request", metavar="CORES", callback=_plain, help="CPU request, as in 100m.")
+@click.option("-g", "--gateway", metavar="URL", callback=_plain, help="Gateway that a new stack file names.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
 def command(
     name: str | None, lang: str | None, list_them: bool, yaml_file: Path | None, handler: str | None,
-    prefix: str | None, quiet: bool,
+    prefix: str | None, memory_limit: str | None, cpu_limit: str | None, memory_request: str | None,
+    cpu_request: str | None, gateway: str | None, quiet: bool,
 ) -> None:  # fmt: skip
     """
     Write a function NAME that builds, runs and answers as it is, and add it to the stack file.
@@ -62,19 +81,22 @@ def command(
     if is_own(name):
         raise click.UsageError(f"{name!r} would be passed over: in a stack file, keys that begin with x- are your own")
     image = f"{prefix.rstrip('/')}/{name}:latest" if prefix else f"{name}:latest"
-    _new(
-        name, lang, (handler or name).removeprefix("./"), image, yaml_file or find_stack() or Path(FILE_NAMES[0]), quiet
-    )
+    folder = (handler or name).removeprefix("./")
+    entry: dict[str, str | dict[str, str]] = {"lang": lang, "handler": f"./{folder}", "image": image}
+    for key, memory, cpu in (("limits", memory_limit, cpu_limit), ("requests", memory_request, cpu_request)):
+        if given := {what: value for what, value in (("memory", memory), ("cpu", cpu)) if value}:
+            entry[key] = given
+    _new(name, lang, folder, entry, yaml_file or find_stack() or Path(FILE_NAMES[0]), gateway, quiet)
 
 
-def _new(name: str, lang: str, folder: str, image: str, file: Path, quiet: bool) -> None:
+def _new(name: str, lang: str, folder: str, entry: "Entry", file: Path, gateway: str | None, quiet: bool) -> None:
     from gpufaas_cli.build import new_function
     from gpufaas_cli.extend import extended
 
     existed = file.exists()
     root = file.parent
     # First the text, which may be refused, then the folder, then the file: nothing is half done.
-    text = extended(file, name, lang, f"./{folder}", image) if existed else _first(name, lang, folder, image)
+    text = extended(file, name, entry) if existed else _first(name, entry, gateway or DEFAULT_GATEWAY)
     try:
         written = new_function(name, lang, root, [root / "template"], folder)
     except InvalidSpec as exc:
@@ -90,6 +112,7 @@ def _new(name: str, lang: str, folder: str, image: str, file: Path, quiet: bool)
     output.show(f"Folder: {root / folder} created.")
     for each in written:
         output.show(f"  {each}")
+    output.show(f"Function created in folder: {root / folder}")
     output.show(f"Stack file {'updated' if existed else 'written'}: {file}")
     if welcome := _welcome(lang, root):
         output.show(f"\nNotes:\n{welcome}")
@@ -97,11 +120,11 @@ def _new(name: str, lang: str, folder: str, image: str, file: Path, quiet: bool)
     output.show(f"\nNext: gpufaas up{where} && echo hi | gpufaas invoke {name} --timing")
 
 
-def _first(name: str, lang: str, folder: str, image: str) -> str:
-    return (
-        f"version: 1.0\nprovider:\n  name: openfaas\n  gateway: {DEFAULT_GATEWAY}\nfunctions:\n"
-        f"  {name}:\n    lang: {lang}\n    handler: ./{folder}\n    image: {image}\n"
-    )
+def _first(name: str, entry: "Entry", gateway: str) -> str:
+    from gpufaas_cli.extend import lines_of
+
+    lines = "".join(f"    {each}\n" for each in lines_of(entry))
+    return f"version: 1.0\nprovider:\n  name: openfaas\n  gateway: {gateway}\nfunctions:\n  {name}:\n{lines}"
 
 
 def _welcome(lang: str, root: Path) -> str:
@@ -127,8 +150,9 @@ def _replace(file: Path, text: str) -> None:
 
 
 def _ignore(file: Path) -> None:
-    """Keep what is built out of git, as faas-cli does."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    if not {"build", "/build", _IGNORED, "/build/"} & {line.strip() for line in lines}:
+    """Keep `_IGNORED` out of git, as faas-cli does."""
+    text = file.read_text() if file.exists() else ""
+    known = {line.strip().strip("/") for line in text.splitlines()}
+    if missing := [each for each in _IGNORED if each not in known]:
         with file.open("a") as out:
-            out.write(f"{_IGNORED}\n" if not lines or file.read_text().endswith("\n") else f"\n{_IGNORED}\n")
+            out.write("\n" * (bool(text) and not text.endswith("\n")) + "".join(f"{each}/\n" for each in missing))

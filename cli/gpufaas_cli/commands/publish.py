@@ -24,6 +24,7 @@ Examples:
 @click.option("--platforms", metavar="LIST", help="Of images; else the stack file's, else linux/amd64.")
 @click.option("--extra-tag", "extra_tags", multiple=True, metavar="TAG", help="Tag images with it too; repeatable.")
 @click.option("--reset-qemu", is_flag=True, hidden=True)
+@click.option("--shrinkwrap", is_flag=True, help="Only write the build context, in build/.")
 @flags.remote_builder
 @flags.building
 @flags.gateway
@@ -36,7 +37,7 @@ def command(
     stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
     given["remote"] = flags.remote_of(given)
     building, steps = taken(Building, given), Steps(push=True, buildx=True)
-    if not needs_gateway(stack, functions):
+    if building.shrinkwrap or not needs_gateway(stack, functions):
         publish(stack, functions, Extra(), building, steps, None, as_json)
         return
     with flags.connect(choose_gateway(gateway, stack.gateway)) as client:

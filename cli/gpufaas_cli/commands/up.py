@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from gpufaas_cli import flags, output
-from gpufaas_cli.publish import Building, Steps, publish, taken
+from gpufaas_cli.publish import Building, Steps, needs_gateway, publish, taken
 from gpufaas_cli.stack import Stack, StackFunction, choose_gateway
 from gpufaas_core.errors import GpufaasError
 
@@ -55,6 +55,9 @@ def command(
     )
 
     stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
+    if skip_deploy and not watches and not needs_gateway(stack, functions):
+        publish(stack, functions, extra, building, steps, None, as_json)
+        return
     with flags.connect(choose_gateway(gateway, stack.gateway)) as client:
         if not watches:
             publish(stack, functions, extra, building, steps, client, as_json)

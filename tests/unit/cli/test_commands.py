@@ -4,6 +4,7 @@ invocation route is a stand-in here, since no worker runs.
 """
 
 import asyncio
+import base64
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from click.testing import CliRunner, Result
 
 from gpufaas_cli.commands.invoke import describe_timing
 from gpufaas_cli.main import COMMANDS, cli, module_of
+from gpufaas_cli.stack import read_stack
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import Device, DeviceId, DeviceStatus, EngineStatus, FunctionId, ResidentStatus
 from gpufaas_core.units import GiB, MiB
@@ -353,7 +355,27 @@ def test_new_writes_a_function_and_a_stack_file_and_extends_it(folder: Path) -> 
     assert (folder / "a" / "handler.py").is_file()
     assert (folder / "b" / "handler.py").is_file()
     assert text.index("  a:") < text.index("  b:") < text.index("# my note")
-    assert (folder / ".gitignore").read_text() == "build/\n"
+    assert (folder / ".gitignore").read_text() == "template/\nbuild/\n.secrets/\n"
+
+
+def test_new_adds_to_gitignore_what_is_not_in_it(folder: Path) -> None:
+    (folder / ".gitignore").write_text("*.pyc\n/build")
+
+    run("new", "a", "--lang", "python3-http")
+
+    assert (folder / ".gitignore").read_text() == "*.pyc\n/build\ntemplate/\n.secrets/\n"
+
+
+def test_new_writes_limits_and_the_gateway(folder: Path) -> None:
+    first = ["--memory-limit", "128Mi", "--cpu-request", "100m", "-g", "http://gw:8080"]
+    assert run("new", "a", "--lang", "python3-http", *first).exit_code == 0
+    assert run("new", "b", "--lang", "python3-http", "--memory-limit", "1Gi", "--cpu-limit", "1").exit_code == 0
+
+    stack = read_stack(folder / "stack.yaml")
+    assert stack.gateway == "http://gw:8080"
+    assert (stack.functions["a"].limits, stack.functions["a"].requests) == ({"memory": "128Mi"}, {"cpu": "100m"})
+    assert stack.functions["b"].limits == {"memory": "1Gi", "cpu": "1"}
+    assert run("new", "c", "--lang", "python3-http", "--memory-limit", "1, x: y").exit_code == 2
 
 
 def test_new_of_a_name_that_is_there_changes_nothing(folder: Path) -> None:
@@ -498,6 +520,7 @@ def test_list_has_faas_clis_layout() -> None:
     assert plain[1].split() == ["a", "0", "1"]
     assert verbose[0].split() == ["Function", "Image", "Invocations", "Replicas", "CreatedAt"]
     assert "a:latest" in verbose[1]
+    assert re.search(r"\t\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)? \+0000 UTC$", verbose[1])
 
 
 def test_describe_shows_state_settings_and_platform(gateway: Gateway) -> None:
@@ -560,8 +583,24 @@ def test_logs_are_lines_of_text_or_json(gateway: Gateway) -> None:
 
     assert [line.split(" ", 1)[1] for line in plain] == ["line 1", "line 2"]
     assert [each["text"] for each in objects] == ["line 0", "line 1", "line 2"]
-    assert run("logs", "a", "--lines", "1", "--show-instance").stdout.endswith(" (w1) line 2\n")
+    assert run("logs", "a", "--lines", "1", "--instance", "--name").stdout.endswith("Z a (w1) line 2\n")
+    assert run("logs", "a", "--lines", "1", "--instance", "--time-format", "").stdout == "(w1) line 2\n"
+    assert re.fullmatch(r"\d\d:\d\d line 2\n", run("logs", "a", "--lines", "1", "--time-format", "15:04").stdout)
+    assert run("logs", "a", "--from-instance", "w2").stdout == ""
+    assert run("logs", "a", "-t=false").stdout == run("logs", "a", "--tail=false").stdout == run("logs", "a").stdout
     assert 'text="line 2"' in run("logs", "a", "-o", "keyvalue").stdout
+
+
+def test_debugging_shows_requests_without_who_we_are(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAAS_DEBUG", "1")
+
+    shown = run("list", "-g", gateway.url.replace("//", "//me:s3cret@"))
+
+    assert f"> GET {gateway.url}/system/functions\n" in shown.stderr
+    assert "> authorization: <redacted>\n" in shown.stderr
+    assert "< 200 OK\n" in shown.stderr
+    assert "s3cret" not in shown.output
+    assert base64.b64encode(b"me:s3cret").decode() not in shown.output
 
 
 def test_version_shows_both_ends(gateway: Gateway) -> None:

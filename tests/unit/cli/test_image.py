@@ -114,6 +114,12 @@ def test_shrinkwrap_writes_openfaas_build_context_and_needs_no_docker(run: Run, 
 
 
 @pytest.mark.usefixtures("no_docker")
+def test_publish_can_only_write_the_context_too(run: Run, here: Path) -> None:
+    assert run("publish", "fn", "--shrinkwrap").exit_code == 0
+    assert (here / "build/fn/Dockerfile").is_file()
+
+
+@pytest.mark.usefixtures("no_docker")
 @pytest.mark.parametrize("command", ["build", "publish", "push"])
 def test_without_docker_it_is_said_what_is_missing(run: Run, command: str) -> None:
     result = run(command, "fn")
@@ -155,6 +161,16 @@ def test_docker_build_is_called_as_faas_cli_calls_it(
     ]  # fmt: skip
     assert "Building: me/fn:0.1 with go template. Please wait..\n" in result.stdout
     assert "Image: me/fn:0.1 built.\n" in result.stdout
+
+
+@pytest.mark.usefixtures("docker")
+def test_quiet_is_without_dockers_words(run: Run) -> None:
+    loud, quiet = run("up", "fn", "--skip-deploy"), run("up", "fn", "--skip-deploy", "--quiet")
+
+    assert "said build" in loud.stderr
+    assert "said push" in loud.stderr
+    assert quiet.stderr == ""
+    assert "Image: me/fn:0.1 built." in quiet.stdout
 
 
 def test_build_secrets_need_buildkit(run: Run, docker: Docker) -> None:

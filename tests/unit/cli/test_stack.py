@@ -278,7 +278,7 @@ class TestExtending:
 
     def extend(self, folder: Path, text: str) -> str:
         (folder / "stack.yaml").write_bytes(text.encode())
-        return extended(folder / "stack.yaml", "b", "python3-http", "./b", "b:latest")
+        return extended(folder / "stack.yaml", "b", {"lang": "python3-http", "handler": "./b", "image": "b:latest"})
 
     def test_text_and_comments_stay(self, tmp_path: Path) -> None:
         text = (

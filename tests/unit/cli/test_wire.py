@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,3 +249,48 @@ def test_lists_that_are_null_or_have_more_in_them_are_read(run: Run, wire: WireL
     assert run("list", "-q").stdout == "a\n"
     wire.answer("GET", "/system/functions", {})
     assert run("list").exit_code == 3
+
+
+def test_a_header_as_it_was_written_of_old_is_sent_and_warned_about(run: Run, wire: WireLog) -> None:
+    result = run("invoke", "hello", "-H", "X-Bar=1", data="x")
+
+    assert result.exit_code == 0
+    assert wire.sent[-1].headers["x-bar"] == "1"
+    assert "write -H 'X-Bar: ...'" in result.stderr
+
+
+def test_logs_with_a_bare_tail_follow(run: Run, wire: WireLog) -> None:
+    for given in (["-t"], ["--tail"], ["--tail=true"], ["-t=1"], ["--follow"]):
+        run("logs", *given, "hello")
+    run("logs", "-t", "5", "hello")
+
+    assert [each.path for each in wire.sent] == ["/system/logs?name=hello&follow=true&tail=-1"] * 5 + [
+        "/system/logs?name=hello&follow=false&tail=5"
+    ]
+
+
+def test_a_deployment_may_be_given_a_time_limit(run: Run, wire: WireLog) -> None:
+    del wire
+
+    assert run("deploy", "--image", "x", "--name", "hello", "--timeout", "1m30s").exit_code == 0
+    assert run("deploy", "--image", "x", "--name", "hello", "--timeout", "soon").exit_code == 2
+    with SlowGateway() as slow:
+        result = run("deploy", "--image", "x", "--name", "hello", "--timeout", "100ms", "-g", slow.url)
+    assert (result.exit_code, "did not answer in time" in result.stderr) == (3, True)
+
+
+class SlowGateway(WireLog):
+    """Takes its time over deployments: until it is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._over = threading.Event()
+
+    def _reply(self, method: str, path: str) -> Reply:
+        if method == "PUT":
+            self._over.wait(60)
+        return super()._reply(method, path)
+
+    def __exit__(self, *given: object) -> None:
+        self._over.set()
+        super().__exit__(*given)

@@ -126,6 +126,9 @@ async def test_we_say_where_a_function_is_and_what_it_costs(gateway: Gateway) ->
         "load_s": 1.0, "service_s": 0.25, "occupation": 300 * MiB, "measured": True,
     }  # fmt: skip
     assert status["usage"] == {"totalMemoryBytes": 250 * MiB}
+    gateway.memory = {}  # nobody measures: then it is what is reserved
+    status = (await gateway.client.get("/system/function/echo?usage=true")).json()
+    assert status["usage"] == {"totalMemoryBytes": 300 * MiB}
 
 
 async def test_available_replicas_are_the_copies_that_take_calls(gateway: Gateway) -> None:
