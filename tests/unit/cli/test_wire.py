@@ -248,3 +248,15 @@ def test_lists_that_are_null_or_have_more_in_them_are_read(run: Run, wire: WireL
     assert run("list", "-q").stdout == "a\n"
     wire.answer("GET", "/system/functions", {})
     assert run("list").exit_code == 3
+
+
+def test_a_gpu_in_the_stack_file_is_sent_which_faas_cli_drops(run: Run, wire: WireLog, here: Path) -> None:
+    (here / "stack.yaml").write_text(
+        "provider: {name: openfaas}\nfunctions: {f: {image: f:1, limits: {memory: 1Gi, nvidia.com/gpu: 1}}}\n"
+    )
+    wire.answer("PUT", "/system/functions", 200)
+
+    result = run("deploy")
+
+    assert result.exit_code == 0, result.output
+    assert wire.sent[-1].json["limits"] == {"memory": "1Gi", "nvidia.com/gpu": "1"}
