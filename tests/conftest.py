@@ -7,12 +7,22 @@ from pathlib import Path
 
 import pytest
 
-_BUILD = Path(__file__).parent / "images" / "build.py"
+_IMAGES = Path(__file__).parent / "images"
 
 
 @pytest.fixture(scope="session")
 def test_image() -> str:
     """An image of the test server in the Docker engine. Without one: skipped, or failed if GPUFAAS_REQUIRE says so."""
+    return _made_by("build.py")
+
+
+@pytest.fixture(scope="session")
+def python_image() -> str:
+    """An image with Python and pip to build others from; without an engine as `test_image`."""
+    return _made_by("python_base.py")
+
+
+def _made_by(script: str) -> str:
     try:
         import docker
 
@@ -26,7 +36,7 @@ def test_image() -> str:
         if "docker" in os.environ.get("GPUFAAS_REQUIRE", "").split(","):
             pytest.fail(reason)
         pytest.skip(reason)
-    done = subprocess.run([sys.executable, str(_BUILD)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, str(_IMAGES / script)], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.fail(f"the test image was not made: {done.stderr}")
     return done.stdout.strip()

@@ -4,12 +4,14 @@ Building a function as a container image: OpenFaaS's build context, and docker t
 ::
 
     build/NAME/            the template, its Dockerfile among it
+        gpufaas/           packages of ours, where the template wants them in its image
         function/          the author's folder and the extra paths; or what the template calls its handler folder
 
 Of ``lang: dockerfile`` the author's folder is the context. Only building and pushing need docker, and an engine.
 """
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -26,6 +28,7 @@ from gpufaas_templates import Template
 
 _NOT_HANDLER: Final = frozenset(("build", "template"))
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy")
+_OUR_PACKAGES: Final = "gpufaas"
 _TAIL_LINES: Final = 12
 
 
@@ -72,6 +75,8 @@ def make_context(request: BuildRequest, template: Template | None) -> Path:
         inner = folder
         if template is not None:
             copy_tree(template.path, folder)
+            for package in template.packages:
+                copy_tree(_package_folder(package), folder / _OUR_PACKAGES / package)
             inner = folder / template.handler_folder
         inner.mkdir(parents=True, exist_ok=True)
         copy_tree(handler, inner, _NOT_HANDLER)
@@ -82,6 +87,14 @@ def make_context(request: BuildRequest, template: Template | None) -> Path:
     except OSError as exc:
         raise StorageFailed(f"cannot build in {exc.filename or folder}: {exc.strerror or exc}") from exc
     return folder
+
+
+def _package_folder(name: str) -> Path:
+    """Where the package *name* is installed. :raises InvalidSpec: it is not"""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise InvalidSpec(f"the template wants the package {name} in its image, and it is not installed here")
+    return Path(spec.submodule_search_locations[0])
 
 
 def build_image(

@@ -10,6 +10,7 @@ needed again is for the scheduler to say.
 import asyncio
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,6 +41,7 @@ _GPU_PARTS: Final = ("gpu", "compute", "utility")
 """What of the driver it gets: CUDA, and NVML."""
 _READY_LABEL: Final = "com.openfaas.ready.http.path"
 _HEALTH_LABEL: Final = "com.openfaas.health.http.path"
+_PATH: Final = re.compile(r"/[!-~]*")
 _PIDS: Final = 4096
 _ENGINE_S: Final[Seconds] = 60.0
 _AGAIN_S: Final[Seconds] = 1.0
@@ -97,8 +99,8 @@ class Containers:
 
     async def pull(self, spec: WorkerSpec) -> tuple[Manifest, WorkerSpec]:
         """
-        Have the image of *spec* here; it is pulled only when it is not. Return *spec* with what the image says of itself
-        by its labels, where the function says nothing: the paths that tell whether it is ready, and well.
+        Have the image of *spec* here; it is pulled only when it is not. Return *spec* with what the image says of
+        itself by its labels, where the function says nothing: the paths that tell whether it is ready, and well.
 
         :raises InvalidSpec: it cannot be had; says why, in plain words
         """
@@ -182,7 +184,7 @@ class Containers:
             "OPENFAAS_NAMESPACE": spec.namespace,
             **source.env,
             **spec.env,
-            # What images of our template go by; the memory is what it may take of a GPU, where nothing holds it to that.
+            # What images of our template go by; the memory is what it may take of a GPU, where nothing enforces it.
             "GPUFAAS_DEVICE": source.torch_device,
             "GPUFAAS_DEVICE_MEMORY": str(worker.memory),
         }
@@ -190,7 +192,9 @@ class Containers:
         more: dict[str, Any] = {}
         if uuid := getattr(source, "uuid", ""):
             env.pop("CUDA_VISIBLE_DEVICES", None)  # it sees that one alone, as number 0
-            more["device_requests"] = [DeviceRequest(driver="nvidia", device_ids=[uuid], capabilities=[_GPU_PARTS])]
+            more["device_requests"] = [
+                DeviceRequest(driver="nvidia", device_ids=[uuid], capabilities=[list(_GPU_PARTS)])
+            ]
             if spec.memory_limit:
                 more.update(mem_limit=spec.memory_limit, memswap_limit=spec.memory_limit)
         else:
@@ -329,7 +333,7 @@ class Containers:
 def _labels_of(image: Any) -> dict[str, str]:
     """Return the labels of an image that are paths, as we understand them."""
     labels = image.labels or {}
-    return {name: labels[name] for name in (_READY_LABEL, _HEALTH_LABEL) if labels.get(name, "").startswith("/")}
+    return {name: labels[name] for name in (_READY_LABEL, _HEALTH_LABEL) if _PATH.fullmatch(labels.get(name, ""))}
 
 
 class Container:

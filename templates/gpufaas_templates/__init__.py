@@ -3,8 +3,8 @@ Templates: what ``gpufaas new`` copies, and what ``gpufaas build`` puts a functi
 
 A template is a folder as OpenFaaS has it: ``template.yml`` and a skeleton of the author's folder (``function/``, or
 what ``handler_folder`` says). The packaged ones are folders beside this file; folders that a user has, such as
-``./template``, go before them. Our own section of ``template.yml`` is ``gpufaas: {kind: model|http|server, command: ..,
-description: ..}``.
+``./template``, go before them. Our own section of ``template.yml`` is ``gpufaas: {kind: model|http|server|image,
+command: .., packages: [..], description: ..}``.
 """
 
 import difflib
@@ -24,6 +24,8 @@ __all__ = ["Template", "find_template", "list_templates"]
 
 _PACKAGED: Final = Path(__file__).parent
 _FILE: Final = "template.yml"
+_IMAGE: Final = "image"
+"""The kind of a template that only makes container images, whatever is in its folder."""
 _WATCHDOG_ENV: Final = frozenset(
     ("fprocess", "mode", "upstream_url", "http_upstream_url", "PATH", "HOME", "PYTHONPATH")
 )
@@ -48,6 +50,8 @@ class Template:
     """Of a server: the port that its code has fixed; 0: it listens on PORT."""
     env: dict[str, str] = field(default_factory=dict)
     """Of a server: what its Dockerfile sets."""
+    packages: tuple[str, ...] = ()
+    """Of an image: Python packages of ours that its build context has in ``gpufaas/``."""
 
     @property
     def skeleton(self) -> Path:
@@ -101,7 +105,12 @@ def _read(path: Path) -> Template:
     folder = _text(content.get("handler_folder")) or FUNCTION_DIR
     kind = _text(ours.get("kind")) or None
     server: dict[str, Any] = {}
-    if kind == "server":
+    packages = tuple(map(str, ours.get("packages") or ()))
+    if any(not each.startswith("gpufaas_") or not each.isidentifier() for each in packages):
+        raise InvalidSpec(f"{file}: gpufaas.packages are names of packages of gpufaas, and not {', '.join(packages)}")
+    if kind == _IMAGE:
+        kind = None
+    elif kind == "server":
         command = _text(ours.get("command")) or _text(content.get("fprocess"))
         server = {"command": tuple(command.split())}
     elif kind is None and (server := _as_server(path, _text(content.get("fprocess")))):
@@ -109,7 +118,7 @@ def _read(path: Path) -> Template:
     elif kind is None and (path / folder / "handler.py").is_file() and not (path / "index.js").exists():
         kind = "http"  # OpenFaaS's own Python templates: handle(event, context)
     if kind not in (None, *get_args(Kind)):
-        raise InvalidSpec(f"{file}: gpufaas.kind is {kind!r}, known are {' and '.join(get_args(Kind))}")
+        raise InvalidSpec(f"{file}: gpufaas.kind is {kind!r}, known are {', '.join((*get_args(Kind), _IMAGE))}")
     return Template(
         name=path.name,
         language=_text(content.get("language")) or path.name,
@@ -118,6 +127,7 @@ def _read(path: Path) -> Template:
         path=path,
         handler_folder=folder,
         welcome_message=_text(content.get("welcome_message")),
+        packages=packages,
         **server,
     )
 

@@ -7,6 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,29 @@ def test_a_body_of_any_size_passes_through(docker: Docker) -> None:
     answer = docker.call("large", "/seen", content=pieces())
 
     assert json.loads(answer.content)["bytes"] == 160 * 65536
+
+
+def test_an_image_that_may_be_on_a_gpu_takes_one_call_at_a_time_whatever_its_size(docker: Docker) -> None:
+    """As a model does: it is placed by the policy, and its bodies are read whole before it holds the device."""
+    docker.deploy("one", annotations={"gpufaas.device": "any"}, limits={"memory": "96Mi"}).raise_for_status()
+    docker.call("one", "/echo").raise_for_status()
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: docker.call("one", "/chunked"), range(4)))
+
+    assert {each.text for each in answers} == {"one,two,three"}
+    assert (
+        docker.call("one", "/count").json()["connections"] == 2
+    )  # that which looked whether it is ready, and one slot
+    assert json.loads(docker.call("one", "/seen", content=b"x" * (5 * 2**20)).content)["bytes"] == 5 * 2**20
+    assert docker.http.get("/system/function/one").json()["gpufaas"]["slots"] == 1
+
+
+def test_an_image_that_asks_for_a_gpu_is_refused_where_there_is_none(docker: Docker) -> None:
+    answer = docker.deploy("cuda", limits={"nvidia.com/gpu": "1"})
+
+    assert answer.status_code == 400
+    assert "gpu=true (limits nvidia.com/gpu), and this platform has no CUDA device" in answer.text
 
 
 def test_without_an_engine_the_deploy_says_what_is_missing(

@@ -538,6 +538,30 @@ def test_describe_shows_state_settings_and_platform(gateway: Gateway) -> None:
     assert "Secrets: <none>" in run("describe", "a", "-v").stdout
 
 
+def test_describe_shows_on_which_devices_it_may_run_and_why(gateway: Gateway) -> None:
+    gpu = Device(DeviceId("n1/cuda:0"), "Test GPU", 8 * GiB, {"gpu": "true", "zone": "a"})
+    gateway.workers.joined = [DEVICE, gpu]
+    gateway.scheduler.now = FakeScheduler(DEVICE, gpu).now
+    stack_of("a")
+    run("up", "--constraint", "gpu=true", "--annotation", "com.openfaas.profile=gpu")
+
+    shown = run("describe", "a").stdout
+
+    assert "Constraints:\n - gpu=true\n" in shown
+    assert re.search(r"May run on: +n1/cuda:0: gpu=true \(profile gpu\), gpu=true \(constraints\)\n", shown)
+
+
+def test_top_shows_the_labels_that_an_operator_gave(gateway: Gateway) -> None:
+    labelled = Device(DeviceId("n1/cpu:1"), "cpu", GiB, {"gpu": "false", "device.id": "n1/cpu:1", "zone": "a"})
+    gateway.scheduler.now = FakeScheduler(DEVICE, labelled).now
+
+    heading, _, first, second = run("top", "--once").stdout.splitlines()[2:6]
+
+    assert heading.split()[-1] == "LABELS"
+    assert second.split()[-1] == "zone=a"
+    assert first.split()[-1] == "0"
+
+
 @pytest.mark.usefixtures("gateway")
 @pytest.mark.parametrize("args", [["describe", "nope"], ["logs", "nope"]], ids=" ".join)
 def test_an_unknown_function_is_exit_code_1_and_says_where_to_look(args: list[str]) -> None:

@@ -120,6 +120,26 @@ def test_publish_can_only_write_the_context_too(run: Run, here: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_docker")
+def test_the_context_of_our_own_template_has_the_packages_that_serve_the_handler(run: Run, here: Path) -> None:
+    (here / "stack.yaml").write_text(
+        "provider: {name: openfaas}\nfunctions: {fn: {lang: python3-torch-image, handler: ./fn, image: fn:1}}\n"
+    )
+    (here / "fn/handler.py").write_text("mine")
+
+    result = run("build", "--shrinkwrap")
+
+    assert result.exit_code == 0, result.output
+    context = files(here / "build/fn")
+    assert context["function/handler.py"] == "mine"
+    assert {"Dockerfile", "gpufaas/gpufaas_functions/http_server.py", "gpufaas/gpufaas_core/units.py"} <= set(context)
+    assert not [name for name in context if name.endswith(".pyc")]
+    for line in context["Dockerfile"].splitlines():
+        if line.startswith("COPY"):
+            first = line.split()[1]
+            assert any(name == first or name.startswith(f"{first}/") for name in context), line
+
+
+@pytest.mark.usefixtures("no_docker")
 @pytest.mark.parametrize("command", ["build", "publish", "push"])
 def test_without_docker_it_is_said_what_is_missing(run: Run, command: str) -> None:
     result = run(command, "fn")

@@ -294,3 +294,15 @@ class SlowGateway(WireLog):
     def __exit__(self, *given: object) -> None:
         self._over.set()
         super().__exit__(*given)
+
+
+def test_a_gpu_in_the_stack_file_is_sent_which_faas_cli_drops(run: Run, wire: WireLog, here: Path) -> None:
+    (here / "stack.yaml").write_text(
+        "provider: {name: openfaas}\nfunctions: {f: {image: f:1, limits: {memory: 1Gi, nvidia.com/gpu: 1}}}\n"
+    )
+    wire.answer("PUT", "/system/functions", 200)
+
+    result = run("deploy")
+
+    assert result.exit_code == 0, result.output
+    assert wire.sent[-1].json["limits"] == {"memory": "1Gi", "nvidia.com/gpu": "1"}

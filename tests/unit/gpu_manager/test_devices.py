@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpufaas_core.constraints import parse_constraint
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import GiB, MiB
@@ -102,6 +103,7 @@ def test_gpus_are_found_and_measured_through_nvml(tmp_path: Path) -> None:
             "limited": [limited.device.id, limited.device.memory],
             "used": [found[0].used_bytes([4242]), found[0].used_bytes([1]), found[1].used_bytes([4242])],
             "refusals": refusals,
+            "labels": found[0].device.labels,
         }))
         """
     )
@@ -121,5 +123,53 @@ def test_gpus_are_found_and_measured_through_nvml(tmp_path: Path) -> None:
     ]
     assert told["limited"] == ["n/cuda:1", 2 * GiB]
     assert told["used"] == [GiB, 0, 0]
+    expected = {"gpu": "true", "device.kind": "cuda", "nvidia.com/gpu.product": "Test-GPU", "device.id": "n/cuda:0"}
+    assert expected.items() <= told["labels"].items()
     assert "there are 2 GPUs here" in told["refusals"][0]
     assert "that GPU has 8.0 GiB" in told["refusals"][1]
+
+
+# --- labels ---
+
+
+def test_a_device_is_labelled_with_what_it_is_and_where() -> None:
+    (device,) = open_devices(["cpu:1=64MiB"], NODE)
+
+    labels = device.device.labels
+
+    assert (labels["node.id"], labels["device.id"], labels["device.kind"], labels["gpu"]) == (
+        "n", "n/cpu:1", "cpu", "false",
+    )  # fmt: skip
+    assert labels["kubernetes.io/hostname"] == labels["node.hostname"] != ""
+    assert (labels["node.platform.os"], labels["kubernetes.io/os"]) == ("linux", "linux")
+    for key, value in labels.items():
+        assert parse_constraint(f"{key}={value}").satisfied_by(labels), "every label can be asked for"
+
+
+def test_operators_label_all_devices_or_one() -> None:
+    devices = open_devices(["cpu:0=64MiB,tier=gold,rack=1", "cpu:1=64MiB"], NODE, ["zone=a"])
+
+    own = [{key: each.device.labels.get(key) for key in ("zone", "tier", "rack")} for each in devices]
+    assert own == [{"zone": "a", "tier": "gold", "rack": "1"}, {"zone": "a", "tier": None, "rack": None}]
+
+
+def test_the_label_of_one_device_goes_before_that_of_all() -> None:
+    first, second = open_devices(["cpu:0=64MiB,zone=b", "cpu:1=64MiB"], NODE, ["zone=a"])
+
+    assert (first.device.labels["zone"], second.device.labels["zone"]) == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    ("specs", "labels", "says"),
+    [
+        ([], ["zone"], "--label: 'zone' is not a label: write KEY=VALUE"),
+        ([], ["gpu=true"], "--label: gpu is a label that the platform sets itself"),
+        ([], ["zone=a", "zone=b"], "--label: zone is a and b"),
+        (["cpu:0=1GiB,zone"], [], "--device cpu:0=1GiB,zone: 'zone' is not a label"),
+        (["cpu:0=1GiB,device.id=x"], [], "device.id is a label that the platform sets itself"),
+        (["cpu:0,zone=a"], [], "a CPU device needs a budget, for example cpu:0=2GiB"),
+    ],
+)
+def test_a_label_that_makes_no_sense_is_refused(specs: list[str], labels: list[str], says: str) -> None:
+    with pytest.raises(InvalidSpec, match=says):
+        open_devices(specs, NODE, labels)

@@ -13,7 +13,7 @@ from gpufaas_templates import Template, find_template, list_templates
 def test_the_packaged_templates_are_listed_by_name() -> None:
     kinds = {each.name: each.kind for each in list_templates()}
 
-    assert kinds == {"python3-http": "http", "python3-torch": "model"}
+    assert kinds == {"python3-http": "http", "python3-torch": "model", "python3-torch-image": None}
     assert list(kinds) == sorted(kinds)
     assert all(each.description and each.welcome_message and each.language for each in list_templates())
 
@@ -25,7 +25,7 @@ def test_a_folder_of_the_user_goes_before_the_packaged_ones(tmp_path: Path) -> N
 
     found = {each.name: each for each in list_templates((tmp_path, tmp_path / "missing"))}
 
-    assert set(found) == {"python3-http", "python3-torch"}
+    assert set(found) == {"python3-http", "python3-torch", "python3-torch-image"}
     assert found["python3-http"].language == "mine"
     assert find_template("python3-http", (tmp_path,)) == found["python3-http"]
 
@@ -77,8 +77,29 @@ def test_openfaas_own_python_templates_are_taken_as_they_are(tmp_path: Path) -> 
     assert find_template("python3-http-debian", (tmp_path,)).kind == "http"
 
 
+def test_a_template_may_say_that_it_only_makes_images_and_which_packages_of_ours_are_in_them(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    (folder / "function").mkdir(parents=True)
+    (folder / "function" / "handler.py").touch()  # which alone would make it a function of kind http
+    (folder / "template.yml").write_text("gpufaas: {kind: image, packages: [gpufaas_core]}\n")
+
+    found = find_template("mine", (tmp_path,))
+
+    assert (found.kind, found.packages) == (None, ("gpufaas_core",))
+
+
+def test_packages_that_are_not_ours_are_not_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "template.yml").write_text("gpufaas: {kind: image, packages: [os]}\n")
+
+    with pytest.raises(InvalidSpec, match=r"gpufaas.packages are names of packages of gpufaas, and not os"):
+        find_template("mine", (tmp_path,))
+
+
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(InvalidSpec, match=r"did you mean python3-torch\? known are python3-http, python3-torch"):
+    with pytest.raises(
+        InvalidSpec, match=r"mean python3-torch\? known are python3-http, python3-torch, python3-torch-"
+    ):
         find_template("python-torch")
 
 

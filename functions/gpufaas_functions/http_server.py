@@ -1,0 +1,318 @@
+"""
+The main program of a container: the handler that also runs in a worker process, over HTTP as OpenFaaS's images do.
+
+``python -m gpufaas_functions.http_server [FOLDER]``; FOLDER, by default ``function``, has handler.py. The author's API
+is `author`'s: ``load(device)`` and ``handle(model, event, context)``, or only ``handle(event, context)``.
+
+It listens at once. ``/_/health`` is 200 while it runs, ``/_/ready`` from when the model is loaded until it is asked to
+end; calls that come before wait for the load. A load that fails ends the process with status 1. Calls are served one at
+a time, since a model has its device to itself; `GPUFAAS_SLOTS` says otherwise. SIGTERM: no new connections, and what
+runs has until `write_timeout`.
+
+The environment, all of it optional: PORT; GPUFAAS_DEVICE and GPUFAAS_DEVICE_MEMORY, which the platform sets
+(``cuda:0``, and the bytes that torch's allocator may take of it); GPUFAAS_SLOTS; write_timeout; OPENFAAS_NAME and
+OPENFAAS_NAMESPACE.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import importlib
+import math
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.units import Bytes, Seconds, parse_duration
+from gpufaas_functions.author import Answer, Context, Event, to_answer
+from gpufaas_functions.runner import _last_line, is_out_of_memory
+
+_Scope = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Handle = Callable[[Event, Context], Any]
+
+SECRETS: Final = "/var/openfaas/secrets"
+_TEXT: Final = [(b"content-type", b"text/plain; charset=utf-8")]
+_OURS: Final = frozenset((b"content-length", b"transfer-encoding", b"connection"))
+"""Headers that say how the answer is sent, which the author does not know."""
+_WITHOUT_BODY: Final = frozenset((204, 304))
+_CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    folder: Path
+    port: int = 8080
+    device: str = ""
+    """Empty: a GPU if torch finds one."""
+    device_memory: Bytes = 0
+    """0: all there is."""
+    slots: int = 1
+    drain_s: Seconds = 30.0
+    function: str = ""
+
+    @classmethod
+    def of(cls, arguments: list[str], env: Mapping[str, str]) -> "Settings":
+        """:raises InvalidSpec: a value cannot be read; names its variable"""
+        return cls(
+            folder=Path(arguments[0] if arguments else "function").absolute(),
+            port=_number(env, "PORT", 8080, 65_535),
+            device=env.get("GPUFAAS_DEVICE", ""),
+            device_memory=_number(env, "GPUFAAS_DEVICE_MEMORY", 0, 1 << 62),
+            slots=_number(env, "GPUFAAS_SLOTS", 1, 1024),
+            drain_s=_drain_s(env.get("write_timeout", "30s")),
+            function=f"{env.get('OPENFAAS_NAME', 'function')}.{env.get('OPENFAAS_NAMESPACE', 'openfaas-fn')}",
+        )
+
+
+def _number(env: Mapping[str, str], name: str, otherwise: int, most: int) -> int:
+    text = env.get(name, "") or str(otherwise)
+    if not text.isdecimal() or not min(1, otherwise) <= int(text) <= most:
+        raise InvalidSpec(f"{name}: {text[:80]!r} is not a whole number up to {most}")
+    return int(text)
+
+
+def _drain_s(text: str) -> Seconds:
+    """As OpenFaaS's watchdogs read it: a bare number is of seconds."""
+    try:
+        return parse_duration(f"{text}s" if text.strip().isdecimal() else text)
+    except InvalidSpec as exc:
+        raise InvalidSpec(f"write_timeout: {exc}") from exc
+
+
+class Gone(Exception):
+    """The caller is."""
+
+
+class Application:
+    """The ASGI application. Handlers run in threads of ours, as many as there are slots."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._pool = concurrent.futures.ThreadPoolExecutor(settings.slots, "slot")
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.Future[Handle] = self._loop.create_future()
+        self.draining: Callable[[], bool] = lambda: False
+
+    async def load(self) -> None:
+        """Make the model, in the thread that will serve with it. Whatever the handler's code raises is passed on."""
+        self._handle.set_result(await self._loop.run_in_executor(self._pool, self._load))
+
+    def _load(self) -> Handle:
+        settings = self._settings
+        self._device = _prepare(settings)
+        sys.path.insert(0, str(settings.folder))
+        os.chdir(settings.folder)
+        handler = importlib.import_module("handler")
+        handle: Handle | None = getattr(handler, "handle", None)
+        if not callable(handle):
+            raise AttributeError("handler.py defines no function handle()")
+        if not callable(getattr(handler, "load", None)):
+            return handle
+        model = handler.load(self._device)
+        return lambda event, context: handler.handle(model, event, context)
+
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        if scope["type"] != "http":
+            return
+        match scope["path"]:
+            case "/_/health":
+                await _send_whole(send, Answer(200, _TEXT, b"OK", None))
+            case "/_/ready":
+                ready = self._handle.done() and not self.draining()
+                await _send_whole(send, Answer(200 if ready else 503, _TEXT, b"", None))
+            case _:
+                with contextlib.suppress(Gone):
+                    await self._call(scope, receive, send)
+
+    async def _call(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        body = await _whole_body(receive)
+        handle = await asyncio.shield(self._handle)
+        event = Event(
+            scope["method"], scope["raw_path"].decode("latin-1"), scope["query_string"], scope["headers"], body
+        )
+        call_id = next((value for name, value in scope["headers"] if name == b"x-call-id"), b"").decode("latin-1")
+        call = _Call(handle, event, Context(call_id, self._settings.function, self._device), send, self._loop)
+        listening = asyncio.ensure_future(call.listen(receive))
+        try:
+            await self._loop.run_in_executor(self._pool, call.run)
+        finally:
+            listening.cancel()
+
+
+class _Call:
+    """One call in a slot's thread."""
+
+    def __init__(
+        self, handle: Handle, event: Event, context: Context, send: _Send, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._handle, self._event, self._context = handle, event, context
+        self._send, self._loop = send, loop
+        self.gone = False
+
+    async def listen(self, receive: _Receive) -> None:
+        """Note when the caller goes away: a generator is closed before its next piece, a call that waits not begun."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+
+    def run(self) -> None:
+        if self.gone:
+            return
+        try:
+            answer = to_answer(self._handle(self._event, self._context))
+        except BaseException as exc:  # SystemExit of a handler is its failure, not our end
+            answer = _failure(exc, self._context.device)
+        if answer.chunks is None:
+            self._wait(_send_whole(self._send, answer))
+            return
+        try:
+            self._wait(self._send(_start(answer)))
+            for piece in answer.chunks:
+                if self.gone:
+                    break
+                if piece:
+                    self._wait(self._send({"type": "http.response.body", "body": piece, "more_body": True}))
+        except Gone:
+            return
+        except BaseException:
+            traceback.print_exc()
+            raise RuntimeError("the answer broke off") from None  # the connection is cut: half must not look whole
+        finally:
+            answer.chunks.close()  # type: ignore[attr-defined]  # a generator, see `to_answer`
+        self._wait(self._send({"type": "http.response.body"}))
+
+    def _wait(self, sending: Awaitable[None]) -> None:
+        """Have the loop send, and wait until the connection takes more: that is the back-pressure."""
+        try:
+            asyncio.run_coroutine_threadsafe(_awaited(sending), self._loop).result()
+        except (OSError, RuntimeError, concurrent.futures.CancelledError):
+            self.gone = True
+            raise Gone from None
+
+
+async def _awaited(sending: Awaitable[None]) -> None:
+    await sending
+
+
+async def _whole_body(receive: _Receive) -> bytes:
+    pieces = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(pieces)
+
+
+def _start(answer: Answer) -> dict[str, Any]:
+    headers = [each for each in answer.headers if each[0] not in _OURS]
+    if answer.body is not None and answer.status not in _WITHOUT_BODY:
+        headers.append((b"content-length", str(len(answer.body)).encode()))
+    return {"type": "http.response.start", "status": answer.status, "headers": headers}
+
+
+async def _send_whole(send: _Send, answer: Answer) -> None:
+    await send(_start(answer))
+    body = b"" if answer.status in _WITHOUT_BODY else answer.body
+    await send({"type": "http.response.body", "body": body})
+
+
+def _failure(exc: BaseException, device: str) -> Answer:
+    """The exception's own words; the traceback goes to the log."""
+    traceback.print_exception(exc, file=sys.stderr)
+    text = _last_line(exc)
+    if is_out_of_memory(exc):
+        if device.startswith("cuda") and "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
+        text = f"out of memory on {device} ({text}): send less at once, or deploy it with a larger gpufaas.memory"
+    return Answer(500, _TEXT, text.encode(), None)
+
+
+def _prepare(settings: Settings) -> str:
+    """
+    Return the device that `load` is given; hold torch to its share of it and of the processors.
+
+    :raises InvalidSpec: the container was given a GPU that torch does not find
+    """
+    try:
+        import torch
+    except ImportError:  # it may do without: with onnxruntime, say
+        return settings.device or "cpu"
+    if (cores := _cores()) and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(cores)
+    there = torch.cuda.is_available()
+    device = settings.device or ("cuda:0" if there else "cpu")
+    if device.startswith("cuda"):
+        if not there:
+            raise InvalidSpec(
+                f"the container was given a GPU, and torch {torch.__version__} finds none: build the image with a "
+                "CUDA build of torch that the driver is new enough for"
+            )
+        if settings.device_memory:
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, settings.device_memory / total), device)
+    return device
+
+
+def _cores() -> int:
+    """Return how many cores this container may use, rounded up; 0: as many as there are."""
+    try:
+        quota, period = _CPU_MAX.read_text().split()
+        return 0 if quota == "max" else max(1, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        return 0
+
+
+async def serve(settings: Settings) -> int:
+    """Serve until SIGTERM; return the exit status."""
+    application = Application(settings)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            application, host="0.0.0.0", port=settings.port, lifespan="off", ws="none", access_log=False,
+            log_level="warning", server_header=False, timeout_keep_alive=75,
+            timeout_graceful_shutdown=math.ceil(settings.drain_s),
+        )
+    )  # fmt: skip
+    application.draining = lambda: server.should_exit
+    serving = asyncio.ensure_future(server.serve())
+    loading = asyncio.ensure_future(application.load())
+    await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+    if loading.done() and (error := loading.exception()) is not None:
+        traceback.print_exception(error)
+        server.should_exit = server.force_exit = True
+        await serving
+        return 1
+    if not serving.done():
+        print(f"gpufaas: {settings.function} is ready", flush=True)
+    await serving
+    return 0
+
+
+def main() -> None:
+    os.environ.setdefault("secret_mount_path", SECRETS)
+    try:
+        settings = Settings.of(sys.argv[1:], os.environ)
+    except InvalidSpec as exc:
+        sys.exit(f"gpufaas: {exc}")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn has its own handlers while it serves, and raises the signal again afterwards.
+        signal.signal(number, lambda *_: None)
+    status = asyncio.run(serve(settings))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a load that still goes on in its thread is not waited for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+"""The program that serves a handler in a container, as a process: what its image does, without the image."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_functions.http_server import Settings
+from gpufaas_templates import find_template
+
+LIMIT_S = 60.0
+
+
+class Server:
+    def __init__(self, folder: Path, **env: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.log = folder.parent / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "gpufaas_functions.http_server", str(folder)],
+                env={**os.environ, "PORT": str(self.port), **env}, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=LIMIT_S)
+
+    def get(self, path: str) -> int:
+        try:
+            return self.http.get(path).status_code
+        except httpx.TransportError:
+            return 0
+
+    def until(self, path: str, status: int) -> "Server":
+        end = time.monotonic() + LIMIT_S
+        while self.get(path) != status:
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(0.02)
+        return self
+
+    def call(self, path: str = "/", content: bytes = b"", **headers: str) -> httpx.Response:
+        return self.http.post(path, content=content, headers=headers)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(LIMIT_S)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(handler: str = "", folder: Path | None = None, **env: str) -> Server:
+        if folder is None:
+            folder = tmp_path / "function"
+            folder.mkdir()
+            (folder / "handler.py").write_text(textwrap.dedent(handler))
+        servers.append(Server(folder, **env))
+        return servers[-1]
+
+    yield start
+    for each in servers:
+        each.http.close()
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+
+
+class Gate:
+    """A named pipe: who reads it waits until it is opened here."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+        self.wait = f"open({str(path)!r}).read()"
+
+    def open(self) -> None:
+        self.path.write_text("go")
+
+
+def test_it_listens_at_once_and_is_ready_when_the_model_is_loaded(serve: Callable[..., Server], tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    server = serve(f"""
+        def load(device):
+            {gate.wait}
+            return {{"device": device}}
+
+        def handle(model, event, context):
+            return model
+    """).until("/_/health", 200)
+
+    assert server.get("/_/ready") == 503
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(server.call)
+        gate.open()
+        assert early.result().json() == {"device": "cpu"}
+    assert server.get("/_/ready") == 200
+    assert "is ready" in server.log.read_text()
+
+
+def test_the_templates_handler_answers_as_in_a_worker_process(serve: Callable[..., Server], tmp_path: Path) -> None:
+    template = find_template("python3-torch-image")
+    for name in ("handler.py", "handler_test.py", "requirements.txt"):
+        same = find_template("python3-torch").skeleton / name
+        assert (template.skeleton / name).read_bytes() == same.read_bytes(), "the same code runs both ways"
+    folder = tmp_path / "function"
+    folder.mkdir()
+    (folder / "handler.py").write_bytes((template.skeleton / "handler.py").read_bytes())
+    server = serve(folder=folder).until("/_/ready", 200)
+
+    answer = server.call(content=b"hello")
+
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert (answer.json()["bytes"], answer.json()["device"]) == (5, "cpu")
+    assert sum(answer.json()["scores"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_the_event_the_context_and_every_kind_of_answer_are_the_authors_api(serve: Callable[..., Server]) -> None:
+    server = serve(
+        """
+        import os
+
+        def handle(event, context):
+            match event.path:
+                case "/seen":
+                    return {
+                        "method": event.method, "query": event.query.getlist("a"), "header": event.headers["X-Mine"],
+                        "body": event.text, "call": context.call_id, "function": context.function,
+                        "secrets": os.environ["secret_mount_path"], "raw": event.raw_path,
+                    }
+                case "/status":
+                    headers = {"X-One": ["1", "2"], "Content-Length": "7"}
+                    return {"statusCode": 418, "body": "teapot", "headers": headers}
+                case "/empty":
+                    return {"statusCode": 204, "body": None}
+                case "/stream":
+                    return (f"{number}," for number in range(3))
+                case "/spaced name":
+                    return event.raw_path
+        """,
+        OPENFAAS_NAME="mine", OPENFAAS_NAMESPACE="dev",
+    ).until("/_/ready", 200)  # fmt: skip
+
+    seen = server.call("/seen?a=1&a=2", b"body", **{"X-Mine": "yes", "X-Call-Id": "c-1"}).json()
+    assert seen == {
+        "method": "POST", "query": ["1", "2"], "header": "yes", "body": "body", "call": "c-1", "function": "mine.dev",
+        "secrets": "/var/openfaas/secrets", "raw": "/seen",
+    }  # fmt: skip
+    status = server.call("/status")
+    assert (status.status_code, status.text, status.headers.get_list("x-one")) == (418, "teapot", ["1", "2"])
+    assert (server.call("/empty").status_code, server.call("/nothing").content) == (204, b"")
+    assert server.call("/stream").text == "0,1,2,"
+    assert server.call("/spaced%20name").text == "/spaced%20name"
+
+
+def test_a_body_in_chunks_and_a_large_answer_arrive_whole(serve: Callable[..., Server]) -> None:
+    server = serve("def handle(event, context): return event.body * 4").until("/_/ready", 200)
+
+    answer = server.http.post("/", content=(b"x" * 65_536 for _ in range(64)))
+
+    assert len(answer.content) == 16 * 2**20
+
+
+def test_calls_are_served_one_at_a_time_unless_there_are_slots(serve: Callable[..., Server], tmp_path: Path) -> None:
+    handler = """
+        import threading
+        running, most, lock, both = 0, 0, threading.Lock(), threading.Barrier(2)
+
+        def handle(event, context):
+            global running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            try:
+                both.wait(0.2)
+            except threading.BrokenBarrierError:
+                pass
+            with lock:
+                running -= 1
+            return str(most)
+    """
+    (tmp_path / "two" / "function").mkdir(parents=True)
+    (tmp_path / "two" / "function" / "handler.py").write_text(textwrap.dedent(handler))
+    one = serve(handler).until("/_/ready", 200)
+    two = serve(folder=tmp_path / "two" / "function", GPUFAAS_SLOTS="2").until("/_/ready", 200)
+
+    def most(server: Server) -> int:
+        with ThreadPoolExecutor(4) as pool:
+            return max(int(each.text) for each in pool.map(lambda _: server.call(), range(4)))
+
+    assert (most(one), most(two)) == (1, 2)
+
+
+def test_a_handler_that_raises_is_500_with_its_words_and_the_next_call_is_served(serve: Callable[..., Server]) -> None:
+    server = serve("""
+        def handle(event, context):
+            if event.path == "/exit":
+                raise SystemExit("away")
+            if event.path == "/memory":
+                raise MemoryError("no room")
+            return {"a": 1}[event.text]
+    """).until("/_/ready", 200)
+
+    failed = server.call(content=b"b")
+
+    assert (failed.status_code, failed.text) == (500, "KeyError: 'b'")
+    assert "Traceback" in server.log.read_text()
+    assert server.call("/exit").text == "SystemExit: away"
+    assert server.call("/memory").text.startswith("out of memory on cpu (MemoryError: no room)")
+    assert server.call(content=b"a").text == "1"
+
+
+def test_an_answer_that_breaks_off_does_not_look_whole(serve: Callable[..., Server]) -> None:
+    server = serve("""
+        def handle(event, context):
+            def pieces():
+                yield "half"
+                raise ValueError("then this")
+            return pieces()
+    """).until("/_/ready", 200)
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        server.call()
+
+    assert "ValueError: then this" in server.log.read_text()
+    assert server.get("/_/ready") == 200
+
+
+def test_a_caller_who_leaves_closes_the_generator_and_frees_the_slot(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path / "closed")
+    server = serve(f"""
+        def handle(event, context):
+            if event.path != "/endless":
+                return "next"
+            def pieces():
+                try:
+                    while True:
+                        yield "x" * 1000
+                finally:
+                    open({str(gate.path)!r}, "w").write("closed")
+            return pieces()
+    """).until("/_/ready", 200)
+
+    with server.http.stream("POST", "/endless") as answer:
+        next(answer.iter_bytes())
+
+    assert gate.path.read_text() == "closed"
+    assert server.call().text == "next"
+
+
+def test_sigterm_lets_what_runs_end(serve: Callable[..., Server], tmp_path: Path) -> None:
+    begun, gate = Gate(tmp_path / "begun"), Gate(tmp_path / "gate")
+    server = serve(f"""
+        def handle(event, context):
+            open({str(begun.path)!r}, "w").write("begun")
+            {gate.wait}
+            return "whole"
+    """).until("/_/ready", 200)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.call)
+        assert begun.path.read_text() == "begun"
+
+        server.process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + LIMIT_S
+        while not refuses(server.port):
+            assert time.monotonic() < end
+        gate.open()
+
+        assert running.result().text == "whole"
+    assert server.process.wait(LIMIT_S) == 0
+
+
+def refuses(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_sigterm_during_the_load_ends_it_at_once(serve: Callable[..., Server], tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    server = serve(f"""
+        def load(device):
+            {gate.wait}
+
+        def handle(model, event, context): ...
+    """).until("/_/health", 200)
+
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("handler", "env", "says"),
+    [
+        ("import no_such_module", {}, "No module named 'no_such_module'"),
+        ("def load(device): raise ValueError('bad weights')\ndef handle(m, e, c): ...", {}, "ValueError: bad weights"),
+        ("load = 1", {}, "handler.py defines no function handle()"),
+        ("def handle(e, c): ...", {"GPUFAAS_SLOTS": "many"}, "GPUFAAS_SLOTS: 'many' is not a whole number"),
+    ],
+)
+def test_what_cannot_serve_ends_and_says_why(
+    serve: Callable[..., Server], handler: str, env: dict[str, str], says: str
+) -> None:
+    server = serve(handler, **env)
+
+    assert server.process.wait(LIMIT_S) == 1
+    assert says in server.log.read_text()
+
+
+def test_a_container_that_was_given_a_gpu_which_torch_does_not_find_says_so(serve: Callable[..., Server]) -> None:
+    server = serve("def load(d): ...\ndef handle(m, e, c): ...", GPUFAAS_DEVICE="cuda:0", CUDA_VISIBLE_DEVICES="")
+
+    assert server.process.wait(LIMIT_S) == 1
+    assert "the container was given a GPU, and torch" in server.log.read_text()
+
+
+def test_settings_are_read_from_the_environment() -> None:
+    env = {"PORT": "80", "GPUFAAS_DEVICE": "cuda:0", "GPUFAAS_DEVICE_MEMORY": "1024", "write_timeout": "1m"}
+    assert Settings.of([], {}).port == 8080
+    read = Settings.of(["/f"], env)
+    assert (read.folder, read.port, read.device, read.device_memory, read.drain_s) == (
+        Path("/f"),
+        80,
+        "cuda:0",
+        1024,
+        60,
+    )
+    assert Settings.of([], {"write_timeout": "5"}).drain_s == 5.0
+    for wrong in ({"PORT": "0"}, {"PORT": "70000"}, {"PORT": "-1"}, {"write_timeout": "soon"}, {"GPUFAAS_SLOTS": "0"}):
+        with pytest.raises(InvalidSpec, match=next(iter(wrong))):
+            Settings.of([], wrong)

@@ -1,0 +1,151 @@
+"""What the Docker engine is asked for: told to an engine that only remembers it. The real one: tests/integration."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from docker.errors import APIError, ImageNotFound
+from msgspec.structs import replace
+
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.errors import GpufaasError
+from gpufaas_core.model import Device, DeviceId, FunctionId, NodeId
+from gpufaas_core.units import GiB, MiB
+from gpufaas_gpu_manager.containers import NETWORK, Containers
+from gpufaas_gpu_manager.devices import CpuDevice
+from gpufaas_gpu_manager.node import NodeSettings
+
+SPEC = WorkerSpec(FunctionId("f.ns@1"), "f", "ns", "", "server", image="f:1", env={"MINE": "1"})
+
+
+class Engine:
+    """The few calls of `docker.DockerClient` that are made; `asked` is how the last container was made."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Any] = {}
+        self.fails_with: Exception | None = None
+        self.labels: dict[str, str] | None = {}
+        self.here = True
+        self.pulled: list[str] = []
+        self.containers = self.images = self
+
+    def create(self, image: str, **asked: Any) -> "Engine":
+        self.asked = {"image": image, **asked}
+        return self
+
+    def start(self) -> None:
+        if self.fails_with is not None:
+            raise self.fails_with
+
+    def get(self, image: str) -> Any:
+        if not self.here:
+            raise ImageNotFound(image)
+        return SimpleNamespace(labels=self.labels)
+
+    def pull(self, image: str, tag: str | None = None) -> Any:
+        self.pulled.append(f"{image}:{tag}" if tag else image)
+        return SimpleNamespace(labels=self.labels)
+
+    def reload(self) -> None: ...
+    def remove(self, **_: Any) -> None: ...
+
+    id = "c1"
+    attrs = {"NetworkSettings": {"Networks": {NETWORK: {"IPAddress": "10.0.0.2"}}}, "State": {"Pid": 7}}  # noqa: RUF012
+
+
+class Gpu:
+    """A CUDA device, as `devices.CudaDevice` describes itself."""
+
+    device = Device(DeviceId("n/cuda:0"), "Test GPU", 16 * GiB, {"gpu": "true"})
+    torch_device, enforced, uuid = "cuda:0", False, "GPU-one"
+    env = {"CUDA_VISIBLE_DEVICES": "GPU-one", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # noqa: RUF012
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def containers(engine: Engine) -> Containers:
+    containers = Containers("instance", 8080)
+    containers._client = engine
+    return containers
+
+
+def create(containers: Containers, source: Any, spec: WorkerSpec = SPEC, memory: int = 3 * GiB) -> None:
+    device = SimpleNamespace(source=source)
+    worker: Any = SimpleNamespace(
+        spec=spec, device=device, memory=memory, number=1, node=SimpleNamespace(settings=NodeSettings())
+    )
+    containers.create(SimpleNamespace(worker=worker), "", {})  # type: ignore[arg-type]
+
+
+def test_on_a_gpu_it_is_given_that_one_and_no_other(containers: Containers, engine: Engine) -> None:
+    create(containers, Gpu())
+
+    (request,) = engine.asked["device_requests"]
+    assert request["Driver"] == "nvidia"
+    assert request["DeviceIDs"] == ["GPU-one"]
+    assert request["Capabilities"] == [["gpu", "compute", "utility"]]
+    env = engine.asked["environment"]
+    assert "CUDA_VISIBLE_DEVICES" not in env  # inside there is one GPU, number 0
+    assert (env["GPUFAAS_DEVICE"], env["GPUFAAS_DEVICE_MEMORY"]) == ("cuda:0", str(3 * GiB))
+    assert (env["MINE"], env["OPENFAAS_NAME"]) == ("1", "f")
+
+
+def test_on_a_gpu_the_reservation_is_of_its_memory_and_limits_memory_is_of_the_machines(
+    containers: Containers, engine: Engine
+) -> None:
+    create(containers, Gpu())
+    assert "mem_limit" not in engine.asked
+
+    create(containers, Gpu(), replace(SPEC, memory_limit=2 * GiB))
+    assert (engine.asked["mem_limit"], engine.asked["memswap_limit"]) == (2 * GiB, 2 * GiB)
+
+
+def test_on_a_cpu_device_it_is_given_no_gpu_and_is_held_to_its_reservation(
+    containers: Containers, engine: Engine
+) -> None:
+    create(containers, CpuDevice(NodeId("n"), 0, GiB), memory=256 * MiB)
+
+    assert "device_requests" not in engine.asked
+    assert (engine.asked["mem_limit"], engine.asked["memswap_limit"]) == (256 * MiB, 256 * MiB)
+    env = engine.asked["environment"]
+    assert (env["CUDA_VISIBLE_DEVICES"], env["GPUFAAS_DEVICE"]) == ("", "cpu")
+
+
+def test_an_engine_that_cannot_give_gpus_is_told_what_it_lacks(containers: Containers, engine: Engine) -> None:
+    said = 'could not select device driver "nvidia" with capabilities: [[gpu compute utility]]'
+    engine.fails_with = APIError("500", explanation=said)
+
+    with pytest.raises(
+        GpufaasError, match=r"could not select device driver .*: give the engine NVIDIA's Container Tool"
+    ):
+        create(containers, Gpu())
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_an_image_may_say_itself_when_it_is_ready_and_well(
+    containers: Containers, engine: Engine, here: bool
+) -> None:
+    engine.here = here
+    engine.labels = {"com.openfaas.ready.http.path": "/_/ready", "com.openfaas.health.http.path": "/_/health", "x": "y"}
+
+    manifest, spec = await containers.pull(SPEC)
+    _, asked = await containers.pull(replace(SPEC, ready_path="/mine"))
+
+    assert (manifest.kind, spec.ready_path, spec.health_path) == ("server", "/_/ready", "/_/health")
+    assert asked.ready_path == "/mine"  # the function has the last word
+    assert engine.pulled == ([] if here else ["f:1", "f:1"])
+
+
+@pytest.mark.parametrize("labels", [None, {}, {"com.openfaas.ready.http.path": "no path\r\n"}])
+async def test_an_image_that_says_nothing_usable_is_ready_when_its_port_is(
+    containers: Containers, engine: Engine, labels: dict[str, str] | None
+) -> None:
+    engine.labels = labels
+
+    _, spec = await containers.pull(SPEC)
+
+    assert spec == SPEC
