@@ -5,9 +5,15 @@ Skipped where there is none; `make test` passes without. On a machine with one: 
 """
 
 import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
@@ -110,3 +116,28 @@ async def test_an_evicted_model_gives_its_memory_back_to_the_driver(node: tuple[
     assert answer[0] == 200
     assert not nvml.used_by(0, [first])
     assert manager.reserved(DEVICE) == 3 * GiB
+
+
+@pytest.mark.parametrize(("memory", "loads"), [(3 * GiB, True), (GiB // 2, False)])
+def test_the_program_of_an_image_serves_within_what_was_reserved_for_it(
+    tmp_path: Path, memory: int, loads: bool
+) -> None:
+    Bundles(tmp_path).write("one")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "PORT": str(port), "GPUFAAS_DEVICE": "cuda:0", "GPUFAAS_DEVICE_MEMORY": str(memory)}
+    command = [sys.executable, "-m", "gpufaas_functions.http_server", str(tmp_path / "one" / "function")]
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, env=env, stderr=log) as process:
+        answer = None
+        while answer is None and process.poll() is None:
+            with contextlib.suppress(httpx.TransportError):
+                answer = httpx.post(f"http://127.0.0.1:{port}/", timeout=120)  # waits for the load
+        process.terminate()
+
+    if loads:
+        assert answer is not None
+        assert answer.json() == {"device": "cuda:0", "sum": 1024.0}
+    else:
+        assert process.returncode == 1
+        assert "OutOfMemoryError" in (tmp_path / "log").read_text()

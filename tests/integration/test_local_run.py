@@ -63,6 +63,16 @@ def test_a_function_runs_here_with_its_output_and_leaves_nothing(project: Path) 
         _until(lambda: "called with you" in (project / "err").read_text())
 
 
+def test_constraints_are_of_where_it_is_deployed_and_are_said_not_to_be_kept_to(project: Path) -> None:
+    stack = (project / "stack.yaml").read_text()
+    (project / "stack.yaml").write_text(stack.replace("    lang:", "    constraints: [zone=b]\n    lang:"))
+
+    with running(project) as url:
+        assert httpx.post(url, content=b"you", timeout=30).text == "hi you v1"
+
+    assert "Not kept to in a local run: constraints zone=b" in (project / "err").read_text()
+
+
 def test_a_change_is_running_a_moment_later(project: Path) -> None:
     with running(project, "--watch") as url:
         assert httpx.post(url, content=b"you", timeout=30).text == "hi you v1"

@@ -6,6 +6,7 @@ later, with the limits that hold there. A container image is run by docker.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
@@ -79,8 +80,12 @@ def command(
         return flags.selected((function.name,), yaml_file, None, None, envsubst)
 
     def again(changed: Stack, which: list[StackFunction]) -> None:
-        publish(changed, which, Extra(env=env), building, Steps(push=True, deploy=True), client)
+        # They name machines and devices of where it will run.
+        here = [dataclasses.replace(each, constraints=()) for each in which]
+        publish(changed, here, Extra(env=env), building, Steps(push=True, deploy=True), client)
 
+    if function.constraints:
+        output.note(f"Not kept to in a local run: constraints {', '.join(function.constraints)}")
     with _platform(port, devices) as (url, process), Client(url) as client:
         # It ends with the platform, or with this process, which has nothing to lose in it.
         threading.Thread(target=_tell_logs, args=(url, function.name), daemon=True).start()
@@ -189,6 +194,8 @@ def _docker_run(function: StackFunction, image: str, port: int, env: dict[str, s
         command += ["--read-only", "--tmpfs=/tmp"]
     if memory := function.limits.get("memory"):
         command.append(f"--memory={memory.removesuffix('i').lower()}")
+    if (gpus := function.limits.get("nvidia.com/gpu", "0")) not in ("", "0"):
+        command.append(f"--gpus={gpus}")
     environment: dict[str, Any] = {**function.environment, **env}
     if function.fprocess:
         environment = {"fprocess": function.fprocess, **environment}

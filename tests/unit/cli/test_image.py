@@ -368,7 +368,8 @@ def test_the_tagged_image_is_built_and_deployed(run: Run, docker: Docker, wire: 
 def test_local_run_prints_dockers_command(run: Run, here: Path) -> None:
     text = (here / "stack.yaml").read_text()
     (here / "stack.yaml").write_text(
-        text.replace("    lang: go\n", "    lang: go\n    secrets: [key]\n    limits: {memory: 64Mi}\n"
+        text.replace("    lang: go\n", "    lang: go\n    secrets: [key]\n"
+                     "    limits: {memory: 64Mi, nvidia.com/gpu: 1}\n"
                      "    environment: {A: file}\n    readonly_root_filesystem: true\n", 1)
     )  # fmt: skip
     missing = run("local-run", "fn", "--print", "-p", "8081")
@@ -380,7 +381,7 @@ def test_local_run_prints_dockers_command(run: Run, here: Path) -> None:
     assert (missing.exit_code, "put its value into .secrets/key" in missing.stderr) == (1, True)
     assert shown[:4] == ["docker", "run", "--rm", "-i"]
     assert shown[5:] == [
-        "-p=127.0.0.1:8081:8080", "--network=n", "--read-only", "--tmpfs=/tmp", "--memory=64m", "-e=A=file",
-        "-e=B=flag", f"-v={here}/.secrets/key:/var/openfaas/secrets/key:ro", "me/fn:0.1",
+        "-p=127.0.0.1:8081:8080", "--network=n", "--read-only", "--tmpfs=/tmp", "--memory=64m", "--gpus=1",
+        "-e=A=file", "-e=B=flag", f"-v={here}/.secrets/key:/var/openfaas/secrets/key:ro", "me/fn:0.1",
     ]  # fmt: skip
     assert "say which of fn, raw" in run("local-run").stderr
