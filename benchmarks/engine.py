@@ -6,7 +6,8 @@ What one call costs the engine: arrival, start and completion, in microseconds, 
 The global queue is held at its length (calls arrive as others leave it), devices are all busy, functions are drawn by
 Zipf's law, six or seven models are resident per device, and a scheduling run follows each completion. Durations are
 drawn from the profiles of GPU-FaaS's table 1 and only their order matters: nothing waits for them here. The last rows
-are the other path, CPU functions with slots, which meet no policy: one call at a time, as an echo benchmark makes them.
+are the other path, CPU functions with slots, which meet no policy: one call at a time, as an echo benchmark makes them,
+against the number of the function's copies on the device.
 """
 
 import argparse
@@ -24,7 +25,18 @@ from rich.console import Console
 from rich.table import Table
 
 from gpufaas_cache_manager.replacement import make_replacement
-from gpufaas_core.messages import Arrived, Command, DeviceJoined, Finished, FunctionDeployed, Lease, Loaded, Start
+from gpufaas_core.messages import (
+    Arrived,
+    Command,
+    DeviceJoined,
+    Finished,
+    FunctionDeployed,
+    Lease,
+    Load,
+    Loaded,
+    Scaled,
+    Start,
+)
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_core.units import GiB, MiB
 from gpufaas_scheduler.engine import Engine
@@ -35,6 +47,7 @@ DEVICES = (2, 100, 1_000)
 FUNCTIONS_PER_DEVICE = {2: 30, 100: 300, 1_000: 1_000}
 """More than fit on few devices, so that there are misses; on 1,000 the popular ones have hundreds of copies."""
 SEED = 7
+COPIES = (1, 10, 100)
 TARGET_US = {2: 20.0, 1_000: 50.0}
 FLAT = 1.5
 
@@ -116,17 +129,23 @@ class Bench:
         return took_us, self.cold / len(completions)
 
 
-def shared_path(calls: int) -> list[float]:
-    """A CPU function with slots, resident: arrival and completion of one call at a time."""
+def shared_path(calls: int, copies: int = 1) -> list[float]:
+    """A CPU function with slots, resident in so many *copies*: arrival and completion of one call at a time."""
     engine = Engine(policy=make_policy("lalb-o3"), replacement=make_replacement("lru"))
     echo = FunctionId("echo.default@1")
     device = DeviceId("n/cpu:0")
-    engine.handle(DeviceJoined(Device(device, "cpu", 4 * GiB)), 0.0)
+    engine.handle(DeviceJoined(Device(device, "cpu", 8 * GiB)), 0.0)
     profile = Profile(0.1, 0.001, 64 * MiB)
     engine.handle(FunctionDeployed(Function(echo, "", exclusive=False, slots=16, profiles={"*": profile})), 0.0)
     engine.handle(Arrived(CallId("first"), echo), 0.0)
     engine.handle(Loaded(echo, device, 0.1, 0), 0.1)
     engine.handle(Finished(CallId("first"), device, 0.001), 0.1)
+    loads = engine.handle(Scaled(echo, copies), 0.1)
+    while loads:
+        load = loads.pop()
+        assert isinstance(load, Load)
+        loads += engine.handle(Loaded(echo, device, 0.1, 0, load.copy), 0.1)
+    assert len(engine.status(0.1).devices[0].resident) == copies
     took = []
     for i in range(calls):
         call = CallId(f"c{i}")
@@ -160,7 +179,7 @@ def main() -> int:
             )  # fmt: skip
             del bench
             gc.collect()
-    shared = quantiles(shared_path(options.calls), n=100)
+    shared = {copies: quantiles(shared_path(options.calls, copies), n=100) for copies in COPIES}
     flat = {
         devices: max(mine) / min(mine)
         for devices in DEVICES
@@ -168,8 +187,8 @@ def main() -> int:
     }
     if options.json:
         machine = {"machine": platform.machine(), "python": platform.python_version(), "seed": SEED}
-        shared_row = {"median_us": shared[49], "p99_us": shared[98]}
-        print(json.dumps({**machine, "policy": options.policy, "rows": rows, "flat": flat, "shared": shared_row}))
+        shared_rows = [{"copies": n, "median_us": cuts[49], "p99_us": cuts[98]} for n, cuts in shared.items()]
+        print(json.dumps({**machine, "policy": options.policy, "rows": rows, "flat": flat, "shared": shared_rows}))
     else:
         table = Table("devices", "queue", "median µs", "p99 µs", "mean µs", "misses", title=f"{options.policy}, a call")
         for row in rows:
@@ -178,7 +197,9 @@ def main() -> int:
                 f"{row['mean_us']:.1f}", f"{row['miss_ratio']:.1%}",
             )  # fmt: skip
         table.add_section()
-        table.add_row("slots", "0", f"{shared[49]:.1f}", f"{shared[98]:.1f}", "", "0.0%")
+        for copies, cuts in shared.items():
+            what = f"{copies} {'copy' if copies == 1 else 'copies'}"
+            table.add_row(what, "0", f"{cuts[49]:.1f}", f"{cuts[98]:.1f}", "", "0.0%")
         Console().print(table)
         for devices in DEVICES:
             worst = max(row["median_us"] for row in rows if row["devices"] == devices)

@@ -453,7 +453,7 @@ class Engine:
             device.starts += 1
             if device.idle_key is not None:
                 cluster.set_busy(device)
-        else:
+        elif owner.ready is not None:
             owner.ready.started(model)
         self._lease = number = self._lease + 1
         lease = m.Lease(
@@ -490,7 +490,7 @@ class Engine:
         if device.run is call:
             device.run = None
             device.busy_s += self._cluster.now - device.busy_since
-        elif not owner.exclusive:
+        elif owner.ready is not None:
             owner.ready.ended(model)
 
     def _proceed(self, call: Call, device: DeviceState) -> None:
@@ -507,10 +507,15 @@ class Engine:
                     following = owner.queue.calls[0]
                     owner.queue.remove(following)
                     self._start(following, device, model, ())
-            elif model.running == 0:
+            elif model.running == 0 and self._sought(owner):
                 self._freed = True
         if owner.removed:
             self._forget_if_done(owner)
+
+    def _sought(self, owner: FunctionState) -> bool:
+        """Somebody may be waiting for the memory of an idle copy of *owner*: not its own next copy, see `victims`."""
+        short = self._short
+        return bool(self._surplus or self._homeless or self._queue.count) or len(short) > (owner.id in short)
 
     def _next_local(self, device: DeviceState) -> None:
         """A device whose run ended, if it did: its local queue first, before anybody plans with it (3.2, step 1)."""
@@ -651,8 +656,8 @@ class Engine:
         if not owner.active:
             self._homeless[owner.id] = owner
             self._serve_fifo(owner)
-        elif owner.id in self._short:
-            self._load_copies(owner)
+        elif owner.waiting == 1 and owner.id in self._short:
+            self._load_copies(owner)  # now it may evict; later calls change nothing about that
 
     def _serve_fifo(self, owner: FunctionState) -> None:
         """Start as many waiting calls of a CPU function as there are free slots; load it if it is resident nowhere."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TypeAlias, cast
 
 from gpufaas_cache_manager.replacement import Replacement, victims
@@ -63,11 +63,13 @@ class ReadyCopies:
 
     __slots__ = ("_fewest", "_running")
 
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[Model]) -> None:
         self._running: list[dict[Model, None]] = []
         """At each number of calls, the copies that run so many, in the order in which they came to."""
         self._fewest = 0
         """No copy runs fewer."""
+        for model in models:
+            self.add(model)
 
     def add(self, model: Model) -> None:
         running = model.running
@@ -129,8 +131,8 @@ class FunctionState:
         """Those that still run calls but take no new ones: they are surplus."""
         self.holders: dict[DeviceId, DeviceState] = {}
         """Of a model function, which has one copy per device: where `active` ones are. Policies choose from these."""
-        self.ready = ReadyCopies()
-        """Of a CPU function: those of `active` that are loaded."""
+        self.ready: ReadyCopies | None = None
+        """Of a CPU function: those of `active` that are loaded. None: it has one at most, which needs no choosing."""
         self.loading = 0
         """How many of `active` are loading."""
         self.waiting = 0
@@ -202,6 +204,9 @@ class FunctionState:
         self.active[model] = device
         if self.exclusive:
             self.holders[device.id] = device
+        elif self.ready is None:
+            if len(self.active) > 1:
+                self.ready = ReadyCopies(each for each in self.active if not each.loading)
         elif not model.loading:
             self.ready.add(model)
 
@@ -210,8 +215,10 @@ class FunctionState:
         device = self.active.pop(model)
         if self.exclusive:
             del self.holders[device.id]
-        else:
+        elif self.ready is not None:
             self.ready.discard(model)
+            if len(self.active) == 1:
+                self.ready = None
         return device
 
     def free_copy(self) -> Model | None:
@@ -220,13 +227,14 @@ class FunctionState:
         while none is ready: a call that waits for a slot starts no later than one that waits there for the load, and
         perhaps sooner.
         """
-        active = self.active
-        if self.loading < len(active):
+        if self.ready is not None and self.loading < len(self.active):
             return self.ready.first(self.slots)
-        if not active:
-            return None
-        first = min(active, key=_running)
-        return first if first.running < self.slots else None
+        best: Model | None = None
+        fewest = self.slots
+        for model in self.active:
+            if model.running < fewest:
+                best, fewest = model, model.running
+        return best
 
     @property
     def surplus(self) -> int:
@@ -239,10 +247,6 @@ class FunctionState:
     def load_s(self, kind: str) -> Seconds:
         costs = self.costs(kind)
         return math.inf if costs is None else costs.load_s
-
-
-def _running(model: Model) -> int:
-    return model.running
 
 
 class DeviceState:
