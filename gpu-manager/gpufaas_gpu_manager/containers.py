@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
@@ -91,7 +91,8 @@ class Containers:
 
     async def pull(self, spec: WorkerSpec) -> Manifest:
         """
-        Have the image of *spec* here; it is pulled only when it is not.
+        Have the image of *spec* here, and the newest of its tag if it came from a registry. One that was built here, or
+        is named by its digest, is not asked for; one that cannot be asked for is used as it is.
 
         :raises InvalidSpec: it cannot be had; says why, in plain words
         """
@@ -140,16 +141,21 @@ class Containers:
     def _pull(self, image: str) -> None:
         from docker.errors import APIError, DockerException, ImageNotFound
 
+        here = None
         try:
             with contextlib.suppress(ImageNotFound):
-                self._client.images.get(image)
-                return
+                here = self._client.images.get(image)
+                if "@" in image or not is_from_registry(image, here.attrs.get("RepoDigests") or ()):
+                    return
             name, tag = image, None
             if "@" not in image and ":" not in image.rpartition("/")[2]:
                 tag = "latest"  # the SDK would pull every tag there is
             self._client.images.pull(name, tag=tag)
         except (DockerException, OSError) as exc:
             reason = str(exc.explanation if isinstance(exc, APIError) and exc.explanation else exc)
+            if here is not None:
+                log.warning("docker.not_pulled image=%s, the one that is here is used: %s", image, reason)
+                return
             raise InvalidSpec(
                 f"image: {image} is not on this machine and cannot be pulled: {reason}: check its name and tag, "
                 "log in to its registry (docker login), or build it here"
@@ -305,6 +311,17 @@ class Containers:
         self._running.pop(engine_id, None)
         with contextlib.suppress(Exception):
             self._client.api.remove_container(engine_id, force=True, v=True)
+
+
+def is_from_registry(image: str, digests: Iterable[str]) -> bool:
+    """Whether one of *digests*, ``NAME@sha256:...`` that the engine knows an image by, is of *image*'s repository."""
+    return _repository(image) in {_repository(each.partition("@")[0]) for each in digests}
+
+
+def _repository(image: str) -> str:
+    name, colon, tag = image.rpartition(":")
+    name = image if not colon or "/" in tag else name
+    return name.removeprefix("docker.io/").removeprefix("library/")
 
 
 class Container:
