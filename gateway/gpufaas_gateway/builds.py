@@ -37,6 +37,7 @@ from gpufaas_core.remote_build import (
 from gpufaas_core.sealing import ALGORITHM, key_id, public_of, unseal
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
 from gpufaas_gateway.answers import encode, error_answer, json_answer, pieces
+from gpufaas_gateway.errors import BodyTooSlow
 from gpufaas_gateway.ports import ImageBuilder
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ _FORBIDDEN: Final = 403  # and not 401, after which browsers and scripts try a p
 _AT_ONCE: Final = 16
 """Builds that are received, wait, or run; each has at most two files as large as a body."""
 _RETRY_AFTER_S: Final[Seconds] = 10.0
+_RECEIVE_S: Final[Seconds] = 600.0
 _WRITE_BYTES: Final[Bytes] = 1 * MiB
 _SMALL: Final[Bytes] = 1 * MiB  # of the configuration, and of the sealed secrets
 _LINES_KEPT: Final = 10_000  # of a log that is not streamed
@@ -108,12 +110,16 @@ class Builds:
         task: asyncio.Task[None] | None = None
         body = _temporary(self._settings.spool)
         try:
-            if not await self._receive(request, body, given):
+            async with asyncio.timeout(_RECEIVE_S):
+                is_signed = await self._receive(request, body, given)
+            if not is_signed:
                 return _unsigned()
             job = _Job(body)
             task = asyncio.create_task(self._run(job))
             self._jobs.add(task)
             task.add_done_callback(lambda ended: self._end(job, ended))
+        except TimeoutError:
+            raise BodyTooSlow(f"the build did not arrive within {_RECEIVE_S:g} s") from None
         finally:
             if task is None:
                 body.close()

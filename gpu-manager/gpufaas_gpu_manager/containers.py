@@ -13,7 +13,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
@@ -99,8 +99,11 @@ class Containers:
 
     async def pull(self, spec: WorkerSpec) -> tuple[Manifest, WorkerSpec]:
         """
-        Have the image of *spec* here; it is pulled only when it is not. Return *spec* with what the image says of
-        itself by its labels, where the function says nothing: the paths that tell whether it is ready, and well.
+        Have the image of *spec* here, and the newest of its tag if it came from a registry. One that was built here, or
+        is named by its digest, is not asked for; one that cannot be asked for is used as it is.
+
+        Return *spec* with what the image says of itself by its labels, where the function says nothing: the paths that
+        tell whether it is ready, and well.
 
         :raises InvalidSpec: it cannot be had; says why, in plain words
         """
@@ -155,15 +158,21 @@ class Containers:
         """Return the labels of *image*."""
         from docker.errors import APIError, DockerException, ImageNotFound
 
+        here = None
         try:
             with contextlib.suppress(ImageNotFound):
-                return _labels_of(self._client.images.get(image))
+                here = self._client.images.get(image)
+                if "@" in image or not is_from_registry(image, here.attrs.get("RepoDigests") or ()):
+                    return _labels_of(here)
             name, tag = image, None
             if "@" not in image and ":" not in image.rpartition("/")[2]:
                 tag = "latest"  # the SDK would pull every tag there is
             return _labels_of(self._client.images.pull(name, tag=tag))
         except (DockerException, OSError) as exc:
             reason = str(exc.explanation if isinstance(exc, APIError) and exc.explanation else exc)
+            if here is not None:
+                log.warning("docker.not_pulled image=%s, the one that is here is used: %s", image, reason)
+                return _labels_of(here)
             raise InvalidSpec(
                 f"image: {image} is not on this machine and cannot be pulled: {reason}: check its name and tag, "
                 "log in to its registry (docker login), or build it here"
@@ -334,6 +343,17 @@ def _labels_of(image: Any) -> dict[str, str]:
     """Return the labels of an image that are paths, as we understand them."""
     labels = image.labels or {}
     return {name: labels[name] for name in (_READY_LABEL, _HEALTH_LABEL) if _PATH.fullmatch(labels.get(name, ""))}
+
+
+def is_from_registry(image: str, digests: Iterable[str]) -> bool:
+    """Whether one of *digests*, ``NAME@sha256:...`` that the engine knows an image by, is of *image*'s repository."""
+    return _repository(image) in {_repository(each.partition("@")[0]) for each in digests}
+
+
+def _repository(image: str) -> str:
+    name, colon, tag = image.rpartition(":")
+    name = image if not colon or "/" in tag else name
+    return name.removeprefix("docker.io/").removeprefix("library/")
 
 
 class Container:

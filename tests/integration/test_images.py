@@ -247,6 +247,23 @@ def test_up_does_all_of_it_and_again_when_something_changed(
     assert env_of(platform, "fn")["GREETING"] == "changed"
 
 
+def test_a_newer_image_of_the_same_tag_is_pulled_and_one_that_was_built_here_stays(
+    project: Project, platform: Platform, gateway: str
+) -> None:
+    project.run("up", "-g", gateway).check_returncode()
+    first = docker("image", "inspect", "-f", "{{.Id}}", project.image).stdout.strip()
+    project.stack(project.image, build_args={"GREETING": "newer"})
+    project.run("up", "--skip-deploy").check_returncode()
+    docker("tag", first, project.image)  # as if it had been pushed from elsewhere
+
+    project.run("deploy", "-g", gateway).check_returncode()
+    assert env_of(platform, "fn")["GREETING"] == "newer"
+
+    project.stack(project.image, build_args={"GREETING": "local"})
+    project.run("up", "--skip-push", "-g", gateway).check_returncode()
+    assert env_of(platform, "fn")["GREETING"] == "local"
+
+
 def test_a_build_that_fails_says_which_step_did(project: Project, test_image: str) -> None:
     project.dockerfile("RUN echo before && exit 3\n", test_image)
 
