@@ -95,7 +95,7 @@ class Rig:
 
 
 SETTINGS = AsyncSettings(
-    max_queue=5, max_queue_in_all=8, at_once=4, at_once_per_function=3, grace_s=0.05,
+    max_queue=5, queue_limit=8, at_once=4, at_once_per_function=3, grace_s=0.05,
     callback_retry=RetryPolicy(3, frozenset(), 0.0, 0.0),
 )  # fmt: skip
 
