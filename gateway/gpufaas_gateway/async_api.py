@@ -194,19 +194,23 @@ def async_routes(calls: AsyncCalls) -> APIRouter:
     router = APIRouter()
 
     @router.get("/async/{call}")
-    @router.get("/async-function/{call:path}")
     async def status(call: str) -> Response:
         found = await calls.status(call)
         return _unknown(call) if found is None else _json(_shown(found))
 
-    @router.delete("/async-function/{call:path}")
-    async def cancel(call: str) -> Response:
-        state = await calls.cancel(call)
+    # Ids are what callers say: they may have slashes, which `auth.CleanPaths` leaves alone only here.
+    @router.get("/async-function/{name:path}")
+    async def status_here(name: str) -> Response:
+        return await status(name)
+
+    @router.delete("/async-function/{name:path}")
+    async def cancel(name: str) -> Response:
+        state = await calls.cancel(name)
         if state == "cancelled":
             return Response(status_code=202)
         if state is None:
-            return _unknown(call)
-        return error_answer(409, f"call {call[:128]!r} has ended ({state}): there is nothing left to cancel")
+            return _unknown(name)
+        return error_answer(409, f"call {name[:128]!r} has ended ({state}): there is nothing left to cancel")
 
     @router.get("/system/async/dead")
     async def dead(request: Request) -> Response:

@@ -405,10 +405,14 @@ class FakeCallbacks:
         self.delivered: list[tuple[str, dict[str, str], bytes]] = []
         self.failures: list[GpufaasError] = []
         self.on_delivery: Callable[[], None] = lambda: None
+        self.held: asyncio.Event | None = None
+        """With it, a delivery that does not fail waits for it."""
 
     async def deliver(self, url: str, headers: Sequence[Header], body: Body) -> None:
         if self.failures:
             raise self.failures.pop(0)
+        if self.held is not None:
+            await self.held.wait()
         content = await asyncio.to_thread(body.read_bytes) if isinstance(body, Path) else body
         named = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
         self.delivered.append((url, named, content))

@@ -114,7 +114,7 @@ async def test_we_say_where_a_function_is_and_what_it_costs(gateway: Gateway) ->
     found = gateway.catalogue.find("echo")
     assert found is not None
     found.profiles["cpu"] = Profile(1.0, 0.25, 300 * MiB, measured=True)
-    gateway.memory = {(function, DEVICE.id): 250 * MiB}
+    gateway.usage = {function: (12.3456, 250 * MiB)}
 
     status = (await gateway.client.get("/system/function/echo", params={"usage": "1"})).json()
 
@@ -124,7 +124,7 @@ async def test_we_say_where_a_function_is_and_what_it_costs(gateway: Gateway) ->
     assert ours["profiles"]["cpu"] == {
         "load_s": 1.0, "service_s": 0.25, "occupation": 300 * MiB, "measured": True,
     }  # fmt: skip
-    assert status["usage"] == {"totalMemoryBytes": 250 * MiB}
+    assert status["usage"] == {"cpu": 12.346, "totalMemoryBytes": 250 * MiB}
 
 
 @pytest.mark.parametrize(
