@@ -94,7 +94,6 @@ class Rig:
             while any(self.seen(name).state != state for name in names or ("1",)):
                 await asyncio.sleep(0)
 
-
     async def ends(self) -> None:
         """Wait until nothing is left to be done: what is written is counted a moment later."""
         async with asyncio.timeout(10):
