@@ -16,14 +16,14 @@ def usage_of(pids: Sequence[int]) -> tuple[float, Bytes]:
     """
     Return millicores over the next `WINDOW_S`, and bytes, of these processes and all that they started. Blocks.
 
-    Pages that several processes share count in parts (PSS): else each worker would be charged the zygote's torch.
+    Memory is what would become free if they ended: pages that they share, such as the zygote's torch, are nobody's.
     """
     family = [each for pid in pids for each in _family(pid)]
     before = {pid: _ran_s(pid) for pid in family}
     began = time.monotonic()
     time.sleep(WINDOW_S)
     ran_s = sum(max(0.0, _ran_s(pid) - before[pid]) for pid in family)
-    return 1000.0 * ran_s / (time.monotonic() - began), sum(map(_pss, family))
+    return 1000.0 * ran_s / (time.monotonic() - began), sum(map(_private, family))
 
 
 def _family(pid: int) -> Iterator[int]:
@@ -49,9 +49,9 @@ def _ran_s(pid: int) -> Seconds:
         return cpu_seconds(pid)
 
 
-def _pss(pid: int) -> Bytes:
+def _private(pid: int) -> Bytes:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
