@@ -115,7 +115,7 @@ async def test_we_say_where_a_function_is_and_what_it_costs(gateway: Gateway) ->
     found = gateway.catalogue.find("echo")
     assert found is not None
     found.profiles["cpu"] = Profile(1.0, 0.25, 300 * MiB, measured=True)
-    gateway.memory = {(function, DEVICE.id): 250 * MiB}
+    gateway.usage = {function: (12.3456, 250 * MiB)}
 
     status = (await gateway.client.get("/system/function/echo", params={"usage": "1"})).json()
 
@@ -125,10 +125,7 @@ async def test_we_say_where_a_function_is_and_what_it_costs(gateway: Gateway) ->
     assert ours["profiles"]["cpu"] == {
         "load_s": 1.0, "service_s": 0.25, "occupation": 300 * MiB, "measured": True,
     }  # fmt: skip
-    assert status["usage"] == {"totalMemoryBytes": 250 * MiB}
-    gateway.memory = {}  # nobody measures: then it is what is reserved
-    status = (await gateway.client.get("/system/function/echo?usage=true")).json()
-    assert status["usage"] == {"totalMemoryBytes": 300 * MiB}
+    assert status["usage"] == {"cpu": 12.346, "totalMemoryBytes": 250 * MiB}
 
 
 async def test_available_replicas_are_the_copies_that_take_calls(gateway: Gateway) -> None:
