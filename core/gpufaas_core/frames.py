@@ -80,6 +80,9 @@ class AnswerHead(msgspec.Struct, array_like=True, frozen=True):
     out_of_memory: bool = False
     failed: bool = False
     """The handler raised: the answer is made from its exception."""
+    length: int = -1
+    """Content-Length, where the body that comes does not say it: of a body that streams, or that HEAD leaves out. -1:
+    the function did not declare it."""
 
 
 class EndHead(msgspec.Struct, array_like=True, frozen=True):

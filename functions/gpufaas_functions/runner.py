@@ -182,18 +182,28 @@ class Slot:
             stream.drain()
         if answer.body is not None and len(answer.body) <= CHUNK_BYTES:
             run_s = time.perf_counter() - began
-            answer_head = AnswerHead(answer.status, answer.headers, run_s, self._memory.grown(), out_of_memory, failed)
+            length = -1
+            if head.method == "HEAD":
+                # Its body is left out: what it would have, as the handler says, or as it is if there is one.
+                declared = _declared_length(answer.headers)
+                length = declared if declared >= 0 else len(answer.body) or -1
+            answer_head = AnswerHead(
+                answer.status, answer.headers, run_s, self._memory.grown(), out_of_memory, failed, length
+            )
             self._sock.sendall(encode_frame(Kind.ANSWER, answer_head, answer.body))
             return
-        self._stream_answer(answer, began, stream)
+        self._stream_answer(answer, began, stream, head.method)
 
-    def _stream_answer(self, answer: Answer, began: float, stream: "_BodyStream | None") -> None:
+    def _stream_answer(self, answer: Answer, began: float, stream: "_BodyStream | None", method: str) -> None:
         error, out_of_memory = "", False
-        self._send(encode_frame(Kind.HEAD, AnswerHead(answer.status, answer.headers)))
+        length = _declared_length(answer.headers) if answer.body is None else len(answer.body)
+        self._send(encode_frame(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length)))
         chunks: Iterator[bytes | memoryview] | None = answer.chunks
         if answer.body is not None:
             chunks = iter(_pieces(answer.body))
         assert chunks is not None
+        if length >= 0 and method != "HEAD":
+            chunks = _exactly(length, chunks)
         try:
             for chunk in chunks:
                 # While the body still comes, its reader is the one who meets a CANCEL.
@@ -328,6 +338,35 @@ class _BodyStream:
 def _pieces(body: bytes | memoryview) -> Iterator[memoryview]:
     view = memoryview(body)
     return (view[at : at + CHUNK_BYTES] for at in range(0, len(body), CHUNK_BYTES))
+
+
+def _declared_length(headers: list[tuple[bytes, bytes]]) -> int:
+    """Return the Content-Length that a handler gave; -1: none, or none that is a number."""
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return -1
+
+
+def _exactly(length: int, chunks: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """
+    Yield *chunks*, which its caller was told to be *length* bytes.
+
+    :raises ValueError: they are not
+    """
+    left = length
+    try:
+        for chunk in chunks:
+            left -= len(chunk)
+            if left < 0:
+                raise ValueError(f"the answer is longer than its Content-Length, {length}")
+            yield chunk
+        if left:
+            raise ValueError(f"the answer ended {left} bytes before its Content-Length, {length}")
+    finally:
+        close = getattr(chunks, "close", None)
+        if close is not None:
+            close()
 
 
 def _last_line(exc: BaseException) -> str:

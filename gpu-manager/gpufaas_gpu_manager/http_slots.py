@@ -18,7 +18,11 @@ from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.exchange import Exchange, Slot
 
 SHORT: Final = 16 * 1024
-"""An answer that says it is not longer is waited for and passed on whole; a request's body goes out with its head."""
+"""An answer that says it is not longer is passed on whole, if it comes whole; a request's body goes out with its
+head."""
+_WHOLE_WITHIN_S: Final[Seconds] = 0.005
+"""Many servers send a head and its short body in two writes: so long after the first of them, it is passed on as it
+comes."""
 _PIECE: Final = 256 * 1024
 _IDLE_S: Final[Seconds] = 1.0
 """A connection that was idle for longer is not used again: servers close idle ones, some after two seconds, and a call
@@ -52,7 +56,7 @@ class HttpSlot:
         self._owner = owner
         self._host = host
         self._port = port
-        self._loop = loop
+        self.loop = loop
         self._connection: _Connection | None = None
         self._exchange: Exchange | None = None
         self._head: CallHead | None = None
@@ -62,6 +66,8 @@ class HttpSlot:
         self._sending = False
         """The request is not wholly sent: its connection cannot carry another."""
         self._may_retry = False
+        self._retried = False
+        """It was sent once before: who took it then may have died of it."""
         self._task: asyncio.Task[None] | None = None
         self._connected: asyncio.Future[None] | None = None
         """Whoever streams a body and waits for the connection."""
@@ -75,6 +81,7 @@ class HttpSlot:
         self._exchange = exchange
         self._head = head
         self._body = body
+        self._retried = False
         self._begun_at = now = time.monotonic()
         connection = self._connection
         if connection is not None and not connection.lost and now - connection.idle_since < _IDLE_S:
@@ -83,7 +90,7 @@ class HttpSlot:
         else:
             self._may_retry = False
             self._drop()
-            self._task = self._loop.create_task(self._connect(head, body))
+            self._task = self.loop.create_task(self._connect(head, body))
 
     def cancel(self) -> None:
         """Nobody waits: the connection is closed, which is how HTTP says so."""
@@ -122,14 +129,14 @@ class HttpSlot:
         if self._task is None or self._exchange is None:
             return None
         exchange = self._exchange
-        self._connected = self._loop.create_future()
+        self._connected = self.loop.create_future()
         await self._connected
         return self._connection if self._exchange is exchange else None
 
     async def _connect(self, head: CallHead, body: bytes | memoryview) -> None:
         try:
             async with asyncio.timeout(_CONNECT_S):
-                _, connection = await self._loop.create_connection(lambda: _Connection(self), self._host, self._port)
+                _, connection = await self.loop.create_connection(lambda: _Connection(self), self._host, self._port)
         except TimeoutError:
             self._not_taken(head, f"it did not accept a connection to its port {self._port} within {_CONNECT_S:g} s")
         except OSError as exc:
@@ -157,7 +164,7 @@ class HttpSlot:
                 lines.append(b"transfer-encoding: chunked\r\n")
         elif mode == FILE:
             self._sending = True
-            self._task = self._loop.create_task(self._send_file(connection, lines, head))
+            self._task = self.loop.create_task(self._send_file(connection, lines, head))
             connection.expect(head.method)
             return
         elif mode == UPGRADE:
@@ -208,11 +215,11 @@ class HttpSlot:
         if body is None:
             exchange.on_end(EndHead(run_s))
         else:
-            exchange.on_answer(AnswerHead(status, headers, run_s), body)
+            exchange.on_answer(AnswerHead(status, headers, run_s, length=connection.length), body)
 
-    def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def on_head(self, status: int, headers: list[tuple[bytes, bytes]], length: int) -> None:
         if self._exchange is not None:
-            self._exchange.on_head(AnswerHead(status, headers))
+            self._exchange.on_head(AnswerHead(status, headers, length=length))
 
     def on_chunk(self, piece: bytes) -> None:
         if self._exchange is not None:
@@ -232,15 +239,16 @@ class HttpSlot:
             run_s = self._over(exchange, ok=False)
             exchange.on_end(EndHead(run_s, error=reason))
         elif untouched and self._may_retry and self._head is not None:
-            self._may_retry = False
-            self._task = self._loop.create_task(self._connect(self._head, self._body))
+            self._may_retry, self._retried = False, True
+            self._task = self.loop.create_task(self._connect(self._head, self._body))
         else:
             self._broke(reason)
         self._owner.on_slot_lost()
 
     def _not_taken(self, head: CallHead, reason: str) -> None:
         if self._exchange is not None:
-            self._exchange.untouched = head.body_mode != STREAM  # pieces of a body that streams are sent once
+            # Pieces of a body that streams are sent once.
+            self._exchange.untouched = head.body_mode != STREAM and not self._retried
         self._broke(reason)
 
     def _broke(self, reason: str) -> None:
@@ -281,14 +289,16 @@ class _Connection(asyncio.Protocol):
         """Something of the answer has come."""
         self.head_sent = False
         self.headers: list[tuple[bytes, bytes]] = []
+        self.length = -1
+        """Content-Length of the answer; -1: it has none."""
         self._slot = slot
         self._parser: Any = httptools.HttpResponseParser(self)
         self._feed: Callable[[bytes], None] = self._parser.feed_data
         self._expecting = False
         self._bodiless = False
         self._status = 0
-        self._length = -1
-        self._chunked = self._complete = self._keep = False
+        self._chunked = self._complete = self._keep = self._closes = False
+        self._whole_timer: asyncio.TimerHandle | None = None
         self._pieces: list[bytes] = []
         self._paused = False
         self._full = False
@@ -328,6 +338,7 @@ class _Connection(asyncio.Protocol):
     def close(self) -> None:
         self.lost = True
         self._expecting = False
+        self._stop_timer()
         self.resume_writing()
         self.transport.abort()
 
@@ -354,19 +365,18 @@ class _Connection(asyncio.Protocol):
                 return
             self._switch(data[exc.args[0] :])
         except httptools.HttpParserError as exc:
-            self._slot.on_lost(self, f"it sent what is no HTTP answer: {exc}")
+            if self._complete and self.length >= 0:
+                self._slot.on_lost(self, f"it sent more than the {self.length} bytes of its Content-Length")
+            else:
+                self._slot.on_lost(self, f"it sent what is no HTTP answer: {exc}")
             return
         if self._complete:
             self._finish()
         elif self._status:
-            if not self.head_sent:
-                if 0 <= self._length <= SHORT:
-                    return
-                self.head_sent = True
-                self._slot.on_head(self._status, self.headers)
-            pieces, self._pieces = self._pieces, []
-            for piece in pieces:
-                self._slot.on_chunk(piece)
+            if self.head_sent or not 0 <= self.length <= SHORT:
+                self._pass_on()
+            elif self._whole_timer is None:
+                self._whole_timer = self._slot.loop.call_later(_WHOLE_WITHIN_S, self._pass_on)
 
     def eof_received(self) -> bool:
         return False
@@ -374,7 +384,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         self.resume_writing()
-        if exc is None and self._expecting and self._status and self._length < 0 and not self._chunked:
+        if exc is None and self._expecting and self._status and self.length < 0 and not self._chunked:
             self._keep = False  # without a length its body ends with the connection
             self._finish()
         elif self._status:
@@ -385,13 +395,36 @@ class _Connection(asyncio.Protocol):
     def _switch(self, rest: bytes) -> None:
         """The head of a 101 was read: what follows is passed on as it comes, until the connection ends."""
         self._status = _SWITCHED
-        self._length, self._chunked = -1, False  # some servers say that a 101 has no body
+        self.length, self._chunked = -1, False  # some servers say that a 101 has no body
         self._feed = self.on_body
         if rest:
             self._pieces.append(rest)
 
+    def _parse_anew(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._feed = self._parser.feed_data
+
+    def _stop_timer(self) -> None:
+        if self._whole_timer is not None:
+            self._whole_timer.cancel()
+            self._whole_timer = None
+
+    def _pass_on(self) -> None:
+        """Pass on what has come of the answer."""
+        self._stop_timer()
+        if not self.head_sent:
+            self.head_sent = True
+            self._slot.on_head(self._status, self.headers, self.length)
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            self._slot.on_chunk(piece)
+
     def _finish(self) -> None:
         self._expecting = self._complete = False
+        if self._whole_timer is not None:
+            self._stop_timer()
+        if self._bodiless:
+            self._parse_anew()
         if self._paused:
             self.resume()
         pieces, self._pieces = self._pieces, []
@@ -409,8 +442,8 @@ class _Connection(asyncio.Protocol):
             self._keep = False  # more than was asked for: what follows belongs to no call
             return
         self.headers = []
-        self._length = -1
-        self._chunked = False
+        self.length = -1
+        self._chunked = self._closes = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._complete:
@@ -419,9 +452,11 @@ class _Connection(asyncio.Protocol):
         if name not in _THEIRS:
             self.headers.append((name, value))
         elif name == b"content-length":
-            self._length = int(value)
+            self.length = int(value)
         elif name == b"transfer-encoding":
             self._chunked = True
+        elif name == b"connection":
+            self._closes = b"close" in value.lower()
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -429,12 +464,15 @@ class _Connection(asyncio.Protocol):
             return
         self._status = status
         if self._bodiless:
-            # The parser cannot be told that this answer has a length and no body: the connection ends with it.
-            self._complete, self._keep = True, False
+            # The parser cannot be told that this answer may have a length, and has no body: another one reads the next.
+            self._complete = True
+            self._keep = self._parser.get_http_version() == "1.1" and not self._closes
 
     def on_body(self, piece: bytes) -> None:
         if not self._complete:
             self._pieces.append(piece)
+        else:
+            self._keep = False  # of an answer to HEAD
 
     def on_message_complete(self) -> None:
         if self._status and not self._complete:

@@ -203,6 +203,39 @@ async def test_answers_of_every_kind_are_read_to_their_end_and_no_further(rig: R
     assert found == expected
 
 
+async def test_an_answer_to_head_has_its_length_and_keeps_the_connection(rig: Rig, function: FunctionId) -> None:
+    before = (await rig.json(function, "/count"))["connections"]
+
+    heads = [await rig.call(function, path, method="HEAD") for path in ("/head", "/head", "/empty", "/head")]
+
+    assert [(head.length, body) for head, body in heads] == [(7, b""), (7, b""), (-1, b""), (7, b"")]
+    assert (await rig.json(function, "/count"))["connections"] == before
+
+
+async def test_an_answer_that_streams_has_the_length_that_it_declares(rig: Rig, function: FunctionId) -> None:
+    for path, length in (("/big?4000000", 4_000_000), ("/chunked", -1)):
+        head, body = await rig.call(function, path)
+        assert (head.length, len(body)) == (length, 4_000_000 if length > 0 else 13)
+
+
+async def test_a_short_answer_is_passed_on_as_it_comes_unless_it_comes_at_once(rig: Rig, function: FunctionId) -> None:
+    exchange = rig.begin(rig.lease(function), "/drips")
+    head, _, done = await exchange.answer()
+    first = await exchange.chunk()
+
+    assert (head.length, done, first) == (6, False, b"one")
+    assert (await exchange.chunk(), await exchange.chunk()) == (b"two", None)
+    assert (await rig.call(function, "/apart"))[1] == b"body"
+
+
+@pytest.mark.parametrize("size", [3, 300_000])
+async def test_an_answer_that_is_longer_than_it_says_is_an_error(rig: Rig, function: FunctionId, size: int) -> None:
+    with pytest.raises(GpufaasError, match=f"more than the {size} bytes of its Content-Length"):
+        await rig.call(function, f"/longer?{size}")
+
+    assert (await rig.call(function, body=b"next"))[1] == b"next"
+
+
 async def test_streams_pass_both_ways_as_they_come(rig: Rig, function: FunctionId) -> None:
     exchange = rig.begin(rig.lease(function), "/duplex", b"one", mode=STREAM)
 

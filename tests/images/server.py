@@ -99,6 +99,19 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
                 writer.write(
                     b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\n" + (b"" if method == "HEAD" else b"seven77")
                 )
+            case "/apart":  # head and a short body in two writes, as many servers do it
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n")
+                await writer.drain()
+                await asyncio.sleep(0)
+                writer.write(b"body")
+            case "/drips":
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\none")
+                await writer.drain()
+                await asyncio.sleep(0.5)
+                writer.write(b"two")
+            case "/longer":
+                size = int(target.partition("?")[2])
+                writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {size}\r\n\r\n".encode() + b"x" * (size + 1))
             case "/half":
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\nonly this")
                 break
