@@ -169,6 +169,9 @@ class Client:
     def retry_call(self, call_id: str) -> None:
         self._check(self._send("POST", f"/system/async/dead/{quote(call_id, safe='')}/retry"))
 
+    def cancel_call(self, call_id: str) -> None:
+        self._check(self._send("DELETE", f"/async-function/{quote(call_id, safe='')}"))
+
     # --- artifacts ---
 
     def has_artifact(self, sha256: str) -> bool:

@@ -9,7 +9,7 @@ functions, text/plain errors, DELETE with a JSON body, and no 422 for bodies.
 import asyncio
 import platform
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -38,6 +38,8 @@ from gpufaas_gateway.wire import DeleteFunctionRequest, FunctionDeployment, Scal
 
 WorkerMemory = Callable[[], Mapping[tuple[FunctionId, DeviceId], Bytes]]
 """What each worker really holds, in bytes, as its node measured it last."""
+UsageOf = Callable[[FunctionId], Awaitable[tuple[float, Bytes] | None]]
+"""Millicores and bytes that a function's workers use now, all of them together; None: it has none."""
 
 _WRITE_BYTES: Final[Bytes] = 1 * MiB  # one hop to a thread per MiB of an upload, and not one per TCP segment
 _TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's ParseBool
@@ -57,6 +59,7 @@ def management_app(
     version: str,
     commit: str = "unknown",
     worker_memory: WorkerMemory = dict,
+    usage_of: UsageOf | None = None,
 ) -> FastAPI:
     """
     Return the ASGI app of the management routes.
@@ -116,9 +119,9 @@ def management_app(
         now = scheduler.status()
         status = _status_of(found, now, _resident_devices(now))
         if request.query_params.get("usage", "") in _TRUE:
-            used = sum(size for (function, _), size in worker_memory().items() if function == found.function_id)
-            if used:
-                status["usage"] = {"totalMemoryBytes": used}
+            used = await usage_of(found.function_id) if usage_of is not None else None
+            if used is not None:
+                status["usage"] = {"cpu": round(used[0], 3), "totalMemoryBytes": used[1]}
         return json_answer(status)
 
     def find(name: str, namespace: str | None) -> Deployed:
@@ -178,7 +181,8 @@ def management_app(
 
     @app.get("/system/status")
     async def status() -> Response:
-        return json_answer(_whole_status(scheduler.status(), catalogue, worker_memory()))
+        whole = _whole_status(scheduler.status(), catalogue, worker_memory())
+        return json_answer({**whole, "asyncQueues": metrics.queues()})
 
     @app.head("/system/artifacts/{digest}")
     async def has_artifact(digest: str) -> Response:
@@ -224,7 +228,7 @@ def management_app(
     async def openapi() -> Response:
         return Response(description, media_type="application/json")
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=["GET", "HEAD"])
     async def show_metrics() -> Response:
         return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 

@@ -6,6 +6,7 @@ An asynchronous call as it is kept: accepted, claimed, settled. Values only; who
     accepted ──► queued ──► (running) ──► done                      no callback was asked for
                    ▲            ├───────► callback ──► done | dead  its answer is kept until it is delivered
                    └── retry ───┴───────► dead                      no attempt is left, or none would help
+    any of these but done and dead ─────► cancelled                 somebody took it back
 
 Running is not written down: a call that was claimed and not settled is queued again when the platform starts, which is
 what makes "at least once" hold. What ends is kept for a while, a dead one with all that is needed to try it again.
@@ -24,7 +25,7 @@ Body: TypeAlias = bytes | Path
 
 Phase = Literal["queued", "callback"]
 """What a call that has not ended waits for: to be executed, or for its callback to be delivered."""
-State = Literal["queued", "running", "callback", "done", "dead"]
+State = Literal["queued", "running", "callback", "done", "dead", "cancelled"]
 
 INLINE_BODY: Final = 256 * 1024
 """A request's body beyond this is a file beside the queue."""
@@ -133,6 +134,14 @@ class Dead(Struct, frozen=True):
 Outcome: TypeAlias = Done | Retry | Answered | Redeliver | Dead
 
 
+class Cancelled(Struct, frozen=True):
+    """A call that was taken back. What its claimer says of it later only ends the claim."""
+
+    key: int
+    function: str
+    is_claimed: bool
+
+
 class CallStatus(Struct, frozen=True):
     """What may be told of a call: never its body, headers or answer."""
 
@@ -158,3 +167,15 @@ class Waiting(Struct, frozen=True):
     count: int
     due_at: float
     """Of the earliest."""
+
+
+class QueueStatus(Struct, frozen=True):
+    """One queue as it is now, in calls."""
+
+    concurrency: int
+    limit: int
+    pending: int
+    """Those that have not ended."""
+    running: int
+    delivering: int
+    """Callbacks under way."""

@@ -26,6 +26,7 @@ from gpufaas_gateway.namespaces import Namespaces
 from gpufaas_gateway.ports import Artifacts, FunctionStore, Scheduler, Secrets, Workers
 from gpufaas_gateway.spec import (
     DEFAULT_NAMESPACE,
+    DEFAULT_QUEUE,
     Defaults,
     FunctionRecord,
     FunctionSpec,
@@ -69,6 +70,9 @@ class Deployed:
     """As the scheduler knows it; its profiles are those of the moment of deployment."""
     timeout_s: Seconds
     max_body: Bytes
+    body_patience_s: Seconds
+    async_queue: str
+    """Through which its asynchronous calls go."""
     exclusive: bool
     stats: FunctionStats
     """Shared by the revisions of a function, so that an update loses no count."""
@@ -367,6 +371,8 @@ class Catalogue:
             function=function,
             timeout_s=options.timeout_s,
             max_body=options.max_body,
+            body_patience_s=options.body_patience_s,
+            async_queue=options.async_queue,
             exclusive=exclusive,
             stats=self._stats(record),
             profiles=dict(learnt),
@@ -385,6 +391,8 @@ class Catalogue:
             function=Function(record.function_id, digest),
             timeout_s=self._defaults.timeout_s,
             max_body=self._defaults.max_body,
+            body_patience_s=self._defaults.body_patience_s,
+            async_queue=DEFAULT_QUEUE,
             exclusive=False,
             stats=self._stats(record),
             profiles={},

@@ -44,7 +44,7 @@ class NameTaken(GpufaasError):
 
 
 class BodyTooSlow(GpufaasError):
-    """The body of a management request did not come in time: send it again."""
+    """The body of a management request, or of a call that streams, did not come in time: send it again."""
 
 
 class NotEmpty(GpufaasError):
@@ -85,12 +85,20 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
 }
 
 INTERNAL_HEADER: Final = "X-OpenFaaS-Internal"
+ERROR_HEADER: Final = "X-Gpufaas-Error"
+"""What went wrong, for programs: statuses are fewer than reasons. Its values are `code_of`."""
 _RETRY_AFTER_REFUSED_S: Final = 1.0  # the node is being restarted or replaced; its lease is over within seconds
 
 
 def status_of(error: GpufaasError) -> int:
     """Return the HTTP status of *error*: that of the nearest class in its MRO that has one."""
     return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
+
+
+def code_of(error: GpufaasError) -> str:
+    """Return the name of the same class in kebab-case: ``deadline-exceeded``."""
+    name = next(cls for cls in type(error).__mro__ if cls in STATUS).__name__
+    return "".join(f"-{char.lower()}" if char.isupper() else char for char in name).lstrip("-")
 
 
 def headers_of(error: GpufaasError | None = None) -> dict[str, str]:
@@ -100,6 +108,8 @@ def headers_of(error: GpufaasError | None = None) -> dict[str, str]:
         "Content-Type": "text/plain; charset=utf-8",
         "X-Content-Type-Options": "nosniff",
     }
+    if error is not None:
+        headers[ERROR_HEADER] = code_of(error)
     if isinstance(error, Overloaded):
         headers["Retry-After"] = _whole_seconds(error.retry_after_s)
     elif isinstance(error, MethodNotAllowed):

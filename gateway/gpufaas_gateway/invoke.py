@@ -8,6 +8,7 @@ that listens for its caller's hanging up.
 """
 
 import asyncio
+import math
 import os
 import random
 import tempfile
@@ -22,6 +23,7 @@ from gpufaas_core.errors import (
     CallCancelled,
     DeadlineExceeded,
     GpufaasError,
+    InvalidSpec,
     LeaseRefused,
     StorageFailed,
     UnknownFunction,
@@ -29,9 +31,9 @@ from gpufaas_core.errors import (
 from gpufaas_core.frames import FILE, INLINE, STREAM, AnswerHead, CallHead
 from gpufaas_core.messages import Lease
 from gpufaas_core.model import CallId, FunctionId, Seconds
-from gpufaas_core.units import format_bytes
+from gpufaas_core.units import format_bytes, parse_duration
 from gpufaas_gateway.catalogue import Catalogue, Deployed
-from gpufaas_gateway.errors import METHODS, MethodNotAllowed, Unavailable, headers_of, status_of
+from gpufaas_gateway.errors import METHODS, BodyTooSlow, MethodNotAllowed, Unavailable, headers_of, status_of
 from gpufaas_gateway.metrics import Metrics
 
 Scope = MutableMapping[str, Any]
@@ -41,7 +43,10 @@ Header = tuple[bytes, bytes]
 
 PREFIX: Final = b"/function/"
 SPOOL_ABOVE: Final = 1024 * 1024
-"""A model function's body beyond this waits on disk, not in memory."""
+"""A model function's body beyond this waits on disk, not in memory; one of a CPU function that says it is longer, or
+does not say, streams."""
+BODY_BYTES_PER_S: Final = 500
+"""A body that streams and comes more slowly uses up its caller's patience (Apache's measure too)."""
 _HELD_BYTES: Final = 64 * 1024
 """Of the body of a CPU function's call that waits; as much again stays with the server, and then with the caller."""
 _WATCH_AFTER_S: Final = 0.025
@@ -50,7 +55,13 @@ HOP_BY_HOP: Final = frozenset((
     b"connection", b"proxy-connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te",
     b"trailer", b"transfer-encoding", b"upgrade",
 ))  # fmt: skip
-_DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id"}
+_NOTED: Final = HOP_BY_HOP | {
+    b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-forwarded-for", b"x-forwarded-host",
+    b"x-timeout",
+}  # fmt: skip
+"""Of a request: not passed on, or looked at."""
+_DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-served-by"}
+"""Of a function's answer."""
 _BODILESS: Final = frozenset((204, 304))
 """Whatever a handler returns with these would be read as the beginning of the connection's next answer."""
 
@@ -96,7 +107,10 @@ class PlacementPort(Protocol):
 class _Call:
     """What can end a call from outside while it waits: its timer, its caller, the server's stop."""
 
-    __slots__ = ("at_caller", "error", "exchange", "future", "held", "owner", "spool", "task", "timer")
+    __slots__ = (
+        "asked", "at_caller", "awaits_body", "body_due", "error", "exchange", "future", "held", "owner", "pace",
+        "spool", "task", "timeout_s", "timer",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.owner = asyncio.current_task()
@@ -106,10 +120,18 @@ class _Call:
         self.exchange: CallExchange | None = None
         self.error: GpufaasError | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.timeout_s: Seconds = 0.0
+        self.asked = False
+        """`timeout_s` is what its caller asked for, not the function's limit."""
         self.task: asyncio.Task[None] | None = None
         self.spool: str | None = None
         self.held: deque[MutableMapping[str, Any]] | None = None
         """What came of a body that streams while its call waits; None: it does not stream."""
+        self.pace: asyncio.TimerHandle | None = None
+        self.awaits_body = False
+        """A body that streams, and a function that could take more of it."""
+        self.body_due = 0.0
+        """When its caller's patience is used up, unless something comes."""
 
     def fail(self, error: GpufaasError) -> None:
         if self.error is not None:
@@ -128,8 +150,17 @@ class Invocations:
     """The ASGI application. `spool` is a directory for large bodies, emptied by whoever starts the platform."""
 
     def __init__(
-        self, catalogue: Catalogue, scheduler: PlacementPort, node: NodePort, metrics: Metrics, spool: Path
+        self,
+        catalogue: Catalogue,
+        scheduler: PlacementPort,
+        node: NodePort,
+        metrics: Metrics,
+        spool: Path,
+        *,
+        served_by: str = "gpufaas",
     ) -> None:
+        """:param served_by: our product token, ``NAME/VERSION``"""
+        self._served_by = (b"x-served-by", served_by.encode())
         self._catalogue = catalogue
         self._scheduler = scheduler
         self._node = node
@@ -143,23 +174,27 @@ class Invocations:
         started_ns = time.time_ns()
         raw: bytes = scope["raw_path"]
         name, _, path = raw[len(PREFIX) :].partition(b"/")
-        sent_id = b""
+        method: str = scope["method"]
+        sent_id = asked = b""
         headers: list[Header] = []
         forwarded = hosted = False
         length = -1
         for pair in scope["headers"]:
             key = pair[0]
-            if key in _DROPPED:
+            if key in _NOTED:
                 if key == b"content-length":
                     length = int(pair[1])
-                    headers.append(pair)
+                elif key == b"x-forwarded-for":
+                    forwarded = True
+                elif key == b"x-forwarded-host":
+                    hosted = True
+                elif key == b"x-timeout":
+                    asked = pair[1]
                 elif key == b"x-call-id":
                     sent_id = pair[1][:128]
-                continue
-            if key == b"x-forwarded-for":
-                forwarded = True
-            elif key == b"x-forwarded-host":
-                hosted = True
+                    continue
+                else:
+                    continue
             headers.append(pair)
         if sent_id:
             # The engine's name of a call must be unique, whatever callers send.
@@ -169,7 +204,7 @@ class Invocations:
             call_id = CallId(new_call_id())
             public_id = call_id.encode()
         start_time = str(started_ns).encode()
-        answered = [(b"x-call-id", public_id), (b"x-start-time", start_time)]
+        answered = [(b"x-call-id", public_id), (b"x-start-time", start_time), self._served_by]
 
         deployed: Deployed | None = None
         call = _Call()
@@ -178,7 +213,7 @@ class Invocations:
         queue_s = load_s = run_s = 0.0
         begun = False
         try:
-            deployed = self._find(name, scope["method"])
+            deployed = self._find(name, method)
             deployed.stats.started()
             if not forwarded and scope.get("client"):
                 host, port = scope["client"]
@@ -190,10 +225,13 @@ class Invocations:
             if length > deployed.max_body:
                 raise _too_large(deployed, length)
             timeout_s = deployed.timeout_s
+            if asked and (wanted_s := _asked_timeout(asked)) < timeout_s:
+                timeout_s, call.asked = wanted_s, True
+            call.timeout_s = timeout_s
             call.timer = self._loop.call_later(
                 _WATCH_AFTER_S, self._watch, call, receive, deployed, began + timeout_s, False
             )
-            body, mode = await self._read(deployed, call, receive)
+            body, mode = await self._read(deployed, call, receive, length)
             call.at_caller = False
 
             left_s = began + timeout_s - time.perf_counter()
@@ -201,10 +239,10 @@ class Invocations:
                 placed = self._scheduler.place(call_id, deployed.function_id, left_s)
             except UnknownFunction:
                 # It was updated while its body came: the new revision answers.
-                deployed = self._find(name, scope["method"])
+                deployed = self._find(name, method)
                 placed = self._scheduler.place(call_id, deployed.function_id, left_s)
             head = CallHead(
-                public_id.decode("latin-1"), scope["method"], "/" + path.decode("latin-1"), scope["query_string"],
+                public_id.decode("latin-1"), method, "/" + path.decode("latin-1"), scope["query_string"],
                 headers, mode, call.spool or "", timeout_s,
             )  # fmt: skip
             while True:
@@ -225,6 +263,8 @@ class Invocations:
                         call.timer = self._loop.call_later(
                             began + timeout_s - time.perf_counter(), self._expire, call, deployed
                         )
+                        call.body_due = time.perf_counter() + deployed.body_patience_s
+                        call.pace = self._loop.call_later(deployed.body_patience_s, self._keep_pace, call, deployed)
                         call.task = self._loop.create_task(
                             self._stream_body(call, exchange, deployed, receive, len(body))
                         )
@@ -239,27 +279,32 @@ class Invocations:
             load_s = exchange.load_s
             run_s = answer.run_s
             status = answer.status
-            out = answer_headers(answer.headers, answered)
+            if not whole:
+                run_s = time.perf_counter() - began - queue_s - load_s
+            out = _call_headers(answer, headers, run_s) + answered
             out += placement_headers(lease)
             if whole:
                 self._stop_watching(call)
                 out.append((b"server-timing", _timing(queue_s, load_s, run_s, exchange.phases)))
                 if status in _BODILESS:
                     answer_body = b""
-                else:
+                elif method != "HEAD":
                     out.append((b"content-length", b"%d" % len(answer_body)))
+                elif answer.length >= 0:
+                    out.append((b"content-length", b"%d" % answer.length))
                 begun = True
                 await send({"type": "http.response.start", "status": status, "headers": out})
                 await send({"type": "http.response.body", "body": answer_body})
             else:
                 self._listen(call, receive)
-                run_s = time.perf_counter() - began - queue_s - load_s
                 out.append((b"server-timing", _timing(queue_s, load_s, run_s, exchange.phases)))
+                if answer.length >= 0 and status not in _BODILESS:
+                    out.append((b"content-length", b"%d" % answer.length))
                 begun = call.at_caller = True
                 if call.error is not None:
                     raise call.error
                 await send({"type": "http.response.start", "status": status, "headers": out})
-                if scope["method"] == "HEAD":
+                if method == "HEAD":
                     # Nobody is to see the body, which may have no end.
                     self._stop_watching(call)
                     self._scheduler.cancel(call_id)
@@ -268,6 +313,8 @@ class Invocations:
                 while (piece := await exchange.chunk()) is not None:
                     if status not in _BODILESS:
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    if call.pace is not None:
+                        call.body_due = time.perf_counter() + deployed.body_patience_s
                 run_s = exchange.end.run_s
                 self._stop_watching(call)
                 await send({"type": "http.response.body", "body": b""})
@@ -278,7 +325,8 @@ class Invocations:
                 error = call.error  # it is `_Call.fail` that cancelled us
                 call.owner.uncancel()
             else:
-                # The server stops, or the connection was torn down: whoever holds our place must know.
+                # The server stops, or whoever called us gave up: whoever holds our place must know.
+                status = status_of(CallCancelled())
                 self._scheduler.cancel(call_id)
                 raise
             status = status_of(error)
@@ -290,7 +338,8 @@ class Invocations:
             if not isinstance(error, CallCancelled):
                 answered.append((b"server-timing", _timing(queue_s or time.perf_counter() - began, load_s, run_s)))
                 if lease is not None:
-                    answered += placement_headers(lease)
+                    ran_s = time.perf_counter() - began - queue_s - load_s
+                    answered += [(b"x-duration-seconds", b"%.6f" % ran_s), *placement_headers(lease)]
                 await send_error(send, error, answered)
         finally:
             self._stop_watching(call)
@@ -314,11 +363,13 @@ class Invocations:
 
     # --- the body ---
 
-    async def _read(self, deployed: Deployed, call: _Call, receive: Receive) -> tuple[bytes, int]:
+    async def _read(self, deployed: Deployed, call: _Call, receive: Receive, length: int) -> tuple[bytes, int]:
         """
-        Return the body and how it travels. A CPU function gets the first piece, and the rest as it comes.
+        Return the body and how it travels.
 
         A model function's body is read whole: beyond `SPOOL_ABOVE` it is written to a file, of which the worker reads.
+        So is that of a CPU function if it says that it is not longer: a slow caller holds no slot. Of any other one,
+        it gets the first piece, and the rest as it comes.
         """
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -328,7 +379,7 @@ class Invocations:
             if len(body) > deployed.max_body:
                 raise _too_large(deployed, len(body))
             return body, INLINE
-        if not deployed.exclusive:
+        if not deployed.exclusive and not 0 <= length <= SPOOL_ABOVE:
             call.held = deque()
             return body, STREAM
         pieces, size, file = [body], len(body), None
@@ -365,10 +416,21 @@ class Invocations:
     async def _stream_body(
         self, call: _Call, exchange: CallExchange, deployed: Deployed, receive: Receive, size: int
     ) -> None:
-        """Pass the rest of a body on as it comes, then listen for the caller's hanging up."""
+        """
+        Pass the rest of a body on as it comes, then listen for the caller's hanging up.
+
+        Meanwhile the call has a slot, so its caller must go on: his patience (`gpufaas.body-patience`) is used up by
+        the time in which we wait for him, and comes back with what he sends, and with each piece of an answer.
+        """
         assert call.held is not None
+        patience_s = deployed.body_patience_s
         while True:
-            message = call.held.popleft() if call.held else await receive()
+            if call.held:
+                message = call.held.popleft()
+            else:
+                call.awaits_body = True
+                message = await receive()
+                call.awaits_body = False
             if message["type"] == "http.disconnect":
                 call.fail(CallCancelled("the caller went away"))
                 return
@@ -378,8 +440,11 @@ class Invocations:
                 call.fail(_too_large(deployed, size))
                 return
             if piece:
-                await exchange.send_body(piece)
+                due = call.body_due - time.perf_counter()
+                await exchange.send_body(piece)  # what this takes is not the caller's fault
+                call.body_due = time.perf_counter() + min(patience_s, due + len(piece) / BODY_BYTES_PER_S)
             if not message.get("more_body", False):
+                self._stop_pace(call)
                 await exchange.end_body()
 
     # --- timers ---
@@ -398,14 +463,35 @@ class Invocations:
         what = f"{deployed.name} did not answer"
         if call.exchange is None and call.future is None:
             what = f"the body for {deployed.name} did not arrive"
-        call.fail(
-            DeadlineExceeded(
-                f"{what} within {deployed.timeout_s:g} s, its time limit "
-                "(annotation gpufaas.timeout, or environment exec_timeout)"
+        whose = "its time limit (annotation gpufaas.timeout, or environment exec_timeout)"
+        if call.asked:
+            whose = f"which is what X-Timeout asks for (the function's time limit is {deployed.timeout_s:g} s)"
+        call.fail(DeadlineExceeded(f"{what} within {call.timeout_s:g} s, {whose}"))
+
+    def _keep_pace(self, call: _Call, deployed: Deployed) -> None:
+        """The caller's patience may be used up; if it is not, look again when it can be."""
+        patience_s = deployed.body_patience_s
+        left_s = call.body_due - time.perf_counter()
+        if left_s <= 0.0 and call.awaits_body:
+            call.pace = None
+            call.fail(
+                BodyTooSlow(
+                    f"the body for {deployed.name} comes too slowly: over {patience_s:g} s, fewer than "
+                    f"{BODY_BYTES_PER_S} bytes/s of it came, and nothing was answered (annotation "
+                    "gpufaas.body-patience; a body of at most 1 MiB with a Content-Length may take all of the time "
+                    "limit)"
+                )
             )
-        )
+            return
+        call.pace = self._loop.call_later(left_s if left_s > 0.0 else patience_s, self._keep_pace, call, deployed)
+
+    def _stop_pace(self, call: _Call) -> None:
+        if call.pace is not None:
+            call.pace.cancel()
+            call.pace = None
 
     def _stop_watching(self, call: _Call) -> None:
+        self._stop_pace(call)
         if call.timer is not None:
             call.timer.cancel()
             call.timer = None
@@ -452,6 +538,42 @@ def answer_headers(given: list[Header], answered: list[Header]) -> list[Header]:
     if len(given) == 1 and given[0][0] == b"content-type":  # nearly every answer
         return [given[0], *answered]
     return [pair for pair in given if pair[0] not in _DROPPED] + answered
+
+
+def _call_headers(answer: AnswerHead, asked: list[Header], run_s: Seconds) -> list[Header]:
+    """
+    Return what a function's answer gives of headers.
+
+    One without a type has that of the request, else text/plain, as OpenFaaS's provider has it (openfaas.md §3.5); how
+    long it took is said by its watchdog, or by us.
+    """
+    given = answer.headers
+    if len(given) == 1 and given[0][0] == b"content-type":  # nearly every answer
+        return [given[0], (b"x-duration-seconds", b"%.6f" % run_s)]
+    typed, timed = answer.status in _BODILESS, False
+    out: list[Header] = []
+    for pair in given:
+        name = pair[0]
+        if name in _DROPPED:
+            continue
+        if name == b"content-type":
+            typed = True
+        elif name == b"x-duration-seconds":
+            timed = True
+        out.append(pair)
+    if not typed:
+        out.append(next((pair for pair in asked if pair[0] == b"content-type"), (b"content-type", b"text/plain")))
+    if not timed:
+        out.append((b"x-duration-seconds", b"%.6f" % run_s))
+    return out
+
+
+def _asked_timeout(text: bytes) -> Seconds:
+    """Return the seconds that an X-Timeout asks for; a value that is none asks for nothing, as with OpenFaaS."""
+    try:
+        return parse_duration(text.decode("latin-1")) or math.inf
+    except InvalidSpec:
+        return math.inf
 
 
 def new_call_id() -> str:

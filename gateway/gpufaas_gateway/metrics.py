@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from gpufaas_core.model import EngineStatus
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.units import Seconds
+from gpufaas_gateway.async_call import QueueStatus
 from gpufaas_gateway.spec import full_name_of
 
 BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -30,8 +31,8 @@ _SUM: Final = _BUCKETS  # index of the sum of seconds, behind the buckets
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _PATHS: Final = (
-    "/", "/async", "/healthz", "/metrics", "/readyz", "/system/alert", "/system/artifacts", "/system/function",
-    "/system/functions", "/system/info", "/system/logs", "/system/namespace", "/system/namespaces",
+    "/", "/async", "/async-function", "/healthz", "/metrics", "/readyz", "/system/alert", "/system/artifacts",
+    "/system/function", "/system/functions", "/system/info", "/system/logs", "/system/namespace", "/system/namespaces",
     "/system/scale-function", "/system/secrets", "/system/status", "/system/telemetry", "/ui",
 )  # fmt: skip
 """What management routes begin with. Names behind them are left out: they are as many as people like."""
@@ -116,14 +117,21 @@ class FunctionStats:
 class Metrics:
     """All `FunctionStats`, and their text for Prometheus. One per platform; nothing is registered globally."""
 
-    def __init__(self, status: Callable[[], EngineStatus], pending: Callable[[], Mapping[str, int]] = dict) -> None:
+    def __init__(
+        self,
+        status: Callable[[], EngineStatus],
+        pending: Callable[[], Mapping[str, int]] = dict,
+        queues: Callable[[], Mapping[str, QueueStatus]] = dict,
+    ) -> None:
         """
         :param status: asked at each scrape for devices, copies and queues
         :param pending: likewise, for asynchronous calls that have not ended, by ``NAME.NAMESPACE``
+        :param queues: likewise, for the queues that they go through, by name
         """
         self.functions: dict[str, FunctionStats] = {}
         """By ``NAME.NAMESPACE``."""
         self.pending = pending
+        self.queues = queues
         self._requests: dict[tuple[str, str, str], list[float]] = {}
         """Of management routes, by method, path and status: as `FunctionStats.by_code`."""
         self._registry = CollectorRegistry()
@@ -204,6 +212,7 @@ class _Families(Collector):
         yield from _services(functions, status)
         yield from _phases(functions)
         yield _pending(self._metrics.pending())
+        yield from _async_queues(self._metrics.queues())
         yield from _management(self._requests)
         yield from _devices(status)
         yield _residents(status)
@@ -278,6 +287,19 @@ def _pending(counts: Mapping[str, int]) -> Metric:
     for name, count in sorted(counts.items()):
         family.add_metric([name], count)
     return family
+
+
+def _async_queues(queues: Mapping[str, QueueStatus]) -> Iterator[Metric]:
+    pending = _gauge("gpufaas_async_queue_pending", "Its asynchronous calls that have not ended", "queue")
+    running = _gauge("gpufaas_async_queue_running", "Those that are being executed", "queue")
+    delivering = _gauge("gpufaas_async_queue_delivering", "Those whose callback is being delivered", "queue")
+    concurrency = _gauge("gpufaas_async_queue_concurrency", "How many may be executed at once", "queue")
+    for name, each in queues.items():
+        pending.add_metric([name], each.pending)
+        running.add_metric([name], each.running)
+        delivering.add_metric([name], each.delivering)
+        concurrency.add_metric([name], each.concurrency)
+    yield from (pending, running, delivering, concurrency)
 
 
 def _management(requests: Mapping[tuple[str, str, str], list[float]]) -> Iterator[Metric]:

@@ -73,7 +73,12 @@ _SCHEMAS: Final[Mapping[str, _Json]] = {
             "readOnlyRootFilesystem": {"type": "boolean"}, "createdAt": {"type": "string", "format": "date-time"},
             "replicas": _COUNT, "availableReplicas": _COUNT,
             "invocationCount": {**_COUNT, "description": "in lists only"},
-            "usage": {"type": "object", "properties": {"totalMemoryBytes": _COUNT}},
+            "usage": {
+                "type": "object",
+                "properties": {
+                    "cpu": {"type": "number", "minimum": 0, "description": "millicores"}, "totalMemoryBytes": _COUNT,
+                },
+            },
             "gpufaas": {"type": "object", "description": "what only this platform knows of it"},
         },
     },
@@ -209,10 +214,12 @@ def _paths() -> _Json:
             "post": _public("Invoke a function asynchronously", ["name", "X-Callback-Url"], {202: None}, 400, 404, 413,
                             429, 503, 504, 507)
             | {"requestBody": {**_body({"application/octet-stream": {}}), "required": False}},
+            "get": _by_id("What became of an asynchronous call", {200: _one("AsyncCall")}, 404),
+            "delete": _by_id("Cancel an asynchronous call", {202: None}, 404, 409, 507),
         },
         "/healthz": _with_head(_public("Whether it serves", [], {200: _media(_TEXT)}, 503)),
         "/readyz": _with_head(_public("Whether calls would find a device", [], {200: _media(_TEXT)}, 503)),
-        "/metrics": {"get": _public("Prometheus's", [], {200: _media(_TEXT)})},
+        "/metrics": _with_head(_public("Prometheus's", [], {200: _media(_TEXT)})),
         "/": _with_head(_public("To the page", [], {307: None})),
         "/ui/": {"get": _op("A page that lists functions", [], {200: _media("text/html")})},
         "/openapi.json": {"get": _op("This document", [], {200: {_JSON: {"schema": {"type": "object"}}}})},
@@ -273,6 +280,12 @@ def _public(
     op = _op(summary, parameters, answers or {}, *errors)
     del op["responses"]["401"]
     return {**op, "security": []}
+
+
+def _by_id(summary: str, answers: Mapping[int, _Json | None], *errors: int) -> _Json:
+    """An operation on a call, which its path has where the same path has a function's name otherwise."""
+    op = _op(summary, [], answers, *errors)
+    return {**op, "parameters": [{**_parameter("name"), "description": _PARAMETERS["call"]["description"]}]}
 
 
 def _with_head(op: _Json) -> _Json:

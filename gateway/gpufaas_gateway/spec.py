@@ -27,6 +27,7 @@ DEFAULT_NAMESPACE: Final = "openfaas-fn"
 PREFIX: Final = "gpufaas."
 KNOWN_ANNOTATIONS: Final = (
     "gpufaas.allow-pickle",  # read at build: the bundle's manifest has the answer
+    "gpufaas.body-patience",
     "gpufaas.bundle",
     "gpufaas.load-stall",
     "gpufaas.max-body",
@@ -36,7 +37,11 @@ KNOWN_ANNOTATIONS: Final = (
     "gpufaas.timeout",
 )
 SCALE_MIN: Final = "com.openfaas.scale.min"
+DEFAULT_QUEUE: Final = "faas-request"
+"""OpenFaaS's name for the queue of functions that name none."""
 
+_QUEUE: Final = "com.openfaas.queue"
+_QUEUE_NAME: Final = re.compile(r"[a-zA-Z0-9]([-._a-zA-Z0-9]{0,62})")
 _READY: Final = "com.openfaas.ready.http"
 _HEALTH: Final = "com.openfaas.health.http"
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -110,6 +115,8 @@ class Defaults:
     """Calls of one function that may wait."""
     max_body: Bytes = 100 * MiB
     """Largest request body: what a node can hold once per running call without harm."""
+    body_patience_s: Seconds = 20.0
+    """How long a call whose body streams may be sent next to nothing while it holds a slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,10 @@ class Options:
     stall_s: Seconds
     max_queue: int
     max_body: Bytes
+    body_patience_s: Seconds
+    """Of CPU functions."""
+    async_queue: str
+    """Through which its asynchronous calls go."""
     scaling: ScalingRule | None
     """None: copies follow calls."""
     memory_limit: Bytes = 0
@@ -170,6 +181,15 @@ def check_secret(name: str) -> None:
         )
 
 
+def check_queue(name: str) -> None:
+    """:raises InvalidSpec: *name* is not that of a queue for asynchronous calls"""
+    if not _QUEUE_NAME.fullmatch(name):
+        raise InvalidSpec(
+            f"{name[:80]!r} is not the name of a queue: use at most 63 of a-z, A-Z, 0-9, '-', '_' and '.', "
+            "beginning with a letter or digit"
+        )
+
+
 def check_digest(digest: str, what: str) -> None:
     """:raises InvalidSpec: *digest* is not a sha256 in lower-case hex; *what* says where it stands"""
     if not _SHA256.fullmatch(digest):
@@ -207,6 +227,8 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
         stall_s=annotated("gpufaas.load-stall", _timeout, defaults.stall_s),
         max_queue=annotated("gpufaas.queue", _count, defaults.max_queue),
         max_body=annotated("gpufaas.max-body", _size, defaults.max_body),
+        body_patience_s=annotated("gpufaas.body-patience", _timeout, defaults.body_patience_s),
+        async_queue=annotated(_QUEUE, _queue, DEFAULT_QUEUE),
         scaling=read_scaling_rule(spec.labels or {}, annotations),
         memory_limit=memory or 0,
         cpus=_parse("limits.cpu", limits["cpu"], _cores) if limits.get("cpu") else 0.0,
@@ -272,6 +294,14 @@ def _whole(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
         raise InvalidSpec(f"{text!r} is not a whole number")
     return int(text)
+
+
+def _queue(text: str) -> str:
+    name = text.strip()
+    if not name:
+        return DEFAULT_QUEUE
+    check_queue(name)
+    return name
 
 
 def _count(text: str) -> int:

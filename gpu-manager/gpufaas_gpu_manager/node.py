@@ -33,6 +33,7 @@ from gpufaas_gpu_manager.forks import Zygote, inherited
 from gpufaas_gpu_manager.output import Logs
 from gpufaas_gpu_manager.processes import STACKS, ForkedProcess, ServedProcess, describe_status
 from gpufaas_gpu_manager.served import Ports
+from gpufaas_gpu_manager.usage import usage_of
 from gpufaas_gpu_manager.worker import Running, Worker, WorkerDevice
 from gpufaas_gpu_manager.worker_state import WorkerState
 from gpufaas_gpu_manager.zygote import Exec
@@ -314,6 +315,12 @@ class Node:
             if worker.pid is not None and not worker.scratch:
                 used[worker.spec.function] = used.get(worker.spec.function, 0.0) + cpu_seconds(worker.pid)
         return used
+
+    async def usage_of(self, function: FunctionId) -> tuple[float, Bytes] | None:
+        """Return the millicores and bytes that its workers use now; None: it has none. Takes a quarter of a second."""
+        pids = [each.pid for each in self._workers.values() if each.spec.function == function and not each.scratch]
+        living = [pid for pid in pids if pid is not None]
+        return await asyncio.to_thread(usage_of, living) if living else None
 
     # --- within ---
 

@@ -337,6 +337,33 @@ def test_cpu_functions_answer_as_many_at_once_as_they_have_slots(platform: Platf
     assert {call.result().status_code for call in calls} == {200}
 
 
+def test_the_usage_of_a_function_is_what_its_workers_take(platform: Platform) -> None:
+    source = """
+        import os
+
+        HELD = bytearray(os.urandom(1)) * 20_000_000
+
+        def handle(event, context):
+            open(event.text + ".began", "w").close()
+            while not os.path.exists(event.text):
+                pass
+    """
+    platform.deploy("busy", source, HTTP)
+    gate = platform.gate()
+    idle = platform.http.get("/system/function/busy?usage=1").json()
+    call = platform.begin("/function/busy", gate.body)
+    until(gate.reached)
+
+    usage = platform.http.get("/system/function/busy?usage=1").json()["usage"]
+
+    gate.open()
+    assert call.result().is_success
+    assert "usage" not in idle
+    assert "usage" not in platform.http.get("/system/function/busy").json()
+    assert 10 < usage["cpu"] < 1100, "one thread that never rests, on a machine that may be busy"
+    assert 20_000_000 < usage["totalMemoryBytes"] < 200 * MiB
+
+
 def test_a_second_platform_on_the_same_data_says_so_in_one_line(platform: Platform, make_platform: Make) -> None:
     path = platform.deploy("echo", ECHO_MODEL)
     gate = platform.gate()

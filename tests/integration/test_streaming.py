@@ -2,13 +2,14 @@
 
 import http.client
 import json
+import select
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.conftest import ECHO_MODEL, HTTP, LIMIT_S, TORCH, Platform, until
+from tests.integration.conftest import ECHO_MODEL, GATED, HTTP, LIMIT_S, TORCH, Platform, until
 
 MIRROR = """
     def handle(event, context):
@@ -422,6 +423,149 @@ def test_head_of_an_answer_without_end_is_answered_and_its_slot_freed(platform: 
 
     assert (answer.status_code, answer.content) == (200, b"")
     until(platform.is_idle)
+
+
+@pytest.mark.parametrize("lang", [TORCH, HTTP])
+def test_head_has_the_length_of_the_body_that_it_leaves_out_and_the_connection_lives(
+    platform: Platform, lang: str
+) -> None:
+    source = "def handle(event, context): return 'seven77'"
+    if lang == TORCH:
+        source = "def load(device): pass\ndef handle(model, event, context): return 'seven77'"
+    path = platform.deploy("seven", source, lang)
+    connection = http.client.HTTPConnection("127.0.0.1", platform.port, timeout=LIMIT_S)
+    try:
+        for method, body in (("HEAD", b""), ("GET", b"seven77"), ("HEAD", b"")):
+            connection.request(method, path)
+            answer = connection.getresponse()
+            assert (answer.getheader("content-length"), answer.read()) == ("7", body)
+            assert not answer.will_close
+    finally:
+        connection.close()
+
+
+MEASURED = """
+    import os, time
+
+    def handle(event, context):
+        length, gate, *pieces = event.text.split(",")
+        def answer():
+            for number, piece in enumerate(pieces):
+                until = time.monotonic() + 60
+                while number and not os.path.exists(gate) and time.monotonic() < until:
+                    time.sleep(0.005)
+                yield piece
+        return {"statusCode": 200, "body": answer(), "headers": {"content-length": length}}
+"""
+
+
+def test_an_answer_of_declared_length_streams_with_that_length(platform: Platform) -> None:
+    path = platform.deploy("measured", MEASURED, HTTP)
+    gate = platform.home / "measured-gate"
+
+    with platform.http.stream("POST", path, content=f"6,{gate},one,two".encode()) as answer:
+        assert answer.headers["content-length"] == "6"
+        assert "transfer-encoding" not in answer.headers
+        pieces = answer.iter_raw()
+        assert next(pieces) == b"one"
+        gate.touch()
+        assert b"".join(pieces) == b"two"
+
+
+@pytest.mark.parametrize(("said", "came"), [("5", b"one"), ("7", b"onetwo")])
+def test_an_answer_that_is_longer_or_shorter_than_it_said_cuts_the_connection(
+    platform: Platform, said: str, came: bytes
+) -> None:
+    path = platform.deploy("measured", MEASURED, HTTP)
+    body = f"{said},{platform.home},one,two"
+
+    cut = raw(platform, f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+
+    head, _, rest = cut.partition(b"\r\n\r\n")
+    assert f"content-length: {said}".encode() in head.lower()
+    assert rest == came
+    until(lambda: "Content-Length" in platform.log("measured"))
+    assert platform.call(path, f"6,{platform.home},one,two".encode()).text == "onetwo"
+
+
+def test_a_large_answer_that_is_whole_has_its_length(platform: Platform) -> None:
+    path = platform.deploy("large", "def handle(event, context): return 'x' * 1_000_000", HTTP)
+
+    answer = platform.call(path)
+
+    assert (answer.headers["content-length"], len(answer.content)) == ("1000000", 1_000_000)
+
+
+# --- slow bodies ---
+
+
+def test_a_slow_body_that_says_its_length_holds_no_slot(platform: Platform) -> None:
+    path = platform.deploy("single", "def handle(event, context): return event.body", HTTP, slots="1")
+    assert platform.call(path, b"warm").text == "warm"
+    with platform.socket() as slow:
+        slow.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 8\r\n\r\nhalf".encode())
+        until(lambda: platform.status()["functions"]["single.openfaas-fn"]["inflight"] == 1)
+
+        assert platform.call(path, b"meanwhile").text == "meanwhile"
+
+        slow.sendall(b"half")
+        assert b"".join(iter(lambda: slow.recv(65536), b"")).endswith(b"\r\n\r\nhalfhalf")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["def handle(event, context): return event.body", "def handle(event, context): return event.stream()"],
+    ids=["answered at the end", "answered as it comes"],
+)
+def test_a_body_that_streams_and_stops_gives_its_slot_up(platform: Platform, source: str) -> None:
+    path = platform.deploy("single", source, HTTP, slots="1", body_patience="300ms")
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with platform.socket() as slow:
+        slow.sendall(head.encode() + b"4\r\nhalf\r\n")
+        until(lambda: platform.running() == 1)
+
+        assert platform.call(path, b"next").text == "next"
+
+        said = b"".join(iter(lambda: slow.recv(65536), b""))
+    if "stream" in source:
+        assert said.startswith(b"HTTP/1.1 200 ")
+        assert not said.endswith(b"0\r\n\r\n"), "half an answer must not look whole"
+    else:
+        assert said.startswith(b"HTTP/1.1 408 ")
+        assert b"gpufaas.body-patience" in said
+
+
+def test_a_caller_who_is_answered_meanwhile_may_take_his_time(platform: Platform) -> None:
+    """Each piece comes later than the patience lasts in all, but none later after the last piece of the answer."""
+    path = platform.deploy(
+        "upper", "def handle(event, context): return (p.upper() for p in event.stream())", HTTP, body_patience="2s"
+    )
+    began = time.monotonic()
+    with platform.socket() as sock:
+        reader = sock.makefile("rb")
+        sock.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n".encode())
+        while reader.readline() != b"\r\n":
+            pass
+        pieces = 0
+        while time.monotonic() < began + 3:
+            assert [reader.readline() for _ in range(2)] == [b"1\r\n", b"A\r\n"]
+            pieces += 1
+            select.select([], [], [], 0.2)  # a caller who thinks
+            sock.sendall(b"1\r\na\r\n")
+        reader.close()
+    assert pieces > 2
+
+
+def test_a_caller_may_ask_for_less_time(platform: Platform) -> None:
+    path = platform.deploy("gated", GATED, HTTP)
+    gate = platform.gate()
+
+    answer = platform.call(path, gate.body, headers={"X-Timeout": "300ms"})
+
+    gate.open()
+    assert answer.status_code == 504
+    assert "X-Timeout" in answer.text
+    assert float(answer.headers["x-duration-seconds"]) > 0
 
 
 def slow_reader(platform: Platform) -> socket.socket:

@@ -34,13 +34,14 @@ class Gateway:
         self.metrics = Metrics(self.scheduler.status)
         self.logs = FunctionLogs(root / "logs")
         self.memory: dict[tuple[FunctionId, DeviceId], int] = {}
+        self.usage: dict[FunctionId, tuple[float, int]] = {}
         self.catalogue = Catalogue(
             self.store, self.artifacts, self.workers, self.scheduler, self.metrics,
             secrets=self.secrets, clock=lambda: 1_795_215_653.5,
         )  # fmt: skip
         self.app: FastAPI = management_app(
             self.catalogue, self.scheduler, self.logs, self.artifacts, self.metrics, self.secrets,
-            version="0.1.0", worker_memory=lambda: self.memory,
+            version="0.1.0", worker_memory=lambda: self.memory, usage_of=self._usage_of,
         )  # fmt: skip
         self.client = client_of(CleanPaths(self.app))
         self.guarded = CleanPaths(Guard(self.app, CREDENTIALS))
@@ -48,6 +49,9 @@ class Gateway:
         self.admin.auth = (CREDENTIALS.user, CREDENTIALS.password)
         self.bundle = self.artifacts.add(b"bundle")
         self.workers.bundle(self.bundle)
+
+    async def _usage_of(self, function: FunctionId) -> tuple[float, int] | None:
+        return self.usage.get(function)
 
     def body(self, name: str = "echo", **fields: object) -> dict[str, object]:
         return {"service": name, "image": "echo:1", "annotations": {"gpufaas.bundle": self.bundle}, **fields}

@@ -114,7 +114,7 @@ async def test_we_say_where_a_function_is_and_what_it_costs(gateway: Gateway) ->
     found = gateway.catalogue.find("echo")
     assert found is not None
     found.profiles["cpu"] = Profile(1.0, 0.25, 300 * MiB, measured=True)
-    gateway.memory = {(function, DEVICE.id): 250 * MiB}
+    gateway.usage = {function: (12.3456, 250 * MiB)}
 
     status = (await gateway.client.get("/system/function/echo", params={"usage": "1"})).json()
 
@@ -124,7 +124,7 @@ async def test_we_say_where_a_function_is_and_what_it_costs(gateway: Gateway) ->
     assert ours["profiles"]["cpu"] == {
         "load_s": 1.0, "service_s": 0.25, "occupation": 300 * MiB, "measured": True,
     }  # fmt: skip
-    assert status["usage"] == {"totalMemoryBytes": 250 * MiB}
+    assert status["usage"] == {"cpu": 12.346, "totalMemoryBytes": 250 * MiB}
 
 
 @pytest.mark.parametrize(
@@ -221,6 +221,28 @@ async def test_a_malformed_deployment_is_400_and_says_where(gateway: Gateway, bo
     assert message in answer.text
     assert is_platform_error(answer)
     assert gateway.catalogue.everywhere() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "queue"), [({}, "faas-request"), ({"com.openfaas.queue": " "}, "faas-request"),
+                         ({"com.openfaas.queue": "reports.v1"}, "reports.v1")],
+)  # fmt: skip
+async def test_a_function_names_its_queue(gateway: Gateway, given: dict[str, str], queue: str) -> None:
+    await gateway.deployed(annotations={"gpufaas.bundle": gateway.bundle, **given})
+
+    found = gateway.catalogue.find("echo")
+    assert found is not None
+    assert found.async_queue == queue
+
+
+@pytest.mark.parametrize("name", ["two words", "-a", "a/b", "a" * 64])
+async def test_a_queue_that_cannot_be_is_400(gateway: Gateway, name: str) -> None:
+    annotations = {"gpufaas.bundle": gateway.bundle, "com.openfaas.queue": name}
+
+    answer = await gateway.client.post("/system/functions", json=gateway.body(annotations=annotations))
+
+    assert answer.status_code == 400
+    assert "annotation com.openfaas.queue: " in answer.text
 
 
 async def test_many_errors_are_not_all_shown(gateway: Gateway) -> None:

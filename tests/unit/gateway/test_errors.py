@@ -3,8 +3,8 @@
 import pytest
 
 from gpufaas_core import errors as core
-from gpufaas_core.errors import GpufaasError, LeaseRefused, Overloaded
-from gpufaas_gateway.errors import STATUS, headers_of, status_of
+from gpufaas_core.errors import DeadlineExceeded, GpufaasError, LeaseRefused, Overloaded
+from gpufaas_gateway.errors import STATUS, MethodNotAllowed, headers_of, status_of
 
 
 def tree(root: type[GpufaasError]) -> list[type[GpufaasError]]:
@@ -45,3 +45,16 @@ def test_headers_say_that_the_platform_answered() -> None:
     assert headers_of()["X-OpenFaaS-Internal"] == "gateway"
     assert "Retry-After" not in headers_of(core.InvalidSpec("why"))
     assert "Retry-After" in headers_of(LeaseRefused("restarting"))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DeadlineExceeded("late"), "deadline-exceeded"),
+        (MethodNotAllowed("no"), "method-not-allowed"),
+        (Overloaded("full", 1.0), "overloaded"),
+        (GpufaasError("?"), "gpufaas-error"),
+    ],
+)
+def test_programs_are_told_why_in_one_word(error: GpufaasError, code: str) -> None:
+    assert headers_of(error)["X-Gpufaas-Error"] == code

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gpufaas_core.model import Device, DeviceId, EngineStatus, FunctionId, ResidentStatus
 from gpufaas_core.scaling import ScalingRule
+from gpufaas_gateway.async_call import QueueStatus
 from gpufaas_gateway.metrics import FunctionStats, Metrics
 from gpufaas_gateway.testing import idle
 
@@ -28,7 +29,11 @@ def exported() -> Exported:
     echo = FunctionId("echo.openfaas-fn@1")
     resident = ResidentStatus(echo, 100, 0, False, False, 0.0)
     device = replace(idle(Device(DeviceId("n1/cpu:0"), "cpu", 1000)), resident=(resident,))
-    metrics = Metrics(lambda: EngineStatus("lalb", (device,), {echo: 1}, {echo: 1}, {echo: 2}), lambda: {echo: 3})
+    metrics = Metrics(
+        lambda: EngineStatus("lalb", (device,), {echo: 1}, {echo: 1}, {echo: 2}),
+        lambda: {echo: 3},
+        lambda: {"reports": QueueStatus(4, 100, 3, 2, 1)},
+    )
     stats = metrics.adopt(FunctionStats("echo.openfaas-fn"))
     stats.observe(200, 0.1, hit=True)
     stats.scaling = ScalingRule()

@@ -41,7 +41,11 @@ async def test_it_has_every_route_and_no_other(
 ) -> None:
     routes = [*gateway.app.routes, *asynchronous.routes]
 
-    served = {(method, route.path) for route in routes for method in route.methods}  # type: ignore[attr-defined]
+    served = {
+        (method, route.path.replace(":path", ""))  # type: ignore[attr-defined]
+        for route in routes
+        for method in route.methods  # type: ignore[attr-defined]
+    }
 
     assert set(operations(described)) == served | INVOCATIONS
 

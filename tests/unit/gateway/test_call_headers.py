@@ -1,0 +1,136 @@
+"""Headers of calls, in and out, as openfaas.md §3.5, §5 and §6 have them."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.unit.gateway.conftest import Gateway, client_of
+from tests.unit.gateway.test_contract_checklist import Functions
+
+from gpufaas_core.frames import AnswerHead
+from gpufaas_gateway.invoke import Invocations
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Rig:
+    def __init__(self, client: httpx.AsyncClient, functions: Functions) -> None:
+        self.client = client
+        self.functions = functions
+
+    async def call(self, method: str = "POST", body: bytes = b"", **headers: str) -> httpx.Response:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.client.request(method, "/function/echo", content=body, headers=given)
+
+    @property
+    def seen(self) -> Headers:
+        return self.functions.called[-1][1].headers
+
+    @property
+    def timeout_s(self) -> float:
+        return self.functions.called[-1][1].timeout_s
+
+
+@pytest.fixture
+async def rig(gateway: Gateway, tmp_path: Path) -> AsyncIterator[Rig]:
+    functions = Functions()
+    annotations = {"gpufaas.bundle": gateway.bundle, "gpufaas.timeout": "10s"}
+    await gateway.deployed(annotations=annotations)
+    served_by = "gpufaas/1"
+    invocations = Invocations(gateway.catalogue, functions, functions, gateway.metrics, tmp_path, served_by=served_by)
+    async with client_of(invocations) as client:
+        yield Rig(client, functions)
+
+
+async def test_every_answer_says_who_served_it_and_how_long_it_took(rig: Rig) -> None:
+    rig.functions.answer = AnswerHead(200, [(b"content-type", b"text/x")], 0.25)
+
+    answer = await rig.call()
+    error = await rig.client.get("/function/nobody")
+
+    assert answer.headers["x-served-by"] == error.headers["x-served-by"] == "gpufaas/1"
+    assert answer.headers["x-duration-seconds"] == "0.250000"
+    assert error.headers["x-start-time"].isdigit()
+
+
+async def test_what_a_watchdog_measured_stays_and_what_is_ours_cannot_be_forged(rig: Rig) -> None:
+    forged = [(b"x-served-by", b"me"), (b"x-start-time", b"1"), (b"x-call-id", b"1"), (b"content-length", b"9")]
+    rig.functions.answer = AnswerHead(200, [*forged, (b"x-duration-seconds", b"1.500000")], 0.25)
+
+    answer = await rig.call(body=b"four")
+
+    assert answer.headers.get_list("x-duration-seconds") == ["1.500000"]
+    assert answer.headers.get_list("x-served-by") == ["gpufaas/1"]
+    assert answer.headers.get_list("content-length") == ["4"]
+    assert len(answer.headers.get_list("x-start-time")) == len(answer.headers.get_list("x-call-id")) == 1
+    assert answer.headers["x-start-time"] != "1"
+
+
+async def test_the_start_time_is_the_gateways_whatever_the_caller_says(rig: Rig) -> None:
+    answer = await rig.call(x_start_time="1", x_forwarded_for="10.0.0.1", x_forwarded_host="there")
+
+    seen = {name: [value for other, value in rig.seen if other == name] for name, _ in rig.seen}
+    assert seen[b"x-start-time"] == [answer.headers["x-start-time"].encode()]
+    assert seen[b"x-forwarded-for"] == [b"10.0.0.1"]
+    assert seen[b"x-forwarded-host"] == [b"there"]
+
+
+@pytest.mark.parametrize(
+    ("status", "given", "asked", "expected"),
+    [
+        (200, [], {}, "text/plain"),
+        (200, [], {"content_type": "application/x-mine"}, "application/x-mine"),
+        (404, [(b"x-own", b"1")], {"content_type": "application/x-mine"}, "application/x-mine"),
+        (200, [(b"content-type", b"text/x")], {"content_type": "application/x-mine"}, "text/x"),
+        (200, [(b"x-own", b"1"), (b"content-type", b"text/x")], {}, "text/x"),
+        (204, [], {"content_type": "application/x-mine"}, None),
+        (304, [], {}, None),
+    ],
+)
+async def test_an_answer_without_a_type_has_that_of_the_request_else_text(
+    rig: Rig, status: int, given: Headers, asked: dict[str, str], expected: str | None
+) -> None:
+    rig.functions.answer = AnswerHead(status, given)
+
+    answer = await rig.call(**asked)
+
+    assert answer.headers.get("content-type") == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("3s", 3.0), ("1500ms", 1.5), ("10s", 10.0), ("1h", 10.0), ("2", 2.0),
+        ("soon", 10.0), ("-1s", 10.0), ("0s", 10.0), ("", 10.0),
+    ],
+)  # fmt: skip
+async def test_a_caller_may_ask_for_less_time_but_not_for_more(rig: Rig, asked: str, expected: float) -> None:
+    """As with OpenFaaS, a value that is none, or above the function's limit, changes nothing."""
+    await rig.call(x_timeout=asked)
+
+    assert rig.timeout_s == expected
+    assert (b"x-timeout", asked.encode()) in rig.seen
+
+
+@pytest.mark.parametrize(("length", "expected"), [(1234, "1234"), (0, "0"), (-1, None)])
+async def test_an_answer_to_head_has_the_functions_length(rig: Rig, length: int, expected: str | None) -> None:
+    rig.functions.answer = AnswerHead(200, [], length=length)
+
+    answer = await rig.call("HEAD")
+
+    assert (answer.content, answer.headers.get("content-length")) == (b"", expected)
+
+
+async def test_errors_of_the_platform_are_told_from_the_functions(rig: Rig) -> None:
+    rig.functions.answer = AnswerHead(500, [(b"content-type", b"text/plain")])
+
+    own = await rig.call(body=b"mine")
+    unknown = await rig.client.get("/function/nobody")
+    method = await rig.call("PROPFIND")
+
+    assert (own.status_code, "x-openfaas-internal" in own.headers) == (500, False)
+    assert (unknown.status_code, unknown.headers["x-openfaas-internal"]) == (404, "gateway")
+    assert (method.status_code, method.headers["x-openfaas-internal"]) == (405, "gateway")
+    assert re.fullmatch("GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS", method.headers["allow"])
