@@ -1,7 +1,8 @@
 """What ``gpufaas serve`` was asked for: written by the command, read by `serving`."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -10,6 +11,7 @@ from gpufaas_core.units import Bytes, MiB
 DEFAULT_PORT: Final = 8080
 DEFAULT_MAX_QUEUE: Final = 1000
 DEFAULT_MAX_ASYNC_QUEUE: Final = 100_000
+DEFAULT_ASYNC_QUEUE_LIMIT: Final = 1_000_000
 DEFAULT_MAX_BODY: Final = 100 * MiB
 
 
@@ -41,6 +43,8 @@ class ServeOptions:
     """Calls that may wait, per function, unless it says otherwise."""
     max_async_queue: int = DEFAULT_MAX_ASYNC_QUEUE
     """Asynchronous calls of one function that have not ended."""
+    async_queues: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Queues of asynchronous calls by name: how many run at once, and how many may not have ended."""
     allow_local_callbacks: bool = False
     """Whether X-Callback-Url may name an address of this machine or its link."""
     max_body: Bytes = DEFAULT_MAX_BODY

@@ -132,9 +132,10 @@ async def _serve(
     from gpufaas_cache_manager.bundles import BundleStore
     from gpufaas_core.logs import FunctionLogs
     from gpufaas_gateway.api import management_app
+    from gpufaas_gateway.async_api import BY_ID as ASYNC_BY_ID
     from gpufaas_gateway.async_api import PREFIX as ASYNC_PREFIX
     from gpufaas_gateway.async_api import AsyncInvocations, async_routes
-    from gpufaas_gateway.async_calls import AsyncCalls, AsyncSettings
+    from gpufaas_gateway.async_calls import AsyncCalls, AsyncSettings, QueueSettings
     from gpufaas_gateway.async_queue import SqliteAsyncQueue
     from gpufaas_gateway.auth import CleanPaths, Guard
     from gpufaas_gateway.callbacks import HttpCallbacks
@@ -144,7 +145,7 @@ async def _serve(
     from gpufaas_gateway.protocol import BoundedHttp, BoundedWebSocket
     from gpufaas_gateway.retry import WHILE_MISSING, RetryPolicy, read_policy
     from gpufaas_gateway.secret_files import SecretFiles
-    from gpufaas_gateway.spec import Defaults
+    from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
     from gpufaas_gateway.store import SqliteStore
     from gpufaas_gateway.websocket_calls import MAX_MESSAGE, WebSocketCalls, refuse_elsewhere
     from gpufaas_gpu_manager.containers import Containers
@@ -193,19 +194,25 @@ async def _serve(
         containers,
     )
     service.join(node, node.devices())
-    metrics = Metrics(service.status, lambda: async_calls.counts())
+    metrics = Metrics(service.status, lambda: async_calls.counts(), lambda: async_calls.queues())
     defaults = Defaults(max_body=options.max_body, max_queue=options.max_queue)
     catalogue = Catalogue(store, artifacts, node, service, metrics, defaults, secrets=secrets)
-    invocations = Invocations(catalogue, service, node, metrics, spool)
+    product = f"gpufaas/{version('gpufaas')}"
+    invocations = Invocations(catalogue, service, node, metrics, spool, served_by=product)
     websocket_calls = WebSocketCalls(catalogue, service, node)
     catalogue.on_replaced = websocket_calls.close_old
-    management = management_app(catalogue, service, logs, artifacts, metrics, secrets, version=version("gpufaas"))
-    product = f"gpufaas/{version('gpufaas')}"
+    management = management_app(
+        catalogue, service, logs, artifacts, metrics, secrets, version=version("gpufaas"), usage_of=node.usage_of
+    )
     async_queue = SqliteAsyncQueue(options.data / "async")
 
     def retry_policy(name: str) -> RetryPolicy:
         found = catalogue.find(name)
         return WHILE_MISSING if found is None else read_policy(found.record.spec.annotations)
+
+    def queue_of(name: str) -> str:
+        found = catalogue.find(name)
+        return DEFAULT_QUEUE if found is None else found.async_queue
 
     callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks)
     async_calls = AsyncCalls(
@@ -213,7 +220,12 @@ async def _serve(
         invocations,
         callbacks,
         retry_policy,
-        AsyncSettings(max_queue=options.max_async_queue, grace_s=_GRACE_S),
+        AsyncSettings(
+            max_queue=options.max_async_queue,
+            grace_s=_GRACE_S,
+            queues={name: QueueSettings(*bounds) for name, bounds in options.async_queues.items()},
+        ),
+        queue_of=queue_of,
     )
     async_invocations = AsyncInvocations(
         catalogue, async_calls, served_by=product, allow_local_callbacks=options.allow_local_callbacks
@@ -243,7 +255,11 @@ async def _serve(
         try:
             if scope["type"] == "http" and scope["raw_path"].startswith(PREFIX):
                 await invocations(scope, receive, send)
-            elif scope["type"] == "http" and scope["raw_path"].startswith(ASYNC_PREFIX):
+            elif (
+                scope["type"] == "http"
+                and scope["raw_path"].startswith(ASYNC_PREFIX)
+                and scope["method"] not in ASYNC_BY_ID
+            ):
                 await async_invocations(scope, receive, send)
             elif scope["type"] == "websocket":
                 to_function = scope["raw_path"].startswith(PREFIX)

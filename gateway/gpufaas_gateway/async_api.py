@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import PlainTextResponse
 
 from gpufaas_core.errors import (
     BodyTooLarge,
@@ -27,11 +26,12 @@ from gpufaas_core.errors import (
     UnknownFunction,
 )
 from gpufaas_core.units import format_bytes
+from gpufaas_gateway.answers import error_answer
 from gpufaas_gateway.async_call import INLINE_BODY, AcceptedCall, Body, CallStatus, Header
 from gpufaas_gateway.async_calls import AsyncCalls
 from gpufaas_gateway.callbacks import check_url
 from gpufaas_gateway.catalogue import Catalogue, Deployed
-from gpufaas_gateway.errors import Unavailable, headers_of
+from gpufaas_gateway.errors import Unavailable
 from gpufaas_gateway.invoke import send_error
 from gpufaas_gateway.ports import SpooledBody
 
@@ -39,6 +39,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 PREFIX: Final = b"/async-function/"
+BY_ID: Final = ("GET", "DELETE")
+"""Methods of it that are about a call and not a function: `async_routes` has them, behind the password."""
 _DROPPED: Final = frozenset((
     b"connection", b"proxy-connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te",
     b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"expect", b"x-call-id", b"x-start-time",
@@ -194,9 +196,21 @@ def async_routes(calls: AsyncCalls) -> APIRouter:
     @router.get("/async/{call}")
     async def status(call: str) -> Response:
         found = await calls.status(call)
-        if found is None:
-            return _not_found(f"there is no asynchronous call {call[:128]!r}, or it ended too long ago")
-        return _json(_shown(found))
+        return _unknown(call) if found is None else _json(_shown(found))
+
+    # Ids are what callers say: they may have slashes, which `auth.CleanPaths` leaves alone only here.
+    @router.get("/async-function/{name:path}")
+    async def status_here(name: str) -> Response:
+        return await status(name)
+
+    @router.delete("/async-function/{name:path}")
+    async def cancel(name: str) -> Response:
+        state = await calls.cancel(name)
+        if state == "cancelled":
+            return Response(status_code=202)
+        if state is None:
+            return _unknown(name)
+        return error_answer(409, f"call {name[:128]!r} has ended ({state}): there is nothing left to cancel")
 
     @router.get("/system/async/dead")
     async def dead(request: Request) -> Response:
@@ -246,11 +260,14 @@ def _json(content: object) -> Response:
 
 
 def _not_dead(call: str) -> Response:
-    return _not_found(f"there is no dead letter {call[:128]!r}: GET /system/async/dead lists them")
+    return error_answer(404, f"there is no dead letter {call[:128]!r}: GET /system/async/dead lists them")
 
 
-def _not_found(text: str) -> Response:
-    return PlainTextResponse(f"{text}\n", status_code=404, headers=headers_of())
+def _unknown(call: str) -> Response:
+    return error_answer(
+        404,
+        f"there is no asynchronous call {call[:128]!r}, or it ended too long ago (functions are called with POST)",
+    )
 
 
 def _too_large(deployed: Deployed, size: int) -> BodyTooLarge:

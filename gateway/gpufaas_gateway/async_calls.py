@@ -7,8 +7,11 @@ happens when there is a reason (a call, an outcome, the earliest retry is due), 
 is idle.
 
 Calls are executed by the invocation path itself, in process: they wait in the engine's queue as every other call does.
-How many are there at once is bounded, per function and in all, so that synchronous callers do not stand behind a
+How many are there at once is bounded, per function and per queue, so that synchronous callers do not stand behind a
 backlog; callbacks have a bound of their own, so that a slow receiver holds up no execution.
+
+A queue is a name for functions that share these bounds. Which one a function goes through is asked each time, and kept
+nowhere: an update that names another one takes the function's backlog along.
 """
 
 import asyncio
@@ -17,11 +20,11 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpufaas_core.errors import GpufaasError, Overloaded, StorageFailed
 from gpufaas_core.units import Seconds
@@ -32,20 +35,24 @@ from gpufaas_gateway.async_call import (
     Answered,
     Body,
     CallStatus,
+    Cancelled,
     ClaimedCall,
     Dead,
     Done,
     Header,
     Outcome,
     Phase,
+    QueueStatus,
     Redeliver,
     Retry,
+    State,
     Waiting,
 )
 from gpufaas_gateway.callbacks import CallbackFailed, CallbackRefused, Callbacks
 from gpufaas_gateway.errors import status_of
 from gpufaas_gateway.ports import AsyncQueue, SpooledBody
 from gpufaas_gateway.retry import GiveUp, RetryPolicy, Settled, TryAgain, backoff_s, decide, parse_retry_after
+from gpufaas_gateway.spec import DEFAULT_QUEUE
 
 Message: TypeAlias = MutableMapping[str, Any]
 Invoke: TypeAlias = Callable[
@@ -66,15 +73,32 @@ _NEVER_TO_CALLBACK: Final = frozenset((
 
 
 @dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """The bounds of one queue."""
+
+    at_once: int
+    """Executions."""
+    limit: int
+    """Calls that have not ended."""
+
+
+@dataclass(frozen=True, slots=True)
 class AsyncSettings:
     max_queue: int = 100_000
     """Calls of one function that have not ended."""
-    max_queue_in_all: int = 1_000_000
+    queues: Mapping[str, QueueSettings] = field(default_factory=dict)
+    """Those whose bounds were given. What follows holds for the others."""
+    queue_limit: int = 1_000_000
+    """Calls of one queue that have not ended."""
+    at_once_in_named: int = 16
+    """Executions of a queue that functions name and nobody configured."""
     at_once: int = 64
-    """Executions of asynchronous calls in the engine, its queue included."""
+    """Executions of the default queue in the engine, its queue included."""
     at_once_per_function: int = 16
-    """Twice the slots of a CPU function's worker: one call runs in each, one is there when it ends."""
+    """In the default queue. Twice the slots of a CPU function's worker: one call runs in each, one is there when it
+    ends."""
     callbacks_at_once: int = 64
+    """Of one queue."""
     callbacks_at_once_per_function: int = 16
     callback_retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(10, frozenset(), 1.0, 120.0))
     """About ten minutes; its codes are not used."""
@@ -83,52 +107,79 @@ class AsyncSettings:
     grace_s: Seconds = 10.0
     """How long executions and callbacks may take to end when the platform is asked to stop."""
 
+    def of_queue(self, queue: str) -> QueueSettings:
+        if queue in self.queues:
+            return self.queues[queue]
+        return QueueSettings(self.at_once if queue == DEFAULT_QUEUE else self.at_once_in_named, self.queue_limit)
+
+    def bounds(self, phase: Phase, queue: str) -> tuple[int, int]:
+        """Return how many calls of *queue* may be worked on at once, and how many of one function."""
+        if phase == "callback":
+            return self.callbacks_at_once, self.callbacks_at_once_per_function
+        at_once = self.of_queue(queue).at_once
+        # Whoever gave a queue a number meant it for the functions in it, also if it is only one.
+        return at_once, self.at_once_per_function if queue == DEFAULT_QUEUE else at_once
+
 
 class _Lane:
     """Calls of one phase: where some are due, and how many are being worked on."""
 
-    def __init__(self, phase: Phase, at_once: int, per_function: int) -> None:
+    def __init__(self, phase: Phase, settings: AsyncSettings, queue_of: Callable[[str], str]) -> None:
         self.phase: Phase = phase
-        self._at_once = at_once
-        self._per_function = per_function
+        self._settings = settings
+        self._queue_of = queue_of
         self._busy: Counter[str] = Counter()
+        self.busy_in: Counter[str] = Counter()
+        """By queue, of which a function's calls may be in two: it was updated."""
         self.due: dict[str, float] = {}
         """By function: when its next call that is not claimed is due. Its order is whose turn it is."""
-
-    @property
-    def busy(self) -> int:
-        return self._busy.total()
 
     def expect(self, function: str, at: float) -> None:
         self.due[function] = min(at, self.due.get(function, math.inf))
 
-    def wanted(self, now: float) -> list[tuple[Phase, str, int]]:
-        """Return what to claim: for each function that is due, as many calls as there is room for."""
-        room = self._at_once - self.busy
-        wanted: list[tuple[Phase, str, int]] = []
+    def wanted(self, now: float) -> list["_Wanted"]:
+        """Return what to claim: for each function that is due, as many calls as there is room for in its queue."""
+        rooms: dict[str, tuple[int, int]] = {}
+        wanted: list[_Wanted] = []
         for function, due in self.due.items():
-            if room <= 0:
-                break
-            if due <= now and (count := min(room, self._per_function - self._busy[function])) > 0:
-                wanted.append((self.phase, function, count))
-                room -= count
+            if due > now:
+                continue
+            queue = self._queue_of(function)
+            if queue not in rooms:
+                at_once, per_function = self._settings.bounds(self.phase, queue)
+                rooms[queue] = at_once - self.busy_in[queue], per_function
+            room, per_function = rooms[queue]
+            if (count := min(room, per_function - self._busy[function])) > 0:
+                wanted.append(_Wanted(self.phase, function, queue, count))
+                rooms[queue] = room - count, per_function
         return wanted
 
-    def claimed(self, function: str, count: int, next_due: float | None) -> None:
+    def claimed(self, function: str, queue: str, count: int, next_due: float | None) -> None:
         self.due.pop(function, None)
         if next_due is not None:
             self.due[function] = next_due  # at the end: the others come first next time
         if count:
             self._busy[function] += count
+            self.busy_in[queue] += count
 
-    def ended(self, function: str) -> None:
-        self._busy[function] -= 1
-        if not self._busy[function]:
-            del self._busy[function]
+    def ended(self, function: str, queue: str) -> None:
+        for busy, name in ((self._busy, function), (self.busy_in, queue)):
+            busy[name] -= 1
+            if not busy[name]:
+                del busy[name]
 
     def next_due(self, now: float) -> float | None:
         """Return when something becomes due; what is due already waits for room, which is an event of its own."""
         return min((due for due in self.due.values() if due > now), default=None)
+
+
+class _Wanted(NamedTuple):
+    """Calls to be claimed."""
+
+    phase: Phase
+    function: str
+    queue: str
+    limit: int
 
 
 class AsyncCalls:
@@ -145,11 +196,13 @@ class AsyncCalls:
         policy_of: Callable[[str], RetryPolicy],
         settings: AsyncSettings | None = None,
         *,
+        queue_of: Callable[[str], str] = lambda _: DEFAULT_QUEUE,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
         :param policy_of: by ``NAME.NAMESPACE``; asked after each execution, so that an update counts
+        :param queue_of: the name of the queue that a function's calls go through, by ``NAME.NAMESPACE``
         :param clock: Unix seconds, because what is due outlives the process
         """
         self._queue = queue
@@ -159,18 +212,21 @@ class AsyncCalls:
         self._settings = settings or AsyncSettings()
         self._rng = rng or random.Random()
         self._clock = clock
-        each = self._settings
-        self._lanes: dict[Phase, _Lane] = {
-            "queued": _Lane("queued", each.at_once, each.at_once_per_function),
-            "callback": _Lane("callback", each.callbacks_at_once, each.callbacks_at_once_per_function),
-        }
+        self._queue_of = queue_of
+        phases: tuple[Phase, Phase] = ("queued", "callback")
+        self._lanes: dict[Phase, _Lane] = {phase: _Lane(phase, self._settings, queue_of) for phase in phases}
         self._open: Counter[str] = Counter()
         """Calls that have not ended, by function; those being accepted count."""
-        self._in_all = 0
+        self._open_in: Counter[str] = Counter()
+        """The same by queue, made anew with each turn: functions may have gone over to another."""
         self._accepted: list[tuple[AcceptedCall, asyncio.Future[None]]] = []
         self._outcomes: list[tuple[str, Outcome]] = []
         self._requeued: list[Waiting] = []
-        self._working: set[asyncio.Task[None]] = set()
+        self._to_cancel: list[tuple[str, asyncio.Future[bool]]] = []
+        self._cancelled: set[int] = set()
+        """Calls that were cancelled while they were claimed, until that claim ends: they are counted no more."""
+        self._working: dict[int, asyncio.Task[None]] = {}
+        """By the queue's key of a call."""
         self._wake = asyncio.Event()
         self._looked_at = 0.0
         """The time by which the last turn claimed."""
@@ -195,7 +251,7 @@ class AsyncCalls:
                     if timer is not None:
                         timer.cancel()
                     written = await self._turn(tasks)
-                    if self._finishing and not self._working and not self._accepted:
+                    if self._finishing and not self._working and not self._accepted and not self._to_cancel:
                         if not self._outcomes or not written:
                             break
                         continue
@@ -229,7 +285,7 @@ class AsyncCalls:
         self._wake.set()
 
     def _give_up(self) -> None:
-        for task in self._working:
+        for task in self._working.values():
             task.cancel()
 
     # --- for who accepts calls, and asks about them ---
@@ -241,18 +297,21 @@ class AsyncCalls:
         :raises Overloaded: there is none
         """
         settings = self._settings
+        queue = self._queue_of(function)
         for count, limit, whose in (
             (self._open[function], settings.max_queue, f"the asynchronous queue of {function}"),
-            (self._in_all, settings.max_queue_in_all, "the asynchronous queue"),
+            (self._open_in[queue], settings.of_queue(queue).limit, f"the asynchronous queue {queue}"),
         ):
             if count >= limit:
                 raise Overloaded(
                     f"{whose} is full: {limit} calls have not ended; send it again later", settings.retry_after_s
                 )
         self._count(function, 1)
+        self._open_in[queue] += 1
 
     def release(self, function: str) -> None:
         self._count(function, -1)
+        self._open_in[self._queue_of(function)] -= 1
 
     async def accept(self, call: AcceptedCall) -> None:
         """
@@ -285,6 +344,23 @@ class AsyncCalls:
         self._wake.set()
         return True
 
+    async def cancel(self, call: str) -> State | None:
+        """
+        Take every call of this id back that has not ended: one that runs is aborted, and a callback that is due not
+        made. Durable when it returns.
+
+        Return ``cancelled``; or what the call is instead, which had ended before; None: there is none of that id.
+
+        :raises StorageFailed: nothing was cancelled
+        """
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._to_cancel.append((call, done))
+        self._wake.set()
+        if await asyncio.shield(done):
+            return "cancelled"
+        found = await self.status(call)
+        return None if found is None else found.state
+
     async def discard(self, call: str) -> bool:
         """Forget a dead letter; whether there was one."""
         return await asyncio.to_thread(self._queue.discard, call)
@@ -293,9 +369,24 @@ class AsyncCalls:
         """Return how many calls have not ended, by ``NAME.NAMESPACE``, for metrics and for scaling by queue."""
         return dict(self._open)
 
+    def queues(self) -> dict[str, QueueStatus]:
+        """Return the queues that are configured, have calls, or are the default one."""
+        pending = self._by_queue()
+        names = {DEFAULT_QUEUE, *self._settings.queues, *pending, *(n for x in self._lanes.values() for n in x.busy_in)}
+        running, delivering = self._lanes["queued"].busy_in, self._lanes["callback"].busy_in
+        return {
+            name: QueueStatus(each.at_once, each.limit, pending[name], running[name], delivering[name])
+            for name, each in ((name, self._settings.of_queue(name)) for name in sorted(names))
+        }
+
+    def _by_queue(self) -> Counter[str]:
+        pending: Counter[str] = Counter()
+        for function, count in self._open.items():
+            pending[self._queue_of(function)] += count
+        return pending
+
     def _count(self, function: str, change: int) -> None:
         self._open[function] += change
-        self._in_all += change
         if not self._open[function]:
             del self._open[function]
 
@@ -306,6 +397,8 @@ class AsyncCalls:
         accepted, self._accepted = self._accepted, []
         outcomes, self._outcomes = self._outcomes, []
         requeued, self._requeued = self._requeued, []
+        to_cancel, self._to_cancel = self._to_cancel, []
+        late = self._cancelled & {outcome.key for _, outcome in outcomes}
         for waiting in requeued:
             self._count(waiting.function, waiting.count)
             self._lanes[waiting.phase].expect(waiting.function, waiting.due_at)
@@ -313,6 +406,8 @@ class AsyncCalls:
             self._lanes["queued"].expect(call.function, call.accepted_at)
         for function, outcome in outcomes:
             match outcome:
+                case _ if outcome.key in late:
+                    pass
                 case Retry():
                     self._lanes["queued"].expect(function, outcome.at)
                 case Answered() | Redeliver():
@@ -323,57 +418,91 @@ class AsyncCalls:
         now = self._looked_at = max([self._clock(), *(call.accepted_at for call, _ in accepted)])
         wanted = [each for lane in self._lanes.values() for each in lane.wanted(now)] if self._claiming else []
         try:
-            claimed = await self._in_thread(self._exchange, accepted, outcomes, wanted, now)
+            cancelled, claimed = await self._in_thread(self._exchange, accepted, outcomes, to_cancel, wanted, now)
         except StorageFailed as exc:
             for call, durable in accepted:
                 self._count(call.function, -1)
                 durable.set_exception(exc)
+            for _, done in to_cancel:
+                done.set_exception(exc)
             if outcomes:
                 log.warning("async.not_written outcomes=%d: %s", len(outcomes), exc)
             self._outcomes[:0] = outcomes
+            self._open_in = self._by_queue()
             return not outcomes and not wanted
         for _, durable in accepted:
             durable.set_result(None)
         for function, outcome in outcomes:
-            if isinstance(outcome, Done | Dead):
+            if isinstance(outcome, Done | Dead) and outcome.key not in late:
                 self._count(function, -1)
-        for (phase, function, _), (calls, next_due) in zip(wanted, claimed, strict=True):
-            self._lanes[phase].claimed(function, len(calls), next_due)
+        self._cancelled -= late
+        self._settle_cancelled(to_cancel, cancelled)
+        for (phase, function, queue, _), (calls, next_due) in zip(wanted, claimed, strict=True):
+            self._lanes[phase].claimed(function, queue, len(calls), next_due)
             work = self._execute if phase == "queued" else self._deliver
             for each in calls:
-                task = tasks.create_task(self._work(work, self._lanes[phase], each))
-                self._working.add(task)
+                self._working[each.key] = tasks.create_task(self._work(work, self._lanes[phase], queue, each))
+        self._open_in = self._by_queue()
         return True
+
+    def _settle_cancelled(
+        self,
+        asked: Sequence[tuple[str, asyncio.Future[bool]]],
+        cancelled: Sequence[Sequence[Cancelled]] | StorageFailed,
+    ) -> None:
+        if isinstance(cancelled, StorageFailed):
+            for _, done in asked:
+                done.set_exception(cancelled)
+            return
+        for (_, done), found in zip(asked, cancelled, strict=True):
+            for each in found:
+                self._count(each.function, -1)
+                if each.is_claimed:
+                    self._cancelled.add(each.key)
+                    # It may have come to its end meanwhile: then its outcome waits for the next turn.
+                    if (task := self._working.get(each.key)) is not None:
+                        task.cancel()
+            done.set_result(bool(found))
 
     def _exchange(
         self,
         accepted: Sequence[tuple[AcceptedCall, object]],
         outcomes: Sequence[tuple[str, Outcome]],
-        wanted: Sequence[tuple[Phase, str, int]],
+        to_cancel: Sequence[tuple[str, object]],
+        wanted: Sequence[_Wanted],
         now: float,
-    ) -> list[tuple[list[ClaimedCall], float | None]]:
+    ) -> tuple[list[list[Cancelled]] | StorageFailed, list[tuple[list[ClaimedCall], float | None]]]:
         """The turn's part of the queue's thread."""
         if accepted or outcomes:
             self._queue.write([call for call, _ in accepted], [outcome for _, outcome in outcomes])
-        return [self._queue.claim(phase, function, now, limit) for phase, function, limit in wanted]
+        cancelled: list[list[Cancelled]] | StorageFailed = []
+        if to_cancel:
+            try:
+                cancelled = self._queue.cancel([call for call, _ in to_cancel], now)
+            except StorageFailed as exc:  # what was written before stays
+                cancelled = exc
+        return cancelled, [self._queue.claim(each.phase, each.function, now, each.limit) for each in wanted]
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
-    async def _work(self, work: Callable[[ClaimedCall], Awaitable[Outcome]], lane: _Lane, claimed: ClaimedCall) -> None:
+    async def _work(
+        self, work: Callable[[ClaimedCall], Awaitable[Outcome]], lane: _Lane, queue: str, claimed: ClaimedCall
+    ) -> None:
         function = claimed.call.function
         try:
             outcome = await work(claimed)
             self._outcomes.append((function, outcome))  # only now: each turn begins a list of its own
         except asyncio.CancelledError:
-            # The grace is over: without an outcome it stays as it was, for the next start.
-            if self._claiming:
+            if claimed.key in self._cancelled:
+                # The queue knows already, and only ends the claim.
+                self._outcomes.append((function, Dead(claimed.key, self._clock(), claimed.attempts, None, "")))
+            elif self._claiming:
                 raise
+            # Else the grace is over: without an outcome it stays as it was, for the next start.
         finally:
-            lane.ended(function)
-            task = asyncio.current_task()
-            assert task is not None
-            self._working.discard(task)
+            lane.ended(function, queue)
+            del self._working[claimed.key]
             self._wake.set()
 
     # --- an execution ---

@@ -25,6 +25,7 @@ from gpufaas_gateway.async_call import (
     Answered,
     Body,
     CallStatus,
+    Cancelled,
     ClaimedCall,
     Dead,
     Done,
@@ -63,6 +64,7 @@ CREATE INDEX calls_due ON calls (phase, function, due_at) WHERE due_at IS NOT NU
 CREATE INDEX calls_ended ON calls (phase, ended_at) WHERE ended_at IS NOT NULL;
 """
 _STATUS: Final = "id, function, phase, attempts, deliveries, status, reason, accepted_at, ended_at, due_at, key"
+_STRIPPED: Final = "head = NULL, answer = NULL, body = NULL, answer_body = NULL, body_file = NULL, answer_file = NULL"
 _BUSY_S: Final = 5.0
 _PRUNED_AT_ONCE: Final = 256
 
@@ -143,7 +145,8 @@ class SqliteAsyncQueue:
     """
     Opens or creates ``calls.db`` in *folder* at once; made by the composition root, closed by it.
 
-    :param done_kept_s: for how long the status of a done call can be asked for; at most *done_kept* of them
+    :param done_kept_s: for how long the status of a done or cancelled call can be asked for; at most *done_kept* of
+        each
     :param dead_kept_s: the same of dead letters, which keep their requests
     :raises StorageFailed: the file cannot be opened, is not ours, or was written by a newer version
     """
@@ -157,7 +160,11 @@ class SqliteAsyncQueue:
         dead_kept_s: Seconds = 7 * 86_400.0,
         dead_kept: int = 10_000,
     ) -> None:
-        self._kept = {"done": (done_kept_s, done_kept), "dead": (dead_kept_s, dead_kept)}
+        self._kept = {
+            "done": (done_kept_s, done_kept),
+            "cancelled": (done_kept_s, done_kept),
+            "dead": (dead_kept_s, dead_kept),
+        }
         self._path = folder / "calls.db"
         self._folder = folder / "bodies"
         self._lock = threading.Lock()
@@ -204,6 +211,24 @@ class SqliteAsyncQueue:
             claimed = [self._read(key) for key in keys]
             self._claimed.update(keys)
             return claimed, free[len(keys)][1] if len(free) > len(keys) else None
+
+    def cancel(self, calls: Sequence[str], now: float) -> list[list[Cancelled]]:
+        unnamed: list[Path] = []
+        cancelled: list[list[Cancelled]] = []
+        with self._transaction() as db:
+            for call in calls:
+                rows = db.execute(
+                    "UPDATE calls SET phase = 'cancelled', due_at = NULL, ended_at = ?, reason = 'it was cancelled'"
+                    " WHERE id = ? AND due_at IS NOT NULL RETURNING key, function",
+                    (now, call),
+                ).fetchall()
+                found = [Cancelled(key, function, key in self._claimed) for key, function in rows]
+                for each in found:
+                    if not each.is_claimed:  # one that is may be reading its files
+                        unnamed += self._strip(each.key)
+                cancelled.append(found)
+        remove_files(unnamed)
+        return cancelled
 
     def get(self, call: str) -> CallStatus | None:
         with self._lock, self._translated("read"):
@@ -271,16 +296,19 @@ class SqliteAsyncQueue:
     def _settle(self, outcome: Outcome) -> list[Path]:
         """Write one outcome; return the files that no row names once it is committed."""
         db = self._db
+        row = db.execute("SELECT due_at, body_file, answer_file FROM calls WHERE key = ?", (outcome.key,)).fetchone()
+        if row is None or row[0] is None:
+            # It was cancelled while it was claimed, and perhaps forgotten since.
+            answered = outcome.answer.body if isinstance(outcome, Answered) else b""
+            return self._strip(outcome.key) + ([answered] if isinstance(answered, Path) else [])
         match outcome:
             case Done():
-                (row,) = db.execute("SELECT body_file, answer_file FROM calls WHERE key = ?", (outcome.key,)).fetchall()
                 db.execute(
                     "UPDATE calls SET phase = 'done', due_at = NULL, ended_at = ?, status = ?, attempts = ?,"
-                    " reason = NULL, head = NULL, answer = NULL, body = NULL, answer_body = NULL, body_file = NULL,"
-                    " answer_file = NULL WHERE key = ?",
+                    f" reason = NULL, {_STRIPPED} WHERE key = ?",
                     (outcome.at, outcome.status, outcome.attempts, outcome.key),
                 )
-                return self._files(*row)
+                return self._files(*row[1:])
             case Retry():
                 db.execute(
                     "UPDATE calls SET due_at = ?, attempts = ?, status = ?, reason = ? WHERE key = ?",
@@ -306,8 +334,7 @@ class SqliteAsyncQueue:
             case Dead():
                 unnamed: list[Path] = []
                 if not outcome.undelivered:
-                    (row,) = db.execute("SELECT answer_file FROM calls WHERE key = ?", (outcome.key,)).fetchall()
-                    unnamed = self._files(*row)
+                    unnamed = self._files(row[2])
                     db.execute(
                         "UPDATE calls SET answer = NULL, answer_file = NULL, answer_body = NULL WHERE key = ?",
                         (outcome.key,),
@@ -320,6 +347,12 @@ class SqliteAsyncQueue:
                 return unnamed
             case _:
                 assert_never(outcome)
+
+    def _strip(self, key: int) -> list[Path]:
+        """Forget the request and answer of a call that has ended; return their files."""
+        rows = self._db.execute("SELECT body_file, answer_file FROM calls WHERE key = ?", (key,)).fetchall()
+        self._db.execute(f"UPDATE calls SET {_STRIPPED} WHERE key = ?", (key,))
+        return self._files(*(name for row in rows for name in row))
 
     def _prune(self, now: float) -> list[Path]:
         """Forget what ended long ago, and the oldest of what ended if there is too much of it, a few at a time."""

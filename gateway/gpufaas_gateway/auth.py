@@ -32,7 +32,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PUBLIC: Final[tuple[tuple[str, str], ...]] = (
     ("*", "/function/*"),  # a password that comes along is the function's (§1 item 7)
-    ("GET HEAD POST PUT PATCH OPTIONS", "/async-function/*"),  # but DELETE, which takes a call back
+    ("HEAD POST PUT PATCH OPTIONS", "/async-function/*"),  # GET asks about a call, and DELETE takes one back
     ("GET HEAD", "/healthz"),
     ("GET HEAD", "/readyz"),
     ("GET HEAD", "/metrics"),

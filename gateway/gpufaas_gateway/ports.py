@@ -9,7 +9,7 @@ from typing import Protocol
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.logs import LogLine
 from gpufaas_core.model import Device, EngineStatus, Function, FunctionId, Profile
-from gpufaas_gateway.async_call import AcceptedCall, CallStatus, ClaimedCall, Outcome, Phase, Waiting
+from gpufaas_gateway.async_call import AcceptedCall, CallStatus, Cancelled, ClaimedCall, Outcome, Phase, Waiting
 from gpufaas_gateway.spec import FunctionRecord, Namespace
 
 
@@ -213,7 +213,8 @@ class AsyncQueue(Protocol):
     def write(self, accepted: Sequence[AcceptedCall], outcomes: Sequence[Outcome]) -> None:
         """
         Keep the calls, which are due at once, and what became of claimed ones, which are claimed no longer. All or
-        nothing; durable when it returns. The files of calls that are done are removed.
+        nothing; durable when it returns. The files of calls that are done are removed. Of a call that was cancelled
+        meanwhile, the outcome is dropped, with its files.
         """
         ...
 
@@ -221,6 +222,13 @@ class AsyncQueue(Protocol):
         """
         Return calls of *function* (``NAME.NAMESPACE``) that wait in *phase* and are due, the longest due first, at most
         *limit*; and when the next one is due that is not claimed. A claim ends with `write`, or with its claimer.
+        """
+        ...
+
+    def cancel(self, calls: Sequence[str], now: float) -> list[list[Cancelled]]:
+        """
+        Take back, for each of these ids, every call of it that has not ended; durable when it returns. Its status is
+        kept, its request and answer are not; those of a claimed one only until its claim ends.
         """
         ...
 

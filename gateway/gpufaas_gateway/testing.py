@@ -19,6 +19,7 @@ from gpufaas_gateway.async_call import (
     Answered,
     Body,
     CallStatus,
+    Cancelled,
     ClaimedCall,
     Dead,
     Done,
@@ -304,6 +305,19 @@ class MemoryAsyncQueue:
             self._kept[key].is_claimed = True
         return [self._kept[key].claimed for key in due], free[len(due)][0] if len(free) > len(due) else None
 
+    def cancel(self, calls: Sequence[str], now: float) -> list[list[Cancelled]]:
+        self._may_write()
+        cancelled: list[list[Cancelled]] = []
+        for call in calls:
+            cancelled.append([])
+            for key, kept in self._kept.items():
+                if kept.claimed.call.id == call and kept.due_at is not None:
+                    kept.state, kept.due_at, kept.ended_at, kept.reason = "cancelled", None, now, "it was cancelled"
+                    cancelled[-1].append(Cancelled(key, kept.claimed.call.function, kept.is_claimed))
+                    if not kept.is_claimed:
+                        _remove_bodies(kept.claimed)
+        return cancelled
+
     def get(self, call: str) -> CallStatus | None:
         found = [kept for kept in self._kept.values() if kept.claimed.call.id == call]
         return found[-1].seen() if found else None
@@ -348,6 +362,11 @@ class MemoryAsyncQueue:
     def _settle(self, outcome: Outcome) -> None:
         kept = self._kept[outcome.key]
         kept.is_claimed = False
+        if kept.due_at is None:
+            _remove_bodies(kept.claimed)
+            if isinstance(outcome, Answered):
+                _remove_bodies(replace(kept.claimed, answer=outcome.answer))
+            return
         match outcome:
             case Done(_, at, status, attempts):
                 _remove_bodies(kept.claimed)
@@ -386,10 +405,14 @@ class FakeCallbacks:
         self.delivered: list[tuple[str, dict[str, str], bytes]] = []
         self.failures: list[GpufaasError] = []
         self.on_delivery: Callable[[], None] = lambda: None
+        self.held: asyncio.Event | None = None
+        """With it, a delivery that does not fail waits for it."""
 
     async def deliver(self, url: str, headers: Sequence[Header], body: Body) -> None:
         if self.failures:
             raise self.failures.pop(0)
+        if self.held is not None:
+            await self.held.wait()
         content = await asyncio.to_thread(body.read_bytes) if isinstance(body, Path) else body
         named = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
         self.delivered.append((url, named, content))

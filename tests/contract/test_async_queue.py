@@ -17,6 +17,7 @@ from gpufaas_gateway.async_call import (
     ClaimedCall,
     Dead,
     Done,
+    Outcome,
     Phase,
     Redeliver,
     Retry,
@@ -223,6 +224,60 @@ def test_dead_letters_are_discarded_others_are_not(queue: AsyncQueue) -> None:
     assert queue.get("1") is None
 
 
+def test_a_call_that_is_cancelled_is_claimed_no_more_and_its_status_is_kept(queue: AsyncQueue) -> None:
+    queue.write([accepted("1"), accepted("2")], [])
+    queue.write([], [Retry(claim_one(queue).key, 2000.0, 1, 503, "status 503")])
+
+    assert [[each.function for each in found] for found in queue.cancel(["1", "2", "3"], 300.0)] == [[F], [F], []]
+
+    assert queue.claim("queued", F, 9000.0, 5) == ([], None)
+    assert queue.waiting() == []
+    assert (seen(queue).state, seen(queue).attempts, seen(queue).ended_at) == ("cancelled", 1, 300.0)
+    assert queue.cancel(["1"], 400.0) == [[]]
+    assert queue.requeue("1", 400.0) is None
+
+
+def test_what_has_ended_is_not_cancelled(queue: AsyncQueue) -> None:
+    dead_letter(queue, "dead")
+    queue.write([accepted("done")], [])
+    queue.write([], [Done(claim_one(queue).key, 300.0, 200, 1)])
+
+    assert queue.cancel(["dead", "done"], 400.0) == [[], []]
+    assert (seen(queue, "dead").state, seen(queue, "done").state) == ("dead", "done")
+
+
+def test_the_outcome_of_a_call_that_was_cancelled_meanwhile_is_dropped(queue: AsyncQueue) -> None:
+    outcomes: list[Callable[[int], Outcome]] = [
+        lambda key: Done(key, 400.0, 200, 1),
+        lambda key: Retry(key, 400.0, 1, 500, "status 500"),
+        lambda key: Answered(key, 400.0, 1, ANSWER),
+        lambda key: Dead(key, 400.0, 1, 500, "status 500"),
+    ]
+    for outcome in outcomes:
+        queue.write([accepted()], [])
+        claimed = claim_one(queue)
+        ((cancelled,),) = queue.cancel(["1"], 300.0)
+
+        queue.write([], [outcome(claimed.key)])
+
+        assert (cancelled.key, cancelled.function, cancelled.is_claimed) == (claimed.key, F, True)
+        assert (seen(queue).state, seen(queue).ended_at) == ("cancelled", 300.0)
+        assert queue.waiting() == []
+
+
+def test_the_files_of_a_cancelled_call_are_there_until_its_claim_ends(queue: AsyncQueue) -> None:
+    body, waiting = spooled(queue, b"x" * 1000), spooled(queue, b"y")
+    queue.write([accepted("1", body=body), accepted("2", at=200.0, body=waiting)], [])
+    claimed = claim_one(queue)
+
+    queue.cancel(["1", "2"], 300.0)
+    assert (body.exists(), waiting.exists()) == (True, False)
+
+    answer = spooled(queue, b"z")
+    queue.write([], [Answered(claimed.key, 400.0, 1, Answer(200, (), answer, 0.1, 10))])
+    assert (body.exists(), answer.exists()) == (False, False)
+
+
 def test_a_large_body_is_a_file_until_its_call_is_done(queue: AsyncQueue) -> None:
     file = spooled(queue, b"large")
     queue.write([accepted(body=file)], [])
@@ -283,6 +338,21 @@ def test_sqlite_gives_claimed_calls_back_when_it_is_opened_again(tmp_path: Path)
 
     assert claim_one(second).call.id == "2"
     second.close()
+
+
+def test_sqlite_does_not_bring_a_cancelled_call_back(tmp_path: Path) -> None:
+    queue = SqliteAsyncQueue(tmp_path)
+    queue.write([accepted("1"), accepted("2")], [])
+    claim_one(queue)
+    queue.cancel(["1", "2"], 300.0)
+    queue.close()
+
+    again = SqliteAsyncQueue(tmp_path)
+
+    assert again.waiting() == []
+    assert again.claim("queued", F, 1000.0, 5) == ([], None)
+    assert seen(again).state == "cancelled"
+    again.close()
 
 
 def test_sqlite_removes_files_that_no_call_names_when_it_is_opened(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from tests.integration.conftest import ECHO, ECHO_MODEL, GATED, HTTP, TORCH, Platform, until
 
@@ -119,11 +120,13 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         platform.close()
 
 
-def deploy(platform: Platform, name: str, source: str, lang: str = HTTP, **retry: str) -> str:
+def deploy(platform: Platform, name: str, source: str, lang: str = HTTP, queue: str = "", **retry: str) -> str:
     """Deploy with a retry policy; return the path for asynchronous calls."""
     built = platform.build(name, source, lang)
     platform.upload(built)
     annotations = {"gpufaas.bundle": built.digest} | {RETRY + key: value for key, value in retry.items()}
+    if queue:
+        annotations["com.openfaas.queue"] = queue
     if lang == TORCH:
         annotations["gpufaas.memory"] = "48Mi"
     spec = {"service": name, "image": f"{name}:latest", "annotations": annotations}
@@ -397,6 +400,87 @@ def test_a_slow_function_does_not_hold_up_another_nor_synchronous_calls(serving:
     gate.open()
     for each in held:
         becomes(serving, each, "done")
+
+
+# --- taking calls back ---
+
+
+def test_a_call_that_waits_and_one_that_runs_are_cancelled(serving: Platform, receiver: Receiver) -> None:
+    path = deploy(serving, "slow", GATED)
+    gate = serving.gate()
+    running = send(serving, path, gate.body, receiver.url)
+    until(gate.reached)
+    others = [send(serving, path, serving.gate().body) for _ in range(15)]
+    waiting = send(serving, path, gate.body, receiver.url)
+    until(lambda: status(serving, others[-1])["state"] == "running")
+
+    answers = [serving.http.delete(f"/async-function/{call}") for call in (waiting, running)]
+
+    assert [(each.status_code, each.content) for each in answers] == [(202, b""), (202, b"")]
+    assert [status(serving, call)["state"] for call in (waiting, running)] == ["cancelled", "cancelled"]
+    assert serving.http.get(f"/async-function/{running}").json() == status(serving, running)
+    for call in others:
+        assert serving.http.delete(f"/async-function/{call}").is_success
+    until(lambda: not serving.status()["asyncQueues"]["faas-request"]["pending"])
+    serving.remove("slow")  # a handler cannot be interrupted: its worker would be ended ten seconds later
+    until(serving.is_idle)
+    assert not {waiting, running} & receiver.got.keys()
+
+
+def test_what_cannot_be_cancelled_is_said(serving: Platform) -> None:
+    call = send(serving, deploy(serving, "echo", ECHO), b"x")
+    becomes(serving, call, "done")
+
+    done, unknown = serving.http.delete(f"/async-function/{call}"), serving.http.delete("/async-function/nobody")
+
+    assert (done.status_code, unknown.status_code) == (409, 404)
+    assert "done" in done.text
+    assert serving.http.get("/async-function/echo").status_code == 404
+    assert serving.http.put("/async-function/echo").status_code == 405
+
+
+def test_a_cancelled_call_does_not_come_back_over_a_kill(make_platform: Make, tmp_path: Path) -> None:
+    platform = make_platform(*LOCAL).start()
+    path = deploy(platform, "gated", RECORDING_GATED)
+    gate = platform.gate()
+    calls = [send(platform, path, gate.body) for _ in range(20)]
+    until(gate.reached)
+    for call in calls:
+        assert platform.http.delete(f"/async-function/{call}").status_code == 202
+    executed = len((platform.home / "record").read_bytes())
+
+    psutil.wait_procs(platform.kill(), 30)
+    again = make_platform(*LOCAL, data=platform.data).start()
+
+    marker = send(again, path, str(tmp_path / "marker").encode())
+    (tmp_path / "marker").touch()
+    becomes(again, marker, "done")
+    assert {status(again, call)["state"] for call in calls} == {"cancelled"}
+    assert len((platform.home / "record").read_bytes()) == executed + 1
+
+
+# --- queues ---
+
+
+def test_a_flooded_queue_does_not_hold_up_another(make_platform: Make) -> None:
+    platform = make_platform(*LOCAL, "--async-queue", "slow=2:30", "--async-queue", "quick=1").start()
+    slow = deploy(platform, "slow", GATED, queue="slow")
+    quick = deploy(platform, "echo", ECHO, queue="quick")
+    gate = platform.gate()
+    held = [send(platform, slow, gate.body) for _ in range(30)]
+    until(gate.reached)
+
+    refused = platform.call(slow, gate.body)
+    becomes(platform, send(platform, quick, b"x"), "done")
+
+    assert (refused.status_code, "queue slow is full: 30" in refused.text) == (429, True)
+    queues = platform.status()["asyncQueues"]
+    assert (queues["slow"]["pending"], queues["slow"]["running"], queues["slow"]["concurrency"]) == (30, 2, 2)
+    assert queues["quick"] == {"concurrency": 1, "limit": 1_000_000, "pending": 0, "running": 0, "delivering": 0}
+    assert 'gpufaas_async_queue_pending{queue="slow"} 30.0' in platform.http.get("/metrics").text
+    gate.open()
+    for call in held:
+        becomes(platform, call, "done")
 
 
 # --- stopping and dying ---

@@ -19,11 +19,12 @@ _NOT_FOUND: Final = 404
 Examples:
   echo hi | gpufaas invoke hello --async
   gpufaas async status CALL_ID
+  gpufaas async cancel CALL_ID
   gpufaas async dead
 """,
 )
 def command() -> None:
-    """Asynchronous calls: what became of one, and those that were given up."""
+    """Asynchronous calls: what became of one, taking one back, and those that were given up."""
 
 
 @command.command(
@@ -99,6 +100,33 @@ def retry(call_ids: tuple[str, ...], gateway: str | None, yaml_file: Path | None
                 failed += 1
             else:
                 output.show(f"Queued again: {each}")
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+@command.command(
+    "cancel",
+    epilog="""
+\b
+Examples:
+  gpufaas async cancel dcbf8adb-ea70-4fb0-8782-d5aacf82da9a
+""",
+)
+@click.argument("call_ids", nargs=-1, required=True, metavar="CALL_ID...")
+@flags.gateway
+@flags.yaml_file
+def cancel(call_ids: tuple[str, ...], gateway: str | None, yaml_file: Path | None) -> None:
+    """Take calls back: one that waits is never executed, one that runs is aborted."""
+    failed = 0
+    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
+        for each in call_ids:
+            try:
+                client.cancel_call(each)
+            except Refused as exc:
+                output.note(f"gpufaas: {each}: {_unknown(exc, each)}")
+                failed += 1
+            else:
+                output.show(f"Cancelled: {each}")
     if failed:
         raise click.exceptions.Exit(1)
 

@@ -1,11 +1,13 @@
 """``gpufaas serve``: reads its options; `serving` does the rest."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
 import click
 
 from gpufaas_cli.options import (
+    DEFAULT_ASYNC_QUEUE_LIMIT,
     DEFAULT_MAX_ASYNC_QUEUE,
     DEFAULT_MAX_BODY,
     DEFAULT_MAX_QUEUE,
@@ -18,6 +20,7 @@ from gpufaas_core.units import Bytes, format_bytes, parse_bytes
 
 _POLICIES = ("lb", "lalb", "lalb-o3")
 _REPLACEMENTS = ("lru", "cost-aware")
+_QUEUE = re.compile(r"([a-zA-Z0-9][-._a-zA-Z0-9]{0,62})=([0-9]{1,9})(?::([0-9]{1,9}))?")
 
 
 def _size(_: click.Context, __: click.Parameter, text: str | None) -> Bytes:
@@ -30,6 +33,19 @@ def _size(_: click.Context, __: click.Parameter, text: str | None) -> Bytes:
     if size <= 0:
         raise click.BadParameter(f"{text!r} must be more than nothing: write for example 100MiB")
     return size
+
+
+def _queues(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    queues: dict[str, tuple[int, int]] = {}
+    for text in given:
+        found = _QUEUE.fullmatch(text)
+        numbers = [] if found is None else [int(found[2]), int(found[3] or DEFAULT_ASYNC_QUEUE_LIMIT)]
+        if found is None or min(numbers) < 1:
+            raise click.BadParameter(f"{text!r} is not NAME=CONCURRENCY[:LIMIT]: write for example reports=4:10000")
+        if found[1] in queues:
+            raise click.BadParameter(f"{found[1]} is given twice: say it once")
+        queues[found[1]] = numbers[0], numbers[1]
+    return queues
 
 
 @click.command(
@@ -94,6 +110,12 @@ Examples:
     help="Asynchronous calls of one function that have not ended; more are answered 429.",
 )  # fmt: skip
 @click.option(
+    "--async-queue", "async_queues", multiple=True, callback=_queues, metavar="NAME=CONCURRENCY[:LIMIT]",
+    help="How many asynchronous calls of the functions that name this queue (annotation com.openfaas.queue) run at "
+    "once, and how many may not have ended; may be repeated. Functions that name none use faas-request, with 64 at "
+    "once and 16 of one function; a queue that is not given here has 16.",
+)  # fmt: skip
+@click.option(
     "--allow-local-callbacks", is_flag=True,
     help="Let X-Callback-Url name addresses of this machine or its link, such as 127.0.0.1.",
 )  # fmt: skip
@@ -104,8 +126,8 @@ Examples:
 def command(
     port: int, host: str, auth: Literal["on", "off", "auto"], auth_dir: Path | None, data: Path | None,
     devices: tuple[str, ...], functions: Literal["process", "docker", "auto"], policy: str, o3_limit: int,
-    replacement: str, journal: Path | None, max_queue: int, max_async_queue: int, allow_local_callbacks: bool,
-    max_body: Bytes,
+    replacement: str, journal: Path | None, max_queue: int, max_async_queue: int,
+    async_queues: dict[str, tuple[int, int]], allow_local_callbacks: bool, max_body: Bytes,
 ) -> None:  # fmt: skip
     """
     Start the whole platform on this machine: gateway, scheduler, cache and workers in one process tree.
@@ -116,7 +138,7 @@ def command(
         port=port, host=host, auth=auth, auth_dir=auth_dir.expanduser() if auth_dir else None,
         data=(data or default_data_dir()).expanduser().resolve(), devices=devices, functions=functions, policy=policy,
         o3_limit=o3_limit, replacement=replacement, journal=journal, max_queue=max_queue, max_body=max_body,
-        max_async_queue=max_async_queue, allow_local_callbacks=allow_local_callbacks,
+        max_async_queue=max_async_queue, async_queues=async_queues, allow_local_callbacks=allow_local_callbacks,
     )  # fmt: skip
     try:
         from gpufaas_cli import serving

@@ -75,7 +75,7 @@ def test_a_login_without_its_parts_is_wrong_usage(run: Run, args: list[str], dat
         "list", "describe a", "remove a", "logs a", "secret list", "secret create k --from-literal v",
         "secret remove k",
         "namespace list", "namespace create a", "namespace remove a", "async status c", "async dead", "async retry c",
-        "version", "deploy --image x --name a", "top --once", "ready a --attempts 1",
+        "async cancel c", "version", "deploy --image x --name a", "top --once", "ready a --attempts 1",
     ],
 )  # fmt: skip
 def test_every_command_says_who_it_is(run: Run, wire: WireLog, command: str) -> None:
@@ -263,6 +263,19 @@ def test_dead_calls_are_queued_again_each_by_itself(run: Run, wire: WireLog) -> 
     assert result.exit_code == 1
     assert "c-1: the gateway knows no call c-1" in result.stderr
     assert result.stdout == "Queued again: c-2\n"
+
+
+def test_calls_are_cancelled_each_by_itself(run: Run, wire: WireLog) -> None:
+    wire.answer("DELETE", "/async-function/c-1", 404)
+    wire.answer("DELETE", "/async-function/c-2", 409)
+    wire.answer("DELETE", "/async-function/c%2F3", 202)
+
+    result = run("async", "cancel", "c-1", "c-2", "c/3")
+
+    assert result.exit_code == 1
+    assert "c-1: the gateway knows no call c-1" in result.stderr
+    assert "c-2: " in result.stderr
+    assert result.stdout == "Cancelled: c/3\n"
 
 
 def test_ready_waits_for_the_gateway_or_for_a_function(run: Run, wire: WireLog) -> None:

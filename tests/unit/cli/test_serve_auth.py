@@ -1,10 +1,13 @@
-"""When `gpufaas serve` asks for a password."""
+"""What `gpufaas serve` makes of its options: when it asks for a password, and its queues."""
 
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from click.testing import CliRunner
 
+from gpufaas_cli import serving
+from gpufaas_cli.commands.serve import command
 from gpufaas_cli.options import ServeOptions
 from gpufaas_cli.serving import _credentials
 
@@ -32,6 +35,35 @@ def test_it_asks_unless_only_this_machine_reaches_it(
 
     assert (credentials is not None) == asks
     assert (tmp_path / "auth").exists() == asks
+
+
+def test_queues_are_given_by_name_with_their_bounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[ServeOptions] = []
+    monkeypatch.setattr(serving, "run", seen.append)
+    given = ["--async-queue", "faas-request=32", "--async-queue", "reports.v1=4:1000"]
+
+    result = CliRunner().invoke(command, ["--data", str(tmp_path), *given])
+
+    assert result.exit_code == 0
+    assert seen[0].async_queues == {"faas-request": (32, 1_000_000), "reports.v1": (4, 1000)}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["reports"], "not NAME=CONCURRENCY[:LIMIT]"),
+        (["reports=0"], "not NAME=CONCURRENCY[:LIMIT]"),
+        (["reports=4:0"], "not NAME=CONCURRENCY[:LIMIT]"),
+        (["reports=many"], "not NAME=CONCURRENCY[:LIMIT]"),
+        (["two words=4"], "not NAME=CONCURRENCY[:LIMIT]"),
+        (["reports=4", "reports=5"], "reports is given twice"),
+    ],
+)
+def test_a_queue_that_is_none_is_wrong_usage(given: list[str], message: str) -> None:
+    result = CliRunner().invoke(command, [part for each in given for part in ("--async-queue", each)])
+
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 def test_a_directory_that_is_named_is_never_written(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from gpufaas_core.errors import Overloaded, StorageFailed
 from gpufaas_gateway.async_call import INLINE_ANSWER, AcceptedCall, Body, CallStatus
-from gpufaas_gateway.async_calls import AsyncCalls, AsyncSettings
+from gpufaas_gateway.async_calls import AsyncCalls, AsyncSettings, QueueSettings
 from gpufaas_gateway.callbacks import CallbackFailed, CallbackRefused
 from gpufaas_gateway.retry import RetryPolicy
 from gpufaas_gateway.testing import FakeCallbacks, MemoryAsyncQueue
 
-F, G = "f.openfaas-fn", "g.openfaas-fn"
+F, G, H = "f.openfaas-fn", "g.openfaas-fn", "h.openfaas-fn"
 AT_ONCE = RetryPolicy(attempts=3, min_wait_s=0.0, max_wait_s=0.0)
 Message = MutableMapping[str, Any]
 
@@ -72,9 +72,10 @@ class Rig:
         self.functions = Functions()
         self.callbacks = FakeCallbacks()
         self.policies: dict[str, RetryPolicy] = {}
+        self.queues: dict[str, str] = {}
         self.calls = AsyncCalls(
             self.queue, self.functions, self.callbacks, lambda name: self.policies.get(name, AT_ONCE), settings,
-            rng=random.Random(1), clock=lambda: 1000.0,
+            queue_of=lambda name: self.queues.get(name, "faas-request"), rng=random.Random(1), clock=lambda: 1000.0,
         )  # fmt: skip
 
     async def send(self, name: str = "1", function: str = F, callback: str | None = None, body: Body = b"x") -> None:
@@ -93,10 +94,16 @@ class Rig:
             while any(self.seen(name).state != state for name in names or ("1",)):
                 await asyncio.sleep(0)
 
+    async def ends(self) -> None:
+        """Wait until nothing is left to be done: what is written is counted a moment later."""
+        async with asyncio.timeout(10):
+            while self.calls.counts() or any(each.running for each in self.calls.queues().values()):
+                await asyncio.sleep(0)
+
 
 SETTINGS = AsyncSettings(
-    max_queue=5, max_queue_in_all=8, at_once=4, at_once_per_function=3, grace_s=0.05,
-    callback_retry=RetryPolicy(3, frozenset(), 0.0, 0.0),
+    max_queue=5, queue_limit=8, at_once=4, at_once_per_function=3, grace_s=0.05,
+    queues={"slow": QueueSettings(1, 2)}, at_once_in_named=2, callback_retry=RetryPolicy(3, frozenset(), 0.0, 0.0),
 )  # fmt: skip
 
 
@@ -361,3 +368,159 @@ async def test_what_does_not_end_within_the_grace_stays_queued(tmp_path: Path) -
 
     assert rig.queue.waiting()[0].count == 1
     assert rig.functions.at_once == 0
+
+
+# --- taking calls back ---
+
+
+async def test_a_call_that_waits_is_cancelled_and_never_executed(rig: Rig) -> None:
+    rig.functions.gate = asyncio.Event()
+    for number in range(4):
+        await rig.send(str(number))
+    await rig.becomes("running", "0", "1", "2")
+
+    assert await rig.calls.cancel("3") == "cancelled"
+    rig.functions.gate.set()
+    await rig.becomes("done", "0", "1", "2")
+
+    assert rig.seen("3").state == "cancelled"
+    assert len(rig.functions.called) == 3
+    await rig.ends()
+
+
+async def test_a_call_that_runs_is_aborted_and_its_place_is_free(rig: Rig) -> None:
+    rig.functions.gate = asyncio.Event()
+    for number in range(4):
+        await rig.send(str(number), callback="http://receiver/")
+    await rig.becomes("running", "0", "1", "2")
+
+    assert await rig.calls.cancel("1") == "cancelled"
+
+    await rig.becomes("running", "3")
+    rig.functions.gate.set()
+    await rig.becomes("done", "0", "2", "3")
+    assert rig.seen("1").state == "cancelled"
+    assert sorted(headers["x-call-id"] for _, headers, _ in rig.callbacks.delivered) == ["0", "2", "3"]
+    await rig.ends()
+
+
+async def test_a_call_that_waits_for_a_retry_is_cancelled(rig: Rig) -> None:
+    rig.policies[F] = RetryPolicy(attempts=3, min_wait_s=3600.0, max_wait_s=3600.0)
+    rig.functions.statuses = [500]
+    await rig.send()
+    async with asyncio.timeout(10):
+        while rig.seen().attempts != 1:
+            await asyncio.sleep(0)
+
+    assert await rig.calls.cancel("1") == "cancelled"
+
+    assert (rig.seen().state, rig.seen().due_at, rig.calls.counts()) == ("cancelled", None, {})
+
+
+async def test_a_callback_that_is_due_again_is_not_made_once_its_call_is_cancelled(rig: Rig, tmp_path: Path) -> None:
+    rig.functions.pieces = [b"x" * 300_000] * 5
+    rig.callbacks.failures = [CallbackFailed("down")]
+    rig.callbacks.held = asyncio.Event()
+    await rig.send(callback="http://receiver/")
+    await rig.becomes("callback")
+
+    assert await rig.calls.cancel("1") == "cancelled"
+
+    async with asyncio.timeout(10):
+        while list(tmp_path.iterdir()):
+            await asyncio.sleep(0)
+    assert rig.callbacks.delivered == []
+    assert rig.seen().state == "cancelled"
+
+
+async def test_what_has_ended_is_not_cancelled_but_may_be_twice(rig: Rig) -> None:
+    rig.functions.statuses = [200, 500, 500, 500]
+    await rig.send("done")
+    await rig.becomes("done", "done")
+    await rig.send("dead")
+    await rig.becomes("dead", "dead")
+    rig.functions.gate = asyncio.Event()
+    await rig.send("live")
+
+    states = [await rig.calls.cancel(name) for name in ("done", "dead", "live", "live", "nobody")]
+
+    assert states == ["done", "dead", "cancelled", "cancelled", None]
+
+
+async def test_calls_that_share_an_id_are_cancelled_together(rig: Rig) -> None:
+    rig.functions.gate = asyncio.Event()
+    await rig.send("one", F)
+    await rig.send("one", G)
+
+    assert await rig.calls.cancel("one") == "cancelled"
+
+    assert rig.calls.counts() == {}
+    assert rig.queue.waiting() == []
+
+
+async def test_what_cannot_be_written_is_not_cancelled(rig: Rig) -> None:
+    rig.functions.gate = asyncio.Event()
+    await rig.send()
+    await rig.becomes("running")
+    rig.queue.failure = "the disk is full"
+
+    with pytest.raises(StorageFailed):
+        await rig.calls.cancel("1")
+
+    rig.queue.failure = None
+    rig.functions.gate.set()
+    await rig.becomes("done")
+
+
+# --- queues ---
+
+
+async def test_a_queue_has_a_concurrency_of_its_own_and_a_flooded_one_holds_no_other_up(rig: Rig) -> None:
+    rig.queues = {F: "slow", G: "other"}
+    rig.functions.gate = asyncio.Event()
+    for number in range(2):
+        await rig.send(f"f{number}", F)
+    for number in range(3):
+        await rig.send(f"g{number}", G)
+    await rig.send("h", H)
+
+    await rig.becomes("running", "f0", "g0", "g1", "h")
+
+    assert [rig.seen(name).state for name in ("f1", "g2")] == ["queued", "queued"]
+    queues = rig.calls.queues()
+    assert {name: (each.concurrency, each.pending, each.running) for name, each in queues.items()} == {
+        "faas-request": (4, 1, 1), "other": (2, 3, 2), "slow": (1, 2, 1),
+    }  # fmt: skip
+    rig.functions.gate.set()
+    await rig.becomes("done", "f0", "f1", "g0", "g1", "g2", "h")
+
+
+async def test_a_full_queue_refuses_its_own_functions_only(rig: Rig) -> None:
+    rig.queues = {F: "slow", G: "slow"}
+    rig.calls.reserve(F)
+    rig.calls.reserve(F)
+
+    with pytest.raises(Overloaded, match="queue slow is full: 2"):
+        rig.calls.reserve(G)
+    rig.calls.reserve(H)
+
+    rig.calls.release(F)
+    rig.calls.reserve(G)
+
+
+async def test_a_function_that_goes_over_to_another_queue_takes_its_backlog_along(rig: Rig) -> None:
+    rig.queues = {F: "slow", G: "slow"}
+    rig.functions.gate = asyncio.Event()
+    await rig.send("f", F)
+    await rig.becomes("running", "f")
+    await rig.send("g", G)
+    assert rig.seen("g").state == "queued"
+
+    rig.queues[G] = "other"
+    await rig.send("h", H)
+
+    await rig.becomes("running", "g", "h")
+    rig.functions.gate.set()
+    await rig.becomes("done", "f", "g", "h")
+    await rig.ends()
+    assert rig.calls.queues().keys() == {"faas-request", "slow"}
