@@ -48,6 +48,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "template": "List, pull and find the templates that functions are made from.",
     "generate": "Write Kubernetes or Knative YAML of functions.",
     "top": "Watch devices, and what is resident on them.",
+    "simulate": "Run a workload through the scheduler in simulated time.",
     "completion": "Write a completion script for your shell.",
     "version": "Show the version of this CLI and of the gateway.",
 }
@@ -147,7 +148,7 @@ def exit_code(error: GpufaasError) -> int:
     """Return what the process ends with when *error* ends it."""
     from gpufaas_cli.stack import BadStack
 
-    if isinstance(error, BadStack):
+    if isinstance(error, BadStack) or type(error).__name__ == "BadWorkload":
         return WRONG_USAGE
     if type(error).__name__ in ("GatewayUnreachable", "NotAuthorised"):
         return NO_GATEWAY
