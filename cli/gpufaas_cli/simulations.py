@@ -292,4 +292,22 @@ def check_plots() -> None:
 
 
 def draw(runs: Sequence[Run], folder: Path, form: str) -> list[Path]:
-    raise NotImplementedError
+    """Draw what `Run.record` and `Run.timeline` hold; return the files. Distributions and timelines are of one seed."""
+    from gpufaas_simulator import plots
+    from gpufaas_simulator.report import answered, estimates
+
+    groups = grouped(runs)
+    bars = {setting: estimates(run.report for run in group) for setting, group in groups.items()}
+    drawn = [(group[0], setting) for setting, group in groups.items()]
+    spread = {setting: answered(run.record) for run, setting in drawn if run.record is not None}
+    written = [
+        plots.save(plots.latency_and_misses(bars), folder / f"latency.{form}"),
+        plots.save(plots.latency_cdf(spread), folder / f"cdf.{form}"),
+    ]
+    for run, (policy, working_set) in drawn:
+        if run.timeline is not None and run.record is not None:
+            name = f"{policy}-{working_set}" if working_set else policy
+            end_s = run.record.end_s
+            figure = plots.residency(run.timeline.stays(end_s), end_s, f"{policy}: {run.report.workload}")
+            written.append(plots.save(figure, folder / f"resident-{name}.{form}"))
+    return written

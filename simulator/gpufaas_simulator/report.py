@@ -160,6 +160,15 @@ def report(record: Record, policy: str) -> Report:
     )
 
 
+def answered(record: Record) -> Floats:
+    """Return the latencies of the calls that were answered, in seconds, in order of arrival."""
+    if not record.outcome:
+        return np.zeros(0)
+    done = np.frombuffer(bytes(record.outcome), dtype=np.uint8) == COMPLETED
+    found: Floats = (np.frombuffer(record.ended) - np.frombuffer(record.workload.times))[done]
+    return found
+
+
 def latencies(values: Floats) -> Latency:
     if not len(values):
         return Latency(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

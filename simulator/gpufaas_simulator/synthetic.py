@@ -23,6 +23,7 @@ from gpufaas_simulator.workload import (
     SimulatedDevice,
     SimulatedFunction,
     Workload,
+    all_fit,
     arrivals,
 )
 
@@ -165,7 +166,7 @@ def make_workload(
     """
     Return the workload that *seed* gives: the same for every policy.
 
-    :raises BadWorkload: there is no such shape
+    :raises BadWorkload: there is no such shape, or a function fits no device
     """
     if shape not in SHAPES:
         raise BadWorkload(f"no workload is called {shape!r}: choose one of {', '.join(SHAPES)}")
@@ -173,4 +174,4 @@ def make_workload(
     drawn = functions(working_set, rng)
     times, calls = arrivals(SHAPES[shape](working_set, rpm, minutes, skew, rng))
     where = devices() if on is None else on
-    return Workload(where, drawn, times, calls, name=f"{shape}, {working_set} functions, {rpm:g}/min")
+    return all_fit(Workload(where, drawn, times, calls, name=f"{shape}, {working_set} functions, {rpm:g}/min"))

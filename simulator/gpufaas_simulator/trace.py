@@ -14,10 +14,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from gpufaas_simulator import synthetic
-from gpufaas_simulator.workload import BadWorkload, SimulatedDevice, Workload, arrivals
+from gpufaas_simulator.workload import BadWorkload, SimulatedDevice, Workload, all_fit, arrivals
 
 COLUMNS: Final = ("HashOwner", "HashApp", "HashFunction", "Trigger")
 _SHORT: Final = 8
@@ -50,15 +50,15 @@ def read_trace(path: Path, *, minutes: int, first_minute: int | None = None) -> 
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            return _read(str(path), csv.reader(file, strict=True), minutes, first_minute)
+            return _read(str(path), _rows(str(path), file), minutes, first_minute)
     except OSError as exc:
         raise BadWorkload(f"{path}: it cannot be read ({exc.strerror}): name a trace file") from exc
     except UnicodeDecodeError as exc:
         raise BadWorkload(f"{path}:1: this is no text file ({exc.reason}): name a trace in CSV form") from exc
 
 
-def _read(path: str, lines: Iterator[list[str]], minutes: int, first_minute: int | None) -> Trace:
-    header = next(_rows(path, lines), (1, []))[1]
+def _read(path: str, rows_of: Iterator[tuple[int, list[str]]], minutes: int, first_minute: int | None) -> Trace:
+    header = next(rows_of, (1, []))[1]
     if not header:
         raise BadWorkload(f"{path}:1: the file is empty: its first line must be {','.join(COLUMNS)},1,2,…")
     names = [each.strip().lstrip("\N{BYTE ORDER MARK}") for each in header]
@@ -83,7 +83,7 @@ def _read(path: str, lines: Iterator[list[str]], minutes: int, first_minute: int
         )
     begin = len(COLUMNS) + first - start
     rows = []
-    for line, cells in _rows(path, lines):
+    for line, cells in rows_of:
         if not cells:
             continue
         if len(cells) != len(names):
@@ -98,21 +98,19 @@ def _read(path: str, lines: Iterator[list[str]], minutes: int, first_minute: int
         if taken.count("0") < minutes:
             rows.append(TraceRow(cells[0], cells[2], tuple(map(int, taken))))
     if not rows:
-        raise BadWorkload(f"{path}: no function is called in minutes {first} to {last}: choose others")
+        raise BadWorkload(f"{path}:1: no function is called in minutes {first} to {last}: choose others")
     rows.sort(key=lambda row: -sum(row.counts))  # stable
     return Trace(path, first, minutes, tuple(rows))
 
 
-def _rows(path: str, lines: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
-    number = 0
-    while True:
-        number += 1
-        try:
-            yield number, next(lines)
-        except StopIteration:
-            return
-        except csv.Error as exc:
-            raise BadWorkload(f"{path}:{number}: this is no CSV ({exc}): correct the line") from exc
+def _rows(path: str, file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    """Give each row with its line."""
+    reader = csv.reader(file, strict=True)
+    try:
+        for cells in reader:
+            yield reader.line_num, cells
+    except csv.Error as exc:
+        raise BadWorkload(f"{path}:{reader.line_num}: this is no CSV ({exc}): correct the line") from exc
 
 
 def _is_count(cell: str) -> bool:
@@ -131,11 +129,11 @@ def trace_workload(
     The *working_set* most called functions, every minute normalised to *rpm* calls (None: as often as in the trace),
     their order shuffled within the minute. A function's owner is its tenant.
 
-    :raises BadWorkload: the trace has fewer functions
+    :raises BadWorkload: the trace has fewer functions, or one fits no device
     """
     if len(trace.rows) < working_set:
         raise BadWorkload(
-            f"{trace.path}: only {len(trace.rows)} functions are called in its {trace.minutes} minutes: "
+            f"{trace.path}:1: only {len(trace.rows)} functions are called in its {trace.minutes} minutes: "
             f"ask for a working set of at most that"
         )
     chosen = trace.rows[:working_set]
@@ -153,4 +151,4 @@ def trace_workload(
     times, calls = arrivals(synthetic.spread_over_minutes(minutes, rng))
     where = synthetic.devices() if on is None else on
     rate = "as recorded" if rpm is None else f"{rpm:g}/min"
-    return Workload(where, drawn, times, calls, name=f"trace, {working_set} functions, {rate}")
+    return all_fit(Workload(where, drawn, times, calls, name=f"trace, {working_set} functions, {rate}"))

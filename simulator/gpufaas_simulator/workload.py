@@ -191,6 +191,19 @@ def no_device_for(function: SimulatedFunction, devices: Sequence[SimulatedDevice
     )
 
 
+def all_fit(workload: Workload) -> Workload:
+    """
+    Return *workload*.
+
+    :raises BadWorkload: one of its functions fits none of its devices
+    """
+    everywhere = list(workload.all_devices)
+    for function in workload.functions:
+        if (reason := no_device_for(function, everywhere)) is not None:
+            raise BadWorkload(f"{workload.name}: {reason}")
+    return workload
+
+
 def megabytes(size: Bytes) -> str:
     """Return *size* as these files have it: ``1269 MB``."""
     return f"{size / MB:g} MB" if size % 1000 == 0 else format_bytes(size)
