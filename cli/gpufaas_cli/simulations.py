@@ -213,9 +213,12 @@ def grouped(runs: Sequence[Run]) -> dict[tuple[str, int], list[Run]]:
     return found
 
 
-_COLUMNS: Final[Sequence[tuple[str, str, str]]] = (
-    ("mean s", "mean", ".2f"), ("p50", "p50", ".2f"), ("p95", "p95", ".2f"), ("p99", "p99", ".2f"),
-    ("variance", "variance", ".1f"), ("wait s", "mean_wait_s", ".2f"), ("worst wait", "worst_wait_s", ".1f"),
+_TIME: Final = "time"
+"""As a format: seconds, with the digits that milliseconds need."""
+
+_FIGURES: Final[Sequence[tuple[str, str, str]]] = (
+    ("mean s", "mean", _TIME), ("p50", "p50", _TIME), ("p95", "p95", _TIME), ("p99", "p99", _TIME),
+    ("variance", "variance", _TIME), ("wait s", "mean_wait_s", _TIME), ("worst wait", "worst_wait_s", _TIME),
     ("overtaken", "most_overtaken", ".0f"), ("misses", "miss_ratio", ".1%"), ("false", "false_miss_ratio", ".1%"),
     ("prefetches", "prefetches", ".0f"), ("evictions", "evictions", ".0f"), ("hottest on", "hottest_copies", ".2f"),
     ("busy", "busy_ratio", ".1%"), ("inference", "utilisation", ".1%"),
@@ -224,49 +227,78 @@ _COLUMNS: Final[Sequence[tuple[str, str, str]]] = (
 
 
 def show(runs: Sequence[Run], title: str) -> None:
-    """A column per figure would be wider than a terminal: figures are rows, settings are columns."""
-    from rich import box
-    from rich.table import Table
-
     from gpufaas_simulator.report import estimates
 
     groups = grouped(runs)
     several = len({working_set for _, working_set in groups}) > 1
+    _table(
+        {
+            f"{policy}\n{working_set} functions" if several else policy: estimates(run.report for run in group)
+            for (policy, working_set), group in groups.items()
+        },
+        title,
+    )
+    for run in runs:
+        _tell_losses(f"{run.policy}, seed {run.seed}", run.report)
+    if len(runs) == 1:
+        _show_tenants(runs[0].report)
+
+
+def show_reports(found: Mapping[str, Report], title: str) -> None:
+    """Each report is a column."""
+    from gpufaas_simulator.report import estimates
+
+    _table({name: estimates([each]) for name, each in found.items()}, title)
+    for name, each in found.items():
+        _tell_losses(name, each)
+    _show_tenants(list(found.values())[-1])
+
+
+def _table(columns: Mapping[str, Mapping[str, Estimate]], title: str) -> None:
+    """A column per figure would be wider than a terminal: figures are rows, settings are columns."""
+    from rich import box
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     table.add_column("")
-    columns = []
-    for (policy, working_set), group in groups.items():
-        table.add_column(f"{policy}\n{working_set} functions" if several else policy, justify="right")
-        columns.append(estimates(run.report for run in group))
-    for heading, name, form in _COLUMNS:
-        table.add_row(heading, *(_cell(column.get(name), form) for column in columns))
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for heading, name, form in _FIGURES:
+        table.add_row(heading, *(_cell(column.get(name), form) for column in columns.values()))
     output.console(width=None if output.is_terminal() else 40 + 24 * len(columns)).print(table)
-    for run in runs:
-        found = run.report
-        if found.failed or found.rejected or found.unfinished:
-            output.show(
-                f"{run.policy}, seed {run.seed}: of {found.calls} calls {found.failed} were lost with their device, "
-                f"{found.rejected} rejected, {found.unfinished} never served"
-            )
-    if len(runs) == 1 and runs[0].report.tenants:
-        tenants = runs[0].report.tenants
-        output.show()
-        output.table(
-            ("TENANT", "CALLS", "MEAN S", "P99 S", "MISSES", "WORST WAIT S"),
-            [
-                (name, str(each.calls), f"{each.latency.mean:.2f}", f"{each.latency.p99:.2f}",
-                 f"{each.miss_ratio:.1%}", f"{each.worst_wait_s:.1f}")
-                for name, each in tenants.items()
-            ],
-        )  # fmt: skip
+
+
+def _tell_losses(name: str, found: Report) -> None:
+    if found.failed or found.rejected or found.unfinished:
+        output.show(
+            f"{name}: of {found.calls} calls {found.failed} were lost, {found.rejected} rejected, "
+            f"{found.unfinished} never served"
+        )
+
+
+def _show_tenants(found: Report) -> None:
+    if not found.tenants:
+        return
+    output.show()
+    output.table(
+        ("TENANT", "CALLS", "MEAN S", "P99 S", "MISSES", "WORST WAIT S"),
+        [
+            (name, str(each.calls), f"{each.latency.mean:.2f}", f"{each.latency.p99:.2f}",
+             f"{each.miss_ratio:.1%}", f"{each.worst_wait_s:.1f}")
+            for name, each in found.tenants.items()
+        ],
+    )  # fmt: skip
 
 
 def _cell(value: Estimate | None, form: str) -> str:
     if value is None:
         return "-"
-    if not value.half_width:
-        return format(value.mean, form)
-    return f"{format(value.mean, form)} ± {format(value.half_width, form)}"
+    shown = _formatted(value.mean, form)
+    return f"{shown} ± {_formatted(value.half_width, form)}" if value.half_width else shown
+
+
+def _formatted(value: float, form: str) -> str:
+    return format(value, form if form != _TIME else ".2f" if value >= 1 or not value else ".3g")
 
 
 # --- observers and plots ----------------------------------------------------------------------------------------------

@@ -89,6 +89,47 @@ class Record:
         """When the last event was."""
         self.rejections: dict[str, int] = {}
         """By code."""
+        self.holders: dict[FunctionId, set[DeviceId]] = {}
+        """Where each function is now, from the start of its load."""
+        hottest = workload.hottest
+        self._hottest = None if hottest is None else FunctionId(workload.functions[hottest].name)
+        self._hottest_since: Seconds = 0.0
+
+    def hold(self, function: FunctionId, device: DeviceId, victims: tuple[FunctionId, ...], now: Seconds) -> None:
+        """A load begins, for which *victims* went."""
+        for victim in victims:
+            self.release(victim, device, now)
+        self.evictions += len(victims)
+        if function == self._hottest:
+            self._count_copies(now)
+        self.holders.setdefault(function, set()).add(device)
+
+    def release(self, function: FunctionId, device: DeviceId, now: Seconds) -> None:
+        """*device* does not hold it any more, if it did."""
+        if function == self._hottest:
+            self._count_copies(now)
+        self.holders.get(function, set()).discard(device)
+
+    def release_all(self, device: DeviceId, now: Seconds) -> None:
+        for function, holders in self.holders.items():
+            if device in holders:
+                self.release(function, device, now)
+
+    def replaced(self, old: FunctionId, new: FunctionId, now: Seconds) -> None:
+        """Calls are of the revision *new* from now on."""
+        if old == self._hottest:
+            self._count_copies(now)
+            self._hottest = new
+
+    def close(self, now: Seconds) -> None:
+        self._count_copies(now)
+        self.end_s = now
+
+    def _count_copies(self, now: Seconds) -> None:
+        """Called before their number changes, and at the end."""
+        if self._hottest is not None:
+            self.hottest_copy_s += len(self.holders.get(self._hottest, ())) * (now - self._hottest_since)
+        self._hottest_since = now
 
 
 class Simulation:
@@ -120,10 +161,6 @@ class Simulation:
         self._node_of: dict[DeviceId, str] = {}
         self._hosts: dict[str, HostMemory] = {}
         self._under_way: list[tuple[Seconds, int, SimulatedDeviceState, m.Event | Callable[[], None]]] = []
-        self._holders: dict[FunctionId, set[DeviceId]] = {}
-        hottest = workload.hottest
-        self._hottest = None if hottest is None else self._revisions.current[hottest]
-        self._hottest_since: Seconds = 0.0
         self._ended = 0
 
     def run(self) -> Record:
@@ -182,8 +219,7 @@ class Simulation:
             if self._ended >= told and self._progress is not None:
                 self._progress(self._ended)
                 told = self._ended + _PROGRESS_EVERY
-        self._count_copies()
-        self.record.end_s = self.now
+        self.record.close(self.now)
         if self._progress is not None:
             self._progress(arrivals)
         return self.record
@@ -217,8 +253,8 @@ class Simulation:
         number = lease.number * 3
         ready = begin
         if lease.cold:
-            record.start[call] = FALSE_MISS if self._holders.get(function) else MISS
-            self._hold(function, lease.device, lease.victims)
+            record.start[call] = FALSE_MISS if record.holders.get(function) else MISS
+            record.hold(function, lease.device, lease.victims, now)
             ready = begin + self._loads(function, device, cost)
             if shared:
                 device.ready_at[function] = ready
@@ -250,7 +286,7 @@ class Simulation:
         cost = self._revisions.cost(function, device.kind)
         shared = self._revisions.shared(function)
         begin = self.now if shared or device.free_at <= self.now else device.free_at
-        self._hold(function, command.device, victims)
+        self.record.hold(function, command.device, victims, self.now)
         ready = begin + self._loads(function, device, cost)
         if shared:
             device.ready_at[function] = ready
@@ -278,7 +314,7 @@ class Simulation:
         return load_s if self._noise is None else load_s * self._noise()
 
     def _evict(self, command: m.Evict) -> None:
-        self._release(command.function, command.device)
+        self.record.release(command.function, command.device, self.now)
         self.record.evictions += 1
         if self._observer is not None:
             self._observer.evicted(self.now, command.function, command.device)
@@ -287,28 +323,6 @@ class Simulation:
         self.record.outcome[int(command.call)] = REJECTED
         self.record.rejections[command.code] = self.record.rejections.get(command.code, 0) + 1
         self._ended += 1
-
-    # --- who holds what -----------------------------------------------------------------------------------------------
-
-    def _hold(self, function: FunctionId, device: DeviceId, victims: tuple[FunctionId, ...]) -> None:
-        for victim in victims:
-            self._release(victim, device)
-        self.record.evictions += len(victims)
-        if function == self._hottest:
-            self._count_copies()
-        self._holders.setdefault(function, set()).add(device)
-
-    def _release(self, function: FunctionId, device: DeviceId) -> None:
-        if function == self._hottest:
-            self._count_copies()
-        self._holders[function].discard(device)
-
-    def _count_copies(self) -> None:
-        """Called before their number changes, and at the end."""
-        if self._hottest is not None:
-            held = len(self._holders.get(self._hottest, ()))
-            self.record.hottest_copy_s += held * (self.now - self._hottest_since)
-        self._hottest_since = self.now
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
@@ -325,9 +339,7 @@ class Simulation:
             case FunctionUpdated(_, function, costs):
                 old, new, revision = self._revisions.update(self._index[function], costs)
                 self._obey(self.engine.handle(m.FunctionDeployed(revision.known_as(new)), self.now))
-                if old == self._hottest:
-                    self._count_copies()
-                    self._hottest = new
+                self.record.replaced(old, new, self.now)
                 self._obey(self.engine.handle(m.FunctionRemoved(old), self.now))
             case FunctionScaled(_, function, copies):
                 current = self._revisions.current[self._index[function]]
@@ -352,9 +364,7 @@ class Simulation:
                 self.record.outcome[int(event.call)] = FAILED
                 self._ended += 1
         state.busy_s -= max(0.0, state.free_at - self.now)
-        for function, holders in self._holders.items():
-            if device in holders:
-                self._release(function, device)
+        self.record.release_all(device, self.now)
         if self._observer is not None:
             self._observer.left(self.now, device)
         self._obey(self.engine.handle(m.DeviceLeft(device, "left"), self.now))
