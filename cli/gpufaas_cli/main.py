@@ -49,6 +49,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "generate": "Write Kubernetes or Knative YAML of functions.",
     "top": "Watch devices, and what is resident on them.",
     "simulate": "Run a workload through the scheduler in simulated time.",
+    "replay": "Send a workload to a running platform, and report what simulate reports.",
     "what-if": "Ask a recorded journal what other devices or policies would have made of it.",
     "completion": "Write a completion script for your shell.",
     "version": "Show the version of this CLI and of the gateway.",
