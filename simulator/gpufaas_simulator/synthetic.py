@@ -1,8 +1,9 @@
 """
 Workloads drawn from a seed: the published one by a power law, Poisson arrivals, bursts, and days.
 
-All share the published set-up: each function is a model of its own, drawn evenly over the 22 of table 1 of GPU-FaaS (so
-with more than 22 functions several share an architecture but no copy), and popularity falls as ``rank ** -skew``.
+All share the published set-up: each function is a model of its own, spread evenly over the 22 of table 1 of GPU-FaaS
+(the table is shuffled, and function 23 has the costs of function 1, but no copy with it), and popularity falls as
+``rank ** -skew``.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ def devices(count: int = PAPER_DEVICES, memory: Bytes = PAPER_MEMORY) -> list[Si
 
 
 def functions(count: int, rng: random.Random, names: Sequence[tuple[str, str]] = ()) -> list[SimulatedFunction]:
-    """Return *count* functions with costs of table 1, spread evenly and shuffled; *names* are (name, namespace)."""
-    models = rng.sample(list(TABLE_1.values()), len(TABLE_1))
+    """Return *count* functions with the costs of table 1 in an order that is drawn; *names* are (name, namespace)."""
+    models = list(TABLE_1.values())
+    rng.shuffle(models)
     drawn = [models[index % len(models)] for index in range(count)]
-    rng.shuffle(drawn)
     named = names or [(f"f{rank}", DEFAULT_NAMESPACE) for rank in range(count)]
     return [
         SimulatedFunction(name, {ANY_KIND: Cost(size * MB, load_s, infer_s)}, namespace)
