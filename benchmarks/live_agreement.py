@@ -1,7 +1,7 @@
 """
 Does the simulator do what the platform does? The same calls, live on CPU devices, and simulated from what was learnt.
 
-    python benchmarks/live_agreement.py [--minutes 4] [--load 0.3] [--seed 1] [--out docs/evaluation.md]
+    python benchmarks/live_agreement.py [--minutes 4] [--load 0.25] [--seed 1] [--out docs/evaluation.md]
 
 Two CPU devices with one torch thread each, on which not all of the models fit. First two callers keep both devices
 busy, each going through the functions in an order of its own: what that costs is in the journal. Then the platform is
@@ -42,7 +42,7 @@ from gpufaas_simulator.workload import Cost, SimulatedFunction, Workload, arriva
 MODELS = ("resnet50", "densenet121", "resnet18", "alexnet", "vgg11")
 """Most called first."""
 MEMORY_MIB = 900
-SIZE = 320
+SIZE = 256
 """Pixels, so that the quickest model takes over 50 ms."""
 ROUNDS = 5
 AGREE, WITHIN = 0.95, 0.20
@@ -190,7 +190,7 @@ The profiles that were learnt, means of the first part:
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--minutes", type=float, default=4.0)
-    arguments.add_argument("--load", type=float, default=0.3, help="share of device time for inference")
+    arguments.add_argument("--load", type=float, default=0.25, help="share of device time for inference")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--policy", default=DEFAULT_POLICY)
     arguments.add_argument("--out", type=Path, default=ROOT / "docs" / "evaluation.md")
