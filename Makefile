@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo test fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async chaos-async lint format clean
+.PHONY: help setup demo test fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-live chaos-async lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
@@ -12,6 +12,8 @@ help:
 	@echo "make fuzz    three minutes of requests that nobody means to send, to a real platform"
 	@echo "make lint    ruff, mypy --strict, import-linter"
 	@echo "make bench   the engine's cost, the overhead of a warm call (needs wrk), cold starts"
+	@echo "make bench-paper   the published evaluation in the simulator: writes docs/evaluation.md (TRACE=FILE adds the Azure trace)"
+	@echo "make bench-live    the same calls live and simulated: writes its part of docs/evaluation.md"
 	@echo "make clean   remove .venv, builds and the demo's data"
 
 # torch first and with plain pip: which build of it is meant (CPU, CUDA) is a matter of this machine's pip configuration.
@@ -52,6 +54,16 @@ bench-coldstart: setup
 
 bench-async: setup
 	$(BIN)/python benchmarks/async_accept.py
+
+bench-simulator: setup
+	$(BIN)/python benchmarks/simulator.py
+
+# TRACE: a file of the Azure Functions 2019 trace, or a sample of it; it is not part of this project.
+bench-paper: setup
+	$(BIN)/python benchmarks/paper.py $(if $(TRACE),--trace $(TRACE))
+
+bench-live: setup
+	$(BIN)/python benchmarks/live_agreement.py
 
 # 10,000 accepted calls over 20 kills; the tests have a short one.
 chaos-async: setup

@@ -51,6 +51,9 @@ COMMANDS: Final[Mapping[str, str]] = {
     "generate": "Write Kubernetes or Knative YAML of functions.",
     "plugin": "List plugins and install them.",
     "top": "Watch devices, and what is resident on them.",
+    "simulate": "Run a workload through the scheduler in simulated time.",
+    "replay": "Send a workload to a running platform, and report what simulate reports.",
+    "what-if": "Ask a recorded journal what other devices or policies would have made of it.",
     "completion": "Write a completion script for your shell.",
     "version": "Show the version of this CLI and of the gateway.",
 }
@@ -155,7 +158,7 @@ def exit_code(error: GpufaasError) -> int:
     """Return what the process ends with when *error* ends it."""
     from gpufaas_cli.stack import BadStack
 
-    if isinstance(error, BadStack):
+    if isinstance(error, BadStack) or type(error).__name__ == "BadWorkload":
         return WRONG_USAGE
     if type(error).__name__ in ("GatewayUnreachable", "NotAuthorised"):
         return NO_GATEWAY

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gpufaas_core.units import Bytes, MiB
+from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY
 
 DEFAULT_PORT: Final = 8080
 DEFAULT_MAX_QUEUE: Final = 1000
@@ -38,8 +39,8 @@ class ServeOptions:
     nvidia-gpu."""
     functions: Literal["process", "docker", "auto"] = "auto"
     """Whether functions that have only an image run as containers: never, yes, if the engine answers when deployed."""
-    policy: str = "lalb-o3"
-    o3_limit: int = 25
+    policy: str = DEFAULT_POLICY
+    o3_limit: int = DEFAULT_O3_LIMIT
     """How often a waiting call may be overtaken by later ones that hit."""
     replacement: str = "lru"
     journal: Path | None = None

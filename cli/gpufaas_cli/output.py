@@ -33,6 +33,10 @@ def console(err: bool = False, width: int | None = None) -> "Console":
     return Console(stderr=err, highlight=False, width=width)
 
 
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns by spaces, as wide as they must be: what `cut` and `awk` can still read."""
     widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
@@ -65,6 +69,20 @@ def upload_bar(what: str, size: Bytes) -> Iterator[Callable[[int], object]]:
     with Progress(*columns, console=console(err=True), transient=True) as progress:
         task = progress.add_task(what, total=size)
         yield lambda step: progress.advance(task, step)
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int, str], object]]:
+    """A progress bar on a terminal, nothing elsewhere; give what it is to be told: how much is done, and of what."""
+    if not sys.stderr.isatty():
+        yield lambda _, __: None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(err=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done, of: progress.update(task, completed=done, description=of)
 
 
 @contextmanager

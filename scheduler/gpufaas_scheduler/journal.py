@@ -18,7 +18,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.messages import Command, Event
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.engine import Engine
-from gpufaas_scheduler.policies import make_policy
+from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, make_policy
 
 VERSION = 2
 """1: a device held one copy of a function. Its events can be read, but would not give the commands that they gave."""
@@ -27,8 +27,8 @@ VERSION = 2
 class Header(Struct, frozen=True):
     """All that an engine is made of."""
 
-    policy: str = "lalb-o3"
-    o3_limit: int = 25
+    policy: str = DEFAULT_POLICY
+    o3_limit: int = DEFAULT_O3_LIMIT
     replacement: str = "lru"
     epoch: int = 1
     max_queue: int = 10_000

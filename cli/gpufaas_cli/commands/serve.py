@@ -17,8 +17,8 @@ from gpufaas_cli.options import (
 )
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.units import Bytes, format_bytes, parse_bytes
+from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, POLICIES
 
-_POLICIES = ("lb", "lalb", "lalb-o3")
 _REPLACEMENTS = ("lru", "cost-aware")
 _QUEUE = re.compile(r"([a-zA-Z0-9][-._a-zA-Z0-9]{0,62})=([0-9]{1,9})(?::([0-9]{1,9}))?")
 
@@ -97,11 +97,11 @@ Examples:
     "are deployed. Those built from templates are processes.",
 )  # fmt: skip
 @click.option(
-    "--policy", type=click.Choice(_POLICIES), default="lalb-o3", show_default=True,
+    "--policy", type=click.Choice(list(POLICIES)), default=DEFAULT_POLICY, show_default=True,
     help="lb: any idle device; lalb: where the model is, when that is sooner; lalb-o3: and hits may overtake.",
 )  # fmt: skip
 @click.option(
-    "--o3-limit", type=click.IntRange(0), default=25, show_default=True,
+    "--o3-limit", type=click.IntRange(0), default=DEFAULT_O3_LIMIT, show_default=True,
     help="How often one waiting call may be overtaken.",
 )  # fmt: skip
 @click.option(

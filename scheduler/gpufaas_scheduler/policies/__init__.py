@@ -156,6 +156,11 @@ class SchedulingPolicy(Protocol):
 
 ENTRY_POINTS: Final = "gpufaas.policies"
 
+DEFAULT_POLICY: Final = "lalb-o3"
+"""Of `serve`, of the simulator, and of journals that name none."""
+DEFAULT_O3_LIMIT: Final = 25
+"""The paper's."""
+
 
 def _lb(_: int) -> SchedulingPolicy:
     from gpufaas_scheduler.policies.load_balance import LoadBalance
@@ -179,7 +184,7 @@ POLICIES: Final[Mapping[str, Callable[[int], SchedulingPolicy]]] = {"lb": _lb, "
 """Name to factory; the argument is the O3 limit. Imported on use, since each policy imports this module."""
 
 
-def make_policy(name: str, *, o3_limit: int = 25) -> SchedulingPolicy:
+def make_policy(name: str, *, o3_limit: int = DEFAULT_O3_LIMIT) -> SchedulingPolicy:
     """
     Return the policy called *name*: one of `POLICIES`, or of the entry points ``gpufaas.policies`` (called without
     arguments). `o3_limit` is for lalb-o3 only; 25 is the paper's default.

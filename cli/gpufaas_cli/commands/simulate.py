@@ -1,0 +1,126 @@
+"""``gpufaas simulate``: reads its options, runs each policy over the same workloads, and shows what came of it."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from gpufaas_cli import flags, output, simulations
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_scheduler.policies import DEFAULT_POLICY
+
+_STEPS = 1000
+"""Of the progress bar, for each run."""
+
+
+@click.command(
+    "simulate",
+    epilog="""
+\b
+Examples:
+  gpufaas simulate
+  gpufaas simulate --policy lb --policy lalb --policy lalb-o3 --working-set 15 --working-set 35 --seeds 5
+  gpufaas simulate --trace azure.csv --minutes 6 --working-set 35 --rpm 325 --plots figures
+  gpufaas simulate --workload w.json --policy lalb-o3 --decisions d.jsonl --json
+""",
+)
+@simulations.workload
+@simulations.engine
+@click.option(
+    "--policy", "policies", multiple=True, metavar="NAME",
+    help=f"lb, lalb, lalb-o3, or one that is installed; may be repeated. [default: {DEFAULT_POLICY}, as serve]",
+)  # fmt: skip
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn.")
+@click.option(
+    "--seeds", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+    help="Run with N seeds, and show means with 95 % confidence intervals.",
+)  # fmt: skip
+@click.option(
+    "--noise", type=click.FloatRange(0, max_open=False), default=0.0, metavar="SHARE",
+    help="Relative deviation of load and service times from their profiles, as 0.1.",
+)  # fmt: skip
+@click.option(
+    "--decisions", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write each start of service there, as JSON lines.",
+)  # fmt: skip
+@click.option(
+    "--save-workload", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write the workload there, for --workload.",
+)  # fmt: skip
+@click.option(
+    "--plots", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="Draw latency and misses, the distribution of latency, and what was resident when.",
+)  # fmt: skip
+@click.option("--plot-format", type=click.Choice(("svg", "png")), default="svg", show_default=True, help="Of --plots.")
+@flags.as_json
+def command(
+    policies: tuple[str, ...], seed: int, seeds: int, noise: float, decisions: Path | None, save_workload: Path | None,
+    plots: Path | None, plot_format: str, as_json: bool, o3_limit: int, replacement: str, learn: bool,
+    **source: object,
+) -> None:  # fmt: skip
+    """
+    Run a workload through the scheduler of `gpufaas serve`, in simulated time and on simulated devices.
+
+    The workload is a file (--workload), a trace (--trace), or is drawn (--shape). The same engine and policies decide
+    as in the service; times and sizes come from profiles.
+    """
+    with simulations.installed("simulate"):
+        from gpufaas_simulator.decisions import DecisionLog, whole_file
+        from gpufaas_simulator.explicit import workload_json
+        from gpufaas_simulator.run import engine_header, lognormal, simulate
+    try:
+        headers = [
+            engine_header(each, o3_limit, replacement, learn=learn) for each in policies or (DEFAULT_POLICY,)
+        ]  # fmt: skip
+        for header in headers:
+            header.engine()
+    except InvalidSpec as exc:
+        raise click.UsageError(str(exc)) from exc
+    chosen = simulations.Source.of(source)
+    settings = chosen.settings()
+    if (decisions or save_workload) and len(settings) * seeds * (len(headers) if decisions else 1) > 1:
+        option = "--decisions" if decisions else "--save-workload"
+        raise click.UsageError(f"{option} is of one run: name one policy, one working set and one seed")
+    for path in (decisions, save_workload):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise click.UsageError(f"there is no directory {path.parent}: make it first")
+    if plots is not None:
+        simulations.check_plots()
+    runs: list[simulations.Run] = []
+    seeds_of = range(seed, seed + seeds)
+    total = len(settings) * seeds * len(headers)
+    with output.progress_bar("simulating", _STEPS * total) as tell:
+        for working_set in settings:
+            for each_seed in seeds_of:
+                workload = chosen.workload(working_set, each_seed)
+                if save_workload is not None:
+                    with whole_file(save_workload) as file:
+                        file.write(workload_json(workload))
+                for header in headers:
+                    with ExitStack() as files:
+                        log = DecisionLog(files.enter_context(whole_file(decisions))) if decisions else None
+                        timeline = simulations.timeline() if plots is not None and each_seed == seed else None
+                        record, found = simulate(
+                            workload,
+                            header,
+                            noise=lognormal(noise, each_seed) if noise else None,
+                            observer=simulations.both(log, timeline),
+                            progress=_progress(tell, len(runs), f"{header.policy}, {workload.name}", len(workload)),
+                        )
+                    run = simulations.Run(header.policy, working_set, each_seed, found)
+                    if plots is not None:
+                        run.record, run.timeline = record, timeline
+                    runs.append(run)
+    if as_json:
+        output.show_json(simulations.as_json(runs))
+    else:
+        simulations.show(runs, chosen.title)
+    if plots is not None:
+        for path in simulations.draw(runs, plots, plot_format):
+            output.note(f"wrote {path}")
+
+
+def _progress(tell: Callable[[int, str], object], run: int, what: str, calls: int) -> Callable[[int], object]:
+    """Say how far all runs are when one of them says how many of its calls have ended."""
+    return lambda ended: tell(_STEPS * run + _STEPS * ended // max(1, calls), what)

@@ -1,0 +1,345 @@
+"""What ``simulate``, ``replay`` and ``what-if`` share: options that name a workload, and how results are shown."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from gpufaas_cli import output
+from gpufaas_core.errors import GpufaasError
+from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT
+
+if TYPE_CHECKING:
+    from gpufaas_simulator.report import Estimate, Report
+    from gpufaas_simulator.simulation import Observer, Record
+    from gpufaas_simulator.timeline import Timeline
+    from gpufaas_simulator.trace import Trace
+    from gpufaas_simulator.workload import Workload
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_SHAPES: Final = ("power-law", "poisson", "bursts", "diurnal")
+_DEFAULT_WORKING_SET: Final = 35
+
+
+@contextlib.contextmanager
+def installed(command: str) -> Iterator[None]:
+    """Import what is an extra; say how to install it when it is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.startswith("gpufaas"):
+            raise
+        raise GpufaasError(
+            f"'gpufaas {command}' needs {exc.name}, which is not installed: pip install 'gpufaas[simulate]'"
+        ) from exc
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def workload(command: _F) -> _F:
+    """Where the workload comes from: the fields of `Source`."""
+    options = [
+        click.option(
+            "--workload", "file", type=click.Path(path_type=Path), metavar="FILE",
+            help="Explicit workload (docs/simulator.md).",
+        ),
+        click.option(
+            "--trace", type=click.Path(path_type=Path), metavar="FILE",
+            help="Azure Functions 2019, calls per minute; the full files or samples of them.",
+        ),
+        click.option(
+            "--shape", type=click.Choice(_SHAPES), default=None,
+            help="Draw the workload. [default: power-law, as published]",
+        ),
+        click.option("--minutes", type=click.IntRange(1), default=6, show_default=True, help="Its length."),
+        click.option("--first-minute", type=int, metavar="N", help="Of --trace. [default: its first]"),
+        click.option(
+            "--working-set", "working_sets", type=click.IntRange(1), multiple=True, metavar="N",
+            help=f"How many functions, the most called ones; may be repeated. [default: {_DEFAULT_WORKING_SET}]",
+        ),
+        click.option(
+            "--rpm", type=click.FloatRange(0, min_open=True), default=325.0, show_default=True,
+            help="Calls a minute, all functions together.",
+        ),
+        click.option("--as-recorded", is_flag=True, help="Of --trace: its own number of calls, whatever --rpm says."),
+        click.option(
+            "--skew", type=click.FloatRange(0), default=0.8, show_default=True,
+            help="Of --shape: popularity falls as rank^-SKEW.",
+        ),
+        click.option("--devices", type=click.IntRange(1), default=12, show_default=True, help="How many there are."),
+        click.option(
+            "--memory-mb", type=click.FloatRange(0, min_open=True), default=7800.0, show_default=True,
+            help="Memory of each.",
+        ),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def engine(command: _F) -> _F:
+    """What decides, beside the policy: ``o3_limit``, ``replacement``, ``learn``."""
+    options = [
+        click.option(
+            "--o3-limit", type=click.IntRange(0), default=DEFAULT_O3_LIMIT, show_default=True,
+            help="How often one waiting call may be overtaken.",
+        ),
+        click.option("--replacement", default="lru", show_default=True, help="Which models are evicted first."),
+        click.option(
+            "--learn", is_flag=True,
+            help="Let the scheduler learn its profiles from what is measured, as serve does; else they are the truth.",
+        ),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@dataclass
+class Source:
+    """The workload that was asked for, for any working set and seed."""
+
+    file: Path | None
+    trace: Path | None
+    shape: str | None
+    minutes: int
+    first_minute: int | None
+    working_sets: tuple[int, ...]
+    rpm: float
+    as_recorded: bool
+    skew: float
+    devices: int
+    memory_mb: float
+    _trace: Trace | None = None
+    _explicit: Workload | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Source:
+        found = cls(**given)
+        named = [
+            option
+            for option, value in (("--workload", found.file), ("--trace", found.trace), ("--shape", found.shape))
+            if value is not None
+        ]
+        if len(named) > 1:
+            raise click.UsageError(f"{' and '.join(named)} both name a workload: leave one out")
+        if found.as_recorded and found.trace is None:
+            raise click.UsageError("--as-recorded is about --trace: name a trace")
+        return found
+
+    @property
+    def title(self) -> str:
+        if self.file is not None:
+            return str(self.file)
+        what = f"{self.shape or 'power law'}" if self.trace is None else str(self.trace)
+        rate = "as recorded" if self.as_recorded else f"{self.rpm:g} calls/min"
+        return f"{what}, {self.minutes} min, {rate}, {self.devices} devices of {self.memory_mb:g} MB"
+
+    def settings(self) -> tuple[int, ...]:
+        """The working sets to go through; 0 for a workload that comes as it is."""
+        return (0,) if self.file is not None else self.working_sets or (_DEFAULT_WORKING_SET,)
+
+    def workload(self, working_set: int, seed: int) -> Workload:
+        """:raises BadWorkload: the file or the trace is wrong"""
+        from gpufaas_simulator.explicit import read_workload
+        from gpufaas_simulator.synthetic import devices, make_workload
+        from gpufaas_simulator.trace import read_trace, trace_workload
+        from gpufaas_simulator.workload import MB
+
+        if self.file is not None:
+            self._explicit = self._explicit or read_workload(self.file)
+            return self._explicit
+        on = devices(self.devices, round(self.memory_mb * MB))
+        if self.trace is not None:
+            self._trace = self._trace or read_trace(self.trace, minutes=self.minutes, first_minute=self.first_minute)
+            rpm = None if self.as_recorded else self.rpm
+            return trace_workload(self._trace, working_set=working_set, rpm=rpm, seed=seed, on=on)
+        return make_workload(
+            self.shape or "power-law", working_set=working_set, rpm=self.rpm, minutes=self.minutes, seed=seed,
+            skew=self.skew, on=on,
+        )  # fmt: skip
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    policy: str
+    working_set: int
+    """0: the workload came as it was."""
+    seed: int
+    report: Report
+    record: Record | None = None
+    timeline: Timeline | None = None
+
+
+def as_json(runs: Sequence[Run]) -> Any:
+    """One run: its report. Several: all of them, and means with confidence intervals over the seeds of a setting."""
+    import msgspec
+
+    from gpufaas_simulator.report import estimates
+
+    def plain(run: Run) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.to_builtins(run.report)
+        return {**found, "working_set": run.working_set or None, "seed": run.seed}
+
+    if len(runs) == 1:
+        return plain(runs[0])
+    summary = [
+        {
+            "policy": policy,
+            "working_set": working_set or None,
+            "seeds": len(group),
+            "figures": msgspec.to_builtins(estimates(run.report for run in group)),
+        }
+        for (policy, working_set), group in grouped(runs).items()
+    ]
+    return {"summary": summary, "runs": [plain(run) for run in runs]}
+
+
+def grouped(runs: Sequence[Run]) -> dict[tuple[str, int], list[Run]]:
+    """By setting: what differs within a group is the seed."""
+    found: dict[tuple[str, int], list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.working_set):
+        found.setdefault((run.policy, run.working_set), []).append(run)
+    return found
+
+
+_TIME: Final = "time"
+"""As a format: seconds, with the digits that milliseconds need."""
+
+_FIGURES: Final[Sequence[tuple[str, str, str]]] = (
+    ("mean s", "mean", _TIME), ("p50", "p50", _TIME), ("p95", "p95", _TIME), ("p99", "p99", _TIME),
+    ("variance", "variance", _TIME), ("wait s", "mean_wait_s", _TIME), ("worst wait", "worst_wait_s", _TIME),
+    ("overtaken", "most_overtaken", ".0f"), ("misses", "miss_ratio", ".1%"), ("false", "false_miss_ratio", ".1%"),
+    ("prefetches", "prefetches", ".0f"), ("evictions", "evictions", ".0f"), ("hottest on", "hottest_copies", ".2f"),
+    ("busy", "busy_ratio", ".1%"), ("inference", "utilisation", ".1%"),
+)  # fmt: skip
+"""Heading, name of the figure, format."""
+
+
+def show(runs: Sequence[Run], title: str) -> None:
+    from gpufaas_simulator.report import estimates
+
+    groups = grouped(runs)
+    several = len({working_set for _, working_set in groups}) > 1
+    _table(
+        {
+            f"{policy}\n{working_set} functions" if several else policy: estimates(run.report for run in group)
+            for (policy, working_set), group in groups.items()
+        },
+        title,
+    )
+    for run in runs:
+        _tell_losses(f"{run.policy}, seed {run.seed}", run.report)
+    if len(runs) == 1:
+        _show_tenants(runs[0].report)
+
+
+def show_reports(found: Mapping[str, Report], title: str) -> None:
+    """Each report is a column."""
+    from gpufaas_simulator.report import estimates
+
+    _table({name: estimates([each]) for name, each in found.items()}, title)
+    for name, each in found.items():
+        _tell_losses(name, each)
+    _show_tenants(list(found.values())[-1])
+
+
+def _table(columns: Mapping[str, Mapping[str, Estimate]], title: str) -> None:
+    """A column per figure would be wider than a terminal: figures are rows, settings are columns."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table.add_column("")
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for heading, name, form in _FIGURES:
+        table.add_row(heading, *(_cell(column.get(name), form) for column in columns.values()))
+    output.console(width=None if output.is_terminal() else 40 + 24 * len(columns)).print(table)
+
+
+def _tell_losses(name: str, found: Report) -> None:
+    if found.failed or found.rejected or found.unfinished:
+        output.show(
+            f"{name}: of {found.calls} calls {found.failed} were lost, {found.rejected} rejected, "
+            f"{found.unfinished} never served"
+        )
+
+
+def _show_tenants(found: Report) -> None:
+    if not found.tenants:
+        return
+    output.show()
+    output.table(
+        ("TENANT", "CALLS", "MEAN S", "P99 S", "MISSES", "WORST WAIT S"),
+        [
+            (name, str(each.calls), f"{each.latency.mean:.2f}", f"{each.latency.p99:.2f}",
+             f"{each.miss_ratio:.1%}", f"{each.worst_wait_s:.1f}")
+            for name, each in found.tenants.items()
+        ],
+    )  # fmt: skip
+
+
+def _cell(value: Estimate | None, form: str) -> str:
+    if value is None:
+        return "-"
+    shown = _formatted(value.mean, form)
+    return f"{shown} ± {_formatted(value.half_width, form)}" if value.half_width else shown
+
+
+def _formatted(value: float, form: str) -> str:
+    return format(value, form if form != _TIME else ".2f" if value >= 1 or not value else ".3g")
+
+
+# --- observers and plots ----------------------------------------------------------------------------------------------
+
+
+def timeline() -> Timeline:
+    from gpufaas_simulator.timeline import Timeline
+
+    return Timeline()
+
+
+def both(first: Observer | None, second: Observer | None) -> Observer | None:
+    from gpufaas_simulator.timeline import Several
+
+    given = [each for each in (first, second) if each is not None]
+    return Several(given) if len(given) > 1 else given[0] if given else None
+
+
+def check_plots() -> None:
+    """Before anything is run."""
+    with installed("simulate --plots"):
+        import matplotlib  # noqa: F401
+
+
+def draw(runs: Sequence[Run], folder: Path, form: str) -> list[Path]:
+    """Draw what `Run.record` and `Run.timeline` hold; return the files. Distributions and timelines are of one seed."""
+    from gpufaas_simulator import plots
+    from gpufaas_simulator.report import answered, estimates
+
+    groups = grouped(runs)
+    bars = {setting: estimates(run.report for run in group) for setting, group in groups.items()}
+    drawn = [(group[0], setting) for setting, group in groups.items()]
+    spread = {setting: answered(run.record) for run, setting in drawn if run.record is not None}
+    written = [
+        plots.save(plots.latency_and_misses(bars), folder / f"latency.{form}"),
+        plots.save(plots.latency_cdf(spread), folder / f"cdf.{form}"),
+    ]
+    for run, (policy, working_set) in drawn:
+        if run.timeline is not None and run.record is not None:
+            name = f"{policy}-{working_set}" if working_set else policy
+            end_s = run.record.end_s
+            figure = plots.residency(run.timeline.stays(end_s), end_s, f"{policy}: {run.report.workload}")
+            written.append(plots.save(figure, folder / f"resident-{name}.{form}"))
+    return written

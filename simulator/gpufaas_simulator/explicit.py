@@ -1,0 +1,440 @@
+"""
+Workloads as files that anyone can write and check: ``gpufaas simulate --workload W.json``. The format is described in
+docs/simulator.md.
+
+Read strictly: an unknown key, a wrong type or an impossible value is an error that names file and line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from array import array
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from gpufaas_core.model import Bytes, DeviceId, Seconds
+from gpufaas_simulator.workload import (
+    ANY_KIND,
+    DEFAULT_KIND,
+    DEFAULT_NAMESPACE,
+    MB,
+    UNBOUNDED,
+    BadWorkload,
+    Change,
+    Cost,
+    DeviceJoins,
+    DeviceLeaves,
+    FunctionScaled,
+    FunctionUpdated,
+    NodeLeaves,
+    SimulatedDevice,
+    SimulatedFunction,
+    Workload,
+    arrivals,
+    no_device_for,
+)
+
+# --- the file's own shape ---------------------------------------------------------------------------------------------
+
+
+class _Device(Struct, forbid_unknown_fields=True):
+    id: str
+    memory_mb: float
+    kind: str = DEFAULT_KIND
+    node: str | None = None
+
+
+class _Cost(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    occupation_mb: float
+    load_s: float
+    infer_s: float
+    host_load_s: float | None = None
+
+
+class _Function(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    occupation_mb: float | UnsetType = UNSET
+    load_s: float | UnsetType = UNSET
+    infer_s: float | UnsetType = UNSET
+    host_load_s: float | None = None
+    kinds: dict[str, _Cost] = {}
+    namespace: str = DEFAULT_NAMESPACE
+    slots: int | None = None
+    min_copies: int = 0
+    max_queue: int | None = None
+    timeout_s: float | None = None
+
+
+class _Node(Struct, forbid_unknown_fields=True):
+    host_memory_mb: float
+
+
+class _Change(Struct, tag_field="event", forbid_unknown_fields=True, omit_defaults=True):
+    t: float
+
+
+class _DeviceJoins(_Change, tag="device_joins"):
+    device: _Device
+
+
+class _DeviceLeaves(_Change, tag="device_leaves"):
+    device: str
+
+
+class _NodeLeaves(_Change, tag="node_leaves"):
+    node: str
+
+
+class _FunctionUpdated(_Change, tag="function_updated"):
+    function: str
+    occupation_mb: float | UnsetType = UNSET
+    load_s: float | UnsetType = UNSET
+    infer_s: float | UnsetType = UNSET
+    host_load_s: float | None = None
+
+
+class _FunctionScaled(_Change, tag="function_scaled"):
+    function: str
+    copies: int
+
+
+_AnyChange = _DeviceJoins | _DeviceLeaves | _NodeLeaves | _FunctionUpdated | _FunctionScaled
+
+
+class _File(Struct, forbid_unknown_fields=True):
+    devices: list[_Device]
+    functions: dict[str, msgspec.Raw]  # read one by one: an error is to say of which
+    arrivals: list[tuple[float, str]]
+    nodes: dict[str, _Node] = {}
+    changes: list[_AnyChange] = []
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+_Step = str | int
+_AT: Final = re.compile(r" - at `(?P<key>key in )?\$(?P<path>.*)`$")
+_STEP: Final = re.compile(r"\.(?P<name>[^.\[\]]+)|\[(?P<index>\d+)\]|(?P<any>\[\.\.\.\])")
+_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
+_BYTE: Final = re.compile(r"\(byte (\d+)\)")
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`$")
+_MISSING: Final = re.compile(r"Object missing required field `(.*)`$")
+
+
+def read_workload(path: Path) -> Workload:
+    """:raises BadWorkload: the file is not there, or no workload; names file and line, and what to do"""
+    try:
+        content = path.read_bytes()
+    except OSError as exc:
+        raise BadWorkload(f"{path}: it cannot be read ({exc.strerror}): name a workload file") from exc
+    if not content.strip():
+        raise BadWorkload(f"{path}:1: the file is empty: it must be a JSON object with devices, functions and arrivals")
+    return _Reader(str(path), content).workload(path.stem)
+
+
+class _Reader:
+    def __init__(self, path: str, content: bytes) -> None:
+        self.path = path
+        self.content = content
+
+    def workload(self, name: str) -> Workload:
+        file = self.decode(self.content, _File, ())
+        devices = [self.device(each, ("devices", at)) for at, each in enumerate(file.devices)]
+        if not devices:
+            self.fail(("devices",), "there are no devices: name at least one")
+        seen: set[str] = set()
+        for at, each in enumerate(devices):
+            if each.id in seen:
+                self.fail(("devices", at), f"device {each.id} is there twice: give each an id of its own")
+            seen.add(each.id)
+        functions = [
+            self.function(name, self.decode(bytes(raw), _Function, ("functions", name)))
+            for name, raw in file.functions.items()
+        ]
+        index = {each.name: at for at, each in enumerate(functions)}
+        host_memory = {node: self.size(each.host_memory_mb, ("nodes", node, "host_memory_mb"))
+                       for node, each in file.nodes.items()}  # fmt: skip
+        changes = self.changes(file.changes, index, devices)
+        times, calls = self.arrivals(file.arrivals, index)
+        found = Workload(devices, functions, times, calls, changes, host_memory, name)
+        everywhere = list(found.all_devices)
+        for function in functions:
+            if (reason := no_device_for(function, everywhere)) is not None:
+                self.fail(("functions", function.name), reason)
+        for at, change in enumerate(changes):
+            if isinstance(change, FunctionUpdated) and change.costs is not None:
+                updated = SimulatedFunction(change.function, change.costs)
+                if (reason := no_device_for(updated, everywhere)) is not None:
+                    self.fail(("changes", at), reason)
+        return found
+
+    def device(self, given: _Device, where: tuple[_Step, ...]) -> SimulatedDevice:
+        if not given.id:
+            self.fail((*where, "id"), "a device needs an id: write for example g0")
+        node = given.id.rpartition("/")[0] if given.node is None else given.node
+        memory = self.size(given.memory_mb, (*where, "memory_mb"))
+        return SimulatedDevice(DeviceId(given.id), memory, given.kind, node)
+
+    def function(self, name: str, given: _Function) -> SimulatedFunction:
+        where = ("functions", name)
+        costs = {kind: self.cost(each, (*where, "kinds", kind)) for kind, each in given.kinds.items()}
+        if (general := self.general_cost(given, where)) is not None:
+            costs[ANY_KIND] = general
+        if not costs:
+            self.fail(where, f"function {name} has no costs: give occupation_mb, load_s and infer_s")
+        for key, least in (("slots", 1), ("min_copies", 0), ("max_queue", 1)):
+            value = getattr(given, key)
+            if value is not None and value < least:
+                self.fail((*where, key), f"{key} is {value}: write a whole number, {least} or more")
+        if given.timeout_s is not None:
+            self.seconds(given.timeout_s, (*where, "timeout_s"))
+        max_queue = UNBOUNDED if given.max_queue is None else given.max_queue
+        return SimulatedFunction(
+            name, costs, given.namespace, given.slots, given.min_copies, max_queue, given.timeout_s
+        )  # fmt: skip
+
+    def general_cost(self, given: _Function | _FunctionUpdated, where: tuple[_Step, ...]) -> Cost | None:
+        """The three figures that stand beside the name, for devices of any kind."""
+        figures = {key: getattr(given, key) for key in ("occupation_mb", "load_s", "infer_s")}
+        missing = [key for key, value in figures.items() if value is UNSET]
+        if len(missing) == len(figures):
+            return None
+        if missing:
+            self.fail(where, f"{missing[0]} is missing: give occupation_mb, load_s and infer_s")
+        return self.cost(_Cost(**figures, host_load_s=given.host_load_s), where)
+
+    def cost(self, given: _Cost, where: tuple[_Step, ...]) -> Cost:
+        occupation = self.size(given.occupation_mb, (*where, "occupation_mb"))
+        load_s = self.seconds(given.load_s, (*where, "load_s"))
+        infer_s = self.seconds(given.infer_s, (*where, "infer_s"))
+        host_load_s = None if given.host_load_s is None else self.seconds(given.host_load_s, (*where, "host_load_s"))
+        return Cost(occupation, load_s, infer_s, host_load_s)
+
+    def changes(
+        self, given: list[_AnyChange], functions: Mapping[str, int], devices: list[SimulatedDevice]
+    ) -> list[Change]:
+        found: list[Change] = []
+        there = {each.id: each.node for each in devices}
+        last = 0.0
+        for at, each in enumerate(given):
+            where = ("changes", at)
+            self.seconds(each.t, (*where, "t"))
+            if each.t < last:
+                self.fail(where, f"its time {each.t:g} is before the one above ({last:g}): sort changes by t")
+            last = each.t
+            match each:
+                case _DeviceJoins(t, device):
+                    joining = self.device(device, (*where, "device"))
+                    if joining.id in there:
+                        self.fail(where, f"device {joining.id} is there already: give it another id")
+                    there[joining.id] = joining.node
+                    found.append(DeviceJoins(t, joining))
+                case _DeviceLeaves(t, device_id):
+                    if device_id not in there:
+                        self.fail(where, f"there is no device {device_id!r} at that time: name one of {_few(there)}")
+                    del there[DeviceId(device_id)]
+                    found.append(DeviceLeaves(t, DeviceId(device_id)))
+                case _NodeLeaves(t, node):
+                    if node not in there.values():
+                        self.fail(where, f"there is no node {node!r} at that time: give devices a node")
+                    there = {device_id: of for device_id, of in there.items() if of != node}
+                    found.append(NodeLeaves(t, node))
+                case _FunctionUpdated(t, function):
+                    self.known(function, functions, where)
+                    general = self.general_cost(each, where)
+                    found.append(FunctionUpdated(t, function, None if general is None else {ANY_KIND: general}))
+                case _FunctionScaled(t, function, copies):
+                    self.known(function, functions, where)
+                    if copies < 0:
+                        self.fail((*where, "copies"), f"copies is {copies}: write a whole number, 0 or more")
+                    found.append(FunctionScaled(t, function, copies))
+        return found
+
+    def arrivals(self, given: list[tuple[float, str]], functions: Mapping[str, int]) -> tuple[array[float], array[int]]:
+        pairs: list[tuple[Seconds, int]] = []
+        last = 0.0
+        for at, (time, function) in enumerate(given):
+            known = functions.get(function)
+            if known is None:
+                self.known(function, functions, ("arrivals", at))
+                raise AssertionError("unreachable: the line above fails")
+            # Written so that a time that is no number fails too.
+            if not time >= last or time == math.inf:
+                where = ("arrivals", at)
+                self.seconds(time, where)
+                self.fail(
+                    where, f"arrival {at} at {time:g} s is before the one above it ({last:g} s): sort them by time"
+                )
+            last = time
+            pairs.append((time, known))
+        return arrivals(pairs)
+
+    # --- checks ---
+
+    def known(self, function: str, functions: Mapping[str, int], where: tuple[_Step, ...]) -> None:
+        if function not in functions:
+            near = difflib.get_close_matches(function, functions, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "add it to functions"
+            self.fail(where, f"there is no function {function!r}: {hint}")
+
+    def size(self, megabytes: float, where: tuple[_Step, ...]) -> Bytes:
+        if not 0 < megabytes < math.inf:
+            self.fail(where, f"{where[-1]} is {megabytes:g}: write a number of megabytes above 0")
+        return round(megabytes * MB)
+
+    def seconds(self, given: float, where: tuple[_Step, ...]) -> Seconds:
+        if not 0 <= given < math.inf:
+            what = where[-1] if isinstance(where[-1], str) else "the time"
+            self.fail(where, f"{what} is {given:g}: write a number of seconds, 0 or more")
+        return given
+
+    def decode(self, content: bytes, shape: Any, where: tuple[_Step, ...]) -> Any:
+        try:
+            return msgspec.json.decode(content, type=shape)
+        except msgspec.ValidationError as exc:
+            message = str(exc)
+            at = _AT.search(message)
+            steps = [*where, *_steps(at["path"] if at else "")]
+            message = message[: at.start()] if at else message
+            fields = _fields(shape)
+            if unknown := _UNKNOWN.match(message):
+                near = difflib.get_close_matches(unknown[1], fields, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else "remove it, or see docs/simulator.md"
+                self.fail((*steps, unknown[1]), f"unknown key {unknown[1]!r}: {hint}")
+            if missing := _MISSING.match(message):
+                self.fail(tuple(steps), f"{missing[1]} is missing: add it, see docs/simulator.md")
+            self.fail(tuple(steps), f"{_dotted(steps)} is wrong ({message}): see docs/simulator.md")
+        except msgspec.DecodeError as exc:
+            found = _BYTE.search(str(exc))
+            line = content.count(b"\n", 0, int(found[1])) + 1 if found else content.count(b"\n") + 1
+            raise BadWorkload(f"{self.path}:{line}: this is no JSON ({exc}): correct it") from exc
+
+    def fail(self, where: tuple[_Step, ...], message: str) -> NoReturn:
+        line = line_of(self.content.decode(errors="replace"), where)
+        raise BadWorkload(f"{self.path}:{line}: {message}")
+
+
+def line_of(text: str, where: tuple[_Step, ...]) -> int:
+    """Return the line, from 1, at which the value at *where* begins in *text*, or the nearest one around it."""
+    best, depth = 1, 0
+    path: list[_Step] = []  # of the value that comes next
+    key_next = False
+    line, seen = 1, 0
+    for token in _TOKEN.finditer(text):
+        line += text.count("\n", seen, token.start())
+        seen = token.start()
+        mark = token[0]
+        if mark == ":":
+            continue
+        if mark == ",":
+            if path and isinstance(path[-1], int):
+                path[-1] += 1
+            else:
+                key_next = True
+            continue
+        if mark in "}]":
+            path.pop()
+            key_next = False
+            continue
+        if key_next and mark != "{":
+            path[-1] = msgspec.json.decode(mark) if mark.startswith('"') else mark
+            key_next = False
+        if len(path) > depth and tuple(path) == where[: len(path)]:
+            best, depth = line, len(path)
+            if depth == len(where):
+                return best
+        if mark == "{":
+            path.append("")
+            key_next = True
+        elif mark == "[":
+            path.append(0)
+    return best
+
+
+def _steps(path: str) -> list[_Step]:
+    return [
+        int(each["index"]) if each["index"] else each["name"] for each in _STEP.finditer(path) if not each["any"]
+    ]  # fmt: skip
+
+
+def _dotted(steps: list[_Step]) -> str:
+    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in steps).lstrip(".") or "the file"
+
+
+def _fields(shape: Any) -> list[str]:
+    shapes = (shape, _File, _Device, _Cost, _Function, _Node, _FunctionUpdated, _FunctionScaled)
+    return [field.name for each in shapes for field in msgspec.structs.fields(each)]
+
+
+def _few(names: Iterable[str]) -> str:
+    known = list(names)
+    return ", ".join(known[:5]) + (", …" if len(known) > 5 else "")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def workload_json(workload: Workload) -> bytes:
+    """Return *workload* in the format that `read_workload` reads: one line per device, function, change and arrival."""
+    encode = msgspec.json.Encoder().encode
+    names = [encode(each.name) for each in workload.functions]
+    functions = [name + b": " + encode(_as_function(each))
+                 for name, each in zip(names, workload.functions, strict=True)]  # fmt: skip
+    called = [b"[%s, %s]" % (encode(time), names[call])
+              for time, call in zip(workload.times, workload.calls, strict=True)]  # fmt: skip
+    parts = [
+        b'"devices": [\n%s\n]' % b",\n".join(encode(_as_device(each)) for each in workload.devices),
+        b'"functions": {\n%s\n}' % b",\n".join(functions),
+    ]
+    if workload.host_memory:
+        parts.append(b'"nodes": %s' % encode({node: _Node(size / MB) for node, size in workload.host_memory.items()}))
+    if workload.changes:
+        parts.append(b'"changes": [\n%s\n]' % b",\n".join(encode(_as_change(each)) for each in workload.changes))
+    parts.append(b'"arrivals": [\n%s\n]' % b",\n".join(called))
+    return b"{%s}\n" % b",\n".join(parts)
+
+
+def _as_device(each: SimulatedDevice) -> _Device:
+    return _Device(each.id, each.memory / MB, each.kind, each.node)
+
+
+def _as_cost(cost: Cost) -> _Cost:
+    return _Cost(cost.occupation / MB, cost.load_s, cost.service_s, cost.host_load_s)
+
+
+def _as_function(each: SimulatedFunction) -> _Function:
+    found = _Function(
+        kinds={kind: _as_cost(cost) for kind, cost in each.costs.items() if kind != ANY_KIND},
+        namespace=each.namespace,
+        slots=each.slots,
+        min_copies=each.min_copies,
+        max_queue=None if each.max_queue == UNBOUNDED else each.max_queue,
+        timeout_s=each.timeout_s,
+    )
+    if (cost := each.costs.get(ANY_KIND)) is not None:
+        found.occupation_mb, found.load_s, found.infer_s = cost.occupation / MB, cost.load_s, cost.service_s
+        found.host_load_s = cost.host_load_s
+    return found
+
+
+def _as_change(change: Change) -> _AnyChange:
+    match change:
+        case DeviceJoins(at_s, device):
+            return _DeviceJoins(at_s, _as_device(device))
+        case DeviceLeaves(at_s, device_id):
+            return _DeviceLeaves(at_s, device_id)
+        case NodeLeaves(at_s, node):
+            return _NodeLeaves(at_s, node)
+        case FunctionUpdated(at_s, function, costs):
+            cost = (costs or {}).get(ANY_KIND)
+            if cost is None:
+                return _FunctionUpdated(at_s, function)
+            return _FunctionUpdated(
+                at_s, function, cost.occupation / MB, cost.load_s, cost.service_s, cost.host_load_s
+            )  # fmt: skip
+        case FunctionScaled(at_s, function, copies):
+            return _FunctionScaled(at_s, function, copies)

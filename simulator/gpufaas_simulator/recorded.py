@@ -1,0 +1,235 @@
+"""
+Workloads and figures from the journal of a running platform (``gpufaas serve --journal``).
+
+The journal is replayed through an engine first: that gives every decision as it was made. What calls and loads took is
+measured in it; a simulation then asks what other devices or another policy would have made of the same arrivals.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+import msgspec
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Profile, Seconds
+from gpufaas_scheduler.journal import Header, read
+from gpufaas_simulator.nodes import SimulatedDeviceState
+from gpufaas_simulator.simulation import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, PENDING, REJECTED, Record
+from gpufaas_simulator.workload import (
+    DEFAULT_NAMESPACE,
+    BadWorkload,
+    Change,
+    Cost,
+    DeviceJoins,
+    DeviceLeaves,
+    FunctionScaled,
+    SimulatedDevice,
+    SimulatedFunction,
+    Workload,
+)
+
+_HEADER_LINES: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    header: Header
+    """What the engine was made of."""
+    workload: Workload
+    """Its arrivals and devices; costs are the means of what was measured, else what was declared."""
+    record: Record
+    """What became of each call then."""
+    calls: tuple[CallId, ...]
+    """By their index in the workload."""
+
+
+def read_journal(path: Path) -> Recorded:
+    """
+    :raises BadWorkload: the file is not there, or no journal, or has no call; names file and line
+    :raises InvalidSpec: not a journal of this version, or its policy is not installed here
+    """
+    try:
+        header, events = read(path)
+    except OSError as exc:
+        raise BadWorkload(f"{path}: it cannot be read ({exc.strerror}): name a journal of 'gpufaas serve'") from exc
+    told = list(_numbered(path, events))
+    if not any(isinstance(event, m.Arrived) for event, _ in told):
+        raise BadWorkload(f"{path}:1: no call is recorded in it: name a journal of a platform that was called")
+    return _Reader(header, told).recorded(path.stem)
+
+
+def _numbered(path: Path, events: Iterator[tuple[m.Event, Seconds]]) -> Iterator[tuple[m.Event, Seconds]]:
+    line = _HEADER_LINES
+    while True:
+        line += 1
+        try:
+            yield next(events)
+        except StopIteration:
+            return
+        except msgspec.DecodeError as exc:
+            raise BadWorkload(f"{path}:{line}: this is no event of a journal ({exc}): cut the file there") from exc
+
+
+class _Reader:
+    """Two passes: first what there was, for the arrays of a `Record`; then what became of it."""
+
+    def __init__(self, header: Header, told: list[tuple[m.Event, Seconds]]) -> None:
+        self.header = header
+        self.began = told[0][1]
+        self.told = [(event, now - self.began) for event, now in told]
+        self.functions: dict[FunctionId, Function] = {}
+        self.profiles: dict[FunctionId, dict[str, Profile]] = {}
+        self.kinds: dict[DeviceId, str] = {}
+        self.service_s: dict[tuple[FunctionId, str], list[Seconds]] = defaultdict(list)
+        self.load_s: dict[tuple[FunctionId, str], list[Seconds]] = defaultdict(list)
+        self.timeout_s: dict[FunctionId, Seconds] = {}
+        self.called: dict[CallId, FunctionId] = {}
+        self.times = array("d")
+
+    def recorded(self, name: str) -> Recorded:
+        devices: list[SimulatedDevice] = []
+        changes: list[Change] = []
+        for event, now in self.told:
+            self._measure(event)
+            match event:
+                case m.DeviceJoined(device):
+                    joined = SimulatedDevice(device.id, device.memory, device.kind, device.node)
+                    if self.times:
+                        changes.append(DeviceJoins(now, joined))
+                    else:
+                        devices.append(joined)
+                case m.DeviceLeft(device_id):
+                    if self.times:
+                        changes.append(DeviceLeaves(now, device_id))
+                    else:
+                        devices = [each for each in devices if each.id != device_id]
+                case m.Arrived(call, function, deadline):
+                    if call not in self.called and function in self.functions:
+                        self.called[call] = function
+                        self.times.append(now)
+                        if deadline is not None:
+                            left_s = deadline - self.began - now
+                            self.timeout_s[function] = max(left_s, self.timeout_s.get(function, 0.0))
+                case m.Scaled(function, copies):
+                    changes.append(FunctionScaled(now, function, copies))
+        engine = self.header.engine()
+        replayed = [(event, now, engine.handle(event, now + self.began)) for event, now in self.told]
+        for learnt in engine.take_learnt():
+            self.profiles[learnt.function][learnt.kind] = learnt.profile
+        functions = [self._function(each) for each in self.functions.values()]
+        index = {function: at for at, function in enumerate(self.functions)}
+        calls = array("i", [index[function] for function in self.called.values()])
+        workload = Workload(devices, functions, self.times, calls, changes, name=name)
+        return Recorded(self.header, workload, self._follow(workload, replayed), tuple(self.called))
+
+    def _measure(self, event: m.Event) -> None:
+        match event:
+            case m.FunctionDeployed(function):
+                self.functions[function.id] = function
+                self.profiles[function.id] = dict(function.profiles)
+            case m.DeviceJoined(device):
+                self.kinds[device.id] = device.kind
+            case m.Loaded(function_id, device_id, load_s):
+                self.load_s[function_id, self.kinds.get(device_id, "")].append(load_s)
+            case m.Finished(call, device_id, service_s, ok):
+                if ok and call in self.called:
+                    self.service_s[self.called[call], self.kinds.get(device_id, "")].append(service_s)
+
+    def _function(self, function: Function) -> SimulatedFunction:
+        """Means and not medians: it is they that add up to what devices have to do."""
+        costs = {}
+        declared = self.profiles[function.id]
+        measured = {kind for name, kind in [*self.service_s, *self.load_s] if name == function.id}
+        for kind in [*declared, *sorted(measured - set(declared))]:
+            known = declared.get(kind) or declared.get("*") or next(iter(declared.values()))
+            loads, services = self.load_s.get((function.id, kind)), self.service_s.get((function.id, kind))
+            costs[kind] = Cost(
+                known.occupation,
+                fmean(loads) if loads else known.load_s,
+                fmean(services) if services else known.service_s,
+            )
+        return SimulatedFunction(
+            function.id,
+            costs,
+            function.id.partition("@")[0].rpartition(".")[2] or DEFAULT_NAMESPACE,
+            None if function.exclusive else function.slots,
+            function.min_copies,
+            function.max_queue,
+            self.timeout_s.get(function.id),
+        )
+
+    def _follow(self, workload: Workload, replayed: list[tuple[m.Event, Seconds, list[m.Command]]]) -> Record:
+        record = Record(workload)
+        number = {call: at for at, call in enumerate(self.called)}
+        devices: dict[DeviceId, SimulatedDeviceState] = {}
+        running: dict[CallId, tuple[m.Lease, Seconds]] = {}
+        now = 0.0
+
+        def lose(device: DeviceId, function: FunctionId | None = None) -> None:
+            """What ran there is over; a node that had not taken a call yet refuses it, and it starts again."""
+            for call, (lease, since) in list(running.items()):
+                if lease.device == device and function in (None, lease.function):
+                    del running[call]
+                    record.outcome[number[call]] = FAILED
+                    if self.functions[lease.function].exclusive:
+                        devices[device].busy_s += now - since
+
+        for event, now, commands in replayed:
+            match event:
+                case m.DeviceJoined(device):
+                    simulated = SimulatedDevice(device.id, device.memory, device.kind, device.node)
+                    state = SimulatedDeviceState(simulated, len(record.devices), None, now)
+                    record.devices.append((simulated, state))
+                    devices[device.id] = state
+                case m.DeviceLeft(device_id):
+                    devices[device_id].left_at = now
+                    record.release_all(device_id, now)
+                    lose(device_id)
+                case m.WorkerExited(function, on) | m.LoadFailed(function, on):
+                    record.release(function, on, now)
+                    lose(on, function)
+                case m.Finished(call, _, service_s, ok):
+                    if (ran := running.pop(call, None)) is not None:
+                        lease, since = ran
+                        record.ended[number[call]] = now
+                        record.service_s[number[call]] = service_s
+                        record.outcome[number[call]] = COMPLETED if ok else FAILED
+                        if self.functions[lease.function].exclusive:
+                            devices[lease.device].busy_s += now - since
+                case m.Refused(call, _):
+                    if (ran := running.pop(call, None)) is not None and ran[0].cold:
+                        record.release(ran[0].function, ran[0].device, now)
+                case m.Cancelled(call):
+                    if call in number and call not in running:
+                        record.outcome[number[call]] = FAILED
+            for command in commands:
+                match command:
+                    case m.Start(lease) if lease.call in number:
+                        at = number[lease.call]
+                        record.outcome[at] = PENDING
+                        record.start[at] = HIT
+                        if lease.cold:
+                            record.start[at] = FALSE_MISS if record.holders.get(lease.function) else MISS
+                            record.hold(lease.function, lease.device, lease.victims, now)
+                        record.started[at] = now
+                        record.device[at] = devices[lease.device].index
+                        record.starts.append(at)
+                        running[lease.call] = (lease, now)
+                    case m.Load(_, _, function, _, device_id, _, victims):
+                        record.prefetches += 1
+                        record.hold(function, device_id, victims, now)
+                    case m.Evict(function, device_id):
+                        record.evictions += 1
+                        record.release(function, device_id, now)
+                    case m.Reject(call, code) if call in number:
+                        record.outcome[number[call]] = REJECTED
+                        record.rejections[code] = record.rejections.get(code, 0) + 1
+        record.close(now)
+        return record

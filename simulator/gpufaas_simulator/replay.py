@@ -1,0 +1,239 @@
+"""
+A workload against a running platform, over HTTP: open loop, each call at its absolute time, whatever became of the ones
+before. The clock of a call starts at the time at which it was due, so that a slow sender is counted and not hidden.
+
+What answers do not tell is looked up at ``/system/status`` while the replay runs, four times a second: who holds the
+hottest model, and whether another device held the model of a miss. Those two figures are therefore estimates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from gpufaas_core.model import DeviceId, Seconds
+from gpufaas_simulator.nodes import SimulatedDeviceState
+from gpufaas_simulator.report import Report, report
+from gpufaas_simulator.simulation import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
+from gpufaas_simulator.workload import SimulatedDevice, Workload
+
+START_HEADER: Final = "X-Gpufaas-Start"
+DEVICE_HEADER: Final = "X-Gpufaas-Device"
+CALL_HEADER: Final = "X-Call-Id"
+_PHASE: Final = re.compile(r"(queue|load|run);dur=([0-9.]+)")
+_LOOK_EVERY_S: Final = 0.25
+_REJECTED: Final = (429, 503, 504)
+"""Answers of a platform that took the call but did not serve it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    gateway: str
+    body: bytes = b""
+    content_type: str = "application/json"
+    authorization: str | None = None
+    """For ``/system/status``; functions do not get it."""
+    verify: bool = True
+    timeout_s: Seconds = 120.0
+
+
+@dataclass(slots=True)
+class Replayed:
+    record: Record
+    report: Report
+    call_ids: list[str]
+    """By index in the workload; empty where no answer came."""
+    late_s: Seconds
+    """By how much the latest call was sent after it was due: the sender's own failure."""
+    errors: dict[str, int] = field(default_factory=dict)
+    """What was answered instead of a result, and how often."""
+
+
+def named(workload: Workload, names: Sequence[str]) -> Workload:
+    """Return *workload* with its functions called *names*, in turn: several may become one."""
+    if not names:
+        return workload
+    place = {name: index for index, name in enumerate(dict.fromkeys(names))}
+    to = [place[names[index % len(names)]] for index in range(len(workload.functions))]
+    first = {target: workload.functions[index] for index, target in reversed(list(enumerate(to)))}
+    functions = [replace(first[index], name=name) for name, index in place.items() if index in first]
+    return replace(workload, functions=functions, calls=array("i", [to[call] for call in workload.calls]))
+
+
+def at_rate(workload: Workload, factor: float) -> Workload:
+    """Return *workload* with its calls *factor* times as fast after each other."""
+    if factor == 1.0:
+        return workload
+    return replace(workload, times=array("d", [time / factor for time in workload.times]))
+
+
+async def replay(workload: Workload, target: Target, progress: Callable[[int], object] | None = None) -> Replayed:
+    """
+    Send all of *workload*, and wait for the answers.
+
+    :raises httpx.HTTPError: the gateway is not there, or does not tell its status
+    """
+    verify = ssl.create_default_context() if target.gateway.startswith("https://") and target.verify else False
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx.Timeout(target.timeout_s, connect=10.0, pool=None)
+    async with httpx.AsyncClient(
+        base_url=target.gateway, limits=limits, timeout=timeout, verify=verify, trust_env=False
+    ) as http:
+        return await _Replay(workload, target, http, progress).run()
+
+
+class _Replay:
+    def __init__(
+        self, workload: Workload, target: Target, http: httpx.AsyncClient, progress: Callable[[int], object] | None
+    ) -> None:
+        self.workload = workload
+        self.target = target
+        self.http = http
+        self.progress = progress
+        self.record = Record(workload)
+        self.call_ids = [""] * len(workload)
+        self.errors: dict[str, int] = {}
+        self.device_index: dict[str, int] = {}
+        self.looks: list[tuple[Seconds, frozenset[tuple[str, str]]]] = []
+        """When, and who was where."""
+        self.misses: list[tuple[int, Seconds, str]] = []
+        """Call, when it started, and on which device."""
+        self.paths = [f"/function/{quote(each.name, safe='')}" for each in workload.functions]
+        self.began = 0.0
+        self.late_s = 0.0
+        self.ended = 0
+        self.now = asyncio.get_running_loop().time
+
+    async def run(self) -> Replayed:
+        before = await self.status()
+        devices = before["devices"]
+        for index, each in enumerate(devices):
+            of = each["device"]
+            device = SimulatedDevice(DeviceId(of["id"]), of["memory"], of["kind"], of["id"].rpartition("/")[0])
+            self.record.devices.append((device, SimulatedDeviceState(device, index, None, 0.0)))
+            self.device_index[of["id"]] = index
+        self.began = self.now() + 0.05  # the first call is not late already
+        looking = asyncio.create_task(self.look())
+        try:
+            async with asyncio.TaskGroup() as calls:
+                for index, at in enumerate(self.workload.times):
+                    wait_s = self.began + at - self.now()
+                    if wait_s > 0:
+                        await asyncio.sleep(wait_s)
+                    self.late_s = max(self.late_s, self.now() - self.began - at)
+                    calls.create_task(self.call(index, at))
+        finally:
+            looking.cancel()
+        end_s = self.now() - self.began
+        after = await self.status()
+        self.close(before, after, end_s)
+        found = report(self.record, str(after["policy"]))
+        # Loads without a call cannot be told from others here.
+        found = msgspec.structs.replace(found, prefetches=None)
+        return Replayed(self.record, found, self.call_ids, self.late_s, self.errors)
+
+    async def call(self, index: int, at: Seconds) -> None:
+        record = self.record
+        try:
+            answer = await self.http.post(
+                self.paths[self.workload.calls[index]],
+                content=self.target.body,
+                headers={"Content-Type": self.target.content_type},
+            )
+        except httpx.HTTPError as exc:
+            self.fail(index, FAILED, type(exc).__name__)
+            return
+        now = self.now() - self.began
+        headers = answer.headers
+        self.call_ids[index] = headers.get(CALL_HEADER, "")
+        phases = {name: float(ms) / 1000 for name, ms in _PHASE.findall(headers.get("Server-Timing", ""))}
+        start, device = headers.get(START_HEADER), headers.get(DEVICE_HEADER)
+        if start is not None and device in self.device_index:
+            started = at + phases.get("queue", 0.0)
+            record.started[index] = started
+            record.device[index] = self.device_index[device]
+            record.start[index] = HIT if start == "hit" else MISS
+            if start != "hit":
+                self.misses.append((index, started, device))
+        if answer.status_code >= 300:
+            what = f"{answer.status_code} {answer.reason_phrase}"
+            self.fail(index, REJECTED if answer.status_code in _REJECTED else FAILED, what)
+            return
+        record.ended[index] = now
+        record.service_s[index] = phases.get("run", 0.0)
+        record.outcome[index] = COMPLETED
+        self.count()
+
+    def fail(self, index: int, outcome: int, what: str) -> None:
+        self.record.outcome[index] = outcome
+        self.errors[what] = self.errors.get(what, 0) + 1
+        self.count()
+
+    def count(self) -> None:
+        self.ended += 1
+        if self.progress is not None:
+            self.progress(self.ended)
+
+    async def status(self) -> Any:
+        headers = {"Authorization": self.target.authorization} if self.target.authorization else {}
+        answer = await self.http.get("/system/status", headers=headers)
+        answer.raise_for_status()
+        return answer.json()
+
+    async def look(self) -> None:
+        while True:
+            status = await self.status()
+            held = frozenset(
+                (_name(resident), each["device"]["id"])
+                for each in status["devices"]
+                for resident in each["resident"]
+            )  # fmt: skip
+            self.looks.append((self.now() - self.began, held))
+            await asyncio.sleep(_LOOK_EVERY_S)  # this watches, and is no part of any call
+
+    def close(self, before: Mapping[str, Any], after: Mapping[str, Any], end_s: Seconds) -> None:
+        """Make the sums that are known only now."""
+        record = self.record
+        record.end_s = end_s
+        record.starts.extend(sorted(
+            (index for index, start in enumerate(record.start) if start), key=lambda index: record.started[index]
+        ))  # fmt: skip
+        earlier = {each["device"]["id"]: each for each in before["devices"]}
+        for each in after["devices"]:
+            index = self.device_index.get(each["device"]["id"])
+            if index is not None:
+                was = earlier[each["device"]["id"]]
+                record.evictions += each["evictions"] - was["evictions"]
+                record.devices[index][1].busy_s = each["busy_s"] - was["busy_s"]
+        names = [each.name for each in self.workload.functions]
+        times = [at for at, _ in self.looks]
+        for call, started, device in self.misses:
+            last = bisect_right(times, started) - 1
+            if last >= 0 and any(
+                on != device and _is(name, names[self.workload.calls[call]]) for name, on in self.looks[last][1]
+            ):
+                record.start[call] = FALSE_MISS
+        hottest = self.workload.hottest
+        if hottest is not None:
+            for (at, held), until in zip(self.looks, [*times[1:], end_s], strict=True):
+                copies = sum(_is(name, names[hottest]) for name, _ in held)
+                record.hottest_copy_s += copies * max(0.0, until - max(0.0, at))
+
+
+def _name(resident: Mapping[str, Any]) -> str:
+    return str(resident.get("name") or resident["function"].partition("@")[0])
+
+
+def _is(resident: str, name: str) -> bool:
+    """A function is called NAME or NAME.NAMESPACE."""
+    return name in (resident, resident.partition(".")[0])

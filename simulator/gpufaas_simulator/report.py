@@ -1,0 +1,262 @@
+"""
+What a run comes to: the metrics of the published evaluation, and fairness. What each means stands at its field; the
+same words are used for simulated and for replayed runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean, stdev
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from gpufaas_core.model import Seconds
+from gpufaas_simulator.simulation import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
+
+Floats = NDArray[np.float64]
+
+
+class Latency(Struct, frozen=True):
+    """From arrival to answer, of the calls that were answered; in seconds, the variance in s²."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    max: float
+    variance: float
+
+
+class Fairness(Struct, frozen=True):
+    worst_wait_s: float
+    """The longest latency less inference."""
+    most_overtaken: int | None
+    """By how many calls that arrived later one call was overtaken at most: they started before it."""
+    mean_overtaken: float | None
+
+
+class DeviceReport(Struct, frozen=True):
+    id: str
+    calls: int
+    misses: int
+    busy_ratio: float
+
+
+class TenantReport(Struct, frozen=True):
+    calls: int
+    latency: Latency
+    miss_ratio: float
+    worst_wait_s: float
+
+
+class Report(Struct, frozen=True):
+    """Ratios of nothing are 0. None: not known here (a replay sees less than a simulation)."""
+
+    policy: str
+    workload: str
+    calls: int
+    completed: int
+    failed: int
+    """Lost with their device, or answered with an error."""
+    rejected: int
+    unfinished: int
+    """Still waiting at the end: nothing can serve them any more."""
+    duration_s: Seconds
+    """From 0 to the last answer."""
+    latency: Latency
+    mean_wait_s: float
+    """Latency less inference: queueing and loading."""
+    miss_ratio: float
+    """Misses per start."""
+    misses: int
+    false_miss_ratio: float | None
+    """Share of misses for a model that another device held."""
+    prefetches: int | None
+    """Loads without a call."""
+    first_loads: int | None
+    """Functions that were called at all: so many loads cannot be avoided."""
+    evictions: int
+    hottest_copies: float | None
+    """Mean number of devices that hold the model that is called most, over the duration."""
+    busy_ratio: float
+    """Share of device time that was spent loading and serving."""
+    utilisation: float
+    """Share of device time that was spent on inference alone: the paper's SM utilisation."""
+    fairness: Fairness
+    devices: tuple[DeviceReport, ...] = ()
+    tenants: dict[str, TenantReport] = {}
+    """By namespace, when there are several."""
+
+
+def report(record: Record, policy: str) -> Report:
+    """O(n log² n) in the number of calls, for the count of overtaken calls."""
+    workload = record.workload
+    arrived, ended, service_s = (
+        np.frombuffer(each) if len(each) else np.zeros(0) for each in (workload.times, record.ended, record.service_s)
+    )
+    outcome = np.frombuffer(bytes(record.outcome), dtype=np.uint8)
+    start = np.frombuffer(bytes(record.start), dtype=np.uint8)
+    device_of = np.array(record.device, dtype=np.int64)
+    function_of = np.array(workload.calls, dtype=np.int64)
+    done = outcome == COMPLETED
+    latency = (ended - arrived)[done]
+    wait = latency - service_s[done]
+    cold = start >= MISS
+    misses, starts = int(cold.sum()), int((start >= HIT).sum())
+    end_s = float(np.nanmax(ended, initial=0.0)) if len(ended) else 0.0
+    up_s = sum((state.left_at or max(end_s, record.end_s)) - state.joined_at for _, state in record.devices)
+    overtaken = overtakes(np.array(record.starts, dtype=np.int64), len(arrived))
+    calls_on = np.bincount(device_of[device_of >= 0], minlength=len(record.devices))
+    misses_on = np.bincount(device_of[cold], minlength=len(record.devices))
+    devices = tuple(
+        DeviceReport(
+            device.id, int(calls_on[index]), int(misses_on[index]),
+            _ratio(state.busy_s, (state.left_at or record.end_s) - state.joined_at),
+        )
+        for index, (device, state) in enumerate(record.devices)
+    )  # fmt: skip
+    tenants: dict[str, TenantReport] = {}
+    namespaces = [each.namespace for each in workload.functions]
+    if len(set(namespaces)) > 1:
+        for namespace in sorted(set(namespaces)):
+            members = np.array([each == namespace for each in namespaces])
+            of = members[function_of]
+            mine = of[done]
+            tenants[namespace] = TenantReport(
+                int(of.sum()), latencies(latency[mine]), _ratio(int((cold & of).sum()), int(((start > 0) & of).sum())),
+                float(wait[mine].max(initial=0.0)),
+            )  # fmt: skip
+    return Report(
+        policy=policy,
+        workload=workload.name,
+        calls=len(arrived),
+        completed=int(done.sum()),
+        failed=int((outcome == FAILED).sum()),
+        rejected=int((outcome == REJECTED).sum()),
+        unfinished=int((outcome == 0).sum()),
+        duration_s=end_s,
+        latency=latencies(latency),
+        mean_wait_s=float(wait.mean()) if len(wait) else 0.0,
+        miss_ratio=_ratio(misses, starts),
+        misses=misses,
+        false_miss_ratio=_ratio(int((start == FALSE_MISS).sum()), misses),
+        prefetches=record.prefetches,
+        first_loads=len(np.unique(function_of)),
+        evictions=record.evictions,
+        hottest_copies=_ratio(record.hottest_copy_s, record.end_s),
+        busy_ratio=_ratio(sum(state.busy_s for _, state in record.devices), up_s),
+        utilisation=_ratio(float(service_s[done].sum()), up_s),
+        fairness=Fairness(
+            float(wait.max(initial=0.0)),
+            int(overtaken.max(initial=0)),
+            float(overtaken.mean()) if len(overtaken) else 0.0,
+        ),
+        devices=devices,
+        tenants=tenants,
+    )
+
+
+def answered(record: Record) -> Floats:
+    """Return the latencies of the calls that were answered, in seconds, in order of arrival."""
+    if not record.outcome:
+        return np.zeros(0)
+    done = np.frombuffer(bytes(record.outcome), dtype=np.uint8) == COMPLETED
+    found: Floats = (np.frombuffer(record.ended) - np.frombuffer(record.workload.times))[done]
+    return found
+
+
+def latencies(values: Floats) -> Latency:
+    if not len(values):
+        return Latency(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    p50, p95, p99 = np.percentile(values, (50, 95, 99))
+    return Latency(
+        float(values.mean()), float(p50), float(p95), float(p99), float(values.max()), float(values.var())
+    )  # fmt: skip
+
+
+def overtakes(starts: NDArray[np.int64], calls: int) -> NDArray[np.int64]:
+    """
+    Return for each call of *starts*, which lists calls in the order in which they started, how many with a higher
+    number started before it. O(n log² n), by merging: passes over whole arrays, no loop over calls.
+    """
+    n = len(starts)
+    if n < 2:
+        return np.zeros(n, dtype=np.int64)
+    # At each width, blocks of the start order are sorted by number; what stands in the left half of a block, and has a
+    # higher number than an entry of the right half, started before it and arrived later.
+    width = 1
+    counts = np.zeros(n, dtype=np.int64)
+    position = np.arange(n)
+    order = position.copy()  # start positions, sorted by number within blocks of `width`
+    while width < n:
+        block = position // (2 * width)
+        # Stable by (block, number): blocks are contiguous, so one sort does all of them.
+        merged = order[np.argsort(block * np.int64(calls) + starts[order], kind="stable")]
+        left = (merged // width) % 2 == 0
+        lefts = np.cumsum(left)
+        before_block = np.concatenate(([0], lefts))[block * (2 * width)]
+        in_block_total = np.concatenate(([0], lefts))[np.minimum((block + 1) * (2 * width), n)] - before_block
+        greater = in_block_total - (lefts - before_block)
+        right = ~left
+        counts[merged[right]] += greater[right]
+        order = merged
+        width *= 2
+    return counts
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+# --- several seeds ----------------------------------------------------------------------------------------------------
+
+_T_95: Final = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1; beyond 30 the normal distribution's 1.96."""
+
+
+class Estimate(Struct, frozen=True):
+    mean: float
+    half_width: float
+    """Of the 95 % confidence interval of the mean, by Student's t; 0 for a single value."""
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    if len(values) < 2:
+        return Estimate(values[0] if values else math.nan, 0.0)
+    quantile = _T_95[len(values) - 2] if len(values) - 2 < len(_T_95) else 1.96
+    return Estimate(fmean(values), quantile * stdev(values) / math.sqrt(len(values)))
+
+
+FIGURES: Final = (
+    "mean", "p50", "p95", "p99", "variance", "mean_wait_s", "miss_ratio", "false_miss_ratio", "prefetches",
+    "hottest_copies", "busy_ratio", "utilisation", "evictions", "worst_wait_s", "most_overtaken",
+)  # fmt: skip
+"""Names that `figure` knows."""
+
+
+def figure(of: Report, name: str) -> float | None:
+    """Return one number of a report by its name, wherever in it that stands."""
+    for part in (of.latency, of.fairness, of):
+        if hasattr(part, name):
+            value = getattr(part, name)
+            return None if value is None else float(value)
+    raise KeyError(name)
+
+
+def estimates(reports: Iterable[Report]) -> dict[str, Estimate]:
+    """Over the seeds of one setting; figures that a report does not know are left out."""
+    reports = list(reports)
+    found = {}
+    for name in FIGURES:
+        values = [figure(each, name) for each in reports]
+        known = [value for value in values if value is not None]
+        if len(known) == len(reports):
+            found[name] = estimate(known)
+    return found

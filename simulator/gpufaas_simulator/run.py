@@ -1,0 +1,47 @@
+"""From a workload and the name of a policy to a record and a report: the simulator's short face."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+from gpufaas_scheduler.journal import Header
+from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY
+from gpufaas_simulator.nodes import Noise
+from gpufaas_simulator.report import Report, report
+from gpufaas_simulator.simulation import Observer, Record, Simulation
+from gpufaas_simulator.workload import UNBOUNDED, Workload
+
+
+def engine_header(
+    policy: str = DEFAULT_POLICY, o3_limit: int = DEFAULT_O3_LIMIT, replacement: str = "lru", *, learn: bool = False
+) -> Header:
+    """What engines of simulations are made of: queues without bounds, profiles that are the truth."""
+    return Header(policy=policy, o3_limit=o3_limit, replacement=replacement, max_queue=UNBOUNDED, learn=learn)
+
+
+def simulate(
+    workload: Workload,
+    header: Header | None = None,
+    *,
+    noise: Noise | None = None,
+    observer: Observer | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> tuple[Record, Report]:
+    """
+    Run *workload* through a new engine.
+
+    :raises InvalidSpec: there is no such policy or replacement order
+    """
+    engine = (header or engine_header()).engine()
+    record = Simulation(workload, engine, noise=noise, observer=observer, progress=progress).run()
+    return record, report(record, engine.policy.name)
+
+
+def lognormal(deviation: float, seed: int) -> Noise:
+    """Return factors with mean 1 and about *deviation* as their relative standard deviation, drawn from *seed*."""
+    rng = random.Random(seed)
+    sigma = math.sqrt(math.log1p(deviation * deviation))
+    shift = -sigma * sigma / 2
+    return lambda: math.exp(rng.gauss(shift, sigma))

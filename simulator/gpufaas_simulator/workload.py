@@ -1,0 +1,209 @@
+"""
+What is simulated: devices, functions, arrivals in their order, and what changes on the way.
+
+A `Workload` is a value; where it comes from is another module's business: `explicit` (files), `synthetic` (drawn from a
+seed), `trace` (Azure Functions 2019) or `recorded` (a journal). The true costs of a function are kept apart from what
+the engine is told (`Function.profiles`), so that a simulation may ask what wrong estimates do.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.model import Bytes, Device, DeviceId, Function, FunctionId, Profile, Seconds
+from gpufaas_core.units import format_bytes
+
+MB: Final = 10**6
+"""As the published tables have it."""
+ANY_KIND: Final = "*"
+DEFAULT_KIND: Final = "gpu"
+DEFAULT_NAMESPACE: Final = "default"
+UNBOUNDED: Final = 1 << 60
+"""As a limit on queues: simulations ask how long calls wait, not how many are turned away."""
+
+
+class BadWorkload(InvalidSpec):
+    """A file or an option that no workload can be made from; names file and line, and says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one function truly costs on one kind of device."""
+
+    occupation: Bytes
+    load_s: Seconds
+    service_s: Seconds
+    host_load_s: Seconds | None = None
+    """Load time while the node still has the weights in host memory; None: it never stages them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFunction:
+    name: str
+    costs: Mapping[str, Cost]
+    """By kind of device; `ANY_KIND` for kinds without an entry."""
+    namespace: str = DEFAULT_NAMESPACE
+    """Its tenant."""
+    slots: int | None = None
+    """None: a model function, which has its device to itself. Else a CPU function with so many calls at once."""
+    min_copies: int = 0
+    max_queue: int = UNBOUNDED
+    timeout_s: Seconds | None = None
+    """How long a call waits for its start before it is given up."""
+
+    def cost(self, kind: str) -> Cost | None:
+        return self.costs.get(kind) or self.costs.get(ANY_KIND)
+
+    def known_as(self, function: FunctionId) -> Function:
+        """Return it as the engine knows it: its true costs are also what is expected."""
+        return Function(
+            function,
+            digest="",
+            exclusive=self.slots is None,
+            slots=self.slots or 1,
+            profiles={
+                kind: Profile(each.load_s, each.service_s, each.occupation, measured=True)
+                for kind, each in self.costs.items()
+            },
+            min_copies=self.min_copies,
+            max_queue=self.max_queue,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedDevice:
+    id: DeviceId
+    memory: Bytes
+    kind: str = DEFAULT_KIND
+    node: str = ""
+    """Devices of one node share its host memory, and leave with it."""
+
+    def known_as(self) -> Device:
+        return Device(self.id, self.kind, self.memory)
+
+
+# --- what changes on the way ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceJoins:
+    at_s: Seconds
+    device: SimulatedDevice
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLeaves:
+    """It fails: the calls that run on it are lost, those that wait for it wait for any again."""
+
+    at_s: Seconds
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeaves:
+    """All of its devices fail, and its host memory is lost."""
+
+    at_s: Seconds
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionUpdated:
+    """Calls from now on are of a new revision, with a model of its own; the old one drains. Costs None: as before."""
+
+    at_s: Seconds
+    function: str
+    costs: Mapping[str, Cost] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionScaled:
+    at_s: Seconds
+    function: str
+    copies: int
+
+
+Change = DeviceJoins | DeviceLeaves | NodeLeaves | FunctionUpdated | FunctionScaled
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """
+    `times` and `calls` are parallel: when each call arrives, in seconds from 0 and never falling, and the index of its
+    function. A million of them are 12 MB. `host_memory` is per node, in bytes; nodes without an entry stage nothing.
+    """
+
+    devices: Sequence[SimulatedDevice]
+    functions: Sequence[SimulatedFunction]
+    times: array[float]
+    calls: array[int]
+    changes: Sequence[Change] = ()
+    """By time."""
+    host_memory: Mapping[str, Bytes] = field(default_factory=dict)
+    name: str = "workload"
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @property
+    def all_devices(self) -> Iterator[SimulatedDevice]:
+        """Those that join later as well."""
+        yield from self.devices
+        for change in self.changes:
+            if isinstance(change, DeviceJoins):
+                yield change.device
+
+    @property
+    def hottest(self) -> int | None:
+        """The index of the function that is called most, the first of several; None: there are no calls."""
+        if not self.calls:
+            return None
+        counts = [0] * len(self.functions)
+        for call in self.calls:
+            counts[call] += 1
+        return max(range(len(counts)), key=lambda index: (counts[index], -index))
+
+
+def arrivals(pairs: Sequence[tuple[Seconds, int]]) -> tuple[array[float], array[int]]:
+    """Return *pairs* of time and function as `Workload.times` and `Workload.calls`."""
+    return array("d", [time for time, _ in pairs]), array("i", [function for _, function in pairs])
+
+
+def no_device_for(function: SimulatedFunction, devices: Sequence[SimulatedDevice]) -> str | None:
+    """Return why *function* can run on none of *devices*; None: it can."""
+    if not devices:
+        return "there are no devices: name at least one"
+    costs = [(device, function.cost(device.kind)) for device in devices]
+    if any(cost is not None and cost.occupation <= device.memory for device, cost in costs):
+        return None
+    largest = max(devices, key=lambda device: device.memory)
+    needs = sorted({cost.occupation for _, cost in costs if cost is not None})
+    if not needs:
+        kinds = ", ".join(sorted({device.kind for device in devices}))
+        return f"function {function.name} has no costs for devices of kind {kinds}: add them, or costs for any kind"
+    return (
+        f"function {function.name} needs {megabytes(needs[0])} but the largest device ({largest.id}) has "
+        f"{megabytes(largest.memory)}: add a larger device, or leave the function out"
+    )
+
+
+def all_fit(workload: Workload) -> Workload:
+    """
+    Return *workload*.
+
+    :raises BadWorkload: one of its functions fits none of its devices
+    """
+    everywhere = list(workload.all_devices)
+    for function in workload.functions:
+        if (reason := no_device_for(function, everywhere)) is not None:
+            raise BadWorkload(f"{workload.name}: {reason}")
+    return workload
+
+
+def megabytes(size: Bytes) -> str:
+    """Return *size* as these files have it: ``1269 MB``."""
+    return f"{size / MB:g} MB" if size % 1000 == 0 else format_bytes(size)

@@ -1,0 +1,156 @@
+"""What is wrong with a file is one line that names file, line and remedy; exit code 2; nothing is written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+Run = Callable[..., Result]
+Write = Callable[[Any], Path]
+
+
+def complaint(result: Result) -> str:
+    """The only line that was said, without what is before it."""
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    return lines[0].removeprefix("gpufaas: ")
+
+
+def set_at(content: Any, path: tuple[Any, ...], value: Any) -> None:
+    for step in path[:-1]:
+        content = content[step]
+    content[path[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("devices",), [], "there are no devices: name at least one"),
+        (("devices", 1, "id"), "g0", "device g0 is there twice: give each an id of its own"),
+        (("devices", 1, "memory_mb"), -1, "memory_mb is -1: write a number of megabytes above 0"),
+        (("devices", 1, "memory_mb"), "8 GB", "is wrong (Expected `float`, got `str`)"),
+        (("devices", 0, "memory"), 8, "unknown key 'memory': did you mean 'memory_mb'?"),
+        (("functions", "g", "load_s"), "long", "functions.g.load_s is wrong (Expected `float`, got `str`)"),
+        (("functions", "g", "infer_s"), -0.5, "infer_s is -0.5: write a number of seconds, 0 or more"),
+        (("functions", "g", "slots"), 0, "slots is 0: write a whole number, 1 or more"),
+        (("functions", "g", "occupation_mb"), 9000, "needs 9000 MB but the largest device (g0) has 7800 MB"),
+        (("functions", "g"), {"load_s": 3}, "occupation_mb is missing: give occupation_mb, load_s and infer_s"),
+        (("functions", "g"), {}, "function g has no costs: give occupation_mb, load_s and infer_s"),
+        (("functions", "g", "kinds"), {"gpu": {"load_s": 1, "infer_s": 1}}, "occupation_mb is missing: add it"),
+        (("arrivals", 3), [10, "ff"], "there is no function 'ff': did you mean 'f'?"),
+        (("arrivals", 3), [0.2, "f"], "arrival 3 at 0.2 s is before the one above it (0.5 s): sort them by time"),
+        (("arrivals", 0), [-1, "f"], "the time is -1: write a number of seconds, 0 or more"),
+        (("arrivals", 3), ["f", 10], "arrivals[3][0] is wrong (Expected `float`, got `str`)"),
+        (("changes",), [{"t": 1, "event": "device_leaves", "device": "g7"}], "there is no device 'g7' at that time"),
+        (("changes",), [{"t": 1, "event": "explodes"}], "changes[0].event is wrong (Invalid value 'explodes')"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named_with_its_line(
+    path: tuple[Any, ...], value: Any, said: str, small: dict[str, Any], written: Write, run: Run, tmp_path: Path
+) -> None:
+    set_at(small, path, value)
+    file = written(small)
+
+    result = run("simulate", "--workload", file, "--decisions", tmp_path / "d.jsonl", "--json")
+
+    message = complaint(result)
+    assert said in message
+    where, line, _ = message.split(":", 2)
+    assert where == str(file)
+    # The line is that of the value, or within what it is part of.
+    lines = file.read_text().splitlines()
+    step = path[0]
+    assert next(i for i, text in enumerate(lines, 1) if f'"{step}"' in text) <= int(line) <= len(lines)
+    assert [each.name for each in tmp_path.iterdir()] == ["w.json"]
+
+
+def test_the_line_is_exact(small: dict[str, Any], written: Write, run: Run) -> None:
+    small["arrivals"] = [[0, "f"], [1, "f"], [2, "nobody"], [3, "f"]]
+    text = json.dumps(small).replace("[1,", "\n[1,").replace("[2,", "\n\n[2,")
+
+    assert ":4: there is no function 'nobody'" in complaint(run("simulate", "--workload", written(text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("", 1, "the file is empty"),
+        ('{"devices": [],\n "functions": {},\n "arrivals": [}', 3, "this is no JSON"),
+        ('{"devices": [],\n "functions": {}', 2, "this is no JSON"),
+        ("[]", 1, "the file is wrong (Expected `object`, got `array`)"),
+        ('{"devices": []}', 1, "functions is missing: add it"),
+    ],
+)
+def test_a_file_that_is_no_workload(text: str, line: int, said: str, written: Write, run: Run) -> None:
+    message = complaint(run("simulate", "--workload", written(text)))
+
+    assert f"w.json:{line}: " in message
+    assert said in message
+
+
+def test_a_file_that_is_not_there(run: Run, tmp_path: Path) -> None:
+    assert "No such file" in complaint(run("simulate", "--workload", tmp_path / "w.json"))
+    assert "No such file" in complaint(run("simulate", "--trace", tmp_path / "t.csv"))
+
+
+HEADER = "HashOwner,HashApp,HashFunction,Trigger,1,2,3\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("", 1, "the file is empty"),
+        ("HashOwner,HashApp,Trigger,1,2\n", 1, "column HashFunction is missing"),
+        ("HashOwner,HashApp,HashFunction,Trigger\n", 1, "there are no minutes"),
+        ("HashOwner,HashApp,HashFunction,Trigger,1,3\n", 1, "minutes must be consecutive numbers, here 2"),
+        (HEADER + "o,a,f,http,1,2,3\no,a,g,http,1,-2,3\n", 3, "minute 2 is '-2': write the number of calls, 0 or more"),
+        (HEADER + "o,a,f,http,1,many,3\n", 2, "minute 2 is 'many'"),
+        (HEADER + "o,a,f,http,1,,3\n", 2, "minute 2 is ''"),
+        (HEADER + "o,a,f,http,1,2.5,3\n", 2, "minute 2 is '2.5'"),
+        (HEADER + "o,a,f,http,1,2\n", 2, "6 cells where line 1 has 7"),
+        (HEADER + "o,a,f,http,0,0,0\n", 1, "no function is called in minutes 1 to 2"),
+        (HEADER, 1, "no function is called"),
+        (HEADER + "o,a,f,http,1,2,3\n", 1, "only 1 functions are called"),
+    ],
+)
+def test_a_wrong_trace(text: str, line: int, said: str, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+
+    message = complaint(
+        run("simulate", "--trace", path, "--minutes", 2, "--working-set", 2, "--decisions", tmp_path / "d")
+    )
+
+    assert said in message
+    assert message.startswith(f"{path}:{line}: ")
+    assert [each.name for each in tmp_path.iterdir()] == ["trace.csv"]
+
+
+def test_minutes_that_a_trace_does_not_have(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(HEADER + "o,a,f,http,1,2,3\n")
+
+    assert "minutes 1 to 6 are not all there: it has 1 to 3" in complaint(run("simulate", "--trace", path))
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--policy", "lalb-o4"), "no policy is called 'lalb-o4': choose one of lb, lalb, lalb-o3"),
+        (("--replacement", "fifo"), "no replacement order is called 'fifo'"),
+        (("--policy", "lb", "--policy", "lalb", "--decisions", "d.jsonl"), "--decisions is of one run"),
+        (("--decisions", "nowhere/d.jsonl"), "there is no directory nowhere: make it first"),
+        (("--shape", "poisson", "--trace", "t.csv"), "--trace and --shape both name a workload"),
+        (("--as-recorded",), "--as-recorded is about --trace"),
+        (("--rpm", "0"), "'--rpm'"),
+        (("--working-set", "many"), "'many' is not a valid integer"),
+        (("--memory-mb", "1000"), "function f0 needs"),
+    ],
+)
+def test_wrong_options(args: tuple[str, ...], said: str, run: Run) -> None:
+    assert said in complaint(run("simulate", "--minutes", 1, *args))

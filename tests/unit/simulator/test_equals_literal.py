@@ -1,0 +1,104 @@
+"""`gpufaas simulate --decisions` writes what the published scheduler decides, scanned literally, on any workload."""
+
+import importlib.util
+import json
+import sys
+from heapq import heappop, heappush
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpufaas_cli.main import cli
+
+_path = Path(__file__).parents[1] / "scheduler" / "literal.py"
+_spec = importlib.util.spec_from_file_location("simulator_tests_literal", _path)
+assert _spec is not None
+assert _spec.loader is not None
+literal = importlib.util.module_from_spec(_spec)
+sys.modules["simulator_tests_literal"] = literal  # dataclasses look their module up
+_spec.loader.exec_module(literal)
+
+TICK = 1 / 1024
+"""All times are multiples of it, so that sums of floats are exact and ties are ties on both sides."""
+
+
+def literally(workload: dict[str, Any], policy: str, limit: int) -> list[dict[str, Any]]:
+    """The decision log by a calendar of its own and the literal scheduler."""
+    functions = {
+        name: literal.LiteralFunction(name, each["occupation_mb"], each["load_s"], each["infer_s"])
+        for name, each in workload["functions"].items()
+    }
+    scheduler = literal.Literal(list(functions.values()), "lb" if policy == "lb" else "lalb", limit)
+    for each in workload["devices"]:
+        scheduler.join(each["id"], each["memory_mb"])
+    arrivals = list(enumerate(workload["arrivals"]))
+    running: list[tuple[float, int, str]] = []
+    done = 0
+    while running or arrivals:
+        if running and (not arrivals or running[0][0] <= arrivals[0][1][0]):
+            scheduler.now, _, device = heappop(running)
+            scheduler.finish(device)
+        else:
+            number, (scheduler.now, function) = arrivals.pop(0)
+            scheduler.arrive(str(number), function)
+        for decision in scheduler.decisions[done:]:
+            function = functions[workload["arrivals"][int(decision.call)][1]]
+            takes = function.service_s + (0 if decision.hit else function.load_s)
+            heappush(running, (decision.time + takes, done, decision.device))
+            done += 1
+    return [
+        {
+            "t": each.time, "call": int(each.call), "device": each.device, "hit": each.hit,
+            "victims": list(each.victims), "via": "local" if each.local else "global",
+        }
+        for each in scheduler.decisions
+    ]  # fmt: skip
+
+
+def simulated(workload: dict[str, Any], policy: str, limit: int) -> list[dict[str, Any]]:
+    with TemporaryDirectory() as folder:
+        given, decisions = Path(folder, "w.json"), Path(folder, "d.jsonl")
+        given.write_text(json.dumps(workload))
+        args = ["simulate", "--workload", given, "--policy", policy, "--decisions", decisions, "--json"]
+        result = CliRunner().invoke(cli, [*map(str, args), "--o3-limit", str(limit)])
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["completed"] == len(workload["arrivals"])
+        return [json.loads(line) for line in decisions.read_text().splitlines()]
+
+
+FUNCTIONS = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=8)
+DEVICES = st.lists(st.integers(2, 16), min_size=1, max_size=6)
+CALLS = st.lists(st.tuples(st.sampled_from([0, 0, 0, 1, 2, 4, 8, 16]), st.integers(0, 99)), min_size=1, max_size=80)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(FUNCTIONS, DEVICES, CALLS, st.sampled_from(["lb", "lalb", "lalb-o3"]), st.sampled_from([0, 1, 2, 5, 25]))
+def test_decisions_are_those_of_the_literal_scan(
+    functions: list[tuple[int, int, int]],
+    devices: list[int],
+    calls: list[tuple[int, int]],
+    policy: str,
+    limit: int,
+) -> None:
+    largest = max(devices)
+    now = 0.0
+    arrivals = []
+    for gap, function in calls:
+        now += gap * TICK
+        arrivals.append([now, f"f{function % len(functions)}"])
+    workload = {
+        "devices": [{"id": f"g{i}", "memory_mb": memory} for i, memory in enumerate(devices)],
+        "functions": {
+            f"f{i}": {"occupation_mb": min(size, largest), "load_s": load * TICK, "infer_s": service * TICK}
+            for i, (size, load, service) in enumerate(functions)
+        },
+        "arrivals": arrivals,
+    }
+
+    expected = literally(workload, policy, limit if policy == "lalb-o3" else 0)
+
+    assert simulated(workload, policy, limit) == expected
