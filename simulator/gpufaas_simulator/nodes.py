@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gpufaas_core.model import Bytes, FunctionId, Seconds
+from gpufaas_core.model import Bytes, CopyId, FunctionId, Seconds
 from gpufaas_simulator.workload import Cost, SimulatedDevice, SimulatedFunction
 
 Noise = Callable[[], float]
@@ -48,7 +48,7 @@ class SimulatedDeviceState:
         self.host = host
         self.free_at = 0.0
         """When it has done all that it was told so far."""
-        self.ready_at: dict[FunctionId, Seconds] = {}
+        self.ready_at: dict[CopyId, Seconds] = {}
         """Of CPU functions: when their load is over."""
         self.busy_s = 0.0
         """How long it loads or serves, with what it was told already."""

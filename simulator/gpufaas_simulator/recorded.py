@@ -172,10 +172,10 @@ class _Reader:
         running: dict[CallId, tuple[m.Lease, Seconds]] = {}
         now = 0.0
 
-        def lose(device: DeviceId, function: FunctionId | None = None) -> None:
+        def lose(device: DeviceId, worker: tuple[FunctionId, int] | None = None) -> None:
             """What ran there is over; a node that had not taken a call yet refuses it, and it starts again."""
             for call, (lease, since) in list(running.items()):
-                if lease.device == device and function in (None, lease.function):
+                if lease.device == device and worker in (None, (lease.function, lease.copy)):
                     del running[call]
                     record.outcome[number[call]] = FAILED
                     if self.functions[lease.function].exclusive:
@@ -192,9 +192,9 @@ class _Reader:
                     devices[device_id].left_at = now
                     record.release_all(device_id, now)
                     lose(device_id)
-                case m.WorkerExited(function, on) | m.LoadFailed(function, on):
-                    record.release(function, on, now)
-                    lose(on, function)
+                case m.WorkerExited(function, on, copy=copy) | m.LoadFailed(function, on, copy=copy):
+                    record.release(function, copy, on, now)
+                    lose(on, (function, copy))
                 case m.Finished(call, _, service_s, ok):
                     if (ran := running.pop(call, None)) is not None:
                         lease, since = ran
@@ -205,7 +205,7 @@ class _Reader:
                             devices[lease.device].busy_s += now - since
                 case m.Refused(call, _):
                     if (ran := running.pop(call, None)) is not None and ran[0].cold:
-                        record.release(ran[0].function, ran[0].device, now)
+                        record.release(ran[0].function, ran[0].copy, ran[0].device, now)
                 case m.Cancelled(call):
                     if call in number and call not in running:
                         record.outcome[number[call]] = FAILED
@@ -217,17 +217,17 @@ class _Reader:
                         record.start[at] = HIT
                         if lease.cold:
                             record.start[at] = FALSE_MISS if record.holders.get(lease.function) else MISS
-                            record.hold(lease.function, lease.device, lease.victims, now)
+                            record.hold(lease.function, lease.device, lease.copy, lease.victims, now)
                         record.started[at] = now
                         record.device[at] = devices[lease.device].index
                         record.starts.append(at)
                         running[lease.call] = (lease, now)
-                    case m.Load(_, _, function, _, device_id, _, victims):
+                    case m.Load(_, _, function, _, device_id, _, victims, copy):
                         record.prefetches += 1
-                        record.hold(function, device_id, victims, now)
-                    case m.Evict(function, device_id):
+                        record.hold(function, device_id, copy, victims, now)
+                    case m.Evict(function, device_id, copy):
                         record.evictions += 1
-                        record.release(function, device_id, now)
+                        record.release(function, copy, device_id, now)
                     case m.Reject(call, code) if call in number:
                         record.outcome[number[call]] = REJECTED
                         record.rejections[code] = record.rejections.get(code, 0) + 1

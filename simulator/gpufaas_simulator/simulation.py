@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from typing import Final, Protocol
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, DeviceId, FunctionId, Seconds
+from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Seconds, copy_id
 from gpufaas_scheduler.engine import Engine
 from gpufaas_simulator.nodes import HostMemory, Noise, Revisions, SimulatedDeviceState
 from gpufaas_simulator.workload import (
@@ -89,31 +89,34 @@ class Record:
         """When the last event was."""
         self.rejections: dict[str, int] = {}
         """By code."""
-        self.holders: dict[FunctionId, set[DeviceId]] = {}
-        """Where each function is now, from the start of its load."""
+        self.holders: dict[FunctionId, set[tuple[DeviceId, int]]] = {}
+        """The copies of each function now, from the start of their loads: where, and which there."""
         hottest = workload.hottest
         self._hottest = None if hottest is None else FunctionId(workload.functions[hottest].name)
         self._hottest_since: Seconds = 0.0
 
-    def hold(self, function: FunctionId, device: DeviceId, victims: tuple[FunctionId, ...], now: Seconds) -> None:
+    def hold(
+        self, function: FunctionId, device: DeviceId, copy: int, victims: tuple[CopyId, ...], now: Seconds
+    ) -> None:
         """A load begins, for which *victims* went."""
         for victim in victims:
-            self.release(victim, device, now)
+            self.release(*self._copy(victim), device, now)
         self.evictions += len(victims)
         if function == self._hottest:
             self._count_copies(now)
-        self.holders.setdefault(function, set()).add(device)
+        self.holders.setdefault(function, set()).add((device, copy))
 
-    def release(self, function: FunctionId, device: DeviceId, now: Seconds) -> None:
+    def release(self, function: FunctionId, copy: int, device: DeviceId, now: Seconds) -> None:
         """*device* does not hold it any more, if it did."""
         if function == self._hottest:
             self._count_copies(now)
-        self.holders.get(function, set()).discard(device)
+        self.holders.get(function, set()).discard((device, copy))
 
     def release_all(self, device: DeviceId, now: Seconds) -> None:
         for function, holders in self.holders.items():
-            if device in holders:
-                self.release(function, device, now)
+            for on, copy in list(holders):
+                if on == device:
+                    self.release(function, copy, device, now)
 
     def replaced(self, old: FunctionId, new: FunctionId, now: Seconds) -> None:
         """Calls are of the revision *new* from now on."""
@@ -124,6 +127,13 @@ class Record:
     def close(self, now: Seconds) -> None:
         self._count_copies(now)
         self.end_s = now
+
+    def _copy(self, victim: CopyId) -> tuple[FunctionId, int]:
+        """Return whose copy it is, and which; the inverse of `copy_id`."""
+        if victim in self.holders:
+            return FunctionId(victim), 0  # whatever characters its name has
+        function, _, copy = victim.rpartition("#")
+        return FunctionId(function), int(copy)
 
     def _count_copies(self, now: Seconds) -> None:
         """Called before their number changes, and at the end."""
@@ -247,18 +257,19 @@ class Simulation:
         cost = self._revisions.cost(function, device.kind)
         shared = self._revisions.shared(function)
         if shared:
-            begin = now if lease.cold else max(now, device.ready_at.get(function, now))
+            begin = now if lease.cold else max(now, device.ready_at.get(copy_id(function, lease.copy), now))
         else:
             begin = device.free_at if device.free_at > now else now
         number = lease.number * 3
         ready = begin
         if lease.cold:
             record.start[call] = FALSE_MISS if record.holders.get(function) else MISS
-            record.hold(function, lease.device, lease.victims, now)
+            record.hold(function, lease.device, lease.copy, lease.victims, now)
             ready = begin + self._loads(function, device, cost)
             if shared:
-                device.ready_at[function] = ready
-            heappush(self._under_way, (ready, number + 1, device, m.Loaded(function, lease.device, ready - begin, 0)))
+                device.ready_at[copy_id(function, lease.copy)] = ready
+            loaded = m.Loaded(function, lease.device, ready - begin, 0, lease.copy)
+            heappush(self._under_way, (ready, number + 1, device, loaded))
         else:
             record.start[call] = HIT
         service_s = cost.service_s if self._noise is None else cost.service_s * self._noise()
@@ -286,16 +297,17 @@ class Simulation:
         cost = self._revisions.cost(function, device.kind)
         shared = self._revisions.shared(function)
         begin = self.now if shared or device.free_at <= self.now else device.free_at
-        self.record.hold(function, command.device, victims, self.now)
+        self.record.hold(function, command.device, command.copy, victims, self.now)
         ready = begin + self._loads(function, device, cost)
         if shared:
-            device.ready_at[function] = ready
+            device.ready_at[copy_id(function, command.copy)] = ready
         else:
             device.free_at = ready
             device.busy_s += ready - begin
         self.record.prefetches += 1
         number = command.number * 3
-        heappush(self._under_way, (ready, number + 1, device, m.Loaded(function, command.device, ready - begin, 0)))
+        loaded = m.Loaded(function, command.device, ready - begin, 0, command.copy)
+        heappush(self._under_way, (ready, number + 1, device, loaded))
         observer = self._observer
         if observer is not None:
             self._at(begin, number, device, lambda: observer.loading(begin, function, command.device, victims))
@@ -314,7 +326,7 @@ class Simulation:
         return load_s if self._noise is None else load_s * self._noise()
 
     def _evict(self, command: m.Evict) -> None:
-        self.record.release(command.function, command.device, self.now)
+        self.record.release(command.function, command.copy, command.device, self.now)
         self.record.evictions += 1
         if self._observer is not None:
             self._observer.evicted(self.now, command.function, command.device)
