@@ -275,7 +275,7 @@ async def _serve(
     async_invocations = AsyncInvocations(
         catalogue, async_calls, served_by=product, allow_local_callbacks=options.allow_local_callbacks
     )
-    management.include_router(async_routes(async_calls))
+    management.include_router(async_routes(async_calls, lambda name: catalogue.find(name) is not None))
     management.include_router(build_routes(builds))
     # All but `/function/`, which is public and on the hot path, comes through here.
     guarded = metrics.counted(CleanPaths(management if credentials is None else Guard(management, credentials)))

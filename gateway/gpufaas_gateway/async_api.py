@@ -186,10 +186,12 @@ class AsyncInvocations:
             raise
 
 
-def async_routes(calls: AsyncCalls) -> APIRouter:
+def async_routes(calls: AsyncCalls, is_function: Callable[[str], bool] = lambda _: False) -> APIRouter:
     """
     Return the routes about asynchronous calls; to be included in the management app, whose auth and error answers they
     get. None of them shows a body.
+
+    :param is_function: by a name as URLs have it: whoever asks for a function's path has mistaken the method
     """
     router = APIRouter()
 
@@ -201,7 +203,10 @@ def async_routes(calls: AsyncCalls) -> APIRouter:
     # Ids are what callers say: they may have slashes, which `auth.CleanPaths` leaves alone only here.
     @router.get("/async-function/{name:path}")
     async def status_here(name: str) -> Response:
-        return await status(name)
+        found = await calls.status(name)
+        if found is None and is_function(name.partition("/")[0]):
+            return Response(status_code=405, headers={"Allow": "POST"})
+        return _unknown(name) if found is None else _json(_shown(found))
 
     @router.delete("/async-function/{name:path}")
     async def cancel(name: str) -> Response:

@@ -229,7 +229,7 @@ def _paths() -> _Json:
             "post": _public("Invoke a function asynchronously", ["name", "X-Callback-Url"], {202: None}, 400, 404, 413,
                             429, 503, 504, 507)
             | {"requestBody": {**_body({"application/octet-stream": {}}), "required": False}},
-            "get": _by_id("What became of an asynchronous call", {200: _one("AsyncCall")}, 404),
+            "get": _by_id("What became of an asynchronous call", {200: _one("AsyncCall"), 405: None}, 404),
             "delete": _by_id("Cancel an asynchronous call", {202: None}, 404, 409, 507),
         },
         "/build": {

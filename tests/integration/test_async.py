@@ -435,7 +435,7 @@ def test_what_cannot_be_cancelled_is_said(serving: Platform) -> None:
 
     assert (done.status_code, unknown.status_code) == (409, 404)
     assert "done" in done.text
-    assert serving.http.get("/async-function/echo").status_code == 404
+    assert serving.http.get("/async-function/nobody").status_code == 404
     assert serving.http.put("/async-function/echo").status_code == 405
 
 
