@@ -10,7 +10,7 @@ stand in the same LRU lists. A device holds one copy of a model function, and as
 memory for.
 
 How many copies a function has follows from its calls, above a minimum that is loaded without a call and never evicted
-for others. `Scaled` says a number beside that: missing copies are loaded one at a time, and what is beyond it takes no
+for others. `Scaled` says a number beside that: missing copies are loaded, a few at a time, and what is beyond takes no
 new calls and is evicted once it is idle. Memory is shared all the same: a call that needs room may evict idle copies
 down to the minimum. The replicas that a policy makes of model functions are left alone; scaling only adds to them, and
 takes away what it added.

@@ -523,6 +523,20 @@ def test_list_has_faas_clis_layout() -> None:
     assert re.search(r"\t\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)? \+0000 UTC$", verbose[1])
 
 
+def test_describe_says_where_there_are_several_copies(gateway: Gateway) -> None:
+    stack_of("a")
+    run("up")
+    (function,) = (each.function_id for each in gateway.catalogue.everywhere())
+    copies = tuple(ResidentStatus(function, MiB, 0, False, False, 1.0, copy=copy) for copy in range(3))
+    device = DeviceStatus(DEVICE, 3 * MiB, False, copies, 0, 0, 0, 0, 0, 0.0)
+    gateway.scheduler.now = EngineStatus("lalb-o3", (device,), {}, {}, {function: 3})
+
+    shown = run("describe", "a").stdout
+
+    assert "Available Replicas: 3\n" in shown
+    assert "n1/cpu:0 (3 copies)" in shown
+
+
 def test_describe_shows_state_settings_and_platform(gateway: Gateway) -> None:
     stack_of("a")
     run("up", "-e", "B=2", "-e", "A=1")

@@ -240,6 +240,28 @@ async def test_a_malformed_deployment_is_400_and_says_where(gateway: Gateway, bo
     assert gateway.catalogue.everywhere() == []
 
 
+@pytest.mark.parametrize(
+    ("given", "queue"), [({}, "faas-request"), ({"com.openfaas.queue": " "}, "faas-request"),
+                         ({"com.openfaas.queue": "reports.v1"}, "reports.v1")],
+)  # fmt: skip
+async def test_a_function_names_its_queue(gateway: Gateway, given: dict[str, str], queue: str) -> None:
+    await gateway.deployed(annotations={"gpufaas.bundle": gateway.bundle, **given})
+
+    found = gateway.catalogue.find("echo")
+    assert found is not None
+    assert found.async_queue == queue
+
+
+@pytest.mark.parametrize("name", ["two words", "-a", "a/b", "a" * 64])
+async def test_a_queue_that_cannot_be_is_400(gateway: Gateway, name: str) -> None:
+    annotations = {"gpufaas.bundle": gateway.bundle, "com.openfaas.queue": name}
+
+    answer = await gateway.client.post("/system/functions", json=gateway.body(annotations=annotations))
+
+    assert answer.status_code == 400
+    assert "annotation com.openfaas.queue: " in answer.text
+
+
 async def test_many_errors_are_not_all_shown(gateway: Gateway) -> None:
     labels = {f"l{number}": number for number in range(100)}
 

@@ -59,6 +59,7 @@ def test_the_list_of_public_routes_is_this_one() -> None:
     assert is_public("DELETE", "/function/echo")
     assert is_public("POST", "/async-function/echo")
     assert not is_public("DELETE", "/async-function/1234")
+    assert not is_public("GET", "/async-function/1234")
     assert not is_public("POST", "/healthz")
 
 

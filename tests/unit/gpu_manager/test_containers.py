@@ -40,7 +40,7 @@ class Engine:
     def get(self, image: str) -> Any:
         if not self.here:
             raise ImageNotFound(image)
-        return SimpleNamespace(labels=self.labels)
+        return SimpleNamespace(labels=self.labels, attrs={"RepoDigests": []})
 
     def pull(self, image: str, tag: str | None = None) -> Any:
         self.pulled.append(f"{image}:{tag}" if tag else image)
