@@ -46,7 +46,7 @@ class DockerBuilder:
         if len(config.platforms) > 1:
             yield f"Only {here} is built, of {', '.join(config.platforms)}."
         with tempfile.TemporaryDirectory(prefix="gpufaas-build-") as folder:  # mode 0700
-            arguments = ["build"]
+            arguments = ["build", "--force-rm"]  # a step that fails leaves no container behind
             for name, value in sorted(config.build_args.items()):
                 arguments += ["--build-arg", f"{name}={value}"]
             arguments += [*_written(secrets, Path(folder)), "--tag", config.image, "-"]

@@ -226,6 +226,8 @@ def test_with_a_password_containers_meet_the_whole_gateway(test_image: str, make
     admin = ask_gateway(docker, "reaches", "GET /system/functions", authorization=basic)
 
     assert (nobody, admin) == (["401 invalid credentials"], ["200 [{"])
+    assert platform.stop() == 0
+    assert docker.containers() == []
     docker.engine.close()
 
 
