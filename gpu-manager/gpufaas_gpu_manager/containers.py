@@ -360,6 +360,7 @@ class Container:
     """`Running`: one container."""
 
     waits_for = f"to listen on port {PORT}"
+    death_known_s = 2.0  # the engine takes its time over events, on a busy machine most of all
 
     def __init__(self, worker: "Worker", containers: Containers) -> None:
         self.worker = worker

@@ -27,6 +27,7 @@ class ForkedProcess:
     """`Running`: the runner with the author's handler, forked from the zygote. One unix socket per slot."""
 
     waits_for = ""
+    death_known_s = 0.5
 
     def __init__(self, worker: "Worker", zygote: Zygote) -> None:
         self._worker = worker
@@ -75,6 +76,8 @@ class ForkedProcess:
 
 class ServedProcess:
     """`Running`: a program that speaks HTTP on the port that it is given in PORT. Forked from the zygote, then exec."""
+
+    death_known_s = 0.5
 
     def __init__(self, worker: "Worker", zygote: Zygote, ports: Ports) -> None:
         self.waits_for = ""

@@ -16,7 +16,7 @@ from gpufaas_core.errors import GpufaasError, LeaseRefused, LoadFailed, WorkerCr
 from gpufaas_core.frames import FailedHead, ReadyHead
 from gpufaas_core.messages import Finished, Loaded, Measured, Refused, WorkerExited
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
-from gpufaas_core.model import Bytes, CallId, CopyId, copy_id
+from gpufaas_core.model import Bytes, CallId, CopyId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.exchange import Exchange, Slot, SlotOwner
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from gpufaas_gpu_manager.node import Node
 
 _LAST_WORDS_S: Final = 0.25
-_LOST_CALL_S: Final = 0.5
-"""A connection that breaks mostly means that the worker is dead: that is known a moment later, with the reason."""
 
 
 class Running(Protocol):
@@ -43,6 +41,12 @@ class Running(Protocol):
 
     waits_for: str
     """What a load that makes no progress has not done, for the error: ``to listen on port 8080``. Empty: nothing."""
+
+    death_known_s: Seconds
+    """
+    How long its end may take to be known here. A connection that breaks mostly means that the worker is dead, and the
+    caller is to hear of what.
+    """
 
     async def start(self) -> None:
         """:raises GpufaasError, OSError: it cannot be started, and nothing was"""
@@ -258,7 +262,7 @@ class Worker(SlotOwner):
                 name = f"{self.spec.name}.{self.spec.namespace}"
                 exchange.fail(WorkerCrashed(f"{name} gave no answer: {reason}{self.output.tail(True)}"))
 
-        self._later(timer, _LOST_CALL_S, fail)
+        self._later(timer, self.run.death_known_s, fail)
 
     def _refuse(self, exchange: Exchange, reason: str) -> None:
         """Nothing of the call was taken: the scheduler, and then the gateway, place it again."""
