@@ -8,7 +8,7 @@ import click
 
 from gpufaas_cli import flags, output, simulations
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_scheduler.policies import DEFAULT_POLICY
+from gpufaas_scheduler.policies import DEFAULT_POLICY, POLICIES
 
 _STEPS = 1000
 """Of the progress bar, for each run."""
@@ -29,7 +29,7 @@ Examples:
 @simulations.engine
 @click.option(
     "--policy", "policies", multiple=True, metavar="NAME",
-    help=f"lb, lalb, lalb-o3, or one that is installed; may be repeated. [default: {DEFAULT_POLICY}, as serve]",
+    help=f"{', '.join(POLICIES)}, or one that is installed; may be repeated. [default: {DEFAULT_POLICY}, as serve]",
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn.")
 @click.option(
