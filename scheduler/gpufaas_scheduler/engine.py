@@ -16,7 +16,8 @@ takes away what it added.
 
 The memory of a device is promised in the moment of the decision: a miss charges its reservation and releases its
 victims, and the node makes that so before it loads. A device on which a model is loading *without* a call (`Load`) is
-idle: only the model is pinned, and a call for it starts there as a hit that waits for the rest of the load.
+idle: only the model is pinned, and a call for it starts there as a hit that waits for the rest of the load. Unless it
+was the policy that asked for the load: then the device is busy until it is loaded, as with a miss.
 
 When a scheduling run happens: after an event by which a call began to wait, or by which a device, memory or a pin
 became free. One run after each event (specs/gpu-faas.md, 3.4).
@@ -225,6 +226,7 @@ class Engine:
         self._waiting += 1
         if owner.exclusive:
             queue.append(call)
+            self._cluster.note_call(owner)
             if self._idle:
                 self._plan()
         else:
@@ -332,6 +334,7 @@ class Engine:
             self._waiting += 1
             if owner.exclusive:
                 self._queue.put_back(call)
+                self._cluster.note_orphan(owner)
             else:
                 owner.queue.put_back(call)
                 if not owner.holders:
@@ -497,7 +500,7 @@ class Engine:
 
     def _next_local(self, device: DeviceState) -> None:
         """A device whose run ended, if it did: its local queue first, before anybody plans with it (3.2, step 1)."""
-        if device.run is not None or self._devices.get(device.id) is not device:
+        if device.busy or self._devices.get(device.id) is not device:
             return
         if device.local:
             call = device.local[0]
@@ -552,6 +555,8 @@ class Engine:
                     reason = self._try_start(action)  # type: ignore[arg-type]
                 elif kind is policies.EnqueueLocal:
                     reason = self._try_enqueue(action)  # type: ignore[arg-type]
+                elif kind is policies.Load:
+                    reason = self._try_load(action)  # type: ignore[arg-type]
                 else:
                     reason = f"{kind.__name__} is not an action"
                 if reason is None:
@@ -575,14 +580,14 @@ class Engine:
         device = self._devices.get(action.device)
         if device is None:
             return f"there is no device {action.device}"
-        if device.run is not None:
-            return f"device {device.id} is busy with call {device.run.id}"
+        if device.busy:
+            return _busy(device)
         model = device.models.models.get(call.function)
         victims: tuple[Model, ...] = ()
         if model is None:
-            chosen = self._cluster.victims(device, call.owner)
-            if chosen is None:
-                return self._why_no_room(call.owner, device)
+            chosen = self._chosen(device, call.owner, action.victims)
+            if isinstance(chosen, str):
+                return chosen
             victims = chosen
         self._queue.remove(call)
         self._start(call, device, model, victims)
@@ -596,7 +601,7 @@ class Engine:
         device = self._devices.get(action.device)
         if device is None:
             return f"there is no device {action.device}"
-        if device.run is None:
+        if not device.busy:
             return f"device {device.id} is idle: nothing would end its local queue's wait"
         model = device.models.models.get(call.function)
         if model is None or device.id not in call.owner.holders:
@@ -611,6 +616,59 @@ class Engine:
         model.queued += 1
         self._cluster.asked = None
         return None
+
+    def _try_load(self, action: policies.Load) -> str | None:
+        """Do it, or return why not."""
+        owner = self._functions.get(action.function)
+        if owner is None or owner.removed or not owner.exclusive:
+            return f"no model function {action.function} is deployed"
+        device = self._devices.get(action.device)
+        if device is None:
+            return f"there is no device {action.device}"
+        if device.busy:
+            return _busy(device)
+        if owner.failures:
+            return f"the last load of {owner.id} failed: a call has to try it first"
+        if device.id in owner.holders or device.id in owner.draining:
+            return f"device {device.id} holds {owner.id} already"
+        if owner.max_copies and owner.copies >= owner.max_copies:
+            return f"{owner.id} has {owner.copies} copies, and may have {owner.max_copies}"
+        victims = self._chosen(device, owner, action.victims)
+        if isinstance(victims, str):
+            return victims
+        model, names = self._reserve(device, owner, victims)
+        device.preload = model
+        device.busy_since = self._cluster.now
+        device.free_at = model.ready_at
+        self._cluster.set_busy(device)
+        self._lease = number = self._lease + 1
+        self._out.append(m.Load(self.epoch, number, owner.id, owner.digest, device.id, model.memory, names))
+        return None
+
+    def _chosen(
+        self, device: DeviceState, owner: FunctionState, names: tuple[FunctionId, ...] | None
+    ) -> tuple[Model, ...] | str:
+        """Return the models to be evicted for *owner*: those of *names*, or of the replacement order; or why not."""
+        if names is None:
+            chosen = self._cluster.victims(device, owner)
+            return self._why_no_room(owner, device) if chosen is None else chosen
+        costs = owner.costs(device.kind)
+        if costs is None:
+            return self._why_no_room(owner, device)
+        free = device.models.free
+        victims = []
+        for name in dict.fromkeys(names):
+            model = device.models.models.get(name)
+            if model is None:
+                return f"{name} cannot be evicted: {device.id} does not hold it"
+            if not self._cluster.evictable(model):
+                return f"{name} cannot be evicted from {device.id}: it is pinned, or within its minimum of copies"
+            victims.append(model)
+            free += model.memory
+        if free < costs.occupation:
+            need, after = format_bytes(costs.occupation), format_bytes(free)
+            return f"{owner.id} needs {need}, device {device.id} has {after} free once {len(victims)} are evicted"
+        return tuple(victims)
 
     def _why_no_room(self, owner: FunctionState, device: DeviceState) -> str:
         costs = owner.costs(device.kind)
@@ -707,6 +765,7 @@ class Engine:
                 owner.excess -= 1
                 if model.pinned:
                     owner.draining[device.id] = owner.holders.pop(device.id)
+                    self._cluster.note_orphan(owner)
                 else:
                     self._evict(owner, device)
         if not owner.surplus:
@@ -716,9 +775,12 @@ class Engine:
 
     def _evict(self, owner: FunctionState, device: DeviceState) -> None:
         """Take a copy away from its device for nobody's sake."""
+        preload = device.preload
         self._cluster.evict(device, device.models.models[owner.id])
         device.evictions += 1
         self._out.append(m.Evict(owner.id, device.id))
+        if preload is not device.preload:
+            self._next_local(device)
 
     def _load_copy(self, owner: FunctionState) -> None:
         """One more copy of a function that has too few: one load at a time, and only where it fits."""
@@ -759,6 +821,11 @@ class Engine:
         model.loading = False
         owner.loading -= 1
         owner.failures = 0
+        if device.preload is model:
+            device.preload = None
+            device.busy_s += self._cluster.now - device.busy_since
+            self._next_local(device)
+            self._freed = True
         costs = owner.costs(device.kind)
         if costs is not None and self._learn:
             costs.learn_load(event.load_s, LEARNING_RATE)
@@ -940,6 +1007,12 @@ class Engine:
 def reservation(peak: Bytes) -> Bytes:
     """Return what is reserved for a worker whose peak memory was measured as *peak*."""
     return int(peak * HEADROOM) + HEADROOM_BYTES
+
+
+def _busy(device: DeviceState) -> str:
+    if device.run is not None:
+        return f"device {device.id} is busy with call {device.run.id}"
+    return f"device {device.id} is busy with a load"
 
 
 def _free_slot(owner: FunctionState) -> DeviceState | None:

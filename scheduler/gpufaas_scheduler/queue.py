@@ -146,6 +146,11 @@ class GlobalQueue:
     def __len__(self) -> int:
         return self.count
 
+    @property
+    def functions(self) -> int:
+        """At least as many functions as have calls waiting: the cost of looking at the head of each."""
+        return len(self._heads) + len(self._aside) + len(self.returned)
+
     def append(self, call: Call) -> None:
         queue = call.owner.queue
         queue.append(call)
