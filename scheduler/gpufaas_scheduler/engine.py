@@ -26,16 +26,18 @@ became free. One run after each event (specs/gpu-faas.md, 3.4).
 from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core import messages as m
 from gpufaas_core.model import (
     Bytes,
     CallId,
+    Considered,
     DeviceId,
     DeviceStatus,
     EngineStatus,
+    Explanation,
     FunctionId,
     ResidentStatus,
     Seconds,
@@ -66,6 +68,12 @@ MAX_REFUSALS: Final = 3
 """By nodes, in a row, for one call; then it is rejected instead of going round."""
 
 MAX_RETRY_AFTER_S: Final = 60.0
+
+EXPLAINED: Final = 2_000
+"""So many starts of model functions' calls are remembered, to be explained."""
+
+_NAMED: Final = 20
+"""Of the calls that were passed over, so many are named; all are counted."""
 
 # A lease reaches its node, or its caller gives up, within moments: this is for bursts, and for gateways that died.
 _MAX_LOST: Final = 10_000
@@ -108,6 +116,7 @@ class Engine:
         """All that wait or run."""
         self._waiting = 0
         self._lease = 0
+        self._starts: deque[_Started] = deque(maxlen=EXPLAINED)
         self._deadlines: list[tuple[Seconds, int, Call]] = []
         """A heap; entries of calls that no longer wait are dropped when they surface or outnumber the others."""
         self._lost: dict[CallId, Call] = {}
@@ -183,6 +192,71 @@ class Engine:
             queued={each.id: each.waiting for each in self._functions.values() if each.waiting},
             running={each.id: each.running for each in self._functions.values() if each.running},
             desired={each.id: each.target for each in self._functions.values() if each.desired is not None},
+        )
+
+    def remember(self, starts: int) -> None:
+        """Be able to explain so many of the last starts, in place of `EXPLAINED`."""
+        self._starts = deque(self._starts, maxlen=starts)
+
+    def explain(self, call: CallId, now: Seconds) -> Explanation | None:
+        """
+        Say what was weighed for a call of a model function that waits, or that is among the last ones that were
+        started; None for others. O(starts remembered + waiting calls): who passed whom is found when it is asked.
+        """
+        for index in range(len(self._starts) - 1, -1, -1):
+            if self._starts[index][1].id == call:
+                return self._explain_start(index)
+        waiting = self._calls.get(call)
+        if waiting is None or not waiting.owner.exclusive or waiting.state == RUNNING:
+            return None
+        self._cluster.now = now
+        why = waiting.why
+        if waiting.state == WAITING:
+            why = self.policy.weigh(self._cluster, waiting) if isinstance(self.policy, policies.Explaining) else None
+            why = why or policies.Why("the policy has not placed it")
+        before = [each.id for at, each, *_ in self._starts if each.number > waiting.number and at >= waiting.arrived_at]
+        return Explanation(
+            call=call,
+            function=waiting.function,
+            policy=self.policy.name,
+            state="waiting" if waiting.state == WAITING else "local",
+            at=now,
+            waited_s=now - waiting.arrived_at,
+            device=None if waiting.device is None else waiting.device.id,
+            rule="" if why is None else why.rule,
+            options=_options(why),
+            overtaken_by=tuple(before[:_NAMED]),
+            overtaken_by_count=len(before),
+        )
+
+    def _explain_start(self, index: int) -> Explanation:
+        at, call, device, cold, victims, local, why = self._starts[index]
+        starts = list(self._starts)
+        passed = [each for _, each, *_ in starts[index + 1 :] if each.number < call.number]
+        passed += [
+            each
+            for each in self._calls.values()
+            if each.state != RUNNING and each.owner.exclusive and each.number < call.number
+        ]
+        passed.sort(key=lambda each: each.number)
+        before = [each.id for then, each, *_ in starts[:index] if each.number > call.number and then >= call.arrived_at]
+        return Explanation(
+            call=call.id,
+            function=call.function,
+            policy=self.policy.name,
+            state="running" if self._calls.get(call.id) is call else "ended",
+            at=at,
+            waited_s=at - call.arrived_at,
+            device=device,
+            hit=not cold,
+            via="local" if local else "global",
+            victims=victims,
+            rule="" if why is None else why.rule,
+            options=_options(why),
+            passed_over=tuple(each.id for each in passed[:_NAMED]),
+            passed_over_count=len(passed),
+            overtaken_by=tuple(before[:_NAMED]),
+            overtaken_by_count=len(before),
         )
 
     def take_learnt(self) -> list[m.Learnt]:
@@ -444,6 +518,7 @@ class Engine:
             device.starts += 1
             if device.idle_key is not None:
                 cluster.set_busy(device)
+            self._starts.append((now, call, device.id, call.cold, names, local, call.why))
         self._lease = number = self._lease + 1
         lease = m.Lease(
             self.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, names, local
@@ -590,6 +665,7 @@ class Engine:
                 return chosen
             victims = chosen
         self._queue.remove(call)
+        call.why = action.why
         self._start(call, device, model, victims)
         return None
 
@@ -607,6 +683,7 @@ class Engine:
         if model is None or device.id not in call.owner.holders:
             return f"device {device.id} does not hold {call.function}, or not for new calls"
         self._queue.remove(call)
+        call.why = action.why
         costs = call.owner.costs(device.kind)
         call.estimate_s = 0.0 if costs is None else costs.service_s
         call.state = LOCAL
@@ -1007,6 +1084,14 @@ class Engine:
 def reservation(peak: Bytes) -> Bytes:
     """Return what is reserved for a worker whose peak memory was measured as *peak*."""
     return int(peak * HEADROOM) + HEADROOM_BYTES
+
+
+_Started: TypeAlias = "tuple[Seconds, Call, DeviceId, bool, tuple[FunctionId, ...], bool, policies.Why | None]"
+"""When, which call, where, a miss, its victims, from a local queue, why."""
+
+
+def _options(why: policies.Why | None) -> tuple[Considered, ...]:
+    return () if why is None else tuple(Considered(*each) for each in why.options)
 
 
 def _busy(device: DeviceState) -> str:

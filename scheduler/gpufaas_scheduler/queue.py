@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, cast
 from gpufaas_core.model import CallId, FunctionId, Seconds
 
 if TYPE_CHECKING:
-    from gpufaas_scheduler.policies import WaitingCall
+    from gpufaas_scheduler.policies import WaitingCall, Why
     from gpufaas_scheduler.state import DeviceState, FunctionState, Model
 
 NEVER: Final = 1 << 62
@@ -49,7 +49,7 @@ class Call:
 
     __slots__ = (
         "aborted", "arrived_at", "cold", "deadline", "device", "estimate_s", "function", "id", "model", "number",
-        "owner", "passes", "refusals", "state", "victims",
+        "owner", "passes", "refusals", "state", "victims", "why",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,8 @@ class Call:
         self.estimate_s = 0.0
         """Its share of the local queue's time, as estimated when it was put there."""
         self.aborted = False
+        self.why: Why | None = None
+        """What the policy said when it was placed."""
 
 
 class FunctionQueue:
