@@ -121,6 +121,45 @@ class DeviceStatus(Struct, frozen=True):
     """How long it was `busy` since it joined."""
 
 
+class Considered(Struct, frozen=True):
+    """One thing that could be done with a call."""
+
+    option: str
+    """``hit``, ``load``, ``wait``, or another word of the policy's."""
+    where: str
+    """A device, or the function whose holders are waited for."""
+    estimate_s: Seconds
+    """What it was taken to cost, in the policy's terms; to be compared with the others only."""
+
+
+class Explanation(Struct, frozen=True):
+    """Why a call of a model function was started where and when it was, or why it still waits."""
+
+    call: CallId
+    function: FunctionId
+    policy: str
+    state: str
+    """``waiting``, ``local`` (in a device's local queue), ``running`` or ``ended``."""
+    at: Seconds
+    """When it was started, or when this was asked; by the engine's clock."""
+    waited_s: Seconds
+    """From its arrival until then."""
+    device: DeviceId | None = None
+    hit: bool | None = None
+    via: str | None = None
+    """The queue that it came from: ``global`` or ``local``."""
+    victims: tuple[CopyId, ...] = ()
+    rule: str = ""
+    """The condition that held, in words; empty if the policy does not say."""
+    options: tuple[Considered, ...] = ()
+    passed_over: tuple[CallId, ...] = ()
+    """The first calls, by arrival, that arrived earlier and were still waiting when it was started."""
+    passed_over_count: int = 0
+    overtaken_by: tuple[CallId, ...] = ()
+    """The first calls that arrived later and were started before it; as far as they are remembered."""
+    overtaken_by_count: int = 0
+
+
 class EngineStatus(Struct, frozen=True):
     """The whole cluster as the engine sees it."""
 

@@ -17,7 +17,8 @@ takes away what it added.
 
 The memory of a device is promised in the moment of the decision: a miss charges its reservation and releases its
 victims, and the node makes that so before it loads. A device on which a model is loading *without* a call (`Load`) is
-idle: only the model is pinned, and a call for it starts there as a hit that waits for the rest of the load.
+idle: only the model is pinned, and a call for it starts there as a hit that waits for the rest of the load. Unless it
+was the policy that asked for the load: then the device is busy until it is loaded, as with a miss.
 
 When a scheduling run happens: after an event by which a call began to wait, or by which a device, memory or a pin
 became free. One run after each event (specs/gpu-faas.md, 3.4).
@@ -26,16 +27,19 @@ became free. One run after each event (specs/gpu-faas.md, 3.4).
 from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core import messages as m
 from gpufaas_core.model import (
     Bytes,
     CallId,
+    Considered,
     CopyId,
+    DeviceId,
     DeviceStatus,
     EngineStatus,
+    Explanation,
     FunctionId,
     ResidentStatus,
     Seconds,
@@ -71,6 +75,12 @@ MAX_REFUSALS: Final = 3
 """By nodes, in a row, for one call; then it is rejected instead of going round."""
 
 MAX_RETRY_AFTER_S: Final = 60.0
+
+EXPLAINED: Final = 2_000
+"""So many starts of model functions' calls are remembered, to be explained."""
+
+_NAMED: Final = 20
+"""Of the calls that were passed over, so many are named; all are counted."""
 
 # A lease reaches its node, or its caller gives up, within moments: this is for bursts, and for gateways that died.
 _MAX_LOST: Final = 10_000
@@ -113,6 +123,7 @@ class Engine:
         """All that wait or run."""
         self._waiting = 0
         self._lease = 0
+        self._starts: deque[_Started] = deque(maxlen=EXPLAINED)
         self._deadlines: list[tuple[Seconds, int, Call]] = []
         """A heap; entries of calls that no longer wait are dropped when they surface or outnumber the others."""
         self._lost: dict[CallId, Call] = {}
@@ -190,6 +201,71 @@ class Engine:
             desired={each.id: each.target for each in self._functions.values() if each.desired is not None},
         )
 
+    def remember(self, starts: int) -> None:
+        """Be able to explain so many of the last starts, in place of `EXPLAINED`."""
+        self._starts = deque(self._starts, maxlen=starts)
+
+    def explain(self, call: CallId, now: Seconds) -> Explanation | None:
+        """
+        Say what was weighed for a call of a model function that waits, or that is among the last ones that were
+        started; None for others. O(starts remembered + waiting calls): who passed whom is found when it is asked.
+        """
+        for index in range(len(self._starts) - 1, -1, -1):
+            if self._starts[index][1].id == call:
+                return self._explain_start(index)
+        waiting = self._calls.get(call)
+        if waiting is None or not waiting.owner.exclusive or waiting.state == RUNNING:
+            return None
+        self._cluster.now = now
+        why = waiting.why
+        if waiting.state == WAITING:
+            why = self.policy.weigh(self._cluster, waiting) if isinstance(self.policy, policies.Explaining) else None
+            why = why or policies.Why("the policy has not placed it")
+        before = [each.id for at, each, *_ in self._starts if each.number > waiting.number and at >= waiting.arrived_at]
+        return Explanation(
+            call=call,
+            function=waiting.function,
+            policy=self.policy.name,
+            state="waiting" if waiting.state == WAITING else "local",
+            at=now,
+            waited_s=now - waiting.arrived_at,
+            device=None if waiting.device is None else waiting.device.id,
+            rule="" if why is None else why.rule,
+            options=_options(why),
+            overtaken_by=tuple(before[:_NAMED]),
+            overtaken_by_count=len(before),
+        )
+
+    def _explain_start(self, index: int) -> Explanation:
+        at, call, device, cold, victims, local, why = self._starts[index]
+        starts = list(self._starts)
+        passed = [each for _, each, *_ in starts[index + 1 :] if each.number < call.number]
+        passed += [
+            each
+            for each in self._calls.values()
+            if each.state != RUNNING and each.owner.exclusive and each.number < call.number
+        ]
+        passed.sort(key=lambda each: each.number)
+        before = [each.id for then, each, *_ in starts[:index] if each.number > call.number and then >= call.arrived_at]
+        return Explanation(
+            call=call.id,
+            function=call.function,
+            policy=self.policy.name,
+            state="running" if self._calls.get(call.id) is call else "ended",
+            at=at,
+            waited_s=at - call.arrived_at,
+            device=device,
+            hit=not cold,
+            via="local" if local else "global",
+            victims=victims,
+            rule="" if why is None else why.rule,
+            options=_options(why),
+            passed_over=tuple(each.id for each in passed[:_NAMED]),
+            passed_over_count=len(passed),
+            overtaken_by=tuple(before[:_NAMED]),
+            overtaken_by_count=len(before),
+        )
+
     def take_learnt(self) -> list[m.Learnt]:
         """Return the profiles that changed since the last call of this."""
         learnt = []
@@ -229,6 +305,7 @@ class Engine:
         self._calls[event.call] = call
         owner.waiting += 1
         self._waiting += 1
+        self._cluster.note_call(owner)
         if owner.exclusive:
             queue.append(call)
             if self._idle:
@@ -338,6 +415,7 @@ class Engine:
             self._waiting += 1
             if owner.exclusive:
                 self._queue.put_back(call)
+                self._cluster.note_orphan(owner)
             else:
                 owner.queue.put_back(call)
                 if not owner.active:
@@ -453,6 +531,7 @@ class Engine:
             device.starts += 1
             if device.idle_key is not None:
                 cluster.set_busy(device)
+            self._starts.append((now, call, device.id, call.cold, names, local, call.why))
         elif owner.ready is not None:
             owner.ready.started(model)
         self._lease = number = self._lease + 1
@@ -519,7 +598,7 @@ class Engine:
 
     def _next_local(self, device: DeviceState) -> None:
         """A device whose run ended, if it did: its local queue first, before anybody plans with it (3.2, step 1)."""
-        if device.run is not None or self._devices.get(device.id) is not device:
+        if device.busy or self._devices.get(device.id) is not device:
             return
         if device.local:
             call = device.local[0]
@@ -574,6 +653,8 @@ class Engine:
                     reason = self._try_start(action)  # type: ignore[arg-type]
                 elif kind is policies.EnqueueLocal:
                     reason = self._try_enqueue(action)  # type: ignore[arg-type]
+                elif kind is policies.Load:
+                    reason = self._try_load(action)  # type: ignore[arg-type]
                 else:
                     reason = f"{kind.__name__} is not an action"
                 if reason is None:
@@ -597,16 +678,17 @@ class Engine:
         device = self._devices.get(action.device)
         if device is None:
             return f"there is no device {action.device}"
-        if device.run is not None:
-            return f"device {device.id} is busy with call {device.run.id}"
+        if device.busy:
+            return _busy(device)
         model = device.models.models.get(call.function)
         victims: tuple[Model, ...] = ()
         if model is None:
-            chosen = self._cluster.victims(device, call.owner)
-            if chosen is None:
-                return self._why_no_room(call.owner, device)
+            chosen = self._chosen(device, call.owner, action.victims)
+            if isinstance(chosen, str):
+                return chosen
             victims = chosen
         self._queue.remove(call)
+        call.why = action.why
         self._start(call, device, model, victims)
         return None
 
@@ -618,12 +700,13 @@ class Engine:
         device = self._devices.get(action.device)
         if device is None:
             return f"there is no device {action.device}"
-        if device.run is None:
+        if not device.busy:
             return f"device {device.id} is idle: nothing would end its local queue's wait"
         model = device.models.models.get(call.function)
         if model is None or device.id not in call.owner.holders:
             return f"device {device.id} does not hold {call.function}, or not for new calls"
         self._queue.remove(call)
+        call.why = action.why
         costs = call.owner.costs(device.kind)
         call.estimate_s = 0.0 if costs is None else costs.service_s
         call.state = LOCAL
@@ -633,6 +716,59 @@ class Engine:
         model.queued += 1
         self._cluster.asked = None
         return None
+
+    def _try_load(self, action: policies.Load) -> str | None:
+        """Do it, or return why not."""
+        owner = self._functions.get(action.function)
+        if owner is None or owner.removed or not owner.exclusive:
+            return f"no model function {action.function} is deployed"
+        device = self._devices.get(action.device)
+        if device is None:
+            return f"there is no device {action.device}"
+        if device.busy:
+            return _busy(device)
+        if owner.failures:
+            return f"the last load of {owner.id} failed: a call has to try it first"
+        if owner.id in device.models.models:
+            return f"device {device.id} holds {owner.id} already"
+        if owner.max_copies and owner.copies >= owner.max_copies:
+            return f"{owner.id} has {owner.copies} copies, and may have {owner.max_copies}"
+        victims = self._chosen(device, owner, action.victims)
+        if isinstance(victims, str):
+            return victims
+        model, names = self._reserve(device, owner, victims)
+        device.preload = model
+        device.busy_since = self._cluster.now
+        device.free_at = model.ready_at
+        self._cluster.set_busy(device)
+        self._lease = number = self._lease + 1
+        self._out.append(m.Load(self.epoch, number, owner.id, owner.digest, device.id, model.memory, names))
+        return None
+
+    def _chosen(
+        self, device: DeviceState, owner: FunctionState, names: tuple[CopyId, ...] | None
+    ) -> tuple[Model, ...] | str:
+        """Return the models to be evicted for *owner*: those of *names*, or of the replacement order; or why not."""
+        if names is None:
+            chosen = self._cluster.victims(device, owner)
+            return self._why_no_room(owner, device) if chosen is None else chosen
+        costs = owner.costs(device.kind)
+        if costs is None or not owner.allows(device):
+            return self._why_no_room(owner, device)
+        free = device.models.free
+        victims = []
+        for name in dict.fromkeys(names):
+            model = device.models.models.get(name)
+            if model is None:
+                return f"{name} cannot be evicted: {device.id} does not hold it"
+            if not self._cluster.evictable(model):
+                return f"{name} cannot be evicted from {device.id}: it is pinned, or within its minimum of copies"
+            victims.append(model)
+            free += model.memory
+        if free < costs.occupation:
+            need, after = format_bytes(costs.occupation), format_bytes(free)
+            return f"{owner.id} needs {need}, device {device.id} has {after} free once {len(victims)} are evicted"
+        return tuple(victims)
 
     def _why_no_room(self, owner: FunctionState, device: DeviceState) -> str:
         if not owner.allows(device):
@@ -728,6 +864,7 @@ class Engine:
                 owner.excess -= 1
                 if model.pinned:
                     owner.draining[model] = owner.drop(model)
+                    self._cluster.note_orphan(owner)
                 else:
                     self._evict(owner.active[model], model)
         if not owner.surplus:
@@ -737,9 +874,12 @@ class Engine:
 
     def _evict(self, device: DeviceState, model: Model) -> None:
         """Take a copy away from its device for nobody's sake."""
+        preload = device.preload
         self._cluster.evict(device, model)
         device.evictions += 1
         self._out.append(m.Evict(model.owner.id, device.id, model.copy))
+        if preload is not device.preload:
+            self._next_local(device)
 
     def _load_copies(self, owner: FunctionState) -> None:
         """More copies of a function that has too few: only where they fit, and not all at once."""
@@ -791,6 +931,11 @@ class Engine:
         owner.loading -= 1
         owner.add(model, device)
         owner.failures = 0
+        if device.preload is model:
+            device.preload = None
+            device.busy_s += self._cluster.now - device.busy_since
+            self._next_local(device)
+            self._freed = True
         costs = owner.costs(device.kind)
         if costs is not None and self._learn:
             costs.learn_load(event.load_s, LEARNING_RATE)
@@ -974,6 +1119,20 @@ class Engine:
 def reservation(peak: Bytes) -> Bytes:
     """Return what is reserved for a worker whose peak memory was measured as *peak*."""
     return int(peak * HEADROOM) + HEADROOM_BYTES
+
+
+_Started: TypeAlias = "tuple[Seconds, Call, DeviceId, bool, tuple[CopyId, ...], bool, policies.Why | None]"
+"""When, which call, where, a miss, its victims, from a local queue, why."""
+
+
+def _options(why: policies.Why | None) -> tuple[Considered, ...]:
+    return () if why is None else tuple(Considered(*each) for each in why.options)
+
+
+def _busy(device: DeviceState) -> str:
+    if device.run is not None:
+        return f"device {device.id} is busy with call {device.run.id}"
+    return f"device {device.id} is busy with a load"
 
 
 def _dispensable(owner: FunctionState) -> list[Model]:

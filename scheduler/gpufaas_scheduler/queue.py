@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, cast
 from gpufaas_core.model import CallId, FunctionId, Seconds
 
 if TYPE_CHECKING:
-    from gpufaas_scheduler.policies import WaitingCall
+    from gpufaas_scheduler.policies import WaitingCall, Why
     from gpufaas_scheduler.state import DeviceState, FunctionState, Model
 
 NEVER: Final = 1 << 62
@@ -51,7 +51,7 @@ class Call:
 
     __slots__ = (
         "aborted", "arrived_at", "cold", "deadline", "device", "estimate_s", "function", "id", "model", "number",
-        "owner", "passes", "refusals", "state", "victims",
+        "owner", "passes", "refusals", "state", "victims", "why",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,8 @@ class Call:
         self.estimate_s = 0.0
         """Its share of the local queue's time, as estimated when it was put there."""
         self.aborted = False
+        self.why: Why | None = None
+        """What the policy said when it was placed."""
 
 
 class FunctionQueue:
@@ -147,6 +149,11 @@ class GlobalQueue:
 
     def __len__(self) -> int:
         return self.count
+
+    @property
+    def functions(self) -> int:
+        """At least as many functions as have calls waiting: the cost of looking at the head of each."""
+        return len(self._heads) + len(self._aside) + len(self.returned)
 
     def append(self, call: Call) -> None:
         queue = call.owner.queue

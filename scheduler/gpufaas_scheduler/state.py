@@ -10,14 +10,21 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
-from typing import TypeAlias, cast
+from itertools import islice
+from typing import Final, TypeAlias, cast
 
 from gpufaas_cache_manager.replacement import Replacement, victims
 from gpufaas_cache_manager.residency import Residency, Resident
 from gpufaas_core.constraints import satisfied
 from gpufaas_core.model import Bytes, Device, DeviceId, Function, FunctionId, Profile, Seconds, copy_id
-from gpufaas_scheduler.policies import DeviceView, WaitingCall
+from gpufaas_scheduler.policies import DeviceView, FunctionView, ResidentView, WaitingCall
 from gpufaas_scheduler.queue import NEVER, Call, FunctionQueue, GlobalQueue
+
+DEMAND_S: Final = 120.0
+"""Time constant of the estimates of demand: two thirds of the weight is on the last two minutes."""
+
+_LEAST_OBSERVED_S: Final = 3.0
+"""The first call after the start is no thousand calls a second."""
 
 
 class Costs:
@@ -114,9 +121,9 @@ class FunctionState:
     """A deployed revision: its limits and costs, its copies, and its calls."""
 
     __slots__ = (
-        "_costs", "_declared", "active", "constraints", "desired", "digest", "draining", "eager", "excess", "exclusive",
-        "failed", "failures", "fits", "fits_as_of", "holders", "id", "loading", "max_copies", "max_queue", "min_copies",
-        "queue", "ready", "removed", "running", "slots", "target", "waiting", "widened",
+        "_costs", "_declared", "active", "called", "called_at", "constraints", "desired", "digest", "draining", "eager",
+        "excess", "exclusive", "failed", "failures", "fits", "fits_as_of", "holders", "id", "loading", "max_copies",
+        "max_queue", "min_copies", "queue", "ready", "removed", "running", "slots", "target", "waiting", "widened",
     )  # fmt: skip
 
     def __init__(self, function: Function) -> None:
@@ -138,6 +145,9 @@ class FunctionState:
         self.waiting = 0
         """Calls in the global queue, FIFO and local queues."""
         self.running = 0
+        self.called = 0.0
+        """Its arrivals, each weighted by e^-(age / `DEMAND_S`), as of `called_at`."""
+        self.called_at: Seconds = 0.0
         self.desired: int | None = None
         """As `Scaled` asked; None: copies come and go with calls."""
         self.eager = False
@@ -248,13 +258,17 @@ class FunctionState:
         costs = self.costs(kind)
         return math.inf if costs is None else costs.load_s
 
+    def service_s(self, kind: str) -> Seconds:
+        costs = self.costs(kind)
+        return math.inf if costs is None else costs.service_s
+
 
 class DeviceState:
     """One device: what is in its memory, what runs, what waits for it."""
 
     __slots__ = (
         "busy_s", "busy_since", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind", "local", "local_s",
-        "misses", "models", "order", "run", "served", "starts",
+        "misses", "models", "order", "preload", "run", "served", "starts",
     )  # fmt: skip
 
     def __init__(self, device: Device, order: int) -> None:
@@ -266,12 +280,14 @@ class DeviceState:
         self.models: Residency[FunctionState] = Residency(device.memory, device.kind)
         self.run: Call | None = None
         """The call of a model function that has the device to itself."""
+        self.preload: Model | None = None
+        """What a policy is loading here without a call, and has the device to itself for."""
         self.busy_since = 0.0
-        """When `run` was started."""
+        """When `run` or `preload` was started."""
         self.busy_s = 0.0
         """How long it had one, without the current."""
         self.free_at = 0.0
-        """When `run` should end, load included."""
+        """When `run` should end, load included; or `preload`."""
         self.local: deque[Call] = deque()
         self.local_s = 0.0
         """Service time of `local`, by the estimates at the time of queueing."""
@@ -285,11 +301,11 @@ class DeviceState:
 
     @property
     def busy(self) -> bool:
-        return self.run is not None
+        return self.run is not None or self.preload is not None
 
     def finish_s(self, now: Seconds) -> Seconds:
         """Seconds until it has nothing to do, by estimate: time left of what runs plus its local queue (3.4)."""
-        left = self.free_at - now if self.run is not None else 0.0
+        left = self.free_at - now if self.busy else 0.0
         return (left if left > 0.0 else 0.0) + self.local_s
 
 
@@ -321,6 +337,50 @@ class Cluster:
         self.asked: tuple[FunctionState, DeviceState] | None = None
         """For whom `victims` was answered last. Whoever changes pins or charges sets it to None."""
         self._answer: tuple[Model, ...] | None = None
+        self.orphaned: dict[FunctionId, FunctionState] = {}
+        """Has every model function that waits and that no device holds, and some that are no longer so."""
+        self._first_call_at: Seconds | None = None
+        self._offered_s = 0.0
+        """Service times of the arrivals, weighted as `FunctionState.called`, as of `_offered_at`."""
+        self._offered_at: Seconds = 0.0
+
+    # --- demand ---
+
+    def note_call(self, owner: FunctionState) -> None:
+        """A call arrives now. Those of CPU functions count for what their copies are worth, not as work of devices."""
+        now = self.now
+        if self._first_call_at is None:
+            self._first_call_at = owner.called_at = self._offered_at = now
+        owner.called = owner.called * math.exp((owner.called_at - now) / DEMAND_S) + 1.0
+        owner.called_at = now
+        if not owner.exclusive:
+            return
+        costs = next((costs for kind in self.largest if (costs := owner.costs(kind)) is not None), None)
+        service_s = 0.0 if costs is None else costs.service_s
+        self._offered_s = self._offered_s * math.exp((self._offered_at - now) / DEMAND_S) + service_s
+        self._offered_at = now
+        self.note_orphan(owner)
+
+    def note_orphan(self, owner: FunctionState) -> None:
+        """One of its calls began to wait, or a device ceased to hold it."""
+        if not owner.holders and owner.waiting and owner.exclusive:
+            self.orphaned[owner.id] = owner
+
+    @property
+    def _weight_s(self) -> Seconds:
+        """What the weights of one call a second since the first would add up to by now."""
+        if self._first_call_at is None:
+            return _LEAST_OBSERVED_S
+        return max(_LEAST_OBSERVED_S, DEMAND_S * -math.expm1((self._first_call_at - self.now) / DEMAND_S))
+
+    def rate(self, function: FunctionView) -> float:
+        owner = cast(FunctionState, function)
+        return owner.called * math.exp((owner.called_at - self.now) / DEMAND_S) / self._weight_s
+
+    @property
+    def utilisation(self) -> float:
+        offered_s = self._offered_s * math.exp((self._offered_at - self.now) / DEMAND_S)
+        return offered_s / self._weight_s / max(1, len(self.devices))
 
     # --- devices and residency ---
 
@@ -375,6 +435,10 @@ class Cluster:
             del owner.draining[model]
         if model.loading:
             owner.loading -= 1
+            if device.preload is model:
+                device.preload = None
+                device.busy_s += self.now - device.busy_since
+        self.note_orphan(owner)
         self.asked = None
 
     def victims(self, device: DeviceState, owner: FunctionState) -> tuple[Model, ...] | None:
@@ -493,7 +557,7 @@ class Cluster:
         best_s = math.inf
         now = self.now
         for device in cast(Call, call).owner.holders.values():
-            if device.run is None:
+            if device.run is None and device.preload is None:
                 continue
             # `finish_s` in place: this loop is the cost of a decision about a model with hundreds of copies.
             left = device.free_at - now
@@ -514,3 +578,66 @@ class Cluster:
     def service_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
         costs = cast(Call, call).owner.costs(device.kind)
         return math.inf if costs is None else costs.service_s
+
+    @property
+    def device_count(self) -> int:
+        return len(self.devices)
+
+    @property
+    def idle_count(self) -> int:
+        return len(self.idle_devices)
+
+    def least_used(self, function: FunctionView, limit: int) -> list[DeviceView]:
+        owner = cast(FunctionState, function)
+        if not owner.constraints:
+            return [key[2] for key in self.idle_devices[: -limit - 1 : -1]]
+        return list(islice((key[2] for key in reversed(self.idle_devices) if owner.allows(key[2])), limit))
+
+    def idle_holders(self, call: WaitingCall, limit: int) -> list[DeviceView]:
+        holders = cast(Call, call).owner.holders
+        if len(self.idle_devices) <= len(holders):
+            return [key[2] for key in self.idle_devices[:limit] if key[2].id in holders]
+        return [each for each in islice(holders.values(), limit) if each.idle_key is not None]
+
+    def holds_function(self, device: DeviceView, function: FunctionView) -> bool:
+        return function.id in cast(DeviceState, device).models.models
+
+    def residents(self, device: DeviceView) -> Collection[ResidentView]:
+        return cast(DeviceState, device).models.models.values()
+
+    def evictable(self, resident: ResidentView) -> bool:
+        model = cast(Resident[FunctionState], resident)
+        return not model.pinned and model.owner.copies > model.owner.min_copies
+
+    def free(self, device: DeviceView) -> Bytes:
+        return cast(DeviceState, device).models.free
+
+    def occupation(self, device: DeviceView, function: FunctionView) -> Bytes | None:
+        owner = cast(FunctionState, function)
+        costs = owner.costs(device.kind) if owner.allows(cast(DeviceState, device)) else None
+        return None if costs is None else costs.occupation
+
+    def finish_s(self, device: DeviceView) -> Seconds:
+        return cast(DeviceState, device).finish_s(self.now)
+
+    def orphans(self, limit: int) -> list[WaitingCall]:
+        found: list[WaitingCall] = []
+        stale = []
+        for owner in self.orphaned.values():
+            call = None if owner.holders else self._first_of(owner)
+            if call is None:
+                stale.append(owner.id)
+            elif len(found) < limit:
+                found.append(call)
+            else:
+                break
+        for function in stale:
+            del self.orphaned[function]
+        return found
+
+    def _first_of(self, owner: FunctionState) -> Call | None:
+        first = owner.queue.calls[0] if owner.queue.calls else None
+        for call in self.queue.returned:
+            if call.owner is owner and (first is None or call.number < first.number):
+                return call
+        return first

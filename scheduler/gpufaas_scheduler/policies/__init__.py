@@ -14,23 +14,44 @@ write a class with the members of `SchedulingPolicy` and register its factory as
 CPU functions (slots instead of the whole device) never come here, see ``engine``.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.model import CallId, DeviceId, FunctionId, Seconds
+from gpufaas_core.model import Bytes, CallId, CopyId, DeviceId, FunctionId, Seconds
 
 # --- actions ----------------------------------------------------------------------------------------------------------
-# Room is left in the union for Load (prefetch), Evict, Reject and Timer; a policy that never yields them need not know.
+# Room is left in the union for Evict, Reject and Timer; a policy that never yields them need not know.
+
+
+class Why(NamedTuple):
+    """What an action is explained with. A tuple: it is made on the path of a call, and read when somebody asks."""
+
+    rule: str
+    """In words, the condition that held."""
+    options: tuple[Option, ...] = ()
+    """What was weighed, the chosen one included."""
+
+
+Option: TypeAlias = tuple[str, str, float]
+"""(``hit`` | ``load`` | ``wait`` | ..., device or function, seconds by estimate). Only compared within one `Why`."""
 
 
 class Start(Struct, frozen=True):
-    """Start a waiting call on an idle device: a hit if it holds the function, else a miss with its victims."""
+    """
+    Start a waiting call on an idle device: a hit if it holds the function, else a miss.
+
+    `victims` are who leaves for a miss; None: as many as it takes, in the engine's replacement order.
+    """
 
     call: CallId
     device: DeviceId
+    victims: tuple[CopyId, ...] | None = None
+    why: Why | None = None
 
 
 class EnqueueLocal(Struct, frozen=True):
@@ -38,6 +59,19 @@ class EnqueueLocal(Struct, frozen=True):
 
     call: CallId
     device: DeviceId
+    why: Why | None = None
+
+
+class Load(Struct, frozen=True):
+    """
+    Load a model function on an idle device without a call: a replica, a prefetch. The device is busy until it is
+    loaded, as with a miss. Refused after a failed load, until a call has loaded the function.
+    """
+
+    function: FunctionId
+    device: DeviceId
+    victims: tuple[CopyId, ...] | None = None
+    why: Why | None = None
 
 
 class CountPass(Struct, frozen=True):
@@ -46,7 +80,7 @@ class CountPass(Struct, frozen=True):
     before: int
 
 
-Action = Start | EnqueueLocal | CountPass
+Action = Start | EnqueueLocal | Load | CountPass
 
 
 class Refusal(Struct, frozen=True):
@@ -61,14 +95,57 @@ Plan = Generator[Action, Refusal | None, None]
 # --- the view ---------------------------------------------------------------------------------------------------------
 
 
+class FunctionView(Protocol):
+    """A model function. Times and sizes are of its profile: learnt live, given in a simulation."""
+
+    @property
+    def id(self) -> FunctionId: ...
+    @property
+    def copies(self) -> int:
+        """Devices that hold it, from the start of the load."""
+
+    @property
+    def waiting(self) -> int:
+        """Its calls that no device was started for."""
+
+    @property
+    def loading(self) -> int:
+        """How many of its copies are loading."""
+
+    def load_s(self, kind: str) -> Seconds:
+        """Infinite where it cannot run."""
+
+    def service_s(self, kind: str) -> Seconds: ...
+
+
+class ResidentView(Protocol):
+    """A copy of a function on a device. May be one of a CPU function too (`owner.exclusive` is false)."""
+
+    @property
+    def key(self) -> CopyId:
+        """What it is called as a victim; of a model function, its id."""
+
+    @property
+    def owner(self) -> FunctionView: ...
+    @property
+    def memory(self) -> Bytes: ...
+    @property
+    def loading(self) -> bool: ...
+
+
 class WaitingCall(Protocol):
     @property
     def id(self) -> CallId: ...
     @property
     def function(self) -> FunctionId: ...
     @property
+    def owner(self) -> FunctionView: ...
+    @property
     def number(self) -> int:
         """Arrival number."""
+
+    @property
+    def arrived_at(self) -> Seconds: ...
 
     @property
     def deadline(self) -> Seconds | None: ...
@@ -81,7 +158,11 @@ class DeviceView(Protocol):
     def kind(self) -> str: ...
     @property
     def busy(self) -> bool:
-        """A model function's call runs on it."""
+        """A model function's call runs on it, or a `Load` is under way."""
+
+    @property
+    def order(self) -> int:
+        """How many joined before it."""
 
     @property
     def starts(self) -> int:
@@ -92,6 +173,10 @@ class QueueView(Protocol):
     """The global queue in arrival order. Functions that cannot be placed are left out by `set_aside`."""
 
     def __len__(self) -> int: ...
+    @property
+    def functions(self) -> int:
+        """At least as many functions as have calls waiting."""
+
     def first(self, before: int = ...) -> WaitingCall | None: ...
     def first_at_limit(self, before: int = ...) -> WaitingCall | None: ...
     def passes(self, call: WaitingCall) -> int: ...
@@ -140,6 +225,45 @@ class View(Protocol):
 
     def service_s(self, device: DeviceView, call: WaitingCall) -> Seconds: ...
 
+    # What follows is there for policies that weigh costs; those of the paper do without.
+
+    @property
+    def device_count(self) -> int: ...
+    @property
+    def idle_count(self) -> int: ...
+
+    def least_used(self, function: FunctionView, limit: int) -> list[DeviceView]:
+        """Up to *limit* idle devices that the function may be on, fewest starts first. O(limit) without constraints."""
+
+    def idle_holders(self, call: WaitingCall, limit: int) -> list[DeviceView]:
+        """Up to *limit* idle devices that hold the call's function, among as many of its holders or idle devices."""
+
+    def holds_function(self, device: DeviceView, function: FunctionView) -> bool: ...
+
+    def residents(self, device: DeviceView) -> Collection[ResidentView]:
+        """What it holds, least recently used first."""
+
+    def evictable(self, resident: ResidentView) -> bool:
+        """It may be a victim: neither pinned nor within its function's minimum of copies."""
+
+    def free(self, device: DeviceView) -> Bytes: ...
+
+    def occupation(self, device: DeviceView, function: FunctionView) -> Bytes | None:
+        """What a copy is charged on the device; None: it cannot, or may not, run there."""
+
+    def finish_s(self, device: DeviceView) -> Seconds:
+        """Seconds until a busy device has nothing to do, by estimate."""
+
+    def orphans(self, limit: int) -> list[WaitingCall]:
+        """The first waiting calls of up to *limit* functions that no device holds, in the order they got there."""
+
+    def rate(self, function: FunctionView) -> float:
+        """Calls a second, by an exponentially weighted count of its arrivals."""
+
+    @property
+    def utilisation(self) -> float:
+        """Service time of what arrives a second, over the devices: 1 is all that they can serve without loads."""
+
 
 class SchedulingPolicy(Protocol):
     @property
@@ -152,6 +276,14 @@ class SchedulingPolicy(Protocol):
         """One scheduling run; it ends when the generator returns."""
 
 
+@runtime_checkable
+class Explaining(Protocol):
+    """A policy that can say more about a waiting call than what was noted when it passed by."""
+
+    def weigh(self, view: View, call: WaitingCall) -> Why:
+        """What could be done with *call* now, and why it is not done. Asked for by people, never on the path."""
+
+
 # --- the table --------------------------------------------------------------------------------------------------------
 
 ENTRY_POINTS: Final = "gpufaas.policies"
@@ -160,45 +292,75 @@ DEFAULT_POLICY: Final = "lalb-o3"
 """Of `serve`, of the simulator, and of journals that name none."""
 DEFAULT_O3_LIMIT: Final = 25
 """The paper's."""
+DEFAULT_WAIT_BOUND_S: Final = 30.0
 
 
-def _lb(_: int) -> SchedulingPolicy:
+class Settings(Struct, frozen=True):
+    """What people set for a policy; each takes what it knows."""
+
+    o3_limit: int = DEFAULT_O3_LIMIT
+    """lalb-o3: how often one waiting call may be overtaken."""
+    wait_bound_s: Seconds = DEFAULT_WAIT_BOUND_S
+    """least-wait: a call that has waited this long is not overtaken any more on a device that could take it."""
+
+
+def _lb(_: Settings) -> SchedulingPolicy:
     from gpufaas_scheduler.policies.load_balance import LoadBalance
 
     return LoadBalance()
 
 
-def _lalb(_: int) -> SchedulingPolicy:
+def _lalb(_: Settings) -> SchedulingPolicy:
     from gpufaas_scheduler.policies.locality import Locality
 
     return Locality("lalb", limit=0)
 
 
-def _lalb_o3(limit: int) -> SchedulingPolicy:
+def _lalb_o3(settings: Settings) -> SchedulingPolicy:
     from gpufaas_scheduler.policies.locality import Locality
 
-    return Locality("lalb-o3", limit=limit)
+    return Locality("lalb-o3", limit=settings.o3_limit)
 
 
-POLICIES: Final[Mapping[str, Callable[[int], SchedulingPolicy]]] = {"lb": _lb, "lalb": _lalb, "lalb-o3": _lalb_o3}
-"""Name to factory; the argument is the O3 limit. Imported on use, since each policy imports this module."""
+def _least_wait(settings: Settings) -> SchedulingPolicy:
+    from gpufaas_scheduler.policies.least_wait import LeastWait
+
+    return LeastWait(wait_bound_s=settings.wait_bound_s)
 
 
-def make_policy(name: str, *, o3_limit: int = DEFAULT_O3_LIMIT) -> SchedulingPolicy:
+POLICIES: Final[Mapping[str, Callable[[Settings], SchedulingPolicy]]] = {
+    "lb": _lb, "lalb": _lalb, "lalb-o3": _lalb_o3, "least-wait": _least_wait,
+}  # fmt: skip
+"""Name to factory. Imported on use, since each policy imports this module."""
+
+
+def make_policy(
+    name: str, *, o3_limit: int = DEFAULT_O3_LIMIT, wait_bound_s: Seconds = DEFAULT_WAIT_BOUND_S
+) -> SchedulingPolicy:
     """
     Return the policy called *name*: one of `POLICIES`, or of the entry points ``gpufaas.policies`` (called without
-    arguments). `o3_limit` is for lalb-o3 only; 25 is the paper's default.
+    arguments).
 
-    :raises InvalidSpec: there is none; says which there are
+    :raises InvalidSpec: there is none, says which there are; or an installed one cannot be loaded
     """
     if o3_limit < 0:
         raise InvalidSpec(f"the O3 limit is a number of calls, 0 or more, not {o3_limit}")
+    if not 0 <= wait_bound_s < float("inf"):
+        raise InvalidSpec(f"the wait bound is a number of seconds, 0 or more, not {wait_bound_s}")
     if name in POLICIES:
-        return POLICIES[name](o3_limit)
+        return POLICIES[name](Settings(o3_limit, wait_bound_s))
     from importlib.metadata import entry_points  # 15 ms that only a foreign policy costs
 
     plugins = {each.name: each for each in entry_points(group=ENTRY_POINTS)}
     if name not in plugins:
         raise InvalidSpec(f"no policy is called {name!r}: choose one of {', '.join([*POLICIES, *sorted(plugins)])}")
-    policy: SchedulingPolicy = plugins[name].load()()
+    try:
+        policy: SchedulingPolicy = plugins[name].load()()
+        missing = [each for each in ("name", "pass_limit", "plan") if not hasattr(policy, each)]
+    except Exception as exc:
+        # Whatever somebody else's code raises, the reader wants to know whose it was.
+        value = plugins[name].value
+        raise InvalidSpec(f"policy {name!r} ({value}) cannot be made: {type(exc).__name__}: {exc}") from exc
+    if missing:
+        raise InvalidSpec(f"policy {name!r} ({plugins[name].value}) has no {', '.join(missing)}: see SchedulingPolicy")
     return policy

@@ -1,6 +1,10 @@
 """LB, the baseline of GPU-FaaS: the head of the queue goes to each idle device, wherever its model is."""
 
-from gpufaas_scheduler.policies import Plan, Start, View
+from typing import Final
+
+from gpufaas_scheduler.policies import Plan, Start, View, Why
+
+_HEAD: Final = Why("it was the first call that the idle device had room for")
 
 
 class LoadBalance:
@@ -13,7 +17,9 @@ class LoadBalance:
         queue = view.queue
         for device in view.idle():
             while (call := queue.first()) is not None:
-                if (view.holds(device, call) or view.fits(device, call)) and (yield Start(call.id, device.id)) is None:
+                if (view.holds(device, call) or view.fits(device, call)) and (
+                    yield Start(call.id, device.id, None, _HEAD)
+                ) is None:
                     break
                 queue.set_aside(call)
             queue.rewind()

@@ -7,8 +7,14 @@ decisions are those of the literal scan (tests/unit/scheduler/literal.py), the c
 is never looked at.
 """
 
-from gpufaas_scheduler.policies import CountPass, DeviceView, EnqueueLocal, Plan, Start, View, WaitingCall
+from typing import Final
+
+from gpufaas_scheduler.policies import CountPass, DeviceView, EnqueueLocal, Plan, Start, View, WaitingCall, Why
 from gpufaas_scheduler.queue import NEVER
+
+_HIT: Final = Why("2a: the first waiting call whose model the device held")
+_IDLE: Final = Why("3.3.2: another idle device held its model")
+_ONLY: Final = Why("3.3.1: no device held its model")
 
 
 class Locality:
@@ -34,7 +40,7 @@ class Locality:
                 elif action.device == device.id:
                     started = call.number
                     break
-            if started == NEVER and hit is not None and (yield Start(hit.id, device.id)) is None:  # 2a
+            if started == NEVER and hit is not None and (yield Start(hit.id, device.id, None, _HIT)) is None:  # 2a
                 started = hit.number
             if counts:
                 yield CountPass(started)
@@ -62,8 +68,16 @@ def place(view: View, call: WaitingCall, device: DeviceView) -> Start | EnqueueL
     if view.held(call):
         idle = view.idle_holder(call)
         if idle is not None:
-            return Start(call.id, idle.id)
+            return Start(call.id, idle.id, None, _IDLE)
         soonest = view.soonest_holder(call)
-        if soonest is not None and soonest[1] < view.load_s(device, call):
-            return EnqueueLocal(call.id, soonest[0].id)
-    return Start(call.id, device.id) if view.fits(device, call) else None
+        if soonest is not None:
+            load_s = view.load_s(device, call)
+            options = (("wait", soonest[0].id, soonest[1]), ("load", device.id, load_s))
+            if soonest[1] < load_s:
+                return EnqueueLocal(
+                    call.id, soonest[0].id, Why("3.3.3: a holder finishes before a load would", options)
+                )
+            if view.fits(device, call):
+                return Start(call.id, device.id, None, Why("3.3.4: no holder finishes before a load would", options))
+            return None
+    return Start(call.id, device.id, None, _ONLY) if view.fits(device, call) else None
