@@ -1,7 +1,7 @@
 """
 Does the simulator do what the platform does? The same calls, live on CPU devices, and simulated from what was learnt.
 
-    python benchmarks/live_agreement.py [--minutes 4] [--load 0.25] [--seed 1] [--out docs/evaluation.md]
+    python benchmarks/live_agreement.py [--minutes 4] [--load 0.15] [--seed 1] [--out docs/evaluation.md]
 
 Two CPU devices with one torch thread each, on which not all of the models fit. First two callers keep both devices
 busy, each going through the functions in an order of its own: what that costs is in the journal. Then the platform is
@@ -39,11 +39,11 @@ from gpufaas_simulator.run import simulate
 from gpufaas_simulator.simulation import COMPLETED, HIT, Record
 from gpufaas_simulator.workload import Cost, SimulatedFunction, Workload, arrivals
 
-MODELS = ("resnet50", "densenet121", "resnet18", "alexnet", "vgg11")
-"""Most called first."""
-MEMORY_MIB = 900
+MODELS = ("resnet50", "densenet121", "resnet18", "vgg11", "vgg16")
+"""Most called first. All of them fit the two devices, and not one of them."""
+MEMORY_MIB = 1000
 SIZE = 256
-"""Pixels, so that the quickest model takes over 50 ms."""
+"""Pixels, so that the quickest model takes over 50 ms on one thread."""
 ROUNDS = 5
 AGREE, WITHIN = 0.95, 0.20
 
@@ -153,6 +153,10 @@ def document(
         "all", str(live.report.completed), str(live.report.misses), str(simulated.misses),
         f"**{100 * agree:.1f} %**", f"**{live_ms:.0f}**", f"**{simulated_ms:.0f}** ({100 * off:+.1f} %)",
     ]]  # fmt: skip
+    others = "" if busy_before <= 2 * (os.cpu_count() or 1) else (
+        "\n\nOther programs had the machine busy meanwhile, by turns: what a call took differs by more than the simulator\n"
+        "is told, and where calls overlap otherwise, other models stay. To be repeated on a quiet machine."
+    )  # fmt: skip
     headings = [
         "function",
         "calls",
@@ -179,7 +183,7 @@ they were sent at most {1000 * live.late_s:.0f} ms late.
 {table(headings, rows + totals)}
 
 At least 95 % of hits and misses the same, and mean latency within 20 %: {verdict}. The live p99 is
-{live.report.latency.p99:.2f} s, the simulated one {simulated.latency.p99:.2f} s.
+{live.report.latency.p99:.2f} s, the simulated one {simulated.latency.p99:.2f} s.{others}
 
 The profiles that were learnt, means of the first part:
 
@@ -190,7 +194,7 @@ The profiles that were learnt, means of the first part:
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--minutes", type=float, default=4.0)
-    arguments.add_argument("--load", type=float, default=0.25, help="share of device time for inference")
+    arguments.add_argument("--load", type=float, default=0.15, help="share of device time for inference")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--policy", default=DEFAULT_POLICY)
     arguments.add_argument("--out", type=Path, default=ROOT / "docs" / "evaluation.md")
