@@ -225,7 +225,10 @@ def check(status: EngineStatus, world: World) -> None:
         name = device.device.id
         assert device.used == sum(each.memory for each in device.resident)
         assert device.used <= device.device.memory, f"{name} holds more than it has"
-        assert exclusive.get(name, 0) == device.busy, f"exclusive calls on {name}: {exclusive.get(name, 0)}"
+        if device.busy and not exclusive.get(name, 0):
+            assert any(each.loading for each in device.resident), f"{name} is busy with nothing"
+        else:
+            assert exclusive.get(name, 0) == device.busy, f"exclusive calls on {name}: {exclusive.get(name, 0)}"
         for model in device.resident:
             assert model.running == running.pop((model.function, name), 0)
             slots = 1 if world.functions[model.function].exclusive else world.functions[model.function].slots
