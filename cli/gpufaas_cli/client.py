@@ -132,6 +132,9 @@ class Client:
     def status(self) -> dict[str, Any]:
         return self._object("/system/status")
 
+    def explain(self, call: str) -> dict[str, Any]:
+        return self._object(f"/system/explain/{quote(call, safe='')}")
+
     def is_ready(self) -> bool:
         """Whether the gateway and what is behind it say that they are well; False as well when nobody is there."""
         try:

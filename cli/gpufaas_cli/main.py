@@ -51,6 +51,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "generate": "Write Kubernetes or Knative YAML of functions.",
     "plugin": "List plugins and install them.",
     "top": "Watch devices, and what is resident on them.",
+    "explain": "Say why a call was started where it was, or why it waits.",
     "simulate": "Run a workload through the scheduler in simulated time.",
     "replay": "Send a workload to a running platform, and report what simulate reports.",
     "what-if": "Ask a recorded journal what other devices or policies would have made of it.",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gpufaas_core.units import Bytes, MiB
-from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY
+from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, DEFAULT_WAIT_BOUND_S
 
 DEFAULT_PORT: Final = 8080
 DEFAULT_MAX_QUEUE: Final = 1000
@@ -42,6 +42,8 @@ class ServeOptions:
     policy: str = DEFAULT_POLICY
     o3_limit: int = DEFAULT_O3_LIMIT
     """How often a waiting call may be overtaken by later ones that hit."""
+    wait_bound_s: float = DEFAULT_WAIT_BOUND_S
+    """least-wait: a call that has waited so long is not overtaken any more."""
     replacement: str = "lru"
     journal: Path | None = None
     """Every event of the engine goes here as a JSON line, to be replayed."""

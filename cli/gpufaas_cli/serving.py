@@ -204,6 +204,7 @@ async def _serve(
     header = Header(
         policy=options.policy,
         o3_limit=options.o3_limit,
+        wait_bound_s=options.wait_bound_s,
         replacement=options.replacement,
         epoch=epoch,
         max_queue=max(_MAX_QUEUE_IN_ALL, options.max_queue),
@@ -440,6 +441,8 @@ async def _start_workers(
     shown = _reached_at(options.host)
     lines = [f"gateway    http://{shown}:{options.port}      OpenFaaS API; stop with Ctrl-C"]
     limit = f", limit {options.o3_limit}" if options.policy == "lalb-o3" else ""
+    if options.policy == "least-wait":
+        limit = f", wait bound {options.wait_bound_s:g} s"
     lines.append(f"scheduler  {options.policy}{limit}")
     for device in node.devices():
         kind = "CPU device, memory limit enforced" if device.kind == "cpu" else device.kind

@@ -12,9 +12,10 @@ import click
 
 from gpufaas_cli import output
 from gpufaas_core.errors import GpufaasError
-from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT
+from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_WAIT_BOUND_S
 
 if TYPE_CHECKING:
+    from gpufaas_core.model import Explanation
     from gpufaas_simulator.report import Estimate, Report
     from gpufaas_simulator.simulation import Observer, Record
     from gpufaas_simulator.timeline import Timeline
@@ -85,11 +86,15 @@ def workload(command: _F) -> _F:
 
 
 def engine(command: _F) -> _F:
-    """What decides, beside the policy: ``o3_limit``, ``replacement``, ``learn``."""
+    """What decides, beside the policy: ``o3_limit``, ``wait_bound``, ``replacement``, ``learn``."""
     options = [
         click.option(
             "--o3-limit", type=click.IntRange(0), default=DEFAULT_O3_LIMIT, show_default=True,
             help="How often one waiting call may be overtaken.",
+        ),
+        click.option(
+            "--wait-bound", type=click.FloatRange(0, max_open=True, max=float("inf")), default=DEFAULT_WAIT_BOUND_S,
+            show_default=True, metavar="SECONDS", help="least-wait: who waited so long is not overtaken any more.",
         ),
         click.option("--replacement", default="lru", show_default=True, help="Which models are evicted first."),
         click.option(
@@ -179,6 +184,7 @@ class Run:
     report: Report
     record: Record | None = None
     timeline: Timeline | None = None
+    explanation: Explanation | None = None
 
 
 def as_json(runs: Sequence[Run]) -> Any:
@@ -189,7 +195,8 @@ def as_json(runs: Sequence[Run]) -> Any:
 
     def plain(run: Run) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(run.report)
-        return {**found, "working_set": run.working_set or None, "seed": run.seed}
+        explained = {} if run.explanation is None else {"explanation": msgspec.to_builtins(run.explanation)}
+        return {**found, "working_set": run.working_set or None, "seed": run.seed, **explained}
 
     if len(runs) == 1:
         return plain(runs[0])

@@ -23,12 +23,12 @@ from starlette.routing import Match
 
 from gpufaas_core.errors import CorruptArtifact, GpufaasError, InvalidSpec, UnknownFunction
 from gpufaas_core.logs import LogLine
-from gpufaas_core.model import DeviceId, EngineStatus, FunctionId
+from gpufaas_core.model import CallId, DeviceId, EngineStatus, FunctionId
 from gpufaas_core.units import Bytes, MiB
 from gpufaas_gateway.alerts import add_alert_route
 from gpufaas_gateway.answers import encode, error_answer, json_answer, pieces, read_body, starting
 from gpufaas_gateway.catalogue import Catalogue, Deployed, replicas_of
-from gpufaas_gateway.errors import METHODS, headers_of, status_of
+from gpufaas_gateway.errors import METHODS, UnknownCall, headers_of, status_of
 from gpufaas_gateway.metrics import CONTENT_TYPE, Metrics
 from gpufaas_gateway.openapi import document
 from gpufaas_gateway.page import PAGE
@@ -184,6 +184,16 @@ def management_app(
     async def status() -> Response:
         whole = _whole_status(scheduler.status(), catalogue, worker_memory())
         return json_answer({**whole, "asyncQueues": metrics.queues()})
+
+    @app.get("/system/explain/{call}")
+    async def explain(call: str) -> Response:
+        found = scheduler.explain(CallId(call))
+        if found is None:
+            raise UnknownCall(
+                f"call {call!r} is not known: only calls of model functions that wait, or are among the last ones that "
+                "were started, can be explained. Its id is X-Call-Id of the answer"
+            )
+        return json_answer(msgspec.to_builtins(found))
 
     @app.head("/system/artifacts/{digest}")
     async def has_artifact(digest: str) -> Response:

@@ -39,6 +39,10 @@ class UnknownName(GpufaasError):
     """There is no namespace or secret of this name: create it first."""
 
 
+class UnknownCall(GpufaasError):
+    """There is no such call, or it is forgotten."""
+
+
 class NameTaken(GpufaasError):
     """A namespace or secret of this name exists: update it, or remove it first."""
 
@@ -64,6 +68,7 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     NoDeviceFits: 400,
     UnknownArtifact: 400,  # named by a deploy; a route that serves artifacts answers 404 itself
     UnknownFunction: 404,
+    UnknownCall: 404,
     UnknownName: 404,
     MethodNotAllowed: 405,
     BodyTooSlow: 408,

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from gpufaas_core.logs import LogLine
-from gpufaas_core.model import EngineStatus
+from gpufaas_core.model import EngineStatus, Explanation
 from gpufaas_core.remote_build import BuildStatus
 from gpufaas_gateway.errors import METHODS
 from gpufaas_gateway.wire import body_schemas
@@ -149,7 +149,7 @@ def document(version: str) -> _Json:
     """Return the document of a platform of *version*."""
     schemas: _Json = {**_SCHEMAS, **body_schemas("#/components/schemas/{model}")}
     _, ours = msgspec.json.schema_components(
-        [EngineStatus, LogLine, BuildStatus], ref_template="#/components/schemas/{name}"
+        [EngineStatus, Explanation, LogLine, BuildStatus], ref_template="#/components/schemas/{name}"
     )
     return {
         "openapi": "3.1.0",
@@ -206,6 +206,9 @@ def _paths() -> _Json:
         },
         "/system/info": {"get": _op("Who answers here", [], {200: _one("GatewayInfo")})},
         "/system/status": {"get": _op("Devices, queues and what is resident", [], {200: _one("EngineStatus")})},
+        "/system/explain/{call}": {
+            "get": _op("Why a call was started where it was, or waits", ["call"], {200: _one("Explanation")}, 404),
+        },
         "/system/artifacts/{digest}": {
             "head": _op("Whether it was uploaded", ["digest"], {200: None, 404: None}),
             "put": _op("Upload a bundle or weights", ["digest"], {201: None}, 408, 507)

@@ -8,7 +8,7 @@ from typing import IO, Protocol
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.logs import LogLine
-from gpufaas_core.model import Device, EngineStatus, Function, FunctionId, Profile
+from gpufaas_core.model import CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile
 from gpufaas_core.remote_build import BuildConfig
 from gpufaas_gateway.async_call import AcceptedCall, CallStatus, Cancelled, ClaimedCall, Outcome, Phase, Waiting
 from gpufaas_gateway.spec import FunctionRecord, Namespace
@@ -157,6 +157,10 @@ class Scheduler(Protocol):
         ...
 
     def status(self) -> EngineStatus: ...
+
+    def explain(self, call: CallId) -> Explanation | None:
+        """Why a call of a model function was started where it was, or why it waits; None: not among those known."""
+        ...
 
 
 class FunctionLogs(Protocol):

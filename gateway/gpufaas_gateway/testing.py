@@ -14,7 +14,17 @@ from msgspec.structs import replace
 
 from gpufaas_core.bundle import Manifest, Weights, WorkerSpec
 from gpufaas_core.errors import CorruptArtifact, GpufaasError, InvalidSpec, StorageFailed, UnknownArtifact
-from gpufaas_core.model import Device, DeviceId, DeviceStatus, EngineStatus, Function, FunctionId, Profile
+from gpufaas_core.model import (
+    CallId,
+    Device,
+    DeviceId,
+    DeviceStatus,
+    EngineStatus,
+    Explanation,
+    Function,
+    FunctionId,
+    Profile,
+)
 from gpufaas_core.remote_build import BuildConfig
 from gpufaas_core.units import Bytes, GiB
 from gpufaas_gateway.async_call import (
@@ -218,6 +228,7 @@ class FakeScheduler:
         self.functions: dict[FunctionId, Function] = {}
         self.removed: list[tuple[FunctionId, bool]] = []
         self.scaled: list[tuple[FunctionId, int]] = []
+        self.explanations: dict[CallId, Explanation] = {}
         self.failure: GpufaasError | None = None
         self.now = EngineStatus("lalb-o3", tuple(idle(device) for device in devices), {}, {})
 
@@ -237,6 +248,9 @@ class FakeScheduler:
 
     def status(self) -> EngineStatus:
         return self.now
+
+    def explain(self, call: CallId) -> Explanation | None:
+        return self.explanations.get(call)
 
 
 def idle(device: Device) -> DeviceStatus:

@@ -209,11 +209,22 @@ class Engine:
         """
         Say what was weighed for a call of a model function that waits, or that is among the last ones that were
         started; None for others. O(starts remembered + waiting calls): who passed whom is found when it is asked.
+
+        *call* may be the part of the id before ``#``, which is what a caller may have sent; then the newest counts.
         """
-        for index in range(len(self._starts) - 1, -1, -1):
-            if self._starts[index][1].id == call:
-                return self._explain_start(index)
         waiting = self._calls.get(call)
+        if waiting is None:
+            sent = f"{call}#"
+            named = [each for each in self._calls.values() if each.id.startswith(sent) and each.state != RUNNING]
+            waiting = named[-1] if named else None
+            for index in range(len(self._starts) - 1, -1, -1):
+                started = self._starts[index][1].id
+                if waiting is None and (started == call or started.startswith(sent)):
+                    return self._explain_start(index)
+        elif waiting.state == RUNNING:
+            for index in range(len(self._starts) - 1, -1, -1):
+                if self._starts[index][1] is waiting:
+                    return self._explain_start(index)
         if waiting is None or not waiting.owner.exclusive or waiting.state == RUNNING:
             return None
         self._cluster.now = now
@@ -223,7 +234,7 @@ class Engine:
             why = why or policies.Why("the policy has not placed it")
         before = [each.id for at, each, *_ in self._starts if each.number > waiting.number and at >= waiting.arrived_at]
         return Explanation(
-            call=call,
+            call=waiting.id,
             function=waiting.function,
             policy=self.policy.name,
             state="waiting" if waiting.state == WAITING else "local",

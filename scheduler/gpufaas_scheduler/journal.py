@@ -18,7 +18,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.messages import Command, Event
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.engine import Engine
-from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, make_policy
+from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, DEFAULT_WAIT_BOUND_S, make_policy
 
 VERSION = 2
 """1: a device held one copy of a function. Its events can be read, but would not give the commands that they gave."""
@@ -30,6 +30,7 @@ class Header(Struct, frozen=True):
     policy: str = DEFAULT_POLICY
     o3_limit: int = DEFAULT_O3_LIMIT
     replacement: str = "lru"
+    wait_bound_s: Seconds = DEFAULT_WAIT_BOUND_S
     epoch: int = 1
     max_queue: int = 10_000
     learn: bool = True
@@ -38,7 +39,7 @@ class Header(Struct, frozen=True):
     def engine(self) -> Engine:
         """:raises InvalidSpec: no such policy or replacement order"""
         return Engine(
-            policy=make_policy(self.policy, o3_limit=self.o3_limit),
+            policy=make_policy(self.policy, o3_limit=self.o3_limit, wait_bound_s=self.wait_bound_s),
             replacement=make_replacement(self.replacement),
             epoch=self.epoch,
             max_queue=self.max_queue,

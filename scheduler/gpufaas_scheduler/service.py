@@ -38,7 +38,18 @@ from gpufaas_core.messages import (
     Start,
     Woken,
 )
-from gpufaas_core.model import Bytes, CallId, Device, DeviceId, EngineStatus, Function, FunctionId, NodeId, Seconds
+from gpufaas_core.model import (
+    Bytes,
+    CallId,
+    Device,
+    DeviceId,
+    EngineStatus,
+    Explanation,
+    Function,
+    FunctionId,
+    NodeId,
+    Seconds,
+)
 from gpufaas_scheduler.engine import Engine
 
 
@@ -160,6 +171,10 @@ class SchedulerService:
 
     def status(self) -> EngineStatus:
         return self._engine.status(self._now())
+
+    def explain(self, call: CallId) -> Explanation | None:
+        """Say why *call* was started where it was, or why it waits; None: it is not known any more."""
+        return self._engine.explain(call, self._now())
 
     def take_learnt(self) -> list[Learnt]:
         """Return the profiles that changed since they were last taken, for whoever keeps them."""

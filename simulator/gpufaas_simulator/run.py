@@ -6,8 +6,9 @@ import math
 import random
 from collections.abc import Callable
 
+from gpufaas_core.model import CallId, Seconds
 from gpufaas_scheduler.journal import Header
-from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY
+from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, DEFAULT_WAIT_BOUND_S
 from gpufaas_simulator.nodes import Noise
 from gpufaas_simulator.report import Report, report
 from gpufaas_simulator.simulation import Observer, Record, Simulation
@@ -15,10 +16,14 @@ from gpufaas_simulator.workload import UNBOUNDED, Workload
 
 
 def engine_header(
-    policy: str = DEFAULT_POLICY, o3_limit: int = DEFAULT_O3_LIMIT, replacement: str = "lru", *, learn: bool = False
-) -> Header:
+    policy: str = DEFAULT_POLICY, o3_limit: int = DEFAULT_O3_LIMIT, replacement: str = "lru", *, learn: bool = False,
+    wait_bound_s: Seconds = DEFAULT_WAIT_BOUND_S,
+) -> Header:  # fmt: skip
     """What engines of simulations are made of: queues without bounds, profiles that are the truth."""
-    return Header(policy=policy, o3_limit=o3_limit, replacement=replacement, max_queue=UNBOUNDED, learn=learn)
+    return Header(
+        policy=policy, o3_limit=o3_limit, replacement=replacement, max_queue=UNBOUNDED, learn=learn,
+        wait_bound_s=wait_bound_s,
+    )  # fmt: skip
 
 
 def simulate(
@@ -28,14 +33,19 @@ def simulate(
     noise: Noise | None = None,
     observer: Observer | None = None,
     progress: Callable[[int], object] | None = None,
+    explain: int | None = None,
 ) -> tuple[Record, Report]:
     """
-    Run *workload* through a new engine.
+    Run *workload* through a new engine. *explain*: a call, by its index; see `Record.explanation`.
 
     :raises InvalidSpec: there is no such policy or replacement order
     """
     engine = (header or engine_header()).engine()
+    if explain is not None:
+        engine.remember(max(1, len(workload)))
     record = Simulation(workload, engine, noise=noise, observer=observer, progress=progress).run()
+    if explain is not None:
+        record.explanation = engine.explain(CallId(str(explain)), record.end_s)
     return record, report(record, engine.policy.name)
 
 

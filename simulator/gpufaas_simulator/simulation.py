@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from typing import Final, Protocol
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Seconds, copy_id
+from gpufaas_core.model import CallId, CopyId, DeviceId, Explanation, FunctionId, Seconds, copy_id
 from gpufaas_scheduler.engine import Engine
 from gpufaas_simulator.nodes import HostMemory, Noise, Revisions, SimulatedDeviceState
 from gpufaas_simulator.workload import (
@@ -85,6 +85,8 @@ class Record:
         self.evictions = 0
         self.hottest_copy_s = 0.0
         """Device-seconds for which the function that is called most was held."""
+        self.explanation: Explanation | None = None
+        """Of the call that was asked about; None as well if it was never placed."""
         self.end_s = 0.0
         """When the last event was."""
         self.rejections: dict[str, int] = {}

@@ -17,7 +17,7 @@ from gpufaas_cli.options import (
 )
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.units import Bytes, format_bytes, parse_bytes
-from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, POLICIES
+from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, DEFAULT_WAIT_BOUND_S, make_policy
 
 _REPLACEMENTS = ("lru", "cost-aware")
 _QUEUE = re.compile(r"([a-zA-Z0-9][-._a-zA-Z0-9]{0,62})=([0-9]{1,9})(?::([0-9]{1,9}))?")
@@ -97,12 +97,17 @@ Examples:
     "are deployed. Those built from templates are processes.",
 )  # fmt: skip
 @click.option(
-    "--policy", type=click.Choice(list(POLICIES)), default=DEFAULT_POLICY, show_default=True,
-    help="lb: any idle device; lalb: where the model is, when that is sooner; lalb-o3: and hits may overtake.",
+    "--policy", default=DEFAULT_POLICY, show_default=True, metavar="NAME",
+    help="lb: any idle device; lalb: where the model is, when that is sooner; lalb-o3: and hits may overtake; "
+    "least-wait: what relieves the most waiting, with replicas; or one that is installed.",
 )  # fmt: skip
 @click.option(
     "--o3-limit", type=click.IntRange(0), default=DEFAULT_O3_LIMIT, show_default=True,
-    help="How often one waiting call may be overtaken.",
+    help="lalb-o3: how often one waiting call may be overtaken.",
+)  # fmt: skip
+@click.option(
+    "--wait-bound", type=click.FloatRange(0, max_open=True, max=float("inf")), default=DEFAULT_WAIT_BOUND_S,
+    show_default=True, metavar="SECONDS", help="least-wait: who waited so long is not overtaken any more.",
 )  # fmt: skip
 @click.option(
     "--replacement", type=click.Choice(_REPLACEMENTS), default="lru", show_default=True,
@@ -143,7 +148,7 @@ Examples:
 def command(
     port: int, host: str, auth: Literal["on", "off", "auto"], auth_dir: Path | None, data: Path | None,
     devices: tuple[str, ...], labels: tuple[str, ...], profiles: tuple[str, ...],
-    functions: Literal["process", "docker", "auto"], policy: str, o3_limit: int, replacement: str,
+    functions: Literal["process", "docker", "auto"], policy: str, o3_limit: int, wait_bound: float, replacement: str,
     journal: Path | None, max_queue: int, max_async_queue: int, async_queues: dict[str, tuple[int, int]],
     allow_local_callbacks: bool, builder_secret: Path | None, builder_push: bool, max_body: Bytes,
 ) -> None:  # fmt: skip
@@ -154,12 +159,16 @@ def command(
     """
     if builder_push and builder_secret is None:
         raise click.UsageError("--builder-push goes with --builder-secret: without it nothing is built")
+    try:
+        make_policy(policy)
+    except InvalidSpec as exc:
+        raise click.BadParameter(str(exc), param_hint="--policy") from exc
     options = ServeOptions(
         port=port, host=host, auth=auth, auth_dir=auth_dir.expanduser() if auth_dir else None,
         data=(data or default_data_dir()).expanduser().resolve(), devices=devices, labels=labels,
-        profiles=profiles, functions=functions, policy=policy, o3_limit=o3_limit, replacement=replacement,
-        journal=journal, max_queue=max_queue, max_body=max_body, max_async_queue=max_async_queue,
-        async_queues=async_queues, allow_local_callbacks=allow_local_callbacks,
+        profiles=profiles, functions=functions, policy=policy, o3_limit=o3_limit,
+        wait_bound_s=wait_bound, replacement=replacement, journal=journal, max_queue=max_queue, max_body=max_body,
+        max_async_queue=max_async_queue, async_queues=async_queues, allow_local_callbacks=allow_local_callbacks,
         builder_secret=builder_secret.expanduser() if builder_secret else None, builder_push=builder_push,
     )  # fmt: skip
     try:

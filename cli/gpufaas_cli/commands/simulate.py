@@ -5,8 +5,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import click
+import msgspec
 
-from gpufaas_cli import flags, output, simulations
+from gpufaas_cli import explanations, flags, output, simulations
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_scheduler.policies import DEFAULT_POLICY, POLICIES
 
@@ -53,10 +54,15 @@ Examples:
     help="Draw latency and misses, the distribution of latency, and what was resident when.",
 )  # fmt: skip
 @click.option("--plot-format", type=click.Choice(("svg", "png")), default="svg", show_default=True, help="Of --plots.")
+@click.option(
+    "--explain", type=click.IntRange(0), metavar="CALL",
+    help="Say of this call, by its index among the arrivals, what was weighed, what was chosen and why.",
+)  # fmt: skip
 @flags.as_json
 def command(
     policies: tuple[str, ...], seed: int, seeds: int, noise: float, decisions: Path | None, save_workload: Path | None,
-    plots: Path | None, plot_format: str, as_json: bool, o3_limit: int, replacement: str, learn: bool,
+    plots: Path | None, plot_format: str, explain: int | None, as_json: bool, o3_limit: int, wait_bound: float,
+    replacement: str, learn: bool,
     **source: object,
 ) -> None:  # fmt: skip
     """
@@ -71,8 +77,9 @@ def command(
         from gpufaas_simulator.run import engine_header, lognormal, simulate
     try:
         headers = [
-            engine_header(each, o3_limit, replacement, learn=learn) for each in policies or (DEFAULT_POLICY,)
-        ]  # fmt: skip
+            engine_header(each, o3_limit, replacement, learn=learn, wait_bound_s=wait_bound)
+            for each in policies or (DEFAULT_POLICY,)
+        ]
         for header in headers:
             header.engine()
     except InvalidSpec as exc:
@@ -82,6 +89,8 @@ def command(
     if (decisions or save_workload) and len(settings) * seeds * (len(headers) if decisions else 1) > 1:
         option = "--decisions" if decisions else "--save-workload"
         raise click.UsageError(f"{option} is of one run: name one policy, one working set and one seed")
+    if explain is not None and len(settings) * seeds * len(headers) > 1:
+        raise click.UsageError("--explain is of one run: name one policy, one working set and one seed")
     for path in (decisions, save_workload):
         if path is not None and not path.absolute().parent.is_dir():
             raise click.UsageError(f"there is no directory {path.parent}: make it first")
@@ -94,6 +103,8 @@ def command(
         for working_set in settings:
             for each_seed in seeds_of:
                 workload = chosen.workload(working_set, each_seed)
+                if explain is not None and explain >= len(workload):
+                    raise click.UsageError(f"--explain {explain}: the workload has calls 0 to {len(workload) - 1}")
                 if save_workload is not None:
                     with whole_file(save_workload) as file:
                         file.write(workload_json(workload))
@@ -106,9 +117,12 @@ def command(
                             header,
                             noise=lognormal(noise, each_seed) if noise else None,
                             observer=simulations.both(log, timeline),
+                            explain=explain,
                             progress=_progress(tell, len(runs), f"{header.policy}, {workload.name}", len(workload)),
                         )
                     run = simulations.Run(header.policy, working_set, each_seed, found)
+                    if explain is not None:
+                        run.explanation = record.explanation
                     if plots is not None:
                         run.record, run.timeline = record, timeline
                     runs.append(run)
@@ -116,6 +130,8 @@ def command(
         output.show_json(simulations.as_json(runs))
     else:
         simulations.show(runs, chosen.title)
+        if explain is not None:
+            explanations.show(msgspec.to_builtins(runs[0].explanation), str(explain))
     if plots is not None:
         for path in simulations.draw(runs, plots, plot_format):
             output.note(f"wrote {path}")

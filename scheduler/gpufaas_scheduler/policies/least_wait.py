@@ -66,11 +66,11 @@ _INDEX_AGE: Final = 0.7
 _REPLICA_SHARE: Final = 0.5
 _FAR_BEHIND: Final = 2.5
 """Loads; a replica competes with hits only when its holders are so far behind."""
-_BEHIND: Final = 1.2
+_BEHIND: Final = 1.1
 """Loads; a call does not wait for holders that are further behind if a device is idle."""
 _REPLACE: Final = 1.5
 """A replica is loaded without a call if its worth exceeds its victims' by this factor."""
-_LOAD_PRICE: Final = 0.5
+_LOAD_PRICE: Final = 0.3
 """And a load's device time, times this; plus utilisation, plus calls that wait for each device."""
 _WAITING_WORTH: Final = 1e3
 """Of the last copy of a function that has calls waiting."""
@@ -312,14 +312,14 @@ class _Decision:
         return age * 1e4 if near >= 1.0 else age / (1.0 - near * near * near)
 
     def _delay_s(self, function: FunctionView, copies: int, rate: float) -> Seconds:
-        """Mean wait of a call for one of *copies* holders; at most what a miss costs."""
+        """Mean wait of a call for one of *copies* holders; about what a miss costs at most."""
         kind = self._kind
         miss_s = self._miss_s(function)
         service_s = function.service_s(kind)
         own = rate * service_s
         busy = max(own / copies, self.demand + _OWN_LOAD * own * (1.0 / copies - 1.0 / self.devices))
         if busy >= _SATURATED:
-            return miss_s
+            return miss_s * (1.0 + busy - _SATURATED)  # no queue has a mean there, but another copy helps still
         power: float = busy ** (sqrt(2.0 * (copies + 1)) - 1.0)
         return min(miss_s, 0.5 * service_s * power / (copies * (1.0 - busy)))
 

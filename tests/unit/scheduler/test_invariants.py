@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, FunctionId
-from gpufaas_scheduler.policies import CountPass, EnqueueLocal, Plan, Start, View
+from gpufaas_scheduler.policies import CountPass, EnqueueLocal, Load, Plan, Start, View
 
 
 def _beside(name: str):  # type: ignore[no-untyped-def]
@@ -42,8 +42,13 @@ class Hostile:
         for _ in range(self.rng.randrange(40)):
             call = CallId(f"c{self.rng.randrange(60)}")
             device = DeviceId(f"d{self.rng.randrange(5)}")
-            kind = self.rng.randrange(6)
-            if kind < 3:
+            kind = self.rng.randrange(8)
+            names = [FunctionId(f"f{self.rng.randrange(9)}") for _ in range(self.rng.randrange(3))]
+            if kind == 6:
+                yield Load(FunctionId(f"f{self.rng.randrange(9)}"), device, self.rng.choice([None, tuple(names)]))
+            elif kind == 7:
+                yield Start(call, device, tuple(names))
+            elif kind < 3:
                 action = Start(call, device)
                 yield action
                 if kind == 0:
@@ -60,7 +65,7 @@ class Hostile:
             yield "nonsense"  # type: ignore[misc]
 
 
-POLICY = st.sampled_from(["lb", "lalb", "lalb-o3", "hostile"])
+POLICY = st.sampled_from(["lb", "lalb", "lalb-o3", "least-wait", "hostile"])
 EVENTS = st.lists(st.integers(0, 2**16), min_size=20, max_size=120)
 
 
@@ -97,7 +102,7 @@ def test_no_call_is_lost_and_no_memory_is_promised_twice(
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(["lb", "lalb", "lalb-o3"]), st.booleans(), st.integers(0, 2**32), EVENTS)
+@given(st.sampled_from(["lb", "lalb", "lalb-o3", "least-wait"]), st.booleans(), st.integers(0, 2**32), EVENTS)
 def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: int, events: list[int]) -> None:
     """Nothing breaks here and nobody gives up, so each call is served by a revision that was deployed when it came."""
     rng = random.Random(seed)

@@ -255,7 +255,10 @@ def check(status: EngineStatus, world: World) -> None:
         name = device.device.id
         assert device.used == sum(each.memory for each in device.resident)
         assert device.used <= device.device.memory, f"{name} holds more than it has"
-        assert exclusive.get(name, 0) == device.busy, f"exclusive calls on {name}: {exclusive.get(name, 0)}"
+        if device.busy and not exclusive.get(name, 0):
+            assert any(each.loading for each in device.resident), f"{name} is busy with nothing"
+        else:
+            assert exclusive.get(name, 0) == device.busy, f"exclusive calls on {name}: {exclusive.get(name, 0)}"
         numbers = [(each.function, each.copy) for each in device.resident]
         assert len(set(numbers)) == len(numbers), f"two copies of one name on {name}"
         for model in device.resident:

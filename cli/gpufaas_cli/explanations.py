@@ -1,0 +1,46 @@
+"""How ``explain`` and ``simulate --explain`` show an `Explanation` (core/gpufaas_core/model.py), given as JSON."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpufaas_cli import output
+
+
+def show(found: Mapping[str, Any] | None, call: str) -> None:
+    """None: the call was never placed."""
+    if found is None:
+        output.note(f"call {call} was never placed by a policy: it was rejected, or its function is a CPU function")
+        return
+    rows = [
+        ("Call", str(found["call"])),
+        ("Function", str(found["function"])),
+        ("Policy", str(found["policy"])),
+        ("State", _state(found)),
+        ("Waited", f"{found['waited_s']:.3f} s"),
+    ]
+    if found["victims"]:
+        rows.append(("Evicted", ", ".join(found["victims"])))
+    rows.append(("Because", found["rule"] or "the policy does not say"))
+    for number, each in enumerate(found["options"]):
+        what = f"{each['option']} {each['where']}".ljust(32)
+        rows.append(("Weighed" if number == 0 else "", f"{what} {each['estimate_s']:9.3f} s"))
+    rows.append(("Passed over", _calls(found["passed_over"], found["passed_over_count"])))
+    rows.append(("Overtaken by", _calls(found["overtaken_by"], found["overtaken_by_count"])))
+    output.aligned(rows)
+
+
+def _state(found: Mapping[str, Any]) -> str:
+    if found["state"] == "waiting":
+        return "waiting in the global queue"
+    if found["state"] == "local":
+        return f"waiting in the local queue of {found['device']}"
+    how = "hit" if found["hit"] else "miss"
+    via = ", from its local queue" if found["via"] == "local" else ""
+    return f"{found['state']}: a {how} on {found['device']} at {found['at']:.3f} s{via}"
+
+
+def _calls(named: list[str], count: int) -> str:
+    if not count:
+        return "nobody"
+    more = f", and {count - len(named)} more" if count > len(named) else ""
+    return f"{count}: {', '.join(named)}{more}"
