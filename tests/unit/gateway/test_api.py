@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tests.unit.gateway.conftest import DEVICE, Gateway, is_platform_error
 
 from gpufaas_core.errors import InvalidSpec, StorageFailed
-from gpufaas_core.model import EngineStatus, Profile, ResidentStatus
+from gpufaas_core.model import CallId, Considered, EngineStatus, Explanation, FunctionId, Profile, ResidentStatus
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.testing import idle
 
@@ -600,3 +600,21 @@ async def call(app: FastAPI, method: str, path: str, receive: Any) -> list[Mutab
 
     await app(scope(method, path), incoming, outgoing)
     return sent
+
+
+async def test_explain_says_why_a_call_is_where_it_is(gateway: Gateway) -> None:
+    call = CallId("a/b#1")
+    options = (Considered("load", "n1/cpu:0", 2.5),)
+    gateway.scheduler.explanations[CallId("1")] = Explanation(
+        call, FunctionId("f@1"), "least-wait", "running", 12.0, 0.5, hit=False, rule="because", options=options
+    )
+
+    answer = await gateway.client.get("/system/explain/1")
+    unknown = await gateway.client.get("/system/explain/2")
+
+    assert answer.status_code == 200
+    assert answer.json()["rule"] == "because"
+    assert answer.json()["options"] == [{"option": "load", "where": "n1/cpu:0", "estimate_s": 2.5}]
+    assert unknown.status_code == 404
+    assert "X-Call-Id" in unknown.text
+    assert (await gateway.stranger.get("/system/explain/1")).status_code == 401

@@ -1,0 +1,73 @@
+"""A policy from outside the package: the guide's example, in a distribution of its own, found by its entry point."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_scheduler.policies import make_policy
+from gpufaas_simulator.run import engine_header, simulate
+from gpufaas_simulator.synthetic import make_workload
+
+GUIDE = Path(__file__).parents[3] / "docs" / "writing-a-policy.md"
+
+
+def install(folder: Path, name: str, entry: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `pip install` leaves behind: the module, and metadata that names the entry point."""
+    module = entry.partition(":")[0]
+    (folder / f"{module}.py").write_text(source)
+    metadata = folder / f"{module}-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[gpufaas.policies]\n{name} = {entry}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, module, raising=False)
+
+
+def test_the_guide_s_example_runs_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert len(example.splitlines()) <= 30
+    install(tmp_path, "longest-queue", "longest_queue:LongestQueue", example, monkeypatch)
+    workload = make_workload(working_set=8, rpm=120, minutes=1)
+
+    record, report = simulate(workload, engine_header("longest-queue"), explain=20)
+
+    assert report.policy == "longest-queue"
+    assert report.completed == 120
+    assert record.explanation is not None
+    assert "waited, the most of all" in record.explanation.rule
+
+
+def test_serve_takes_a_policy_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from gpufaas_cli.commands.serve import command
+    from gpufaas_cli.options import ServeOptions
+
+    (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    install(tmp_path, "longest-queue", "longest_queue:LongestQueue", example, monkeypatch)
+    served: list[ServeOptions] = []
+    monkeypatch.setattr("gpufaas_cli.serving.run", served.append)
+
+    done = CliRunner().invoke(command, ["--policy", "longest-queue", "--wait-bound", "7", "--data", str(tmp_path)])
+
+    assert done.exit_code == 0, done.output
+    assert (served[0].policy, served[0].wait_bound_s) == ("longest-queue", 7.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("raise ImportError('no such thing')", "cannot be made: ImportError: no such thing"),
+        ("class Broken:\n    name = 'broken'\n", "has no pass_limit, plan"),
+    ],
+)
+def test_a_broken_policy_is_named_in_one_line(
+    source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "broken", "broken_policy:Broken", source, monkeypatch)
+
+    with pytest.raises(InvalidSpec, match=message):
+        make_policy("broken")
