@@ -151,7 +151,7 @@ def document(version: str) -> _Json:
     _, ours = msgspec.json.schema_components(
         [EngineStatus, Explanation, LogLine, BuildStatus], ref_template="#/components/schemas/{name}"
     )
-    ours = msgspec.to_builtins(ours)  # defaults that are tuples
+    ours = msgspec.json.decode(msgspec.json.encode(ours))  # defaults that are tuples are lists then
     return {
         "openapi": "3.1.0",
         "info": {
