@@ -133,6 +133,7 @@ def document(version: str) -> _Json:
     _, ours = msgspec.json.schema_components(
         [EngineStatus, Explanation, LogLine], ref_template="#/components/schemas/{name}"
     )
+    ours = msgspec.json.decode(msgspec.json.encode(ours))  # defaults that are tuples are lists in what is served
     return {
         "openapi": "3.1.0",
         "info": {
