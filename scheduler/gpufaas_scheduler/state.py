@@ -340,6 +340,9 @@ class Cluster:
         self.orphaned: dict[FunctionId, FunctionState] = {}
         """Has every model function that waits and that no device holds, and some that are no longer so."""
         self._first_call_at: Seconds | None = None
+        self._observed: Seconds = _LEAST_OBSERVED_S
+        self._observed_at: Seconds = -math.inf
+        """When `_observed` was found: decisions ask for it many times at one instant."""
         self._offered_s = 0.0
         """Service times of the arrivals, weighted as `FunctionState.called`, as of `_offered_at`."""
         self._offered_at: Seconds = 0.0
@@ -351,6 +354,7 @@ class Cluster:
         now = self.now
         if self._first_call_at is None:
             self._first_call_at = owner.called_at = self._offered_at = now
+            self._observed_at = -math.inf
         owner.called = owner.called * math.exp((owner.called_at - now) / DEMAND_S) + 1.0
         owner.called_at = now
         if not owner.exclusive:
@@ -366,21 +370,23 @@ class Cluster:
         if not owner.holders and owner.waiting and owner.exclusive:
             self.orphaned[owner.id] = owner
 
-    @property
-    def _weight_s(self) -> Seconds:
+    def _observed_s(self) -> Seconds:
         """What the weights of one call a second since the first would add up to by now."""
-        if self._first_call_at is None:
-            return _LEAST_OBSERVED_S
-        return max(_LEAST_OBSERVED_S, DEMAND_S * -math.expm1((self._first_call_at - self.now) / DEMAND_S))
+        now = self.now
+        if now != self._observed_at:
+            self._observed_at = now
+            since = 0.0 if self._first_call_at is None else now - self._first_call_at
+            self._observed = max(_LEAST_OBSERVED_S, DEMAND_S * -math.expm1(-since / DEMAND_S))
+        return self._observed
 
     def rate(self, function: FunctionView) -> float:
         owner = cast(FunctionState, function)
-        return owner.called * math.exp((owner.called_at - self.now) / DEMAND_S) / self._weight_s
+        return owner.called * math.exp((owner.called_at - self.now) / DEMAND_S) / self._observed_s()
 
     @property
     def utilisation(self) -> float:
         offered_s = self._offered_s * math.exp((self._offered_at - self.now) / DEMAND_S)
-        return offered_s / self._weight_s / max(1, len(self.devices))
+        return offered_s / self._observed_s() / max(1, len(self.devices))
 
     # --- devices and residency ---
 
@@ -607,7 +613,9 @@ class Cluster:
 
     def evictable(self, resident: ResidentView) -> bool:
         model = cast(Resident[FunctionState], resident)
-        return not model.pinned and model.owner.copies > model.owner.min_copies
+        if model.running or model.loading or model.queued:
+            return False
+        return len(model.owner.holders) > model.owner.min_copies
 
     def free(self, device: DeviceView) -> Bytes:
         return cast(DeviceState, device).models.free

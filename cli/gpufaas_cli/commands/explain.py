@@ -16,7 +16,6 @@ _NOT_FOUND = 404
     epilog="""
 \b
 Examples:
-  curl -si http://127.0.0.1:8080/function/digits --data-binary @7.png | grep -i x-call-id
   gpufaas explain dcbf8adb-ea70-4fb0-8782-d5aacf82da9a
   gpufaas explain dcbf8adb-ea70-4fb0-8782-d5aacf82da9a --json
 """,

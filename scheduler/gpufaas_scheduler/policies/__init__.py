@@ -288,7 +288,7 @@ class Explaining(Protocol):
 
 ENTRY_POINTS: Final = "gpufaas.policies"
 
-DEFAULT_POLICY: Final = "lalb-o3"
+DEFAULT_POLICY: Final = "least-wait"
 """Of `serve`, of the simulator, and of journals that name none."""
 DEFAULT_O3_LIMIT: Final = 25
 """The paper's."""

@@ -255,17 +255,26 @@ class _Decision:
         owner = call.owner
         if call.function in self.refused or owner.copies == 0 or owner.copies >= self.devices:
             return None
+        # What is cheap to know first: nearly every call that waits for its holders is right to do so.
+        least_used = self.view.least_used(owner, 1)
+        if not least_used:
+            return None
+        self._kind = least_used[0].kind
+        load_s = owner.load_s(self._kind)
+        gain = self._gain(owner)
+        price = _LOAD_PRICE + self.demand + self.pressure
+        worthwhile = _HORIZON_S * gain > load_s * price
+        wait_s = self._wait_s(call, 0.0 if worthwhile else _BEHIND * load_s)
+        if not worthwhile and wait_s < _BEHIND * load_s:
+            return None
         place = self._place(owner)
         if place is None:
             return None
         load_s = owner.load_s(place.device.kind)
-        wait_s = self._wait_s(call)
-        gain = self._gain(owner)
         waiting: Option = ("wait", call.function, wait_s)
         late_s = wait_s - _BEHIND * load_s
         if late_s >= 0.0 and late_s > _HORIZON_S * (place.worth - gain):
             return self._load_for(call, place, "its holders were further behind than a load takes", waiting)
-        price = _LOAD_PRICE + self.demand + self.pressure
         if _HORIZON_S * (gain - _REPLACE * place.worth) > load_s * price:
             options = (waiting, ("load", place.device.id, load_s))
             why = Why("a replica is worth more than its load", options)
@@ -397,12 +406,15 @@ class _Decision:
         """The idle device without *function* where loading it costs least."""
         view = self.view
         best: _Place | None = None
-        for device in view.least_used(function, candidates):
+        devices = view.least_used(function, candidates)
+        for device in devices:
             if view.holds_function(device, function):
                 continue
             place = self._room(function, device)
             if place is None:
                 continue
+            if len(devices) == 1:
+                return place
             crowd_s = _CROWDED * function.load_s(device.kind) * self._crowd(device, place.victims)
             place = place._replace(cost_s=place.cost_s + crowd_s)
             if best is None or place[:2] < best[:2]:
@@ -427,10 +439,10 @@ class _Decision:
                 best, least = device, missed
         return best
 
-    def _wait_s(self, call: WaitingCall) -> Seconds:
+    def _wait_s(self, call: WaitingCall, enough_s: Seconds = 0.0) -> Seconds:
         """
         How long *call* waits for a holder by estimate: until one is free, and has served the calls that wait for what
-        it holds, as far as they are its share.
+        it holds, as far as they are its share. The first that is less than *enough_s* is answer enough.
         """
         view, owner = self.view, call.owner
         soonest = inf
@@ -442,6 +454,8 @@ class _Decision:
                 if other.waiting and other.copies:
                     wait_s += other.waiting * other.service_s(kind) / other.copies
             soonest = min(soonest, wait_s - owner.service_s(kind) / owner.copies)
+            if soonest < enough_s:
+                break
         return soonest
 
 

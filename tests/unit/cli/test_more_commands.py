@@ -408,3 +408,24 @@ def test_logs_tail_false_is_that_of_faas_cli(run: Run, wire: WireLog) -> None:
     run("logs", "hello", "--tail=false", "--lines", "10")
 
     assert wire.requests() == [("GET", "/system/logs?name=hello&follow=false&tail=10")]
+
+
+def test_explanations_are_shown_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    from gpufaas_cli import explanations
+
+    options = [{"option": "load", "where": "n1/cpu:0", "estimate_s": 2.5}]
+    explanations.show(
+        {
+            "call": "a#1", "function": "f@1", "policy": "least-wait", "state": "running", "at": 12.0, "waited_s": 0.5,
+            "device": "n1/cpu:0", "hit": False, "via": "global", "victims": ["g@1"], "rule": "it costs least",
+            "options": options, "passed_over": ["b"], "passed_over_count": 21, "overtaken_by": [],
+            "overtaken_by_count": 0,
+        },
+        "a",
+    )  # fmt: skip
+
+    shown = capsys.readouterr().out
+    assert "running: a miss on n1/cpu:0 at 12.000 s" in shown
+    assert "load n1/cpu:0" in shown
+    assert "21: b, and 20 more" in shown
+    assert "nobody" in shown
