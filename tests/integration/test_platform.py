@@ -92,7 +92,11 @@ def test_a_minimum_of_copies_comes_back_when_its_worker_dies(platform: Platform)
 
     worker.kill()
 
-    until(lambda: platform.residents() == ["ready"] and platform.workers() and platform.workers()[0].pid != worker.pid)
+    def came_back() -> bool:
+        pids = [each.pid for each in platform.workers()]
+        return bool(pids) and worker.pid not in pids and platform.residents() == ["ready"]
+
+    until(came_back)
 
 
 def test_a_function_calls_another_on_the_same_and_only_device_while_it_runs(platform: Platform) -> None:
