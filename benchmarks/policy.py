@@ -148,8 +148,8 @@ def document(policy: str, cells: list[Cell], seeds: range, trace: Path | None) -
 Written by `python benchmarks/policy.py --trace FILE --write docs/policy-evaluation.md`: the real engine in the
 simulator, seeds {seeds.start} to {seeds.stop - 1}, the same workloads for both, 12 devices of 7,800 MB,
 {PAPER_MINUTES} minutes, the models of table 1 of GPU-FaaS drawn evenly. *Trace* is the first {PAPER_MINUTES} minutes
-of a sample of 500 functions of the Azure Functions 2019 trace. Numbers are means over the seeds, {BASELINE} (limit 25) → {policy}; the worst wait is
-that of all seeds.
+of a sample of 500 functions of the Azure Functions 2019 trace. Numbers are means over the seeds, {BASELINE} (limit 25)
+→ {policy}; the worst wait is that of all seeds.
 
 *Met* means: mean latency, p99 and miss ratio at least as good (within 2 % where it ties); and with 25 to 60 functions
 at 200 to 325 calls a minute, at least 25 % less mean wait (latency less inference) or at least 60 % fewer loads beyond
