@@ -182,13 +182,15 @@ class _Decision:
             if device is not None:
                 why = Why(f"it had waited over {self.bound_s:g} s, and an idle device held its model")
                 return True, (Start(call.id, device.id, None, why), call.function)
-            place = self._place(call.owner, view.idle_count)
+            device = self._any_place(call.owner)
+            if device is None:
+                continue
+            soonest = view.soonest_holder(call)
+            if soonest is not None and soonest[1] < _LITTLE * call.owner.load_s(device.kind):
+                return True, None
+            place = self._place(call.owner) or self._place(call.owner, view.idle_count)
             if place is None:
                 continue
-            load_s = call.owner.load_s(place.device.kind)
-            soonest = view.soonest_holder(call)
-            if soonest is not None and soonest[1] < _LITTLE * load_s:
-                return True, None
             return True, self._load_for(call, place, f"it had waited over {self.bound_s:g} s: nothing passes it")
         view.queue.rewind()
         return False, None
@@ -401,6 +403,20 @@ class _Decision:
             if each.key not in victims and owner.copies:
                 demand += self.view.rate(owner) * owner.service_s(device.kind) / owner.copies
         return demand
+
+    def _any_place(self, function: FunctionView) -> DeviceView | None:
+        """An idle device without *function* that has, or could be given, room for it."""
+        view = self.view
+        for device in view.least_used(function, view.idle_count):
+            need = view.occupation(device, function)
+            if need is None or view.holds_function(device, function):
+                continue
+            need -= view.free(device)
+            if need > 0:
+                need -= sum(each.memory for each in view.residents(device) if view.evictable(each))
+            if need <= 0:
+                return device
+        return None
 
     def _place(self, function: FunctionView, candidates: int = _CANDIDATES) -> _Place | None:
         """The idle device without *function* where loading it costs least."""
