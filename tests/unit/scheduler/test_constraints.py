@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpufaas_core import messages as m
 from gpufaas_core.constraints import Constraint, parse_constraint, satisfied
@@ -270,6 +271,11 @@ def test_nothing_runs_where_it_may_not_and_no_call_is_lost(
         invariants.rest(world)
 
 
+def decisions(world: Labelled) -> list[m.Command]:
+    """What was commanded, without the words of refusals: those say how many devices there are."""
+    return [replace(each, message="") if isinstance(each, m.Reject) else each for each in world.out]
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(["lb", "lalb", "lalb-o3"]),
@@ -300,4 +306,4 @@ def test_devices_that_no_function_may_use_change_no_decision(policy: str, seed: 
                 world.call(f"c{number}", names[choice // 3 % 8])
             else:
                 world.finish(running[choice // 3 % len(running)])
-        assert alone.out == beside.out
+        assert decisions(alone) == decisions(beside)
