@@ -37,8 +37,6 @@ from gpufaas_gateway.resource_api import add_namespace_routes, add_secret_routes
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, check_digest, full_name_of
 from gpufaas_gateway.wire import DeleteFunctionRequest, FunctionDeployment, ScaleServiceRequest, parse, spec_fields
 
-WorkerMemory = Callable[[], Mapping[tuple[FunctionId, DeviceId], Bytes]]
-"""What each worker really holds, in bytes, as its node measured it last."""
 UsageOf = Callable[[FunctionId], Awaitable[tuple[float, Bytes] | None]]
 """Millicores and bytes that a function's workers use now, all of them together; None: it has none."""
 
@@ -59,7 +57,6 @@ def management_app(
     *,
     version: str,
     commit: str = "unknown",
-    worker_memory: WorkerMemory = dict,
     usage_of: UsageOf | None = None,
 ) -> FastAPI:
     """
@@ -182,7 +179,7 @@ def management_app(
 
     @app.get("/system/status")
     async def status() -> Response:
-        whole = _whole_status(scheduler.status(), catalogue, worker_memory())
+        whole = _whole_status(scheduler.status(), catalogue)
         return json_answer({**whole, "asyncQueues": metrics.queues()})
 
     @app.get("/system/explain/{call}")
@@ -381,13 +378,8 @@ def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[Fun
     }
 
 
-def _whole_status(
-    status: EngineStatus, catalogue: Catalogue, memory: Mapping[tuple[FunctionId, DeviceId], Bytes]
-) -> dict[str, object]:
-    """
-    Return `EngineStatus` as it is, with a ``name`` for each resident and what its worker really holds (``measured``,
-    where known), and what was counted of each function.
-    """
+def _whole_status(status: EngineStatus, catalogue: Catalogue) -> dict[str, object]:
+    """Return `EngineStatus` as it is, with a ``name`` for each resident, and what was counted of each function."""
     whole: dict[str, object] = msgspec.to_builtins(status)
     whole["devices"] = [
         {
@@ -396,7 +388,6 @@ def _whole_status(
                 {
                     **msgspec.to_builtins(resident),
                     "name": full_name_of(resident.function),
-                    "measured": memory.get((resident.function, each.device.id)),
                 }
                 for resident in each.resident
             ],

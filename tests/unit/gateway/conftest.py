@@ -33,7 +33,6 @@ class Gateway:
         self.scheduler = FakeScheduler(DEVICE)
         self.metrics = Metrics(self.scheduler.status)
         self.logs = FunctionLogs(root / "logs")
-        self.memory: dict[tuple[FunctionId, DeviceId], int] = {}
         self.usage: dict[FunctionId, tuple[float, int]] = {}
         self.catalogue = Catalogue(
             self.store, self.artifacts, self.workers, self.scheduler, self.metrics,
@@ -41,7 +40,7 @@ class Gateway:
         )  # fmt: skip
         self.app: FastAPI = management_app(
             self.catalogue, self.scheduler, self.logs, self.artifacts, self.metrics, self.secrets,
-            version="0.1.0", worker_memory=lambda: self.memory, usage_of=self._usage_of,
+            version="0.1.0", usage_of=self._usage_of,
         )  # fmt: skip
         self.client = client_of(CleanPaths(self.app))
         self.guarded = CleanPaths(Guard(self.app, CREDENTIALS))
