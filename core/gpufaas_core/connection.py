@@ -224,8 +224,8 @@ async def connect(address: str, me: Identity, timeout_s: Seconds = HANDSHAKE_S) 
 
 Accept = Callable[[Link, wire.Hello], int | wire.Turned]
 """
-Gets each that has the token: sets its `on_message` and `on_lost` and returns our epoch, or why it is turned away. It may
-say something itself already, which follows the welcome.
+Gets each that has the token: sets its `on_message` and `on_lost` and returns our epoch, or why it is turned away. It
+may say something itself already, which follows the welcome.
 """
 
 
