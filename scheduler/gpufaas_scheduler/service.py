@@ -23,6 +23,7 @@ from gpufaas_core.messages import (
     Arrived,
     Cancelled,
     Command,
+    DeviceDrained,
     DeviceJoined,
     Event,
     Evict,
@@ -50,6 +51,7 @@ from gpufaas_core.model import (
     NodeId,
     Seconds,
 )
+from gpufaas_core.snapshot import DeviceSnapshot
 from gpufaas_scheduler.engine import Engine
 
 
@@ -65,6 +67,28 @@ class NodePort(Protocol):
     def resize(self, function: FunctionId, device: DeviceId, memory: Bytes, copy: int = 0) -> None: ...
 
     def abort(self, call: CallId, device: DeviceId) -> None: ...
+
+
+class _Gone:
+    """A node that left between a decision and its command: its devices have left too, and nothing is to be done."""
+
+    def open(self, lease: Lease) -> object:
+        return None
+
+    def load(self, command: Load) -> None:
+        pass
+
+    def evict(self, function: FunctionId, device: DeviceId, copy: int = 0) -> None:
+        pass
+
+    def resize(self, function: FunctionId, device: DeviceId, memory: Bytes, copy: int = 0) -> None:
+        pass
+
+    def abort(self, call: CallId, device: DeviceId) -> None:
+        pass
+
+
+_GONE: Final = _Gone()
 
 
 class JournalPort(Protocol):
@@ -103,6 +127,10 @@ class SchedulerService:
         self._waiting: dict[CallId, asyncio.Future[Lease]] = {}
         self._refused: dict[CallId, asyncio.Future[Lease]] = {}
         self._nodes: dict[NodeId, NodePort] = {}
+        self._gateways: dict[str, Callable[[CallId, Lease | GpufaasError], None]] = {}
+        """Of other processes, by the name that ends the ids of their calls."""
+        self.changes = 0
+        """Counts events, so that whoever shows the state knows whether there is something new."""
         self._flush: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -129,6 +157,26 @@ class SchedulerService:
             raise placed
         return placed
 
+    def place_for(self, call: CallId, function: FunctionId, timeout_s: Seconds, age_s: Seconds = 0.0) -> None:
+        """Place a call of an attached gateway, which is answered at once or later; *age_s*: it waited elsewhere."""
+        now = self._now()
+        self.handle(Arrived(call, function, now + timeout_s, age_s), now)
+
+    def attach(self, gateway: str, answer: Callable[[CallId, Lease | GpufaasError], None]) -> None:
+        """Answers to calls whose ids end in ``@GATEWAY`` go to *answer* from now on."""
+        self._gateways[gateway] = answer
+
+    def detach(self, gateway: str) -> None:
+        self._gateways.pop(gateway, None)
+
+    def calls_of(self, gateway: str) -> list[CallId]:
+        """Return those of its calls that wait or run. O(calls): for when a gateway comes or goes."""
+        return [call for call in self._engine.calls() if call.endswith(f"@{gateway}")]
+
+    def knows(self, call: CallId) -> bool:
+        """Whether *call* waits or runs."""
+        return self._engine.knows(call)
+
     def again(self, call: CallId) -> asyncio.Future[Lease]:
         """Return the next lease of *call*, whose last one the node refused; it kept its place in the queue."""
         future = self._refused.pop(call, None)
@@ -136,6 +184,9 @@ class SchedulerService:
             future = self._waiting.get(call) or self._loop.create_future()
             self._waiting[call] = future
         return future
+
+    def over(self, call: CallId) -> None:
+        """Its caller was answered. Embedded, nothing is kept of a call that has its lease."""
 
     def cancel(self, call: CallId) -> None:
         """The caller of *call* is gone, or has no time left: its place, or its worker, is given up."""
@@ -150,9 +201,24 @@ class SchedulerService:
             self._nodes[device.node] = node
             self.handle(DeviceJoined(device))
 
+    def join_with(self, node: NodePort, devices: list[DeviceSnapshot]) -> list[Device]:
+        """A node comes with what it holds; return its devices."""
+        for each in devices:
+            self._nodes[each.device.node] = node
+            self.handle(DeviceJoined(each.device, each))
+        return [each.device for each in devices]
+
+    def part(self, node: NodeId) -> None:
+        """A node is gone, and its devices have left."""
+        self._nodes.pop(node, None)
+
+    def drain(self, device: DeviceId, drain: bool) -> None:
+        """Let *device* take no new calls, or take it back."""
+        self.handle(DeviceDrained(device, drain))
+
     def report(self, fact: Event) -> None:
         """A node says what happened."""
-        if isinstance(fact, Refused) and fact.call != self._placing:
+        if isinstance(fact, Refused) and fact.call != self._placing and not self._gateway_of(fact.call):
             # Its gateway asks for the next lease when it learns of the refusal, which may be after that is granted.
             self._waiting[fact.call] = self._refused[fact.call] = self._loop.create_future()
         self.handle(fact)
@@ -186,6 +252,7 @@ class SchedulerService:
         """Feed *event* to the engine and carry out what it commands."""
         if now is None:
             now = self._now()
+        self.changes += 1
         if self._journal is not None:
             self._journal.append(event, now)
             if self._flush is None:
@@ -222,11 +289,18 @@ class SchedulerService:
             self._node(command.device).load(command)
 
     def _node(self, device: DeviceId) -> NodePort:
-        return self._nodes[NodeId(device.rpartition("/")[0])]
+        return self._nodes.get(NodeId(device.rpartition("/")[0]), _GONE)
+
+    def _gateway_of(self, call: CallId) -> Callable[[CallId, Lease | GpufaasError], None] | None:
+        return self._gateways.get(call.rpartition("@")[2]) if self._gateways else None
 
     def _answer(self, call: CallId, answer: Lease | GpufaasError) -> None:
         if call == self._placing:
             self._placed = answer
+            return
+        gateway = self._gateway_of(call)
+        if gateway is not None:
+            gateway(call, answer)
             return
         future = self._waiting.pop(call, None)
         if future is None or future.done():
