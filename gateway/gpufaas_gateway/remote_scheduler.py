@@ -35,7 +35,7 @@ _NOBODY: Final = EngineStatus("", (), {}, {})
 class _Waiting:
     """A call that has no lease yet."""
 
-    __slots__ = ("call", "deadline", "function", "future", "retold", "since", "sent")
+    __slots__ = ("call", "deadline", "function", "future", "retold", "sent", "since")
 
     def __init__(
         self, call: CallId, function: FunctionId, since: float, deadline: float, future: asyncio.Future[Lease]
@@ -164,7 +164,8 @@ class RemoteScheduler:
         return _NOBODY if self.view is None else self.view.status
 
     async def explain(self, call: CallId) -> Explanation | None:
-        return msgspec.json.decode(await self.ask("explain", call), type=Explanation | None)
+        found: Explanation | None = msgspec.json.decode(await self.ask("explain", call), type=Explanation | None)
+        return found
 
     async def ask(self, what: str, value: str) -> bytes:
         """

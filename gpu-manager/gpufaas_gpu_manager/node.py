@@ -164,6 +164,10 @@ class Node:
         self._specs[spec.function] = spec
         return self._bundles.manifest(spec.digest)
 
+    def know(self, spec: WorkerSpec) -> None:
+        """Leases of this revision may come; what it needs is fetched when one does."""
+        self._specs.setdefault(spec.function, spec)
+
     async def forget(self, function: FunctionId) -> None:
         """No new calls will come. The last few forgotten are kept: calls that drain may still start them."""
         self._forgotten.append(function)

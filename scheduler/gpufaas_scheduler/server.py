@@ -272,11 +272,16 @@ class SchedulerServer:
         elif kind is wire.Scale:
             service.scale(message.function, message.copies)
         elif kind is wire.Ask:
-            gateway.link.send(self._answer(service, message))
+            self._asked(service, gateway, message)
 
-    def _answer(self, service: SchedulerService, asked: wire.Ask) -> wire.Answered:
+    def _asked(self, service: SchedulerService, gateway: _Gateway, asked: wire.Ask) -> None:
         if asked.what == "explain":
-            return wire.Answered(asked.number, msgspec.json.encode(service.explain(CallId(asked.value))))
+            found = service.explained(CallId(asked.value))
+            gateway.link.send(wire.Answered(asked.number, msgspec.json.encode(found)))
+        else:
+            gateway.link.send(self._answer(asked))
+
+    def _answer(self, asked: wire.Ask) -> wire.Answered:
         if asked.what in ("drain", "undrain"):
             node = self.nodes.get(NodeId(asked.value))
             if node is None:

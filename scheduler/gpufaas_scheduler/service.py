@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import (
     DeadlineExceeded,
     GpufaasError,
@@ -72,20 +73,10 @@ class NodePort(Protocol):
 class _Gone:
     """A node that left between a decision and its command: its devices have left too, and nothing is to be done."""
 
-    def open(self, lease: Lease) -> object:
-        return None
-
-    def load(self, command: Load) -> None:
+    def _nothing(self, *_: object) -> None:
         pass
 
-    def evict(self, function: FunctionId, device: DeviceId, copy: int = 0) -> None:
-        pass
-
-    def resize(self, function: FunctionId, device: DeviceId, memory: Bytes, copy: int = 0) -> None:
-        pass
-
-    def abort(self, call: CallId, device: DeviceId) -> None:
-        pass
+    open = load = evict = resize = abort = _nothing
 
 
 _GONE: Final = _Gone()
@@ -225,7 +216,7 @@ class SchedulerService:
 
     # --- the catalogue ---
 
-    def deploy(self, function: Function) -> None:
+    def deploy(self, function: Function, worker: WorkerSpec | None = None) -> None:  # noqa: ARG002 - the nodes know it
         self.handle(FunctionDeployed(function))
 
     def remove(self, function: FunctionId, drain: bool) -> None:
@@ -238,8 +229,11 @@ class SchedulerService:
     def status(self) -> EngineStatus:
         return self._engine.status(self._now())
 
-    def explain(self, call: CallId) -> Explanation | None:
+    async def explain(self, call: CallId) -> Explanation | None:
         """Say why *call* was started where it was, or why it waits; None: it is not known any more."""
+        return self.explained(call)
+
+    def explained(self, call: CallId) -> Explanation | None:
         return self._engine.explain(call, self._now())
 
     def take_learnt(self) -> list[Learnt]:
