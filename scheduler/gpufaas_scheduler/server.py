@@ -114,6 +114,8 @@ class SchedulerServer:
         self._gateways: dict[str, _Gateway] = {}
         self._removed: OrderedDict[FunctionId, None] = OrderedDict()
         self._epoch = 0
+        self.may_act: Callable[[], bool] = lambda: True
+        """Whether we still lead: asked before anything is decided, since a process may have stood still for long."""
         self._server: asyncio.Server | None = None
         self._awaited: set[NodeId] | None = None
         """Nodes that are to join before calls are placed; None: nobody is waited for."""
@@ -130,10 +132,15 @@ class SchedulerServer:
         self._server = await listen(address, self.me, self._accept)
         return int(self._server.sockets[0].getsockname()[1])
 
-    def lead(self, service: SchedulerService, epoch: int, awaited: set[NodeId]) -> None:
-        """From now on decide, with *service*; *awaited*: nodes that were there under the last leader."""
+    def begin(self, service: SchedulerService, epoch: int) -> None:
+        """From now on gateways and nodes may come, and functions are told; calls are placed after `lead`."""
         self.service, self._epoch = service, epoch
-        self._awaited = set(awaited)
+        self._awaited = set()
+
+    def lead(self, awaited: set[NodeId]) -> None:
+        """Decide, once the nodes *awaited* are here, which were there under the last leader."""
+        self._awaited = set(awaited) - set(self.nodes)
+        awaited = self._awaited
         if awaited:
             self._loop.call_later(HOLD_S, self._release, "time is up")
         else:
@@ -145,16 +152,25 @@ class SchedulerServer:
         """Whether calls are placed."""
         return self.service is not None and self._awaited is None
 
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+    def step_down(self) -> None:
+        """Another one leads, or will: whoever is connected goes there."""
+        self.service = None
         if self._view_timer is not None:
             self._view_timer.cancel()
-        for node in list(self.nodes.values()):
-            node.link.close("this scheduler stops")
-        for gateway in list(self._gateways.values()):
-            gateway.link.close("this scheduler stops")
-        self.service = None
+        nodes, self.nodes = self.nodes, {}
+        gateways, self._gateways = self._gateways, {}
+        for each in (*nodes.values(), *gateways.values()):
+            each.link.on_lost = lambda _: None
+            each.link.close("this scheduler does not lead any more")
+        self.names.clear()
+        self._removed.clear()
+        self._held.clear()
+        self._awaited = None
+
+    async def close(self) -> None:
+        self.step_down()
+        if self._server is not None:
+            self._server.close()
 
     # --- functions ---
 
@@ -240,7 +256,7 @@ class SchedulerServer:
 
     def _from_gateway(self, gateway: _Gateway, message: Any) -> None:
         service = self.service
-        if service is None:
+        if service is None or not self.may_act():
             return
         kind = type(message)
         if kind is wire.Place:
@@ -319,7 +335,7 @@ class SchedulerServer:
 
     def _from_node(self, node: RemoteNode, message: Any) -> None:
         service = self.service
-        if service is None:
+        if service is None or not self.may_act():
             return
         kind = type(message)
         if kind is wire.Fact:
@@ -351,8 +367,9 @@ class SchedulerServer:
         self._view_due = True
         log.info("node.joined id=%s address=%s devices=%d", node.id, node.address, len(node.devices))
         if self._awaited is not None:
+            before = len(self._awaited)
             self._awaited.discard(node.id)
-            if not self._awaited:
+            if before and not self._awaited:
                 self._release("all nodes are there")
 
     def _node_lost(self, node: RemoteNode, why: str) -> None:
