@@ -584,8 +584,8 @@ class Etcd:
                 f"{at}: its database is full (alarm NOSPACE): compact and defragment it, then 'etcdctl alarm disarm', "
                 "or raise --quota-backend-bytes"
             )
-        if "request is too large" in details or "too many operations" in details:
-            return EtcdRefused(f"{at}: {details.removeprefix('etcdserver: ')}: write less at once")
+        if any(word in details for word in ("request is too large", "larger than max", "too many operations")):
+            return EtcdRefused(f"{at}: {_short(details)}: write less at once")
         if code is grpc.StatusCode.PERMISSION_DENIED:
             return EtcdRefused(self._not_allowed(member, what))
         if "user name is empty" in details:
@@ -704,7 +704,10 @@ def _credentials(settings: EtcdSettings) -> Any:
 def _short(details: str) -> str:
     """gRPC tells the last of several causes last, behind an address that the message has already."""
     last = re.sub(r"^[A-Z_]+: ipv[46]:\S+: ", "", details.rpartition("last error: ")[2])
-    return last.removeprefix("etcdserver: ").strip()[:200] or "no reason given"
+    return (
+        last.removeprefix("Failed to connect to remote host: ").removeprefix("etcdserver: ").strip()[:200]
+        or "no reason given"
+    )
 
 
 def boottime() -> Seconds:
@@ -740,7 +743,7 @@ class Hold:
 
     def renewed(self, asked_at: Seconds) -> None:
         """etcd answered that it lives, to what was asked then."""
-        self.renewed_at = self._sign_at = max(asked_at, self._sign_at if not self._doubtful else asked_at)
+        self.renewed_at = self._sign_at = asked_at
         self._doubtful = False
 
     def failed(self, now: Seconds) -> None:
@@ -819,15 +822,17 @@ class Lease:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _keep(self) -> None:
-        pause_s = self.ttl_s / 3
+        is_renewed = True
         while not self.lost.is_set():
-            await asyncio.sleep(pause_s)
+            # A beat, not a poll: what is waited for is that etcd would otherwise end the lease.
+            await asyncio.sleep(self.ttl_s / 3 if is_renewed else min(0.5, self.ttl_s / 6))
             try:
                 await self.confirm()
-                pause_s = self.ttl_s / 3
+                is_renewed = True
             except StorageFailed as exc:
-                log.warning("etcd.lease_not_renewed lease=%x reason=%s", self.id, exc)
-                pause_s = min(0.5, self.ttl_s / 6)
+                if is_renewed:
+                    log.warning("etcd.lease_not_renewed lease=%x reason=%s", self.id, exc)
+                is_renewed = False
         self._etcd._leases.discard(self)
 
 
