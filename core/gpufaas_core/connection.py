@@ -73,6 +73,8 @@ class Link(asyncio.Protocol):
         self.epoch = 0
         """Of whom we connected to."""
         self.peer_id = ""
+        self.successor: asyncio.Protocol | None = None
+        """Who gets the connection after the welcome, in place of this; set by `Accept`."""
         self._loop = asyncio.get_running_loop()
         self._reader = wire.MessageReader()
         self._transport: asyncio.Transport | None = None
@@ -109,6 +111,21 @@ class Link(asyncio.Protocol):
         self._why = self._why or why
         if self._transport is not None:
             self._transport.abort()
+
+    def hand_over(self, successor: asyncio.Protocol) -> None:
+        """
+        Give the connection to another protocol: this end sees and says nothing more.
+
+        :raises NotReached: it is closed already
+        """
+        self._flush()
+        if self._over or self._transport is None or self._transport.is_closing():
+            raise NotReached(f"the connection closed: {self._why or 'by the other end'}")
+        self._over = True
+        if self._beat is not None:
+            self._beat.cancel()
+        self._transport.set_protocol(successor)
+        successor.connection_made(self._transport)
 
     def start_beats(self) -> None:
         """From now on the other end is to be heard every so often, and hears us."""
@@ -165,10 +182,13 @@ class Link(asyncio.Protocol):
         self.on_lost(self._why or (str(exc) if exc else "the other end closed it"))
 
 
-async def connect(address: str, me: Identity, timeout_s: Seconds = HANDSHAKE_S) -> Link:
+async def connect(
+    address: str, me: Identity, timeout_s: Seconds = HANDSHAKE_S, successor: asyncio.Protocol | None = None
+) -> Link:
     """
     Return a link to *address*; its `on_message` and `on_lost` are to be set before the next turn of the loop.
 
+    :param successor: gets the connection, which is to carry calls: `Link.hand_over`
     :raises NotReached: nobody is there, or nobody answers
     :raises TurnedAway: they do not want us, or cannot show that they have the token
     """
@@ -189,7 +209,8 @@ async def connect(address: str, me: Identity, timeout_s: Seconds = HANDSHAKE_S) 
                 )
                 return
             shown = wire.proof(me.token, message.nonce, me.role, me.id)
-            link.send(wire.Hello(wire.PROTOCOL, me.role, me.id, me.boot, nonce, shown, me.version))
+            calls = successor is not None
+            link.send(wire.Hello(wire.PROTOCOL, me.role, me.id, me.boot, nonce, shown, me.version, calls))
         elif not answer.done():
             answer.set_result(message)
 
@@ -218,14 +239,17 @@ async def connect(address: str, me: Identity, timeout_s: Seconds = HANDSHAKE_S) 
         link.close()
         raise TurnedAway("token", f"{address} cannot show that it has our token: it is of another cluster")
     link.epoch, link.peer_id = said.epoch, said.id
-    link.start_beats()
+    if successor is not None:
+        link.hand_over(successor)
+    else:
+        link.start_beats()
     return link
 
 
 Accept = Callable[[Link, wire.Hello], int | wire.Turned]
 """
 Gets each that has the token: sets its `on_message` and `on_lost` and returns our epoch, or why it is turned away. It
-may say something itself already, which follows the welcome.
+may say something itself already, which follows the welcome, or name who gets the connection then (`successor`).
 """
 
 
@@ -276,7 +300,10 @@ async def listen(address: str, me: Identity, accept: Accept) -> asyncio.Server:
             said, link._out = link._out, []
             link.send(wire.Welcome(decided, wire.proof(me.token, hello.nonce, "server", me.id), me.id))
             link._out += said
-            link.start_beats()
+            if link.successor is not None:
+                link.hand_over(link.successor)
+            else:
+                link.start_beats()
 
         link.greeting = wire.Challenge(f"gpufaas {me.role} {me.version}".strip(), wire.PROTOCOL, nonce)
         return link

@@ -77,6 +77,8 @@ class Hello(Message, frozen=True, array_like=True, tag=2):
     proof: bytes
     version: str = ""
     """Of the release, for people."""
+    calls: bool = False
+    """After the welcome this connection carries calls (`door_frames.py`), and no messages."""
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=3):

@@ -62,6 +62,7 @@ _NOTED: Final = HOP_BY_HOP | {
 """Of a request: not passed on, or looked at."""
 _DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-served-by"}
 """Of a function's answer."""
+_OVER: Final = CallCancelled("the call is over")
 _BODILESS: Final = frozenset((204, 304))
 """Whatever a handler returns with these would be read as the beginning of the connection's next answer."""
 
@@ -80,11 +81,14 @@ class CallExchange(Protocol):
 
     async def chunk(self) -> bytes | None: ...
 
-    async def send_body(self, piece: bytes) -> None: ...
+    async def send_body(self, piece: bytes) -> None:
+        """:raises LeaseRefused: it was refused before this, which is to go under the next lease"""
 
-    async def end_body(self) -> None: ...
+    async def end_body(self) -> None:
+        """:raises LeaseRefused: as `send_body`"""
 
-    def fail(self, error: GpufaasError) -> None: ...
+    def fail(self, error: GpufaasError) -> None:
+        """Whoever waits for it gets *error*; nobody will read on."""
 
 
 class NodePort(Protocol):
@@ -293,6 +297,10 @@ class Invocations:
                     call.exchange = None
                     if call.error is not None:
                         raise call.error from None  # it came after the refusal
+                    if mode == STREAM and call.task is not None:
+                        call.task.cancel()  # what it holds stays in `held`
+                        call.task = None
+                        self._stop_pace(call)
                     placed = self._scheduler.again(call_id)
             lease = exchange.lease
             load_s = exchange.load_s
@@ -363,6 +371,8 @@ class Invocations:
         finally:
             self._scheduler.over(call_id)
             self._stop_watching(call)
+            if call.exchange is not None:
+                call.exchange.fail(_OVER)  # nothing, if it ended: only then a node elsewhere knows that nobody reads
             if call.spool is not None:
                 _unlink(call.spool)
             if deployed is not None:
@@ -443,10 +453,10 @@ class Invocations:
         the time in which we wait for him, and comes back with what he sends, and with each piece of an answer.
         """
         assert call.held is not None
-        patience_s = deployed.body_patience_s
+        held, patience_s = call.held, deployed.body_patience_s
         while True:
-            if call.held:
-                message = call.held.popleft()
+            if held:
+                message = held.popleft()
             else:
                 call.awaits_body = True
                 message = await receive()
@@ -459,13 +469,18 @@ class Invocations:
             if size > deployed.max_body:
                 call.fail(_too_large(deployed, size))
                 return
-            if piece:
-                due = call.body_due - time.perf_counter()
-                await exchange.send_body(piece)  # what this takes is not the caller's fault
-                call.body_due = time.perf_counter() + min(patience_s, due + len(piece) / BODY_BYTES_PER_S)
-            if not message.get("more_body", False):
-                self._stop_pace(call)
-                await exchange.end_body()
+            held.appendleft(message)  # until the node has taken it: a lease that is refused comes again
+            try:
+                if piece:
+                    due = call.body_due - time.perf_counter()
+                    await exchange.send_body(piece)  # what this takes is not the caller's fault
+                    call.body_due = time.perf_counter() + min(patience_s, due + len(piece) / BODY_BYTES_PER_S)
+                if not message.get("more_body", False):
+                    self._stop_pace(call)
+                    await exchange.end_body()
+            except LeaseRefused:
+                return
+            held.popleft()
 
     # --- timers ---
 

@@ -59,6 +59,7 @@ _REFUSAL: Final[Bytes] = 64 * 1024
 _MAX_CONTROL: Final[Bytes] = 1 * MiB
 """Answers to a function's pings that it does not read."""
 _SWITCHED: Final = 101
+_OVER: Final = CallCancelled("the connection is over")
 _MAX_REASON: Final[Bytes] = 123
 _NOT_PASSED: Final = HOP_BY_HOP | {b"content-length", b"x-call-id", b"expect"}
 _HANDSHAKE: Final = b"sec-websocket-"
@@ -451,6 +452,8 @@ class _Connection:
     def end(self) -> None:
         """Let go of what waits."""
         self._stop_timer()
+        if self._exchange is not None:
+            self._exchange.fail(_OVER)
         for task in (self._first, self._pump, self._control):
             if task is not None:
                 task.cancel()
