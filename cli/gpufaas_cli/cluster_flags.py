@@ -199,7 +199,7 @@ cluster_options = _all(
         "--token-file", type=_FILE, envvar="GPUFAAS_TOKEN_FILE", metavar="FILE",
         help="Has the cluster's token, the same for every service: who has it may join.",
     ),
-    click.option("--tls-ca", type=_FILE, metavar="FILE", help="Encrypt between services: who signed their certificates."),
+    click.option("--tls-ca", type=_FILE, metavar="FILE", help="Encrypt between services: who signs certificates."),
     click.option("--tls-cert", type=_FILE, metavar="FILE", help="Our certificate."),
     click.option("--tls-key", type=_FILE, metavar="FILE", help="Its key."),
 )  # fmt: skip

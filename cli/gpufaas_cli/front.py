@@ -18,7 +18,9 @@ import uvicorn
 
 from gpufaas_cli.inner_door import InnerDoor
 from gpufaas_cli.options import FrontOptions
-from gpufaas_core.errors import StorageFailed
+from gpufaas_core.errors import InvalidSpec, StorageFailed
+from gpufaas_core.model import NodeId
+from gpufaas_core.wire import NodeView
 from gpufaas_gateway.api import UsageOf, management_app
 from gpufaas_gateway.async_api import BY_ID as ASYNC_BY_ID
 from gpufaas_gateway.async_api import PREFIX as ASYNC_PREFIX
@@ -30,6 +32,7 @@ from gpufaas_gateway.callbacks import HttpCallbacks
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.invoke import PREFIX, BrokenAnswer, Invocations, NodePort, PlacementPort, Receive, Send
 from gpufaas_gateway.metrics import Metrics
+from gpufaas_gateway.node_api import Cluster, node_routes
 from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.ports import Artifacts, AsyncQueue, FunctionLogs, FunctionStore, Scheduler, Secrets, Workers
 from gpufaas_gateway.protocol import BoundedHttp, BoundedWebSocket
@@ -71,6 +74,7 @@ class Front:
         end_logs: Callable[[], None],
         builds: Builds | None = None,
         call_suffix: str = "",
+        cluster: Cluster | None = None,
     ) -> None:
         product = f"gpufaas/{version('gpufaas')}"
         self.options = options
@@ -110,6 +114,7 @@ class Front:
         )
         management.include_router(async_routes(self.async_calls, lambda name: self.catalogue.find(name) is not None))
         management.include_router(build_routes(builds))
+        management.include_router(node_routes(cluster or _Alone(scheduler, workers)))
         # All but `/function/`, which is public and on the hot path, comes through here.
         guarded = self.metrics.counted(
             CleanPaths(management if credentials is None else Guard(management, credentials))
@@ -191,6 +196,23 @@ class Front:
                 return False
             await asyncio.sleep(0.005)
         return True
+
+
+class _Alone:
+    """The one node of a platform that is one process."""
+
+    def __init__(self, scheduler: Scheduler, workers: Workers) -> None:
+        self._workers = workers
+        self.status = scheduler.status
+
+    def nodes(self) -> list[NodeView]:
+        return [NodeView(NodeId("local"), "", list(self._workers.devices()), version=version("gpufaas"))]
+
+    async def drain(self, node: str, drain: bool) -> None:  # noqa: ARG002 - the port's
+        raise InvalidSpec(
+            "this platform is one process, whose only node is its own: stop it instead; nodes of a cluster can be "
+            "drained (gpufaas node)"
+        )
 
 
 class _Server(uvicorn.Server):

@@ -193,8 +193,8 @@ class Serving(Struct, frozen=True, tag=True):
 
 
 Event = (
-    DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | Cancelled | Loaded | LoadFailed
-    | Finished | Measured | WorkerExited | Refused | Woken | Restored | Serving
+    DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | Cancelled
+    | Loaded | LoadFailed | Finished | Measured | WorkerExited | Refused | Woken | Restored | Serving
 )  # fmt: skip
 
 

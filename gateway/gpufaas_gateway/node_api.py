@@ -1,4 +1,4 @@
-"""The nodes of a cluster: who is there, what is wrong with them, and letting one go. Ours; OpenFaaS has no such routes."""
+"""The nodes of a cluster: who is there, what is wrong with them, and letting one go. OpenFaaS has no such routes."""
 
 from typing import Any, Protocol
 

@@ -179,7 +179,14 @@ class RemoteScheduler:
         self._serial += 1
         future = self._asked[self._serial] = self._loop.create_future()
         self._link.send(wire.Ask(self._serial, what, value))
-        return await future
+        answer: bytes = await future
+        return answer
+
+    def nodes(self) -> list[wire.NodeView]:
+        return [] if self.view is None else self.view.nodes
+
+    async def drain(self, node: str, drain: bool) -> None:
+        await self.ask("drain" if drain else "undrain", node)
 
     @property
     def connected(self) -> bool:

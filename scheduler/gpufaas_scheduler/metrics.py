@@ -24,11 +24,15 @@ class _Collector:
         yield GaugeMetricFamily("gpufaas_scheduler_nodes", "Nodes that are connected.", len(server.nodes))
         yield GaugeMetricFamily("gpufaas_scheduler_waiting", "Calls that wait.", sum(status.queued.values()))
         yield GaugeMetricFamily("gpufaas_scheduler_running", "Calls that run.", sum(status.running.values()))
-        yield CounterMetricFamily("gpufaas_scheduler_events", "Events that the engine was told.", server.service.changes)
+        yield CounterMetricFamily(
+            "gpufaas_scheduler_events", "Events that the engine was told.", server.service.changes
+        )
         used = GaugeMetricFamily("gpufaas_device_memory_used_bytes", "Memory promised to workers.", labels=["device"])
         whole = GaugeMetricFamily("gpufaas_device_memory_bytes", "Memory that may be promised.", labels=["device"])
         resident = GaugeMetricFamily("gpufaas_device_residents", "Copies in memory.", labels=["device"])
-        starts = CounterMetricFamily("gpufaas_device_starts", "Calls started, by hit or miss.", labels=["device", "start"])
+        starts = CounterMetricFamily(
+            "gpufaas_device_starts", "Calls started, by hit or miss.", labels=["device", "start"]
+        )
         evictions = CounterMetricFamily("gpufaas_device_evictions", "Copies evicted.", labels=["device"])
         for each in status.devices:
             name = each.device.id

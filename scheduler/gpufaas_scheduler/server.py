@@ -159,9 +159,9 @@ class SchedulerServer:
             self._view_timer.cancel()
         nodes, self.nodes = self.nodes, {}
         gateways, self._gateways = self._gateways, {}
-        for each in (*nodes.values(), *gateways.values()):
-            each.link.on_lost = lambda _: None
-            each.link.close("this scheduler does not lead any more")
+        for link in [*(each.link for each in nodes.values()), *(each.link for each in gateways.values())]:
+            link.on_lost = lambda _: None
+            link.close("this scheduler does not lead any more")
         self.names.clear()
         self._removed.clear()
         self._held.clear()
@@ -361,7 +361,10 @@ class SchedulerServer:
         for worker in self.names.values():
             node.link.send(wire.Define(worker))
         self.nodes[node.id] = node
-        node.devices = service.join_with(node, list(_decode_snapshot(joining.snapshot).devices))
+        snapshot = _decode_snapshot(joining.snapshot)
+        node.devices = [each.device for each in snapshot.devices]
+        self._show_view(service)  # before any lease of it is granted, gateways know where it is
+        service.join_with(node, list(snapshot.devices))
         if node.id in self.drained:
             self.drain(node.id, True)
         self._view_due = True
@@ -406,6 +409,9 @@ class SchedulerServer:
         if service is None or not self._gateways or (service.changes == self._seen_changes and not self._view_due):
             return
         self._seen_changes, self._view_due = service.changes, False
+        self._show_view(service)
+
+    def _show_view(self, service: SchedulerService) -> None:
         view = wire.View([each.view() for each in self.nodes.values()], service.status())
         for gateway in self._gateways.values():
             gateway.link.send(view)

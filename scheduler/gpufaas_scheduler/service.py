@@ -192,12 +192,11 @@ class SchedulerService:
             self._nodes[device.node] = node
             self.handle(DeviceJoined(device))
 
-    def join_with(self, node: NodePort, devices: list[DeviceSnapshot]) -> list[Device]:
-        """A node comes with what it holds; return its devices."""
+    def join_with(self, node: NodePort, devices: list[DeviceSnapshot]) -> None:
+        """A node comes with what it holds."""
         for each in devices:
             self._nodes[each.device.node] = node
             self.handle(DeviceJoined(each.device, each))
-        return [each.device for each in devices]
 
     def part(self, node: NodeId) -> None:
         """A node is gone, and its devices have left."""

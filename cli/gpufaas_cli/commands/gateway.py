@@ -43,9 +43,7 @@ def command(data: Path | None, object_store: str, secrets_key: Path | None, **gi
     """
     cluster = cluster_of(given)
     given["data"] = (data or default_data_dir() / f"gateway-{cluster.id}").expanduser().resolve()
-    options = GatewayOptions(
-        cluster=cluster, front=front_of(given), object_store=object_store, secrets_key=secrets_key
-    )
+    options = GatewayOptions(cluster=cluster, front=front_of(given), object_store=object_store, secrets_key=secrets_key)
     with needing("gateway", "gateway,cluster"):
         from gpufaas_cli.services import gateway
 

@@ -54,7 +54,7 @@ Examples:
 @cluster_options
 @click.pass_context
 def command(
-    ctx: click.Context, listen: str, advertise: str, data: Path | None, object_store: str, secrets_key: Path | None,
+    ctx: click.Context, /, listen: str, advertise: str, data: Path | None, object_store: str, secrets_key: Path | None,
     gateway_url: str, **given: Any,
 ) -> None:  # fmt: skip
     """
@@ -163,8 +163,8 @@ def drain(name: str, undo: bool, no_wait: bool, timeout: float, gateway: str | N
                 break
             if time.monotonic() > until:
                 raise GpufaasError(
-                    f"{state['running']} calls still run on node {name} after {timeout:g} s: it takes no new ones; wait "
-                    "on with the same command, or stop it all the same, and they are answered 502"
+                    f"{state['running']} calls still run on node {name} after {timeout:g} s: it takes no new ones; "
+                    "wait on with the same command, or stop it all the same, and they are answered 502"
                 )
             time.sleep(_LOOK_EVERY_S)
     output.show(f"Node {name} is drained: stop it when you like" if not no_wait else f"Node {name} drains")

@@ -35,9 +35,7 @@ def command(listen: str, advertise: str, **given: Any) -> None:
 
     Stops on Ctrl-C or SIGTERM: another one takes over at once, or after a lease of 5 s if this one dies.
     """
-    options = SchedulerOptions(
-        cluster=cluster_of(given), policy=policy_of(given), listen=listen, advertise=advertise
-    )
+    options = SchedulerOptions(cluster=cluster_of(given), policy=policy_of(given), listen=listen, advertise=advertise)
     with needing("scheduler", "cluster"):
         from gpufaas_cli.services import scheduler
 

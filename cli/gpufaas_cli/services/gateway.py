@@ -29,6 +29,7 @@ from gpufaas_cli.services.weights import GatewayArtifacts, Weights
 from gpufaas_cli.serving import _builds, _credentials, _listen, _own
 from gpufaas_core import wire
 from gpufaas_core.errors import GpufaasError
+from gpufaas_core.model import DeviceId
 from gpufaas_gateway.async_queue import SqliteAsyncQueue
 from gpufaas_gateway.remote_nodes import RemoteLogs, RemoteNodes, RemoteWorkers
 from gpufaas_gateway.remote_scheduler import RemoteScheduler
@@ -85,7 +86,7 @@ async def _run(
         secrets = cluster_secrets(etcd, options.secrets_key)
         artifacts = ArtifactStore(data / "artifacts")
         weights = Weights(me, artifacts, None, options.object_store, data)
-        nodes = RemoteNodes(me, lambda call, device, reason: scheduler.unreachable(call, device, reason))
+        nodes = RemoteNodes(me, lambda call, device, reason: scheduler.unreachable(call, DeviceId(device), reason))
 
         def on_view(view: wire.View) -> None:
             nodes.set_nodes(view.nodes)
@@ -98,7 +99,7 @@ async def _run(
             options.front, credentials, spool, store=store, artifacts=GatewayArtifacts(artifacts, weights),
             workers=workers, scheduler=scheduler, node=nodes, secrets=secrets, logs=logs, async_queue=async_queue,
             usage_of=workers.usage_of, end_logs=logs.end_followers, call_suffix=f"@{scheduler.name}",
-            builds=_builds(options.front, spool),
+            builds=_builds(options.front, spool), cluster=scheduler,
         )  # fmt: skip
         status.more = weights.served()
         status.metrics = lambda: b""  # they are at the front door, as OpenFaaS has them
@@ -159,9 +160,7 @@ async def _run(
 
         status.ready = ready
         about = {"id": me.id, "boot": me.boot, "version": me.version, "port": options.front.port}
-        registration = await register(
-            etcd, f"v1/gateways/{me.id}", msgspec.json.encode(about), same=lambda _: True
-        )
+        registration = await register(etcd, f"v1/gateways/{me.id}", msgspec.json.encode(about), same=lambda _: True)
         weights.join(etcd, registration, weights.url_of(options.front.host, status_port))
         stopped = asyncio.Event()
 
