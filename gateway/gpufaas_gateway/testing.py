@@ -60,7 +60,7 @@ class MemoryStore:
         self.failure: str | None = None
         self.closed = False
 
-    def put(self, record: FunctionRecord) -> None:
+    def put(self, record: FunctionRecord, *_: object) -> None:
         self._may_write()
         earlier = self.records.get(record.full_name)
         self.records[record.full_name] = replace(record, invocations=earlier.invocations) if earlier else record
