@@ -520,13 +520,16 @@ class Engine:
     def _join_queue(self, call: Call) -> None:
         """Let *call* wait among the others, by its number and with its passes."""
         owner = call.owner
-        if owner.exclusive:
-            self._queue.put_back(call)
-            self._cluster.note_orphan(owner)
-        else:
+        if not owner.exclusive:
             owner.queue.put_back(call)
             if not owner.active:
                 self._homeless[owner.id] = owner
+            return
+        if call.passes == IMPLICIT:
+            self._queue.append(call)
+        else:
+            self._queue.put_back(call)
+        self._cluster.note_orphan(owner)
 
     def _woken(self, _event: m.Woken) -> None:
         now = self._cluster.now
@@ -1419,12 +1422,7 @@ class Engine:
         call.device = None
         owner.waiting += 1
         self._waiting += 1
-        if owner.exclusive and call.passes != IMPLICIT:
-            self._queue.put_back(call)
-        elif owner.exclusive:
-            self._queue.append(call)
-        else:
-            owner.queue.append(call)
+        self._join_queue(call)
         if call.deadline is not None:
             self._watch(call)
 
@@ -1447,8 +1445,9 @@ class Engine:
                     wishes[name] = owner
             for name, owner in self._functions.items():
                 if name not in wishes and holds(owner):
+                    # Else it was known, and is left as it was: a surplus that nobody was told of, a load given up.
                     doc = known.get(name)
-                    if wishes is not self._short or doc is None or docs.lost_copies(owner, doc):
+                    if wishes is self._homeless or doc is None or docs.lost_copies(owner, doc):
                         wishes[name] = owner
                         changed = True
         for owner in self._functions.values():
@@ -1704,15 +1703,17 @@ class Engine:
             call.passes = doc.passes or 0
             return
         call.arrived_at -= age_s
-        call.passes = 0
         number = self._queue.next_number
-        for each in reversed(self._calls.values()):
-            if each.arrived_at <= call.arrived_at:
-                break
-            number = min(number, each.number)
+        for each in reversed(self._calls.values()):  # those that came last are the last here, but for a few
+            if each.state != RUNNING:
+                if each.arrived_at <= call.arrived_at:
+                    break
+                number = min(number, each.number)
         call.number = number
         if number == self._queue.next_number:
             self._queue.next_number += 1
+        else:
+            call.passes = 0
 
 
 def reservation(peak: Bytes) -> Bytes:
