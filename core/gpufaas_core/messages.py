@@ -61,6 +61,14 @@ class DeviceLeft(Struct, frozen=True, tag=True):
     reason: str
 
 
+class DeviceDrained(Struct, frozen=True, tag=True):
+    """The device takes no new calls and loads nothing more, and what waits in its local queue goes elsewhere; or it is
+    taken back."""
+
+    device: DeviceId
+    drain: bool = True
+
+
 class FunctionDeployed(Struct, frozen=True, tag=True):
     """A revision may be called from now on. Same id again: its limits and profiles are replaced."""
 
@@ -185,8 +193,8 @@ class Serving(Struct, frozen=True, tag=True):
 
 
 Event = (
-    DeviceJoined | DeviceLeft | FunctionDeployed | FunctionRemoved | Scaled | Arrived | Cancelled | Loaded | LoadFailed
-    | Finished | Measured | WorkerExited | Refused | Woken | Restored | Serving
+    DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | Cancelled
+    | Loaded | LoadFailed | Finished | Measured | WorkerExited | Refused | Woken | Restored | Serving
 )  # fmt: skip
 
 

@@ -21,8 +21,12 @@ class FunctionStore(Protocol):
     Every method raises `StorageFailed` when the data cannot be written or read; then nothing has changed.
     """
 
-    def put(self, record: FunctionRecord) -> None:
-        """Keep *record*, in place of an earlier one of that name and namespace, whose count of calls stays."""
+    def put(self, record: FunctionRecord, worker: WorkerSpec | None = None, function: Function | None = None) -> None:
+        """
+        Keep *record*, in place of an earlier one of that name and namespace, whose count of calls stays.
+
+        *worker* and *function* are what nodes and the scheduler need to know, for stores from which they learn it.
+        """
         ...
 
     def remove(self, name: str) -> None:
@@ -146,7 +150,9 @@ class Workers(Protocol):
 class Scheduler(Protocol):
     """The engine, as the management routes use it; placing calls is the invocation path's own port."""
 
-    def deploy(self, function: Function) -> None: ...
+    def deploy(self, function: Function, worker: WorkerSpec) -> None:
+        """A revision may be called from now on; *worker*: what the nodes that run it need to know."""
+        ...
 
     def remove(self, function: FunctionId, drain: bool) -> None:
         """Stop placing new calls; those that wait are served (*drain*) or answered ``removed`` at once."""
@@ -158,7 +164,7 @@ class Scheduler(Protocol):
 
     def status(self) -> EngineStatus: ...
 
-    def explain(self, call: CallId) -> Explanation | None:
+    async def explain(self, call: CallId) -> Explanation | None:
         """Why a call of a model function was started where it was, or why it waits; None: not among those known."""
         ...
 

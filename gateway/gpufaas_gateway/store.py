@@ -9,8 +9,9 @@ from typing import Final
 
 import msgspec
 
+from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageFailed
-from gpufaas_core.model import Profile
+from gpufaas_core.model import Function, Profile
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace
 
 _MIGRATIONS: Final = (
@@ -61,7 +62,12 @@ class SqliteStore:
             self._db.close()
             raise
 
-    def put(self, record: FunctionRecord) -> None:
+    def put(
+        self,
+        record: FunctionRecord,
+        worker: WorkerSpec | None = None,  # noqa: ARG002 - whoever reads this file works it out of the record
+        function: Function | None = None,  # noqa: ARG002
+    ) -> None:
         with self._transaction("write") as db:
             db.execute(
                 "INSERT INTO functions (full_name, namespace, name, spec, revision, created_at, invocations)"

@@ -232,7 +232,7 @@ class FakeScheduler:
         self.failure: GpufaasError | None = None
         self.now = EngineStatus("lalb-o3", tuple(idle(device) for device in devices), {}, {})
 
-    def deploy(self, function: Function) -> None:
+    def deploy(self, function: Function, worker: WorkerSpec) -> None:  # noqa: ARG002 - the port's
         if self.failure is not None:
             raise self.failure
         self.functions[function.id] = function
@@ -249,7 +249,7 @@ class FakeScheduler:
     def status(self) -> EngineStatus:
         return self.now
 
-    def explain(self, call: CallId) -> Explanation | None:
+    async def explain(self, call: CallId) -> Explanation | None:
         return self.explanations.get(call)
 
 

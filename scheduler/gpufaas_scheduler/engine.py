@@ -223,6 +223,14 @@ class Engine:
         """Calls in the global queue: those that no device was chosen for yet."""
         return self._queue.count
 
+    def knows(self, call: CallId) -> bool:
+        """Whether *call* waits or runs."""
+        return call in self._calls
+
+    def calls(self) -> list[CallId]:
+        """Return those that wait or run. O(calls)."""
+        return list(self._calls)
+
     def status(self, now: Seconds) -> EngineStatus:
         """O(devices, residents, functions)."""
         return EngineStatus(

@@ -60,7 +60,8 @@ class Exchange:
         self._whole.set()
 
     def fail(self, error: GpufaasError) -> None:
-        raise error
+        if not self._whole.is_set():
+            raise error
 
 
 @dataclass
