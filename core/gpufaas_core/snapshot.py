@@ -45,6 +45,8 @@ class RunningCall(Struct, frozen=True):
     """The worker has it. False: it waits for the end of the load, or its body has not come yet."""
     cold: bool = False
     """Its lease was the one that had the worker started."""
+    abandoned: bool = False
+    """Its caller is gone, and the worker was told so."""
 
 
 class DeviceSnapshot(Struct, frozen=True):
