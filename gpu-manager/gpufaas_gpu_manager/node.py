@@ -26,7 +26,6 @@ from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
 from gpufaas_functions.runner import WorkerStart
-from gpufaas_gpu_manager.containers import Container, Containers
 from gpufaas_gpu_manager.cpu_time import cpu_seconds
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.exchange import Exchange
@@ -62,6 +61,16 @@ class Secrets(Protocol):
     ) -> Path: ...
 
     def unmount(self, function: FunctionId) -> None: ...
+
+
+class Containers(Protocol):
+    """What runs images: the Docker engine (containers.Containers), or Kubernetes (kubernetes.Pods)."""
+
+    async def pull(self, spec: WorkerSpec) -> tuple[Manifest, WorkerSpec]: ...
+
+    def running(self, worker: Worker) -> Running: ...
+
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,7 +449,7 @@ class Node:
         """Return how *worker* is to run: decided by what its function is."""
         if worker.spec.image:
             assert self.containers is not None  # `define` saw to it
-            return Container(worker, self.containers)
+            return self.containers.running(worker)
         if worker.spec.kind == "server":
             return ServedProcess(worker, self.zygote, self._ports)
         return ForkedProcess(worker, self.zygote)
