@@ -98,8 +98,12 @@ class EtcdFunctionStore:
 
     # --- FunctionStore ---
 
-    def put(self, record: FunctionRecord) -> None:
-        self._blocking(self._put(record, lambda entry: FunctionEntry(record, *_rest(entry))))
+    def put(self, record: FunctionRecord, worker: WorkerSpec | None = None, function: Function | None = None) -> None:
+        def entry(before: FunctionEntry | None) -> FunctionEntry:
+            kept_worker, kept_function = _rest(before)
+            return FunctionEntry(record, worker or kept_worker, function or kept_function)
+
+        self._blocking(self._put(record, entry))
 
     def remove(self, name: str) -> None:
         self._blocking(self._remove(name))
@@ -157,6 +161,14 @@ class EtcdFunctionStore:
         """Return all that can be read, ordered by namespace and name."""
         items = (await self._etcd.range(FUNCTIONS)).items
         return _sorted([entry for item in items if (entry := _entry_of(item)) is not None])
+
+    async def read_profiles(self, digest: str) -> dict[str, Profile]:
+        """`profiles`, on the loop."""
+        return await self._read(f"{PROFILES}{digest}/", Profile)
+
+    async def write_profile(self, digest: str, kind: str, profile: Profile) -> None:
+        """`save_profile`, on the loop."""
+        await self._etcd.put(f"{PROFILES}{digest}/{kind}", _encode(profile))
 
     async def watch_entries(
         self, on_trouble: Callable[[StorageFailed], None] | None = None
