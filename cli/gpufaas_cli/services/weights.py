@@ -146,8 +146,7 @@ class GatewayArtifacts:
             return True
         store = self._weights.store
         return (
-            store is not None
-            and asyncio.run_coroutine_threadsafe(store.head(digest), self._loop).result() is not None
+            store is not None and asyncio.run_coroutine_threadsafe(store.head(digest), self._loop).result() is not None
         )
 
     def writer(self, digest: str) -> AbstractContextManager[ArtifactWriter]:
