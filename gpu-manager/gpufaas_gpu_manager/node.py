@@ -24,6 +24,7 @@ from gpufaas_core.frames import STREAM, UPGRADE, CallHead
 from gpufaas_core.messages import Event, Finished, Lease, Load, Refused
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds, copy_id
+from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.units import format_bytes
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.cpu_time import cpu_seconds
@@ -152,6 +153,15 @@ class Node:
     def reserved(self, device: DeviceId) -> Bytes:
         return self._devices[device].ledger.used
 
+    def snapshot(self) -> NodeSnapshot:
+        """What is in memory and what runs, for a scheduler that does not know, or may know it wrongly."""
+        now = time.monotonic()
+        return NodeSnapshot(tuple(_snapshot(each, now) for each in self._devices.values()), self._epoch)
+
+    def obey(self, epoch: int) -> None:
+        """A scheduler of *epoch* has spoken: what older ones have granted and not opened here is refused."""
+        self._epoch = max(self._epoch, epoch)
+
     # --- functions ---
 
     async def define(self, spec: WorkerSpec) -> Manifest:
@@ -256,7 +266,8 @@ class Node:
         if worker is None:
             self.report(Refused(lease.call, lease.device, "its worker is not there any more"))
             return None
-        exchange = Exchange(lease, worker, asyncio.get_running_loop(), time.monotonic())
+        worker.used_at = now = time.monotonic()
+        exchange = Exchange(lease, worker, asyncio.get_running_loop(), now)
         self._leases[lease.call] = exchange
         worker.exchanges[lease.call] = exchange
         return exchange
@@ -312,6 +323,8 @@ class Node:
 
     def load(self, command: Load) -> None:
         """Load without a call."""
+        if command.epoch < self._epoch:
+            return  # its scheduler has been replaced, and the one that did knows nothing of this
         device, spec = self._devices.get(command.device), self._specs.get(command.function)
         if device is None or spec is None or self._closing:
             reason = "unknown device or function"
@@ -518,6 +531,42 @@ class Node:
         if not spec.secrets or secrets is None:
             return ""
         return str(secrets.mount(spec.function, spec.namespace, spec.secrets, for_container=for_container))
+
+
+def _snapshot(device: WorkerDevice, now: Seconds) -> DeviceSnapshot:
+    living = (WorkerState.WAITING, WorkerState.STARTING, WorkerState.READY)
+    workers = sorted((each for each in device.workers.values() if each.state in living), key=lambda each: each.used_at)
+    running = sorted(
+        (each for worker in workers for each in worker.exchanges.values() if not each.finished),
+        key=lambda each: each.opened_at,
+    )
+    return DeviceSnapshot(
+        device.source.device,
+        tuple(
+            ResidentSnapshot(
+                function=each.spec.function,
+                digest=each.spec.digest,
+                memory=each.wanted,
+                copy=each.copy,
+                idle_s=now - each.used_at,
+                loading=each.state is not WorkerState.READY,
+                load_age_s=now - each.asked_at if each.state is not WorkerState.READY else 0.0,
+            )
+            for each in workers
+        ),
+        tuple(
+            RunningCall(
+                call=each.lease.call,
+                function=each.lease.function,
+                copy=each.lease.copy,
+                age_s=now - (each.opened_at if each.slot is None else each.bound_at),
+                begun=each.slot is not None,
+                cold=each.lease.cold,
+                abandoned=each.abandoned,
+            )
+            for each in running
+        ),
+    )
 
 
 def _busy(device: WorkerDevice) -> bool:

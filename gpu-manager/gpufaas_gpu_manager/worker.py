@@ -116,7 +116,9 @@ class Worker(SlotOwner):
         self.ready_head: ReadyHead | None = None
         self.run: Running = node.running(self)
         self._free: list[Slot] = []
-        self._opened_at = self._begun_at = time.monotonic()
+        self.asked_at = self._begun_at = time.monotonic()
+        self.used_at = self.asked_at
+        """When the last lease of it was opened; the start of its load if there was none."""
         self._failure: FailedHead | None = None
         self._killed_for = ""
         self._reaped_with: str | None = None
@@ -171,9 +173,9 @@ class Worker(SlotOwner):
         if self.state is not WorkerState.READY:
             return
         now = time.monotonic()
-        load_s = now - self._opened_at
+        load_s = now - self.asked_at
         within = sum(seconds for _, seconds in head.phases)
-        phases = (("room", self._begun_at - self._opened_at), ("fork", now - self._begun_at - within), *head.phases)
+        phases = (("room", self._begun_at - self.asked_at), ("fork", now - self._begun_at - within), *head.phases)
         for exchange in self.unbound:
             exchange.phases = phases
         occupation = max(head.occupation, self._driver_bytes())
