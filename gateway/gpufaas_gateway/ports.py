@@ -11,7 +11,7 @@ from gpufaas_core.logs import LogLine
 from gpufaas_core.model import CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile
 from gpufaas_core.remote_build import BuildConfig
 from gpufaas_gateway.async_call import AcceptedCall, CallStatus, Cancelled, ClaimedCall, Outcome, Phase, Waiting
-from gpufaas_gateway.spec import FunctionRecord, Namespace
+from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 
 
 class FunctionStore(Protocol):
@@ -62,6 +62,22 @@ class FunctionStore(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Quotas(Protocol):
+    """What namespaces may use, for those that have a limit. Calls block; every one may raise `StorageFailed`."""
+
+    def put_quota(self, namespace: str, quota: Quota) -> None:
+        """Keep *quota*, in place of an earlier one; durable when it returns."""
+        ...
+
+    def remove_quota(self, namespace: str) -> None:
+        """Let *namespace* have no limit, if it has one."""
+        ...
+
+    def quotas(self) -> dict[str, Quota]:
+        """Return all that there are, by namespace, ordered by it."""
+        ...
 
 
 class Secrets(Protocol):

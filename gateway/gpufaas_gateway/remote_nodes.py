@@ -9,7 +9,7 @@ a task.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Final, Protocol, cast
 
 import msgspec
@@ -39,6 +39,8 @@ DIAL_S: Final[Seconds] = 2.0
 """A node that does not take a connection within this is not there, as far as the call goes that wanted it."""
 _IDLE: Final = 128
 """Connections to a node that are kept for later calls."""
+_TRIM_S: Final[Seconds] = 5.0
+"""Every so often, those that were not needed since the last time are closed, but for one."""
 _DIALS: Final = 16
 """To one node, at once."""
 _BUFFER: Final = 256 * 1024
@@ -61,7 +63,7 @@ class RemoteNodes:
     def __init__(self, me: Identity, on_unreachable: OnUnreachable = lambda *_: None) -> None:
         self.me = me
         self.on_unreachable = on_unreachable
-        self.on_changed: Callable[[], None] = lambda: None
+        self.watchers: set[Callable[[], None]] = set()
         """Told when a node came, went, was lost or found."""
         self.loop = asyncio.get_running_loop()
         self._nodes: dict[str, RemoteNode] = {}
@@ -80,11 +82,18 @@ class RemoteNodes:
                 self._nodes[view.id] = RemoteNode(self, view)
             else:
                 found.view = view
-        self.on_changed()
+        self.changed()
+
+    def changed(self) -> None:
+        for watcher in list(self.watchers):
+            watcher()
 
     @property
     def nodes(self) -> "list[RemoteNode]":
         return list(self._nodes.values())
+
+    def get(self, id_: str) -> "RemoteNode | None":
+        return self._nodes.get(id_)
 
     def devices(self) -> list[Device]:
         return [device for node in self._nodes.values() for device in node.view.devices]
@@ -138,6 +147,10 @@ class RemoteNode:
         self.tasks: set[asyncio.Task[None]] = set()
         self._nodes = nodes
         self._idle: list[_Connection] = []
+        """The last used last, and taken first."""
+        self._least_idle = 0
+        """Never since the last trim were fewer idle."""
+        self._trim = nodes.loop.call_later(_TRIM_S, self._close_idle)
         self._all: set[_Connection] = set()
         self._waiting: deque[_User] = deque()
         self._dials = 0
@@ -157,6 +170,8 @@ class RemoteNode:
         """Give *user* a connection: at once if there is one, else as soon as there is."""
         while self._idle:
             connection = self._idle.pop()
+            if len(self._idle) < self._least_idle:
+                self._least_idle = len(self._idle)
             if connection.usable:
                 connection.take(user)
                 return
@@ -180,10 +195,35 @@ class RemoteNode:
         else:
             self._idle.append(connection)
 
+    async def ask(self, what: str, value: Any) -> bytes:
+        """
+        Return what the node answers to a question of the door's.
+
+        :raises NotReached: it is not there, or was lost
+        :raises GpufaasError: its error
+        """
+        question = RemoteQuestion(what, value)
+        self.begin(question)
+        return await question.reply()
+
+    async def ask_lines(self, what: str, value: Any) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of an answer in pieces as they come. :raises GpufaasError: as `ask`"""
+        question = RemoteQuestion(what, value)
+        self.begin(question)
+        rest = b""
+        try:
+            while (piece := await question.piece()) is not None:
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    yield line
+        finally:
+            question.cancel()
+
     def forget(self, connection: "_Connection") -> None:
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+            self._least_idle = min(self._least_idle, len(self._idle))
         if self._left and not self._all:
             self.close()
 
@@ -200,6 +240,7 @@ class RemoteNode:
     def close(self) -> None:
         """End it all: what runs there fails."""
         self._left = True
+        self._trim.cancel()
         if self._link is not None:
             self._link.on_lost = lambda _: None
             self._link.close("the gateway left")
@@ -249,7 +290,7 @@ class RemoteNode:
                 continue
             retry_s = _FIRST_RETRY_S
             self._link, self.down = link, ""
-            self._nodes.on_changed()
+            self._nodes.changed()
             try:
                 why = await lost
             finally:
@@ -257,12 +298,22 @@ class RemoteNode:
             log.warning("node %s is lost: %s", self.id, why)
             self.down = why
             self._lost(why)
-            self._nodes.on_changed()
+            self._nodes.changed()
+
+    def _close_idle(self) -> None:
+        unneeded, self._idle = self._idle[: self._least_idle], self._idle[self._least_idle :]
+        if unneeded and not self._idle:
+            self._idle.append(unneeded.pop())
+        for connection in unneeded:
+            connection.close()
+        self._least_idle = len(self._idle)
+        self._trim = self._nodes.loop.call_later(_TRIM_S, self._close_idle)
 
     def _lost(self, why: str) -> None:
         """It is gone: whoever waits for something from it is told at once."""
         self._refuse_waiting(why)
         self._idle.clear()
+        self._least_idle = 0
         for connection in list(self._all):
             connection.abort(why)
 
@@ -589,7 +640,7 @@ class RemoteExchange:
 
 
 class RemoteQuestion:
-    """A question to a node; see `ask` and `ask_lines`."""
+    """A question to a node; see `RemoteNode.ask` and `ask_lines`."""
 
     def __init__(self, what: str, value: Any) -> None:
         self._frame = encode_frame(DoorKind.ASK, Asked(what), msgspec.msgpack.encode(value))

@@ -25,7 +25,7 @@ import msgspec
 from aetcd import rpc
 from msgspec import Struct
 
-from gpufaas_core.errors import InvalidSpec, StorageFailed
+from gpufaas_core.errors import InvalidSpec, StorageAway, StorageFailed
 from gpufaas_core.units import Bytes, MiB, Seconds
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ _REQUIRE_LEADER: Final = (("hasleader", "true"),)
 _BACKOFF_S: Final = (0.1, 0.25, 0.5, 1.0)
 
 
-class EtcdUnreachable(StorageFailed):
+class EtcdUnreachable(StorageAway):
     """etcd does not answer. It will again: try later. A write may have been done all the same (`maybe_done`)."""
 
     def __init__(self, message: str, maybe_done: bool = True) -> None:

@@ -1,8 +1,11 @@
 """A real etcd for what keeps state in it; skipped where there is none, failed if GPUFAAS_REQUIRE names it."""
 
+import asyncio
 import os
 import secrets
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -46,6 +49,48 @@ def make_etcd() -> Iterator[Callable[..., EtcdProcess]]:
 @pytest.fixture
 def settings(etcd_server: EtcdProcess) -> EtcdSettings:
     return EtcdSettings((etcd_server.endpoint,), prefix=f"/test-{secrets.token_hex(6)}")
+
+
+@pytest.fixture(scope="session")
+def elsewhere() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop in another thread: what blocks is called from the test's, as the gateway calls it from its threads."""
+    with _loop() as loop:
+        yield loop
+
+
+@contextmanager
+def _loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="etcd-loop", daemon=True)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture
+def open_etcd(elsewhere: asyncio.AbstractEventLoop) -> Iterator[Callable[[EtcdSettings], Etcd]]:
+    """Open a connection on the loop in the other thread."""
+    opened: list[Etcd] = []
+
+    def on_loop(settings: EtcdSettings) -> Etcd:
+        async def enter() -> Etcd:
+            etcd = Etcd(settings)
+            opened.append(etcd)
+            return await etcd.__aenter__()
+
+        return asyncio.run_coroutine_threadsafe(enter(), elsewhere).result(30)
+
+    yield on_loop
+    for etcd in opened:
+        asyncio.run_coroutine_threadsafe(etcd.close(), elsewhere).result(30)
+
+
+@pytest.fixture
+def etcd_elsewhere(settings: EtcdSettings, open_etcd: Callable[[EtcdSettings], Etcd]) -> Etcd:
+    """Connected to the shared etcd, with a prefix of this test's own."""
+    return open_etcd(settings)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ Stateless but for the bodies that it spools: any number of gateways serve the sa
 
 import asyncio
 import logging
+import socket
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
+from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cli.front import Front
 from gpufaas_cli.options import GatewayOptions
 from gpufaas_cli.services.common import (
@@ -28,17 +30,19 @@ from gpufaas_cli.services.common import (
 from gpufaas_cli.services.weights import GatewayArtifacts, Weights
 from gpufaas_cli.serving import _builds, _credentials, _listen, _own
 from gpufaas_core import wire
-from gpufaas_core.errors import GpufaasError
+from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import DeviceId
 from gpufaas_gateway.async_queue import SqliteAsyncQueue
-from gpufaas_gateway.remote_nodes import RemoteLogs, RemoteNodes, RemoteWorkers
+from gpufaas_gateway.ports import Secrets
+from gpufaas_gateway.remote_nodes import RemoteNodes
 from gpufaas_gateway.remote_scheduler import RemoteScheduler
+from gpufaas_gateway.remote_workers import RemoteLogs, RemoteWorkers
 from gpufaas_store.election import register
-from gpufaas_store.functions import EtcdFunctionStore
-from gpufaas_store.secrets import cluster_secrets
+from gpufaas_store.etcd import Etcd, Listed
+from gpufaas_store.functions import EntryChanged, EntryRemoved, EtcdFunctionStore
+from gpufaas_store.secrets import EtcdSecrets, SecretsKey, create_key_file
 
 if TYPE_CHECKING:
-    import socket
     from pathlib import Path
 
     from gpufaas_gateway.auth import Credentials
@@ -83,9 +87,9 @@ async def _run(
     data = options.front.data
     async with opened(options.cluster) as etcd:
         store = EtcdFunctionStore(etcd)
-        secrets = cluster_secrets(etcd, options.secrets_key)
+        secrets = await _secrets(etcd, options.secrets_key)
         artifacts = ArtifactStore(data / "artifacts")
-        weights = Weights(me, artifacts, None, options.object_store, data)
+        weights = Weights(me, artifacts, BundleStore(data / "bundles", artifacts), options.object_store)
         nodes = RemoteNodes(me, lambda call, device, reason: scheduler.unreachable(call, DeviceId(device), reason))
 
         def on_view(view: wire.View) -> None:
@@ -96,12 +100,13 @@ async def _run(
         logs = RemoteLogs(nodes)
         async_queue = SqliteAsyncQueue(data / "async")
         front = Front(
-            options.front, credentials, spool, store=store, artifacts=GatewayArtifacts(artifacts, weights),
+            options.front, credentials, spool, store=store,
+            artifacts=GatewayArtifacts(artifacts, weights, asyncio.get_running_loop()),
             workers=workers, scheduler=scheduler, node=nodes, secrets=secrets, logs=logs, async_queue=async_queue,
             usage_of=workers.usage_of, end_logs=logs.end_followers, call_suffix=f"@{scheduler.name}",
             builds=_builds(options.front, spool), cluster=scheduler,
         )  # fmt: skip
-        status.more = weights.served()
+        status.more = weights.served
         status.metrics = lambda: b""  # they are at the front door, as OpenFaaS has them
         catalogue = front.catalogue
         listed = asyncio.Event()
@@ -112,19 +117,21 @@ async def _run(
         async def follow_functions() -> None:
             seen: set[str] = set()
             async with aclosing(store.watch_entries()) as changes:
-                async for name, entry in changes:
-                    if name is None:
-                        for each in catalogue.everywhere():
-                            if each.full_name not in seen:
-                                catalogue.dropped(each.full_name)
-                        catalogue.complete()
-                        listed.set()
-                    elif entry is None:
-                        seen.discard(name)
-                        catalogue.dropped(name)
-                    else:
-                        seen.add(name)
-                        catalogue.adopt(entry.record, entry.worker, entry.function)
+                async for change in changes:
+                    match change:
+                        case EntryChanged(entry):
+                            seen.add(entry.record.full_name)
+                            if entry.worker is not None and entry.function is not None and entry.is_complete:
+                                catalogue.adopt(entry.record, entry.worker, entry.function)
+                        case EntryRemoved(name):
+                            seen.discard(name)
+                            catalogue.dropped(name)
+                        case Listed():
+                            for each in catalogue.everywhere():
+                                if each.full_name not in seen:
+                                    catalogue.dropped(each.full_name)
+                            catalogue.complete()
+                            listed.set()
 
         async def follow_namespaces() -> None:
             async with aclosing(etcd.watch("v1/namespaces/")) as changes:
@@ -161,7 +168,7 @@ async def _run(
         status.ready = ready
         about = {"id": me.id, "boot": me.boot, "version": me.version, "port": options.front.port}
         registration = await register(etcd, f"v1/gateways/{me.id}", msgspec.json.encode(about), same=lambda _: True)
-        weights.join(etcd, registration, weights.url_of(options.front.host, status_port))
+        weights.join(etcd, registration, f"http://{_own_name(options)}:{status_port}")
         stopped = asyncio.Event()
 
         async def side_tasks() -> None:
@@ -186,6 +193,38 @@ async def _run(
             await front.callbacks.close()
             await nodes.close()
             async_queue.close()
+
+
+def _own_name(options: GatewayOptions) -> str:
+    """Return by which name nodes reach this machine."""
+    host = options.front.host
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host
+
+
+async def _secrets(etcd: Etcd, key_file: "Path | None") -> Secrets:
+    if key_file is None:
+        return _NoSecrets()
+    key = SecretsKey.read(key_file) if key_file.exists() else create_key_file(key_file)
+    secrets = EtcdSecrets(etcd, key)
+    await secrets.check_key()
+    return secrets
+
+
+class _NoSecrets:
+    """Of a cluster that was given no key to seal them with."""
+
+    def names(self, namespace: str) -> list[str]:  # noqa: ARG002 - the port's
+        return []
+
+    def _none(self, *_: object) -> None:
+        raise InvalidSpec(
+            "this gateway keeps no secrets: start gateways and nodes with --secrets-key FILE, the same key for all"
+        )
+
+    create = update = remove = _none
+
+    def drop(self, namespace: str) -> None:
+        pass
 
 
 async def _say(front: Front, options: GatewayOptions) -> None:

@@ -5,7 +5,9 @@ It registers in etcd under a lease, obeys the scheduler that leads, and takes ca
 """
 
 import asyncio
+import contextlib
 import logging
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -30,6 +32,7 @@ from gpufaas_core.connection import split_address
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import format_bytes
+from gpufaas_gateway.errors import UnknownName
 from gpufaas_gateway.secret_files import SecretFiles
 from gpufaas_gpu_manager.agent import Agent
 from gpufaas_gpu_manager.containers import Containers
@@ -38,6 +41,8 @@ from gpufaas_gpu_manager.door import Door
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node, NodeSettings
 from gpufaas_store.election import register
+from gpufaas_store.etcd import Etcd
+from gpufaas_store.secrets import EtcdSecrets, SecretChanged, SecretRemoved, SecretsKey
 
 log = logging.getLogger("node")
 
@@ -70,7 +75,7 @@ async def _main(options: NodeOptions) -> None:
         containers = Containers(f"node-{me.id}", 0, _no_inner_door)
         if options.devices.functions == "docker":
             await containers.start()
-    weights = Weights(me, artifacts, bundles, options.object_store, data)
+    weights = Weights(me, artifacts, bundles, options.object_store)
     agent = Agent(me, "", prepare=weights.prefetch)
     node = Node(
         devices,
@@ -84,11 +89,11 @@ async def _main(options: NodeOptions) -> None:
     )
     agent.node = node
     door = Door(node, logs, me, empty(data / "spool"))
-    status = Status(metrics=lambda: node_metrics(node), more=weights.served())
+    status = Status(metrics=lambda: node_metrics(node), more=weights.served)
     host, _ = split_address(options.listen)
     try:
-        port = await door.open(options.listen)
-        address = agent.address = advertised(options.listen, options.advertise, port)
+        await door.open(options.listen)
+        address = agent.address = advertised(options.listen, options.advertise, door.port)
         async with status_served(status, host, options.cluster.status_port) as status_port:
             for each in node.devices():
                 print(f"✓ device     {each.id}  {format_bytes(each.memory)}", flush=True)
@@ -134,9 +139,45 @@ async def _serve(
         host, _ = split_address(address)
         weights.join(etcd, registration, f"http://{host}:{status_port}")
         try:
-            await first_of(follow(), agent.run(), weights.run(), weights.follow_secrets(options, secrets))
+            await first_of(follow(), agent.run(), weights.run(), _follow_secrets(etcd, options, secrets))
         finally:
             await registration.close()
+
+
+async def _follow_secrets(etcd: Etcd, options: NodeOptions, files: SecretFiles) -> None:
+    """Have the secrets here as files, as they are in etcd; running functions see what changes."""
+    if options.secrets_key is None:
+        await asyncio.Event().wait()
+        return
+    sealed = EtcdSecrets(etcd, SecretsKey.read(options.secrets_key))
+    await sealed.check_key()
+    seen: set[tuple[str, str]] = set()
+    async with aclosing(sealed.watch()) as changes:
+        async for change in changes:
+            match change:
+                case SecretChanged(namespace, name, value):
+                    seen.add((namespace, name))
+                    await asyncio.to_thread(_put_secret, files, namespace, name, value)
+                case SecretRemoved(namespace, name):
+                    seen.discard((namespace, name))
+                    await asyncio.to_thread(_drop_secret, files, namespace, name)
+                case _:
+                    for namespace in await asyncio.to_thread(files.namespaces):
+                        for name in await asyncio.to_thread(files.names, namespace):
+                            if (namespace, name) not in seen:
+                                await asyncio.to_thread(_drop_secret, files, namespace, name)
+
+
+def _put_secret(files: SecretFiles, namespace: str, name: str, value: bytes) -> None:
+    try:
+        files.update(namespace, name, value)
+    except UnknownName:
+        files.create(namespace, name, value)
+
+
+def _drop_secret(files: SecretFiles, namespace: str, name: str) -> None:
+    with contextlib.suppress(UnknownName):
+        files.remove(namespace, name)
 
 
 async def _no_inner_door(_: str, __: str) -> None:

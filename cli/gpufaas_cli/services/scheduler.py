@@ -9,6 +9,8 @@ import contextlib
 import logging
 from contextlib import aclosing
 
+from msgspec.structs import replace
+
 from gpufaas_cli.options import SchedulerOptions
 from gpufaas_cli.services.common import (
     Status,
@@ -31,8 +33,8 @@ from gpufaas_scheduler.scaler import Scaler, Watched
 from gpufaas_scheduler.server import SchedulerServer
 from gpufaas_scheduler.service import SchedulerService
 from gpufaas_store.election import Leadership, campaign
-from gpufaas_store.etcd import Etcd
-from gpufaas_store.functions import EtcdFunctionStore, FunctionEntry
+from gpufaas_store.etcd import Etcd, Listed
+from gpufaas_store.functions import EntryChanged, EntryRemoved, EtcdFunctionStore, FunctionEntry
 
 log = logging.getLogger("scheduler")
 
@@ -125,30 +127,43 @@ async def _lead(options: SchedulerOptions, server: SchedulerServer, etcd: Etcd, 
         server.begin(service, leadership.epoch)
 
         async def follow_functions() -> None:
+            seen: set[str] = set()
             async with aclosing(store.watch_entries()) as changes:
-                async for name, entry in changes:
-                    if name is None:
-                        for full_name in [each for each in entries if each not in seen]:
-                            server.remove(entries.pop(full_name).function.id, drain=False)
-                        listed.set()
-                        continue
-                    seen.add(name)
-                    old = entries.pop(name, None)
-                    if entry is not None:
-                        entries[name] = entry
-                        if old is None or old.function.id != entry.function.id:
-                            profiles = await store.read_profiles(entry.function.digest)
-                            server.deploy(entry.with_profiles(profiles), entry.worker)
-                    if old is not None and (entry is None or old.function.id != entry.function.id):
-                        seen.discard(name) if entry is None else None
-                        server.remove(old.function.id, drain=entry is not None)
+                async for change in changes:
+                    match change:
+                        case EntryChanged(entry):
+                            await changed(entry)
+                            seen.add(entry.record.full_name)
+                        case EntryRemoved(name):
+                            seen.discard(name)
+                            removed(name)
+                        case Listed():
+                            for name in [each for each in entries if each not in seen]:
+                                removed(name)
+                            listed.set()
 
-        seen: set[str] = set()
+        async def changed(entry: FunctionEntry) -> None:
+            name = entry.record.full_name
+            old = entries.get(name)
+            if entry.function is None or entry.worker is None or not entry.is_complete:
+                return  # half of it is still to come
+            entries[name] = entry
+            if old is None or old.record.revision != entry.record.revision:
+                profiles = await store.read_profiles(entry.function.digest)
+                function = replace(entry.function, profiles={**entry.function.profiles, **profiles})
+                server.deploy(function, entry.worker)
+                if old is not None and old.function is not None:
+                    server.remove(old.function.id, drain=True)
+
+        def removed(name: str) -> None:
+            old = entries.pop(name, None)
+            if old is not None and old.function is not None:
+                server.remove(old.function.id, drain=False)
 
         def watched() -> dict[str, Watched]:
             counted, cpu_s = server.counted(), server.cpu_seconds()
             return {
-                name: Watched(entry.function.id, rule, *counted[name], cpu_s.get(entry.function.id, 0.0))
+                name: Watched(entry.record.function_id, rule, *counted[name], cpu_s.get(entry.record.function_id, 0.0))
                 for name, entry in entries.items()
                 if name in counted and (rule := _rule_of(entry)) is not None
             }
