@@ -446,6 +446,7 @@ class AsyncCalls:
             return not outcomes and not wanted
         for _, durable in accepted:
             durable.set_result(None)
+        late = self._cancelled & {outcome.key for _, outcome in outcomes}  # some may have been lost meanwhile
         for function, outcome in outcomes:
             if isinstance(outcome, Done | Dead) and outcome.key not in late:
                 self._count(function, -1)

@@ -272,7 +272,7 @@ class EtcdAsyncQueue:
         self._held: dict[int, _Held] = {}
         self._due: dict[tuple[Phase, str], list[tuple[float, int]]] = {}
         """Calls of ours that are not claimed, the longest due first."""
-        self._files: dict[int, set[Path]] = {}
+        self._files: dict[int, dict[_Part, Path]] = {}
         """Bodies that are on our disk too, by call."""
         self._unwanted: list[_Held] = []
         """Calls that were refused to their callers, and may be in etcd."""
@@ -481,7 +481,7 @@ class EtcdAsyncQueue:
         before the call that names it.
         """
         if isinstance(body, Path):
-            self._files.setdefault(key, set()).add(body)
+            self._files.setdefault(key, {})[part] = body
             total = await asyncio.to_thread(lambda: body.stat().st_size)
             if total > MAX_BODY:
                 raise _too_large()
@@ -595,7 +595,11 @@ class EtcdAsyncQueue:
             if held.call.phase == "callback" and held.call.answer is not None:
                 wanted.append((held.key, "answer", held.call.answer.body))
         found: dict[tuple[int, _Part], Body] = {}
-        small = [each for each in wanted if 0 < each[2].bytes <= INLINE_ANSWER and not self._on_disk(each[0], each[2])]
+        small = [
+            each
+            for each in wanted
+            if 0 < each[2].bytes <= INLINE_ANSWER and each[1] not in self._files.get(each[0], {})
+        ]
         for start in range(0, len(small), 32):
             part = small[start : start + 32]
             read = await self._etcd.txn((), [DoRange(_body(key, name)) for key, name, _ in part])
@@ -608,7 +612,7 @@ class EtcdAsyncQueue:
                 continue
             if not pieces.bytes:
                 found[key, name] = b""
-            elif (file := self._on_disk(key, pieces)) is not None:
+            elif (file := self._files.get(key, {}).get(name)) is not None:
                 found[key, name] = file
             elif pieces.bytes > INLINE_ANSWER and (fetched := await self._fetched(key, name, pieces)) is not None:
                 found[key, name] = fetched
@@ -617,11 +621,6 @@ class EtcdAsyncQueue:
             for held in chosen
             if all((key, name) in found for key, name, _ in wanted if key == held.key)
         }
-
-    def _on_disk(self, key: int, pieces: _Pieces) -> Path | None:
-        """Both bodies of a call are of one size seldom enough to be read from etcd then."""
-        same = [each for each in self._files.get(key, ()) if each.exists() and each.stat().st_size == pieces.bytes]
-        return same[0] if len(same) == 1 else None
 
     async def _fetched(self, key: int, part: _Part, pieces: _Pieces) -> Path | None:
         file = self.new_file()
@@ -636,7 +635,7 @@ class EtcdAsyncQueue:
         except BaseException:
             file.discard()
             raise
-        self._files.setdefault(key, set()).add(path)
+        self._files.setdefault(key, {})[part] = path
         return path
 
     # --- cancelling, dead letters, looking ---
@@ -745,7 +744,7 @@ class EtcdAsyncQueue:
         )
 
     def _remove_files(self, key: int, *more: Path) -> None:
-        remove_files([*self._files.pop(key, ()), *more])
+        remove_files([*self._files.pop(key, {}).values(), *more])
 
     # --- other gateways ---
 
