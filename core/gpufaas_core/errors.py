@@ -17,6 +17,7 @@ What can go wrong, named for what the caller may do about it.
     ├── LeaseRefused           the node took nothing of the call: it may be placed again
     ├── CorruptArtifact        bytes on disk or on the wire are not those of their digest
     ├── UnknownArtifact        no bytes of that digest here: upload them
+    ├── FetchFailed            others have the bytes, and could not be read: try again
     └── StorageFailed          the data directory cannot be written (full, read-only)
 
 No error knows HTTP; the gateway holds the only table from these to statuses.
@@ -80,6 +81,10 @@ class CorruptArtifact(GpufaasError):
 
 
 class UnknownArtifact(GpufaasError):
+    pass
+
+
+class FetchFailed(GpufaasError):
     pass
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -92,14 +92,20 @@ class Node:
         on_said: Callable[[str], None] = lambda _: None,
         settings: NodeSettings | None = None,
         containers: Containers | None = None,
+        fetch: Callable[[WorkerSpec], Awaitable[None]] | None = None,
     ) -> None:
-        """:param containers: started, and closed with the node; None: functions of images cannot run here"""
+        """
+        :param containers: started, and closed with the node; None: functions of images cannot run here
+        :param fetch: has what a function's workers need brought to this node, and raises a `GpufaasError` when that
+            cannot be; may be cancelled. None: all that is deployed is here
+        """
         self.settings = settings or NodeSettings()
         self._devices = {each.device.id: WorkerDevice(each) for each in devices}
         self._bundles = bundles
         self.logs = logs
         self.report = report
         self.containers = containers
+        self.fetch = fetch
         self._specs: dict[FunctionId, WorkerSpec] = {}
         self._workers: dict[int, Worker] = {}
         self._leases: dict[CallId, Exchange] = {}
@@ -160,9 +166,19 @@ class Node:
                 )
             manifest, self._specs[spec.function] = await self.containers.pull(spec)
             return manifest
+        if self.fetch is not None:
+            await self.fetch(spec)
         await asyncio.to_thread(self._bundles.install, spec.digest)
         self._specs[spec.function] = spec
         return self._bundles.manifest(spec.digest)
+
+    def expect(self, spec: WorkerSpec) -> None:
+        """
+        Know *spec*, which another node has defined and checked; what it needs is fetched when it first loads here.
+
+        For functions with a bundle: an image is pulled by `define`.
+        """
+        self._specs[spec.function] = spec
 
     async def forget(self, function: FunctionId) -> None:
         """No new calls will come. The last few forgotten are kept: calls that drain may still start them."""
@@ -185,6 +201,8 @@ class Node:
         """
         if spec.image:
             return  # it was pulled; what it needs to start may be there only when it is called
+        if self.fetch is not None:
+            await self.fetch(spec)  # before the time of the check begins
         server = spec.kind == "server"
         sources = [each.source for each in self._devices.values()]
         allowed = (each for each in sources if satisfied(spec.constraints, each.device.labels))
