@@ -62,6 +62,7 @@ _NOTED: Final = HOP_BY_HOP | {
 """Of a request: not passed on, or looked at."""
 _DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-served-by"}
 """Of a function's answer."""
+_OVER: Final = CallCancelled("the call is over")
 _BODILESS: Final = frozenset((204, 304))
 """Whatever a handler returns with these would be read as the beginning of the connection's next answer."""
 
@@ -80,11 +81,14 @@ class CallExchange(Protocol):
 
     async def chunk(self) -> bytes | None: ...
 
-    async def send_body(self, piece: bytes) -> None: ...
+    async def send_body(self, piece: bytes) -> None:
+        """:raises LeaseRefused: it was refused before this, which is to go under the next lease"""
 
-    async def end_body(self) -> None: ...
+    async def end_body(self) -> None:
+        """:raises LeaseRefused: as `send_body`"""
 
-    def fail(self, error: GpufaasError) -> None: ...
+    def fail(self, error: GpufaasError) -> None:
+        """Whoever waits for it gets *error*; nobody will read on."""
 
 
 class NodePort(Protocol):
@@ -102,6 +106,8 @@ class PlacementPort(Protocol):
     def again(self, call: CallId) -> asyncio.Future[Lease]: ...
 
     def cancel(self, call: CallId) -> None: ...
+
+    def over(self, call: CallId) -> None: ...
 
 
 class _Call:
@@ -158,8 +164,13 @@ class Invocations:
         spool: Path,
         *,
         served_by: str = "gpufaas",
+        call_suffix: str = "",
     ) -> None:
-        """:param served_by: our product token, ``NAME/VERSION``"""
+        """
+        :param served_by: our product token, ``NAME/VERSION``
+        :param call_suffix: ends every id that the scheduler is told, so that those of several gateways differ
+        """
+        self._suffix = call_suffix
         self._served_by = (b"x-served-by", served_by.encode())
         self._catalogue = catalogue
         self._scheduler = scheduler
@@ -199,10 +210,12 @@ class Invocations:
         if sent_id:
             # The engine's name of a call must be unique, whatever callers send.
             self._serial += 1
-            public_id, call_id = sent_id, CallId(f"{sent_id.decode('latin-1')}#{self._serial}")
+            public_id, call_id = sent_id, CallId(f"{sent_id.decode('latin-1')}#{self._serial}{self._suffix}")
         else:
             call_id = CallId(new_call_id())
             public_id = call_id.encode()
+            if self._suffix:
+                call_id = CallId(f"{call_id}#{self._suffix}")
         start_time = str(started_ns).encode()
         answered = [(b"x-call-id", public_id), (b"x-start-time", start_time), self._served_by]
 
@@ -251,7 +264,17 @@ class Invocations:
                 else:
                     call.future = placed
                     self._listen(call, receive)
-                    lease = await placed
+                    try:
+                        lease = await placed
+                    except UnknownFunction:
+                        # As above, by a scheduler that is not in this process.
+                        newer = self._find(name, method)
+                        if newer is deployed or call.error is not None:
+                            raise
+                        deployed = newer
+                        left_s = began + timeout_s - time.perf_counter()
+                        placed = self._scheduler.place(call_id, deployed.function_id, left_s)
+                        continue
                     call.future = None
                 try:
                     exchange = call.exchange = self._node.call(lease, head, body)
@@ -274,6 +297,10 @@ class Invocations:
                     call.exchange = None
                     if call.error is not None:
                         raise call.error from None  # it came after the refusal
+                    if mode == STREAM and call.task is not None:
+                        call.task.cancel()  # what it holds stays in `held`
+                        call.task = None
+                        self._stop_pace(call)
                     placed = self._scheduler.again(call_id)
             lease = exchange.lease
             load_s = exchange.load_s
@@ -342,7 +369,10 @@ class Invocations:
                     answered += [(b"x-duration-seconds", b"%.6f" % ran_s), *placement_headers(lease)]
                 await send_error(send, error, answered)
         finally:
+            self._scheduler.over(call_id)
             self._stop_watching(call)
+            if call.exchange is not None:
+                call.exchange.fail(_OVER)  # nothing, if it ended: only then a node elsewhere knows that nobody reads
             if call.spool is not None:
                 _unlink(call.spool)
             if deployed is not None:
@@ -423,10 +453,10 @@ class Invocations:
         the time in which we wait for him, and comes back with what he sends, and with each piece of an answer.
         """
         assert call.held is not None
-        patience_s = deployed.body_patience_s
+        held, patience_s = call.held, deployed.body_patience_s
         while True:
-            if call.held:
-                message = call.held.popleft()
+            if held:
+                message = held.popleft()
             else:
                 call.awaits_body = True
                 message = await receive()
@@ -439,13 +469,18 @@ class Invocations:
             if size > deployed.max_body:
                 call.fail(_too_large(deployed, size))
                 return
-            if piece:
-                due = call.body_due - time.perf_counter()
-                await exchange.send_body(piece)  # what this takes is not the caller's fault
-                call.body_due = time.perf_counter() + min(patience_s, due + len(piece) / BODY_BYTES_PER_S)
-            if not message.get("more_body", False):
-                self._stop_pace(call)
-                await exchange.end_body()
+            held.appendleft(message)  # until the node has taken it: a lease that is refused comes again
+            try:
+                if piece:
+                    due = call.body_due - time.perf_counter()
+                    await exchange.send_body(piece)  # what this takes is not the caller's fault
+                    call.body_due = time.perf_counter() + min(patience_s, due + len(piece) / BODY_BYTES_PER_S)
+                if not message.get("more_body", False):
+                    self._stop_pace(call)
+                    await exchange.end_body()
+            except LeaseRefused:
+                return
+            held.popleft()
 
     # --- timers ---
 

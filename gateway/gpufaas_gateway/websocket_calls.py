@@ -59,6 +59,7 @@ _REFUSAL: Final[Bytes] = 64 * 1024
 _MAX_CONTROL: Final[Bytes] = 1 * MiB
 """Answers to a function's pings that it does not read."""
 _SWITCHED: Final = 101
+_OVER: Final = CallCancelled("the connection is over")
 _MAX_REASON: Final[Bytes] = 123
 _NOT_PASSED: Final = HOP_BY_HOP | {b"content-length", b"x-call-id", b"expect"}
 _HANDSHAKE: Final = b"sec-websocket-"
@@ -67,7 +68,11 @@ _HANDSHAKE: Final = b"sec-websocket-"
 class WebSocketCalls:
     """The ASGI application."""
 
-    def __init__(self, catalogue: Catalogue, scheduler: PlacementPort, node: NodePort) -> None:
+    def __init__(
+        self, catalogue: Catalogue, scheduler: PlacementPort, node: NodePort, *, call_suffix: str = ""
+    ) -> None:
+        """:param call_suffix: as of `Invocations`"""
+        self._suffix = call_suffix
         self._catalogue = catalogue
         self._scheduler = scheduler
         self._node = node
@@ -153,6 +158,7 @@ class WebSocketCalls:
             self._scheduler.cancel(call_id)
             raise
         finally:
+            self._scheduler.over(call_id)
             connection.end()
             if deployed is not None:
                 self._forget(deployed.function_id, connection)
@@ -164,9 +170,9 @@ class WebSocketCalls:
         for name, value in scope["headers"]:
             if name == b"x-call-id" and value:
                 self._serial += 1
-                return value[:128], CallId(f"{value[:128].decode('latin-1')}#ws{self._serial}")
+                return value[:128], CallId(f"{value[:128].decode('latin-1')}#ws{self._serial}{self._suffix}")
         call_id = CallId(new_call_id())
-        return call_id.encode(), call_id
+        return call_id.encode(), CallId(f"{call_id}#{self._suffix}") if self._suffix else call_id
 
     def _find(self, name: bytes) -> Deployed:
         deployed = self._catalogue.find(name.decode("latin-1"))
@@ -446,6 +452,8 @@ class _Connection:
     def end(self) -> None:
         """Let go of what waits."""
         self._stop_timer()
+        if self._exchange is not None:
+            self._exchange.fail(_OVER)
         for task in (self._first, self._pump, self._control):
             if task is not None:
                 task.cancel()

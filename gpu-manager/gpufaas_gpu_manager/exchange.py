@@ -66,7 +66,7 @@ class Exchange:
     __slots__ = (
         "_bound", "_buffered", "_chunks", "_error", "_limit", "_loop", "_paused", "_waiter", "abandoned", "body",
         "bound_at", "end", "finished", "head", "lease", "load_s", "opened_at", "phases", "slot", "taken", "untouched",
-        "worker",
+        "watcher", "worker",
     )  # fmt: skip
 
     def __init__(self, lease: Lease, worker: Any, loop: asyncio.AbstractEventLoop, now: float) -> None:
@@ -95,6 +95,8 @@ class Exchange:
         self._limit = MODEL_BUFFER
         self._paused = False
         self._error: GpufaasError | None = None
+        self.watcher: Callable[[], None] | None = None
+        """Whoever takes the answer by `take`, and is called when there may be more of it."""
         self._waiter: asyncio.Future[None] | None = None
         """Whoever reads the answer."""
         self._bound: asyncio.Future[None] | None = None
@@ -131,11 +133,28 @@ class Exchange:
             await self._wait()
         piece = self._chunks.popleft()
         assert isinstance(piece, bytes)
+        self._release(piece)
+        return piece
+
+    def take(self) -> tuple[AnswerHead, bytes, bool] | bytes | None:
+        """Return what `answer` and then `chunk` would return if they need not wait; None: nothing is there now."""
+        if not self._chunks:
+            return None
+        piece = self._chunks.popleft()
+        if type(piece) is bytes:
+            self._release(piece)
+        return piece
+
+    @property
+    def error(self) -> GpufaasError | None:
+        """Why nothing more will come than is there, if that is so."""
+        return self._error
+
+    def _release(self, piece: bytes) -> None:
         self._buffered -= len(piece)
         if self._paused and self._buffered <= self._limit // 2 and self.slot is not None:
             self._paused = False
             self.slot.resume()
-        return piece
 
     async def send_body(self, piece: bytes) -> None:
         """Send a piece of a streamed body; waits while the worker does not read. Quietly nothing once it is over."""
@@ -171,7 +190,9 @@ class Exchange:
             self._waiter = None
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self.watcher is not None:
+            self.watcher()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _wake_sender(self) -> None:

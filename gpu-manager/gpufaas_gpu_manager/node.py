@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.constraints import satisfied
 from gpufaas_core.errors import InvalidSpec, LeaseRefused, UnknownFunction, WorkerCrashed
-from gpufaas_core.frames import CallHead
+from gpufaas_core.frames import STREAM, UPGRADE, CallHead
 from gpufaas_core.messages import Event, Finished, Lease, Load, Refused
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds, copy_id
@@ -173,6 +173,10 @@ class Node:
         self._specs[spec.function] = spec
         return self._bundles.manifest(spec.digest)
 
+    def know(self, spec: WorkerSpec) -> None:
+        """Leases of this revision may come; what it needs is fetched when one does."""
+        self._specs.setdefault(spec.function, spec)
+
     async def forget(self, function: FunctionId) -> None:
         """No new calls will come. The last few forgotten are kept: calls that drain may still start them."""
         self._forgotten.append(function)
@@ -243,6 +247,10 @@ class Node:
             return None
         self._epoch = lease.epoch
         worker = device.workers.get(copy_id(lease.function, lease.copy))
+        if lease.number < 0 and (worker is None or worker.state is not WorkerState.READY):
+            # Nobody leads, so nothing may be evicted or reserved for it.
+            self.report(Refused(lease.call, lease.device, "its worker is not ready, and no scheduler leads"))
+            return None
         if worker is None and lease.cold:
             worker = self._start(device, spec, lease)
         if worker is None:
@@ -270,7 +278,10 @@ class Node:
             return exchange  # its worker failed before the call came: the exchange has the reason
         exchange.head = head
         exchange.body = body
-        if worker.state is WorkerState.READY:
+        if lease.number < 0 and worker.exclusive and _busy(worker.device):
+            exchange.untouched = head.body_mode not in (STREAM, UPGRADE)  # of those, pieces may come at once
+            worker.device.unled.append(exchange)
+        elif worker.state is WorkerState.READY:
             worker.bind(exchange)
         else:
             worker.unbound.append(exchange)
@@ -423,6 +434,12 @@ class Node:
         else:
             # It failed before its call came, which would otherwise open the lease, and load, once more.
             asyncio.get_running_loop().call_later(_UNTAKEN_KEPT_S, self._leases.pop, exchange.lease.call, None)
+        device = exchange.worker.device
+        while device.unled and not _busy(device):
+            following = device.unled.popleft()
+            if not following.finished and following.worker.state is WorkerState.READY:
+                following.untouched = False
+                following.worker.bind(following)
 
     def drop(self, worker: Worker) -> None:
         """*worker* has no process, and will not have one."""
@@ -501,3 +518,13 @@ class Node:
         if not spec.secrets or secrets is None:
             return ""
         return str(secrets.mount(spec.function, spec.namespace, spec.secrets, for_container=for_container))
+
+
+def _busy(device: WorkerDevice) -> bool:
+    """Whether a call has the device to itself."""
+    return any(
+        each.slot is not None and not each.finished
+        for worker in device.workers.values()
+        if worker.exclusive
+        for each in worker.exchanges.values()
+    )

@@ -77,6 +77,8 @@ class WorkerDevice:
         """The current worker of each copy; those that are ending are only in the ledger."""
         self.waiting: deque[Worker] = deque()
         self.settling = 0
+        self.unled: deque[Exchange] = deque()
+        """Calls that no scheduler ordered: one at a time, if it is of an exclusive worker."""
 
 
 class Worker(SlotOwner):

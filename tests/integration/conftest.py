@@ -89,6 +89,19 @@ class Gate:
         self._path.touch()
 
 
+PROGRAM = ["-m", "gpufaas_cli"]
+"""What serves; see ``--through-door``."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--through-door", action="store_true", help="calls go over TCP to the node, as in a cluster")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--through-door", False):
+        PROGRAM[:] = [str(Path(__file__).with_name("serve_through_door.py"))]
+
+
 class Platform:
     """One `gpufaas serve`, and hands to use it. `url` is its gateway, `pid` its serving process."""
 
@@ -119,7 +132,7 @@ class Platform:
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home / "output").open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gpufaas_cli", "serve", "--port", str(self.port), "--data", str(self.data),
+                [sys.executable, *PROGRAM, "serve", "--port", str(self.port), "--data", str(self.data),
                  *self.options],
                 stdout=output, stderr=output, stdin=subprocess.DEVNULL,
             )  # fmt: skip

@@ -1,0 +1,332 @@
+"""
+The two ends of a control connection: handshake, framing, beats. On asyncio; what is said is in `wire.py`.
+
+Writes of one turn of the event loop go out together: under load, many messages share one system call.
+"""
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from gpufaas_core import wire
+from gpufaas_core._types import Seconds
+from gpufaas_core.errors import GpufaasError
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S: Final[Seconds] = 5.0
+_HIGH: Final = 32 * 1024 * 1024
+"""Bytes that the other end has not taken: it is not reading, and is given up."""
+
+
+class TurnedAway(GpufaasError):
+    """The other end does not want us; `code` and `leader` as in `wire.Turned`."""
+
+    def __init__(self, code: str, message: str, leader: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.leader = leader
+
+
+class NotReached(GpufaasError):
+    """Nobody answered there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this process is, and what shows that it belongs to the cluster."""
+
+    role: wire.Role
+    id: str
+    boot: str
+    token: bytes
+    version: str = ""
+    tls: ssl.SSLContext | None = None
+    """For connections that this process makes; None: they are not encrypted."""
+    tls_served: ssl.SSLContext | None = None
+    """For those that it takes."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT`` or ``[HOST]:PORT``. :raises GpufaasError: it is neither"""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise GpufaasError(f"{address!r} is no address: write HOST:PORT, as in 10.0.0.5:7070")
+    return host.strip("[]"), int(port)
+
+
+class Link(asyncio.Protocol):
+    """
+    One end, after and during the handshake. `on_message` gets every message but the handshake's and beats; `on_lost`
+    is told once when it is over, and why.
+    """
+
+    def __init__(self, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
+        self.on_message = on_message
+        self.on_lost = on_lost
+        self.peer: wire.Hello | None = None
+        """Who connected to us."""
+        self.epoch = 0
+        """Of whom we connected to."""
+        self.peer_id = ""
+        self.successor: asyncio.Protocol | None = None
+        """Who gets the connection after the welcome, in place of this; set by `Accept`."""
+        self._loop = asyncio.get_running_loop()
+        self._reader = wire.MessageReader()
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._heard = self._sent = self._loop.time()
+        self._beat: asyncio.TimerHandle | None = None
+        self._why = ""
+        self._over = False
+
+    @property
+    def closed(self) -> bool:
+        return self._over
+
+    def send(self, message: wire.Message) -> None:
+        """Send it with whatever else this turn of the loop has to say. Quietly nothing once it is over."""
+        if self._over:
+            return
+        out = self._out
+        if not out:
+            self._loop.call_soon(self._flush)
+        out.append(wire.encode(message))
+
+    def close(self, why: str = "closed here") -> None:
+        """End it; what was sent before still goes out."""
+        if self._over:
+            return
+        self._why = self._why or why
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, why: str) -> None:
+        """End it at once: the other end does not answer."""
+        self._why = self._why or why
+        if self._transport is not None:
+            self._transport.abort()
+
+    def hand_over(self, successor: asyncio.Protocol) -> None:
+        """
+        Give the connection to another protocol: this end sees and says nothing more.
+
+        :raises NotReached: it is closed already
+        """
+        self._flush()
+        if self._over or self._transport is None or self._transport.is_closing():
+            raise NotReached(f"the connection closed: {self._why or 'by the other end'}")
+        self._over = True
+        if self._beat is not None:
+            self._beat.cancel()
+        self._transport.set_protocol(successor)
+        successor.connection_made(self._transport)
+
+    def start_beats(self) -> None:
+        """From now on the other end is to be heard every so often, and hears us."""
+        self._heard = self._loop.time()
+        self._beat = self._loop.call_later(wire.BEAT_S, self._on_beat)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if not out or self._transport is None or self._transport.is_closing():
+            return
+        self._sent = self._loop.time()
+        self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if self._transport.get_write_buffer_size() > _HIGH:
+            self.abort(f"it does not read: {_HIGH} bytes wait for it")
+
+    def _on_beat(self) -> None:
+        now = self._loop.time()
+        if now - self._heard > wire.SILENCE_S:
+            # Were we stopped ourselves, what it said meanwhile waits in the socket: look at that first.
+            if now - self._sent > 2 * wire.SILENCE_S and self._sent < self._heard + wire.SILENCE_S:
+                self._sent = now
+                self._heard = now - wire.SILENCE_S / 2
+                self.send(wire.Beat())
+                self._beat = self._loop.call_later(wire.BEAT_S, self._on_beat)
+                return
+            self.abort(f"nothing was heard for {now - self._heard:.1f} s")
+            return
+        if now - self._sent >= wire.BEAT_S * 0.9:
+            self.send(wire.Beat())
+        self._beat = self._loop.call_later(wire.BEAT_S, self._on_beat)
+
+    # --- asyncio's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = self._loop.time()
+        try:
+            for message in self._reader.feed(data):
+                if self._over:
+                    return
+                if type(message) is not wire.Beat:
+                    self.on_message(message)
+        except wire.BrokenMessage as exc:
+            self.abort(f"it said what is no message: {exc}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._over:
+            return
+        self._over = True
+        if self._beat is not None:
+            self._beat.cancel()
+        self.on_lost(self._why or (str(exc) if exc else "the other end closed it"))
+
+
+async def connect(
+    address: str, me: Identity, timeout_s: Seconds = HANDSHAKE_S, successor: asyncio.Protocol | None = None
+) -> Link:
+    """
+    Return a link to *address*; its `on_message` and `on_lost` are to be set before the next turn of the loop.
+
+    :param successor: gets the connection, which is to carry calls: `Link.hand_over`
+    :raises NotReached: nobody is there, or nobody answers
+    :raises TurnedAway: they do not want us, or cannot show that they have the token
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+    nonce = os.urandom(16)
+    link: Link
+
+    def on_message(message: Any) -> None:
+        if isinstance(message, wire.Challenge):
+            if message.protocol != wire.PROTOCOL:
+                answer.set_exception(
+                    TurnedAway(
+                        "protocol",
+                        f"{address} speaks protocol {message.protocol} ({message.product}), this release "
+                        f"({me.version or 'unknown'}) speaks {wire.PROTOCOL}: run the same release on both",
+                    )
+                )
+                return
+            shown = wire.proof(me.token, message.nonce, me.role, me.id)
+            calls = successor is not None
+            link.send(wire.Hello(wire.PROTOCOL, me.role, me.id, me.boot, nonce, shown, me.version, calls))
+        elif not answer.done():
+            answer.set_result(message)
+
+    def on_lost(why: str) -> None:
+        if not answer.done():
+            answer.set_exception(NotReached(f"{address} closed the connection: {why}"))
+
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, link = await loop.create_connection(
+                lambda: Link(on_message, on_lost), host, port, ssl=me.tls, server_hostname=host if me.tls else None
+            )
+            said = await answer
+    except TimeoutError as exc:
+        raise NotReached(f"{address} does not answer within {timeout_s:g} s") from exc
+    except OSError as exc:
+        raise NotReached(f"{address} cannot be reached: {exc.strerror or exc}") from exc
+    except BaseException:
+        link.abort("handshake failed")
+        raise
+    if isinstance(said, wire.Turned):
+        link.close()
+        raise TurnedAway(said.code, said.message, said.leader)
+    if not isinstance(said, wire.Welcome) or not wire.proves(me.token, nonce, "server", said.id, said.proof):
+        link.close()
+        raise TurnedAway("token", f"{address} cannot show that it has our token: it is of another cluster")
+    link.epoch, link.peer_id = said.epoch, said.id
+    if successor is not None:
+        link.hand_over(successor)
+    else:
+        link.start_beats()
+    return link
+
+
+Accept = Callable[[Link, wire.Hello], int | wire.Turned]
+"""
+Gets each that has the token: sets its `on_message` and `on_lost` and returns our epoch, or why it is turned away. It
+may say something itself already, which follows the welcome, or name who gets the connection then (`successor`).
+"""
+
+
+async def listen(address: str, me: Identity, accept: Accept) -> asyncio.Server:
+    """
+    Take connections at *address*, and give those that have the token to *accept*.
+
+    :raises GpufaasError: the address cannot be had
+    """
+    loop = asyncio.get_running_loop()
+
+    def made() -> Link:
+        nonce = os.urandom(16)
+        link = _Taken(lambda message: first(message), lambda _: timer.cancel())
+        timer = loop.call_later(HANDSHAKE_S, link.abort, "it did not introduce itself")
+
+        def turn(turned: wire.Turned) -> None:
+            log.warning("turned away %s: %s", link.address, turned.message)
+            link.send(turned)
+            link.close()
+
+        def first(hello: Any) -> None:
+            timer.cancel()
+            link.on_message = lambda _: None
+            if not isinstance(hello, wire.Hello):
+                link.abort("it did not introduce itself")
+                return
+            if hello.protocol != wire.PROTOCOL:
+                text = (
+                    f"{hello.role} {hello.id} speaks protocol {hello.protocol} (release {hello.version or 'unknown'}), "
+                    f"this {me.role} speaks {wire.PROTOCOL} (release {me.version or 'unknown'}): "
+                    "run the same release on both"
+                )
+                turn(wire.Turned("protocol", text))
+                return
+            if not wire.proves(me.token, nonce, hello.role, hello.id, hello.proof):
+                text = (
+                    f"{hello.role} {hello.id} has another token than {me.role} {me.id}: give it the same --token-file"
+                )
+                turn(wire.Turned("token", text))
+                return
+            link.peer = hello
+            decided = accept(link, hello)
+            if isinstance(decided, wire.Turned):
+                turn(decided)
+                return
+            # The welcome goes first, whatever `accept` has said already.
+            said, link._out = link._out, []
+            link.send(wire.Welcome(decided, wire.proof(me.token, hello.nonce, "server", me.id), me.id))
+            link._out += said
+            if link.successor is not None:
+                link.hand_over(link.successor)
+            else:
+                link.start_beats()
+
+        link.greeting = wire.Challenge(f"gpufaas {me.role} {me.version}".strip(), wire.PROTOCOL, nonce)
+        return link
+
+    host, port = split_address(address)
+    try:
+        return await loop.create_server(made, host, port, ssl=me.tls_served, backlog=1024)
+    except OSError as exc:
+        raise GpufaasError(
+            f"cannot listen on {address} ({exc.strerror or exc}): stop what is there, or choose another --listen"
+        ) from exc
+
+
+class _Taken(Link):
+    """The listening end."""
+
+    greeting: wire.Challenge
+
+    def __init__(self, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
+        super().__init__(on_message, on_lost)
+        self.address = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.address = str(transport.get_extra_info("peername"))
+        self.send(self.greeting)

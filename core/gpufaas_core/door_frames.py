@@ -1,0 +1,86 @@
+"""
+What a gateway and the door of a node say to each other about calls. Sans-IO.
+
+The frames are those of `frames.py`, and so is their order; what a node knows beside is put in front. A connection
+carries one call, or one question, at a time::
+
+    → CALL (call, body inline)             or  CALL with body_mode STREAM or UPGRADE, BODY*, BODY_END
+                                           or  CALL with body_mode FILE, BODY*, BODY_END: the node keeps it in a file
+    ← ROOM (bytes): so much of a body that streams may be sent; the first says that the call was taken
+    ← ANSWER (answer, body inline)         or  HEAD, CHUNK*, END
+    ← REFUSED: nothing was taken           or  ERROR, instead of the rest
+    → CANCEL at any time: the caller is gone; the node still says one of the above, and the connection is free then
+
+    → ASK (what, value)     ← REPLY (value)  or  CHUNK*, END  or  ERROR
+
+What the node says last (ANSWER, END, REFUSED, ERROR, REPLY) ends the call: of its body, what is still on its way is
+skipped. Bodies that stream go by `ROOM` and not by a socket that is full, so that CANCEL never waits behind them.
+"""
+
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from gpufaas_core._types import Bytes, Seconds
+from gpufaas_core.frames import AnswerHead, CallHead
+from gpufaas_core.messages import Lease
+
+WINDOW: Final[Bytes] = 1024 * 1024
+"""Of a body that streams, at most so much is on its way to the worker, or waits for it at the node."""
+
+
+class DoorKind(IntEnum):
+    """Beside those of `frames.Kind`."""
+
+    ASK = 32
+    REFUSED = 48
+    ERROR = 49
+    ROOM = 50
+    REPLY = 51
+
+
+class DoorCall(msgspec.Struct, array_like=True, frozen=True):
+    """Header of CALL."""
+
+    lease: Lease
+    head: CallHead
+
+
+class DoorAnswer(msgspec.Struct, array_like=True, frozen=True):
+    """Header of ANSWER and HEAD."""
+
+    head: AnswerHead
+    load_s: Seconds = 0.0
+    phases: tuple[tuple[str, Seconds], ...] = ()
+    lease: Lease | None = None
+    """That it ran under, if it is not the one that came with it."""
+
+
+class Room(msgspec.Struct, array_like=True, frozen=True):
+    bytes: Bytes
+
+
+class Failure(msgspec.Struct, array_like=True, frozen=True):
+    """Header of REFUSED and ERROR; `name` as of `wire.error_name`."""
+
+    name: str
+    message: str
+    retry_after_s: Seconds = 1.0
+
+
+class Asked(msgspec.Struct, array_like=True, frozen=True):
+    """Header of ASK; the body is the value, in msgpack."""
+
+    what: str
+
+
+class LogQuery(msgspec.Struct, array_like=True, frozen=True):
+    """Value of ``logs`` and ``follow``, answered by lines of JSON; as `gpufaas_core.logs.FunctionLogs.query`."""
+
+    name: str
+    namespace: str
+    since: str = ""
+    """RFC 3339; empty: from the beginning."""
+    tail: int = 0
+    instance: str = ""

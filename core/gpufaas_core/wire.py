@@ -1,0 +1,349 @@
+"""
+What gateways, schedulers and nodes say to each other: the messages of the control plane. Sans-IO.
+
+A message is a msgpack array whose first item is its number, behind a length of 4 bytes (little endian). Numbers and the
+order of fields are the protocol: fields are only added at the end, with a default, and a message that is not known is
+skipped; anything else is a new `PROTOCOL`.
+
+A connection begins with who is there (`Challenge`, `Hello`, `Welcome` or `Turned`): both ends prove that they have the
+cluster's token without sending it. After that a gateway or node talks to the scheduler that leads. Calls themselves go
+from gateway to node (`frames.py`), and never through here.
+"""
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Iterator
+from typing import Any, Final, Literal, Union
+
+import msgspec
+from msgspec import Struct, field
+
+from gpufaas_core._types import Bytes, Seconds
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.errors import (
+    CallCancelled,
+    CorruptArtifact,
+    DeadlineExceeded,
+    GpufaasError,
+    InvalidSpec,
+    LeaseRefused,
+    LoadFailed,
+    NoDeviceFits,
+    Overloaded,
+    StorageFailed,
+    UnknownArtifact,
+    UnknownFunction,
+    WorkerCrashed,
+)
+from gpufaas_core.messages import Command, Event, Lease
+from gpufaas_core.model import CallId, Device, EngineStatus, Function, FunctionId, NodeId
+
+PROTOCOL: Final = 1
+"""Both ends must have the same: a newer release that changes what messages mean counts it up."""
+MAX_MESSAGE: Final[Bytes] = 64 * 1024 * 1024
+BEAT_S: Final[Seconds] = 0.5
+"""Every so often each end of a connection that has nothing to say says so."""
+SILENCE_S: Final[Seconds] = 2.5
+"""Who was not heard for so long is gone: five beats."""
+
+Role = Literal["gateway", "node", "scheduler"]
+
+
+class Message(Struct, frozen=True, array_like=True, tag=0):
+    """Base of all; numbers below 16 are the handshake's, those of gateways begin at 32, those of nodes at 64."""
+
+
+# --- who is there -----------------------------------------------------------------------------------------------------
+
+
+class Challenge(Message, frozen=True, array_like=True, tag=1):
+    """The first that whoever listens says."""
+
+    product: str
+    protocol: int
+    nonce: bytes
+
+
+class Hello(Message, frozen=True, array_like=True, tag=2):
+    """What whoever connects answers."""
+
+    protocol: int
+    role: Role
+    id: str
+    boot: str
+    """A random text of this run of its process: one that was restarted is another one."""
+    nonce: bytes
+    proof: bytes
+    version: str = ""
+    """Of the release, for people."""
+    calls: bool = False
+    """After the welcome this connection carries calls (`door_frames.py`), and no messages."""
+
+
+class Welcome(Message, frozen=True, array_like=True, tag=3):
+    epoch: int
+    """Of the engine; 0: there is none here (a node's door)."""
+    proof: bytes
+    id: str = ""
+
+
+class Turned(Message, frozen=True, array_like=True, tag=4):
+    """Turned away; the connection is closed."""
+
+    code: Literal["token", "protocol", "not_leader", "duplicate", "stopping"]
+    message: str
+    leader: str = ""
+    """Where the scheduler that leads listens, if it is known."""
+
+
+class Beat(Message, frozen=True, array_like=True, tag=5):
+    pass
+
+
+# --- gateways ---------------------------------------------------------------------------------------------------------
+
+
+class Present(Message, frozen=True, array_like=True, tag=32):
+    """The first that a gateway says: those of its calls that have a lease. All others of its calls are forgotten."""
+
+    running: list[CallId]
+
+
+class Place(Message, frozen=True, array_like=True, tag=33):
+    """Ask for a lease. `age_s`: how long it waited already, under another scheduler or over another connection."""
+
+    call: CallId
+    function: FunctionId
+    timeout_s: Seconds
+    age_s: Seconds = 0.0
+
+
+class Cancel(Message, frozen=True, array_like=True, tag=34):
+    call: CallId
+
+
+class Again(Message, frozen=True, array_like=True, tag=35):
+    """The node refused the lease that this gateway was granted; the next one is waited for."""
+
+    call: CallId
+
+
+class Unreachable(Message, frozen=True, array_like=True, tag=36):
+    """The node of a lease could not be reached, and took nothing: as if it had refused."""
+
+    call: CallId
+    device: str
+    reason: str
+
+
+class Deploy(Message, frozen=True, array_like=True, tag=37):
+    """A revision that calls of this gateway may name from now on. Known ones, and those that were removed, stay so."""
+
+    function: Function
+    worker: WorkerSpec
+
+
+class Remove(Message, frozen=True, array_like=True, tag=38):
+    function: FunctionId
+    drain: bool
+
+
+class Scale(Message, frozen=True, array_like=True, tag=39):
+    function: FunctionId
+    copies: int
+
+
+class Counted(Message, frozen=True, array_like=True, tag=40):
+    """Calls of the functions that have a scaling rule: (begun, finished, in flight, asynchronous ones that wait)."""
+
+    functions: dict[str, tuple[int, int, int, int]]
+
+
+class Ask(Message, frozen=True, array_like=True, tag=41):
+    """A question that is answered by `Answered` of the same number. `what`: ``explain``, ``drain``, ``node``."""
+
+    number: int
+    what: str
+    value: str = ""
+
+
+class Granted(Message, frozen=True, array_like=True, tag=48):
+    lease: Lease
+
+
+class Rejected(Message, frozen=True, array_like=True, tag=49):
+    call: CallId
+    code: str
+    message: str
+    retry_after_s: Seconds = 0.0
+
+
+class Unknown(Message, frozen=True, array_like=True, tag=50):
+    """The scheduler has no such call (any more): place it as a new one."""
+
+    call: CallId
+
+
+class NodeView(Struct, frozen=True, array_like=True):
+    """A node as gateways need to know it."""
+
+    id: NodeId
+    address: str
+    """Of its door."""
+    devices: list[Device] = field(default_factory=list)
+    draining: bool = False
+    note: str = ""
+    """What is wrong with it, for people: a clock that is off, a device that went."""
+    version: str = ""
+    joined_s: Seconds = 0.0
+    """How long ago."""
+
+
+class View(Message, frozen=True, array_like=True, tag=51):
+    """What the scheduler sees, sent when it changes, at most every half second."""
+
+    nodes: list[NodeView]
+    status: EngineStatus
+
+
+class Answered(Message, frozen=True, array_like=True, tag=52):
+    number: int
+    value: bytes = b""
+    """JSON."""
+    error: str = ""
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+class Joining(Message, frozen=True, array_like=True, tag=64):
+    """The first that a node says. `snapshot`: msgpack of a `snapshot.NodeSnapshot`."""
+
+    address: str
+    snapshot: msgspec.Raw
+    wall: float = 0.0
+    """Its clock, Unix seconds: to be compared, and never to be decided by."""
+
+
+class Fact(Message, frozen=True, array_like=True, tag=65):
+    event: Event
+
+
+class Used(Message, frozen=True, array_like=True, tag=66):
+    """CPU time of its living workers, by function, in seconds; sent when somebody scales by it."""
+
+    cpu_s: dict[FunctionId, Seconds]
+
+
+class Noted(Message, frozen=True, array_like=True, tag=67):
+    """Something that people should see in ``gpufaas node describe``; empty: it is over."""
+
+    note: str
+
+
+class Define(Message, frozen=True, array_like=True, tag=80):
+    """Leases of this revision may come. `fetch`: have its bundle here soon, so that it survives the loss of others."""
+
+    worker: WorkerSpec
+    fetch: bool = False
+
+
+class Forget(Message, frozen=True, array_like=True, tag=81):
+    function: FunctionId
+
+
+class Do(Message, frozen=True, array_like=True, tag=82):
+    command: Command
+
+
+_MESSAGES: Final[tuple[type[Message], ...]] = (
+    Challenge, Hello, Welcome, Turned, Beat,
+    Present, Place, Cancel, Again, Unreachable, Deploy, Remove, Scale, Counted, Ask,
+    Granted, Rejected, Unknown, View, Answered,
+    Joining, Fact, Used, Noted, Define, Forget, Do,
+)  # fmt: skip
+
+_LENGTH: Final = struct.Struct("<I")
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Union[_MESSAGES]).decode  # noqa: UP007 - of a tuple
+_KNOWN: Final = frozenset(each.__struct_config__.tag for each in _MESSAGES)
+
+
+class BrokenMessage(Exception):
+    """The other end said something that is no message: close the connection."""
+
+
+def encode(message: Message) -> bytes:
+    data = _encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+class MessageReader:
+    """Takes bytes as they come, gives messages."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = b""
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """:raises BrokenMessage: the bytes are no message"""
+        if self._left:
+            data = self._left + data
+            self._left = b""
+        at, size = 0, len(data)
+        while size - at >= 4:
+            (length,) = _LENGTH.unpack_from(data, at)
+            if length > MAX_MESSAGE:
+                raise BrokenMessage(f"a message of {length} bytes")
+            end = at + 4 + length
+            if end > size:
+                break
+            piece = data[at + 4 : end]
+            at = end
+            try:
+                yield _decode(piece)
+            except msgspec.DecodeError as exc:
+                if _is_newer(piece):
+                    continue
+                raise BrokenMessage(str(exc)) from exc
+        if at < size:
+            self._left = data[at:]
+
+
+def _is_newer(piece: bytes) -> bool:
+    """Whether *piece* is a message of a number that this release does not know."""
+    try:
+        items = msgspec.msgpack.decode(piece)
+    except msgspec.DecodeError:
+        return False
+    return isinstance(items, list) and bool(items) and isinstance(items[0], int) and items[0] not in _KNOWN
+
+
+def proof(token: bytes, nonce: bytes, role: str, id_: str) -> bytes:
+    """Return what shows that one has *token*, for somebody who chose *nonce*."""
+    return hmac.digest(token, b"gpufaas\0" + nonce + b"\0" + role.encode() + b"\0" + id_.encode(), hashlib.sha256)
+
+
+def proves(token: bytes, nonce: bytes, role: str, id_: str, given: bytes) -> bool:
+    return hmac.compare_digest(proof(token, nonce, role, id_), given)
+
+
+_ERRORS: Final[dict[str, type[GpufaasError]]] = {
+    each.__name__: each
+    for each in (
+        CallCancelled, CorruptArtifact, DeadlineExceeded, GpufaasError, InvalidSpec, LeaseRefused, LoadFailed,
+        NoDeviceFits, Overloaded, StorageFailed, UnknownArtifact, UnknownFunction, WorkerCrashed,
+    )
+}  # fmt: skip
+
+
+def error_name(error: GpufaasError) -> str:
+    """Return by what name *error* travels: of its nearest class that the other end knows."""
+    return next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _ERRORS)
+
+
+def make_error(name: str, message: str, retry_after_s: Seconds = 1.0) -> GpufaasError:
+    cls = _ERRORS.get(name, GpufaasError)
+    return Overloaded(message, retry_after_s) if cls is Overloaded else cls(message)

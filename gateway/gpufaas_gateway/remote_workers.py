@@ -1,0 +1,235 @@
+"""What the management routes ask of nodes elsewhere: to define and check functions, their use, and their logs."""
+
+import asyncio
+import heapq
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from gpufaas_core.bundle import Manifest, WorkerSpec
+from gpufaas_core.connection import NotReached
+from gpufaas_core.constraints import satisfied
+from gpufaas_core.door_frames import LogQuery
+from gpufaas_core.errors import GpufaasError
+from gpufaas_core.logs import LogLine
+from gpufaas_core.model import Device, FunctionId, Seconds
+from gpufaas_core.units import Bytes
+from gpufaas_gateway.errors import Unavailable
+from gpufaas_gateway.remote_nodes import RemoteNode, RemoteNodes
+
+log = logging.getLogger("nodes")
+T = TypeVar("T")
+
+_ASK_S: Final[Seconds] = 10.0
+"""A node that has not answered within this is left out of what is gathered from all."""
+_LINES: Final = 1000
+"""Lines of a log that wait for its reader; nodes wait beyond that."""
+_decode_manifest: Final = msgspec.msgpack.Decoder(Manifest).decode
+_decode_usage: Final = msgspec.msgpack.Decoder(tuple[float, Bytes] | None).decode
+_decode_known: Final = msgspec.msgpack.Decoder(bool).decode
+_decode_line: Final = msgspec.json.Decoder(LogLine).decode
+
+
+class RemoteWorkers:
+    """`ports.Workers`: one node defines and checks a function, all that are to run it are told by the scheduler."""
+
+    def __init__(self, nodes: RemoteNodes) -> None:
+        self._nodes = nodes
+        self._defined: dict[FunctionId, str] = {}
+        """On which node a revision was defined from here."""
+
+    async def define(self, spec: WorkerSpec) -> Manifest:
+        """
+        As `ports.Workers.define`, on the first node with a device that satisfies *spec* and can be reached.
+
+        :raises Unavailable: there is none now
+        """
+        why = "no node with a device for it is there"
+        for node in self._candidates(spec):
+            try:
+                manifest = _decode_manifest(await node.ask("define", spec))
+            except NotReached as exc:
+                why = str(exc)
+                continue
+            self._defined[spec.function] = node.id
+            return manifest
+        raise Unavailable(f"{spec.name} cannot be prepared now: {why}; try again, or see what 'gpufaas node list' says")
+
+    async def check(self, spec: WorkerSpec) -> None:
+        """As `ports.Workers.check`, where the revision was defined; elsewhere if that node is gone."""
+        node = self._nodes.get(self._defined.get(spec.function, ""))
+        if node is not None and not node.down:
+            try:
+                await node.ask("check", spec)
+                return
+            except NotReached:
+                pass
+        await self.define(spec)
+        node = self._nodes.get(self._defined[spec.function])
+        try:
+            if node is None:
+                raise NotReached("its node left")
+            await node.ask("check", spec)
+        except NotReached as exc:
+            raise Unavailable(f"{spec.name} cannot be checked now: {exc}; try again") from exc
+
+    async def forget(self, function: FunctionId) -> None:
+        """As `ports.Workers.forget`; the scheduler tells the nodes of what was deployed, we ours of what was not."""
+        node = self._nodes.get(self._defined.pop(function, ""))
+        if node is not None and not node.down:
+            try:
+                await node.ask("forget", function)
+            except GpufaasError:
+                pass  # it is gone, and so is what it had
+
+    def devices(self) -> list[Device]:
+        return self._nodes.devices()
+
+    async def usage_of(self, function: FunctionId) -> tuple[float, Bytes] | None:
+        """Return the millicores and bytes that its workers use now on all nodes; None: it has none."""
+        found = [_decode_usage(each) for each in await _ask_all(self._nodes, "usage", function)]
+        used = [each for each in found if each is not None]
+        return (sum(cpu for cpu, _ in used), sum(memory for _, memory in used)) if used else None
+
+    def _candidates(self, spec: WorkerSpec) -> list[RemoteNode]:
+        """Return the nodes that may have the function, those that are known to be alive first."""
+        fit = [
+            node
+            for node in self._nodes.nodes
+            if not node.down and any(satisfied(spec.constraints, device.labels) for device in node.view.devices)
+        ]
+        return sorted(fit, key=lambda node: (node.view.draining, not node.linked, node.id))
+
+
+class RemoteLogs:
+    """
+    `ports.FunctionLogs` over all nodes that are there, by time; a node's lines are with the node.
+
+    `query`, `known` and `drop` block, for any thread but the event loop's own.
+    """
+
+    def __init__(self, nodes: RemoteNodes) -> None:
+        self._nodes = nodes
+        self._followers: set[asyncio.Queue[LogLine | None]] = set()
+
+    def query(
+        self,
+        name: str,
+        namespace: str,
+        since: datetime | None = None,
+        tail: int | None = None,
+        instance: str | None = None,
+    ) -> list[LogLine]:
+        return self._wait(self._query(LogQuery(name, namespace, _text(since), tail or 0, instance or "")))
+
+    def known(self, name: str, namespace: str) -> bool:
+        answers = self._wait(_ask_all(self._nodes, "known", LogQuery(name, namespace)))
+        return any(_decode_known(each) for each in answers)
+
+    def drop(self, name: str, namespace: str) -> None:
+        self._wait(_ask_all(self._nodes, "drop", LogQuery(name, namespace)))
+
+    async def follow(
+        self,
+        name: str,
+        namespace: str,
+        since: datetime | None = None,
+        tail: int | None = None,
+        instance: str | None = None,
+    ) -> AsyncGenerator[LogLine, None]:
+        """Yield what `query` returns, then each line as it comes, also from nodes that come, or are back, later."""
+        query = LogQuery(name, namespace, _text(since), tail or 0, instance or "")
+        lines: asyncio.Queue[LogLine | None] = asyncio.Queue(_LINES)
+        readers: dict[str, asyncio.Task[None]] = {}
+        begin_at: dict[str, str] = {}
+
+        async def read(node: RemoteNode) -> None:
+            begin = msgspec.structs.replace(query, since=begin_at.get(node.id, query.since), tail=0)
+            try:
+                async for raw in node.ask_lines("follow", begin):
+                    line = _decode_line(raw)
+                    await lines.put(line)
+                    begin_at[node.id] = _after(line)
+            except GpufaasError:
+                pass  # it is gone; if it comes back, it is read on from here
+
+        def look() -> None:
+            for node in self._nodes.nodes:
+                if not node.down and (node.id not in readers or readers[node.id].done()):
+                    readers[node.id] = asyncio.get_running_loop().create_task(read(node))
+
+        self._followers.add(lines)
+        try:
+            by_node = await self._query_each(query)
+            for line in _merged(by_node.values(), query.tail):
+                yield line
+            begin_at = {node: _after(found[-1]) for node, found in by_node.items() if found}
+            self._nodes.watchers.add(look)
+            look()
+            while (following := await lines.get()) is not None:
+                yield following
+        finally:
+            self._nodes.watchers.discard(look)
+            self._followers.discard(lines)
+            for reader in readers.values():
+                reader.cancel()
+
+    def end_followers(self) -> None:
+        """End everyone who follows: a server that stops must not wait for them."""
+        for lines in self._followers:
+            if lines.full():
+                lines.get_nowait()
+            lines.put_nowait(None)
+
+    async def _query(self, query: LogQuery) -> list[LogLine]:
+        return _merged((await self._query_each(query)).values(), query.tail)
+
+    async def _query_each(self, query: LogQuery) -> dict[str, list[LogLine]]:
+        """Return the lines by node; those that cannot be reached are left out."""
+
+        async def lines_of(node: RemoteNode) -> list[LogLine]:
+            return [_decode_line(line) async for line in node.ask_lines("logs", query)]
+
+        nodes = [node for node in self._nodes.nodes if not node.down]
+        answers = await _gather([lines_of(node) for node in nodes])
+        return {node.id: answer for node, answer in zip(nodes, answers, strict=True) if answer is not None}
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._nodes.loop).result()
+
+
+async def _ask_all(nodes: RemoteNodes, what: str, value: Any) -> list[bytes]:
+    """Return the answers of the nodes that give one."""
+    answers = await _gather([node.ask(what, value) for node in nodes.nodes if not node.down])
+    return [each for each in answers if each is not None]
+
+
+async def _gather(work: Sequence[Coroutine[Any, Any, T]]) -> list[T | None]:
+    """Return what each gives; None: its node is gone, or fails, or takes too long."""
+
+    async def within(each: Coroutine[Any, Any, T]) -> T | None:
+        try:
+            async with asyncio.timeout(_ASK_S):
+                return await each
+        except (GpufaasError, TimeoutError) as exc:
+            log.warning("a node is left out: %s", exc or f"no answer within {_ASK_S:g} s")
+            return None
+
+    return await asyncio.gather(*map(within, work))
+
+
+def _merged(by_node: Iterable[list[LogLine]], tail: int) -> list[LogLine]:
+    lines = list(heapq.merge(*by_node, key=lambda line: line.timestamp))
+    return lines[-tail:] if tail > 0 else lines
+
+
+def _text(since: datetime | None) -> str:
+    return since.isoformat() if since is not None else ""
+
+
+def _after(line: LogLine) -> str:
+    """Return the moment after *line*: those of a function on a node strictly grow."""
+    return (datetime.fromisoformat(line.timestamp) + timedelta(microseconds=1)).isoformat()

@@ -1,0 +1,66 @@
+"""
+`gpufaas serve`, but that its calls go over TCP through a door to its node, as they do in a cluster.
+
+Every test of the invocation path is one of the door too: ``pytest tests/integration/test_streaming.py --through-door``.
+"""
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gpufaas_gateway.invoke
+import gpufaas_gateway.websocket_calls
+import gpufaas_gpu_manager.node
+from gpufaas_cli.main import main
+from gpufaas_core.connection import Identity
+from gpufaas_core.logs import FunctionLogs
+from gpufaas_core.messages import Refused
+from gpufaas_core.model import CallId, DeviceId, NodeId
+from gpufaas_core.wire import NodeView
+from gpufaas_gateway.remote_nodes import RemoteNodes
+from gpufaas_gpu_manager.door import Door
+
+Node = gpufaas_gpu_manager.node.Node
+ADDRESS = "127.0.0.1:0"
+
+
+class NodeBehindDoor(Node):
+    """Opens its door when it starts."""
+
+    remote: RemoteNodes
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        token = b"secret" * 8
+        assert isinstance(self.logs, FunctionLogs)
+        self._door = Door(self, self.logs, Identity("node", "n", "b", token), Path(tempfile.mkdtemp(prefix="door-")))
+        self.remote = RemoteNodes(Identity("gateway", "g", "b", token), self._unreachable)
+        self._opening = asyncio.get_running_loop().create_task(self._open())
+
+    async def _open(self) -> None:
+        await self._door.open(ADDRESS)
+        self.remote.set_nodes([NodeView(NodeId("local"), f"127.0.0.1:{self._door.port}", self.devices())])
+
+    def _unreachable(self, call: CallId, device: str, reason: str) -> None:
+        self.report(Refused(call, DeviceId(device), reason))
+
+    async def close(self) -> None:
+        await super().close()
+        await self._door.close()
+        await self.remote.close()
+
+
+def through(cls: Any) -> Any:
+    def made(*args: Any, **kwargs: Any) -> Any:
+        return cls(*(each.remote if isinstance(each, NodeBehindDoor) else each for each in args), **kwargs)
+
+    return made
+
+
+if __name__ == "__main__":
+    gpufaas_gpu_manager.node.Node = NodeBehindDoor  # type: ignore[misc]
+    gpufaas_gateway.invoke.Invocations = through(gpufaas_gateway.invoke.Invocations)  # type: ignore[misc]
+    calls = gpufaas_gateway.websocket_calls
+    calls.WebSocketCalls = through(calls.WebSocketCalls)  # type: ignore[misc]
+    main()

@@ -1,0 +1,585 @@
+"""Calls over TCP: a node in a process of its own, and the gateway's end of its door here."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.connection import Identity, NotReached, TurnedAway, connect
+from gpufaas_core.errors import CallCancelled, InvalidSpec, LeaseRefused, StorageFailed, WorkerCrashed
+from gpufaas_core.frames import FILE, INLINE, STREAM, AnswerHead, CallHead
+from gpufaas_core.messages import Lease
+from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId
+from gpufaas_core.units import MiB
+from gpufaas_core.wire import SILENCE_S, NodeView
+from gpufaas_gateway.remote_nodes import RemoteExchange, RemoteNodes
+from gpufaas_gateway.remote_workers import RemoteLogs, RemoteWorkers
+from gpufaas_gpu_manager.devices import open_devices
+
+LIMIT_S = 30.0
+TOKEN = "a token of this cluster"
+NODE_PROCESS = Path(__file__).with_name("node_process.py")
+ECHO = "def handle(event, context): return event.body"
+STREAMED_ECHO = "def handle(event, context): return event.stream()"
+MODEL = """
+    import os
+    def load(device): return None
+    def handle(model, event, context): return {"pid": os.getpid(), "size": len(event.body)}
+"""
+GATED = """
+    import os, time
+    def handle(event, context):
+        path = event.text
+        open(path + ".reached", "w").close()
+        while not os.path.exists(path):
+            time.sleep(0.005)
+        return "done"
+"""
+GATED_MODEL = "def load(device): return None\n" + textwrap.dedent(GATED).replace(
+    "(event, context)", "(m, event, context)"
+)
+
+
+class NodeProcess:
+    """One node, and what it said."""
+
+    def __init__(self, root: Path, name: str, port: int = 0) -> None:
+        self.root = root
+        self.name = name
+        self.port = port
+        self.facts: list[tuple[str, Any]] = []
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._opened = asyncio.Event()
+
+    async def start(self) -> "NodeProcess":
+        self._opened.clear()
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, str(NODE_PROCESS), self.name, str(self.root), str(self.port), TOKEN, "400MiB",
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+        async with asyncio.timeout(LIMIT_S):
+            await self._opened.wait()
+        return self
+
+    async def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            said = json.loads(line)
+            if said["what"] == "open":
+                self.port = said["value"]
+                self._opened.set()
+            else:
+                self.facts.append((said["what"], said["value"]))
+
+    @property
+    def view(self) -> NodeView:
+        return NodeView(
+            NodeId(self.name), f"127.0.0.1:{self.port}",
+            [each.device for each in open_devices(["cpu:0=400MiB"], NodeId(self.name))],
+        )  # fmt: skip
+
+    def of(self, kind: str) -> list[Any]:
+        return [value for what, value in self.facts if what == kind]
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def memory(self) -> int:
+        return int(psutil.Process(self.pid).memory_info().rss)
+
+    async def kill(self) -> None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        tree = psutil.Process(self.pid).children(recursive=True)
+        self.signal(signal.SIGKILL)
+        for each in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        await self._process.wait()
+
+
+class Rig:
+    """Nodes, a gateway's end, and a hand that grants leases."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.me = Identity("gateway", "g1", "boot", TOKEN.encode())
+        self.unreachable: list[tuple[str, str, str]] = []
+        self.nodes = RemoteNodes(self.me, lambda *what: self.unreachable.append(what))
+        self.workers = RemoteWorkers(self.nodes)
+        self.logs = RemoteLogs(self.nodes)
+        self.processes: list[NodeProcess] = []
+        self.number = 0
+
+    async def node(self, name: str = "n") -> NodeProcess:
+        process = await NodeProcess(self.root, name).start()
+        self.processes.append(process)
+        self.show()
+        return process
+
+    def show(self) -> None:
+        self.nodes.set_nodes([each.view for each in self.processes])
+
+    async def linked(self, name: str = "n") -> None:
+        await until(lambda: (node := self.nodes.get(name)) is not None and node.linked)
+
+    async def function(self, name: str, source: str, kind: str = "http", slots: int = 8, node: str = "n") -> FunctionId:
+        """Deploy *source* and load it on *node*."""
+        (self.root / name / "function").mkdir(parents=True, exist_ok=True)
+        (self.root / name / "function" / "handler.py").write_text(textwrap.dedent(source))
+        (self.root / name / "kind").write_text(kind)
+        spec = self.spec(name, kind, slots)
+        remote = self.nodes.get(node)
+        assert remote is not None
+        await remote.ask("define", spec)
+        return spec.function
+
+    def spec(self, name: str, kind: str = "http", slots: int = 8) -> WorkerSpec:
+        return WorkerSpec(FunctionId(f"{name}.ns@1"), name, "ns", name, kind, slots)  # type: ignore[arg-type]
+
+    def lease(self, function: FunctionId, *, cold: bool = False, node: str = "n", number: int | None = None) -> Lease:
+        self.number += 1
+        return Lease(
+            1, self.number if number is None else number, CallId(f"c{self.number}"), function,
+            function.partition(".")[0], DeviceId(f"{node}/cpu:0"), cold, 48 * MiB,
+        )  # fmt: skip
+
+    def begin(
+        self, function: FunctionId, body: bytes = b"", mode: int = INLINE, file: str = "", lease: Lease | None = None,
+        **how: Any,
+    ) -> RemoteExchange:  # fmt: skip
+        lease = lease or self.lease(function, **how)
+        return self.nodes.call(lease, CallHead(lease.call, "POST", "/", b"", [], mode, file), body)
+
+    async def call(self, function: FunctionId, body: bytes = b"", **how: Any) -> bytes:
+        return (await whole(self.begin(function, body, **how)))[1]
+
+    async def gated(self, function: FunctionId, name: str, **how: Any) -> RemoteExchange:
+        """Begin a call that ends when the file *name* is there; return it once its handler runs."""
+        exchange = self.begin(function, str(self.root / name).encode(), **how)
+        await until((self.root / f"{name}.reached").exists)
+        return exchange
+
+    def open_gate(self, name: str) -> None:
+        (self.root / name).touch()
+
+
+async def whole(exchange: RemoteExchange) -> tuple[AnswerHead, bytes]:
+    async with asyncio.timeout(LIMIT_S):
+        head, first, done = await exchange.answer()
+        pieces = [first]
+        while not done and (piece := await exchange.chunk()) is not None:
+            pieces.append(piece)
+    return head, b"".join(pieces)
+
+
+async def until(claim: Callable[[], object], timeout_s: float = LIMIT_S) -> None:
+    """Return when *claim* is true; what it looks at is in other processes."""
+    async with asyncio.timeout(timeout_s):
+        while not claim():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    rig = Rig(tmp_path)
+    await rig.node()
+    yield rig
+    await rig.nodes.close()
+    for process in rig.processes:
+        await process.kill()
+
+
+def connections(process: NodeProcess) -> int:
+    """How many connections its door has, the link included."""
+    return sum(
+        each.status == "ESTABLISHED" and each.laddr.port == process.port
+        for each in psutil.Process(process.pid).net_connections("tcp")
+    )
+
+
+# --- calls ---
+
+
+async def test_a_call_is_answered_and_the_next_one_uses_the_same_connection(rig: Rig) -> None:
+    function = await rig.function("echo", ECHO)
+
+    first = rig.begin(function, b"one", cold=True)
+    head, body = await whole(first)
+    await rig.linked()
+    before = connections(rig.processes[0])
+    bodies = [await rig.call(function, str(number).encode()) for number in range(20)]
+
+    assert (head.status, body) == (200, b"one")
+    assert first.load_s > 0
+    assert [name for name, _ in first.phases] == ["room", "fork", "import"]
+    assert bodies == [str(number).encode() for number in range(20)]
+    assert connections(rig.processes[0]) == before
+
+
+async def test_many_calls_at_once_stay_apart(rig: Rig) -> None:
+    function = await rig.function("echo", ECHO, slots=16)
+    await rig.call(function, cold=True)
+
+    bodies = await asyncio.gather(*(rig.call(function, b"%d" % number * 1000) for number in range(200)))
+
+    assert bodies == [b"%d" % number * 1000 for number in range(200)]
+
+
+async def test_a_large_body_goes_through_a_file_of_the_nodes_own_which_is_then_removed(rig: Rig) -> None:
+    function = await rig.function("sized", MODEL, "model", 1)
+    file = rig.root / "body"
+    file.write_bytes(os.urandom(10 * MiB))
+
+    answer = json.loads(await rig.call(function, mode=FILE, file=str(file), cold=True))
+
+    assert answer["size"] == 10 * MiB
+    assert list((rig.root / "spool-n").iterdir()) == []
+
+
+async def test_a_body_that_streams_comes_back_as_it_goes_in_bounded_memory(rig: Rig) -> None:
+    function = await rig.function("stream", STREAMED_ECHO)
+    await rig.call(function, cold=True)
+    before = rig.processes[0].memory()
+    exchange = rig.begin(function, b"first", STREAM)
+    piece = b"x" * 65536
+    received = 0
+
+    async def send() -> None:
+        for _ in range(1600):
+            await exchange.send_body(piece)
+        await exchange.end_body()
+
+    sending = asyncio.get_running_loop().create_task(send())
+    _, first, _ = await exchange.answer()
+    received = len(first)
+    most = 0
+    while (chunk := await exchange.chunk()) is not None:
+        received += len(chunk)
+        most = max(most, rig.processes[0].memory())
+    await sending
+
+    assert received == len(b"first") + 1600 * 65536
+    assert most - before < 30 * MiB
+
+
+async def test_a_reader_who_stops_holds_the_worker_and_not_our_memory(rig: Rig) -> None:
+    source = "def handle(event, context): return (b'x' * 65536 for _ in range(2000))"
+    function = await rig.function("wordy", source)
+    await rig.call(await rig.function("other", ECHO), cold=True)
+    before = rig.processes[0].memory(), psutil.Process().memory_info().rss
+
+    exchange = rig.begin(function, cold=True)
+    _, first, _ = await exchange.answer()
+    await rig.call(FunctionId("other.ns@1"))
+    assert rig.processes[0].memory() - before[0] < 30 * MiB
+    assert psutil.Process().memory_info().rss - before[1] < 30 * MiB
+    size = len(first)
+    while (chunk := await exchange.chunk()) is not None:
+        size += len(chunk)
+    assert size == 2000 * 65536
+
+
+async def test_a_worker_that_does_not_read_holds_the_sender(rig: Rig) -> None:
+    function = await rig.function("gated", GATED.replace("event.text", f"{str(rig.root / 'gate')!r}"))
+    await rig.call(await rig.function("echo", ECHO), cold=True)
+    exchange = rig.begin(function, b"", STREAM, cold=True)
+    sent = 0
+
+    async def send() -> None:
+        nonlocal sent
+        while not given_up:
+            await exchange.send_body(b"x" * 65536)
+            sent += 65536
+
+    given_up = False
+    sending = asyncio.get_running_loop().create_task(send())
+    await until((rig.root / "gate.reached").exists)
+    seen = -1
+    while seen != sent:  # until nothing more is taken
+        seen = sent
+        await rig.call(FunctionId("echo.ns@1"))
+    assert 0 < sent < 8 * MiB
+
+    given_up = True
+    exchange.fail(CallCancelled("the caller went away"))  # which does not wait behind the body
+    await until(lambda: rig.processes[0].of("WorkerExited"))  # killed: it ran on for nobody
+    await asyncio.wait_for(sending, LIMIT_S)
+
+
+async def test_a_caller_who_hangs_up_ends_his_call_and_the_connection_serves_the_next(rig: Rig) -> None:
+    endless = "import itertools\ndef load(d): return 1\ndef handle(m, e, c): return (str(n) for n in itertools.count())"
+    function = await rig.function("endless", endless, "model", 1)
+    exchange = rig.begin(function, cold=True)
+    await exchange.answer()
+    await exchange.chunk()
+    before = connections(rig.processes[0])
+
+    exchange.fail(CallCancelled("the caller went away"))
+    await until(lambda: rig.processes[0].of("Finished"))
+
+    assert rig.processes[0].of("Finished")[0]["ok"] is False
+    again = rig.begin(function)
+    await again.answer()
+    assert connections(rig.processes[0]) == before
+    again.fail(CallCancelled("the caller went away"))
+
+
+async def test_errors_come_with_their_class_and_words(rig: Rig) -> None:
+    function = await rig.function(
+        "dies", "import os, sys\ndef handle(event, context):\n    print('last words', flush=True)\n    os._exit(3)"
+    )
+
+    with pytest.raises(WorkerCrashed, match=r"(?s)exit status 3.*last words"):
+        await rig.call(function, cold=True)
+
+
+# --- refusals ---
+
+
+async def test_a_lease_that_the_node_refuses_is_refused_here(rig: Rig) -> None:
+    function = await rig.function("echo", ECHO)
+
+    with pytest.raises(LeaseRefused):
+        await rig.call(function)  # a hit, and there is no worker
+    assert [each["call"] for each in rig.processes[0].of("Refused")] == ["c1"]
+    assert await rig.call(function, b"next", cold=True) == b"next"
+
+
+async def test_a_piece_of_a_body_is_not_lost_with_a_refused_lease(rig: Rig) -> None:
+    function = await rig.function("stream", STREAMED_ECHO)
+    exchange = rig.begin(function, b"", STREAM)
+
+    with pytest.raises(LeaseRefused):
+        await exchange.send_body(b"piece")
+    with pytest.raises(LeaseRefused):
+        await exchange.answer()
+
+
+async def test_without_a_scheduler_only_a_ready_worker_is_called_and_one_call_at_a_time(rig: Rig) -> None:
+    functions = [await rig.function(name, GATED_MODEL, "model", 1) for name in ("one", "two")]
+
+    with pytest.raises(LeaseRefused):
+        await rig.call(functions[0], cold=True, number=-1)
+    for each in functions:
+        rig.open_gate(f"warm-{each}")
+        await (await rig.gated(each, f"warm-{each}", cold=True)).answer()
+
+    running = await rig.gated(functions[0], "first", number=-1)
+    waiting = rig.begin(functions[1], str(rig.root / "second").encode(), number=-1)
+    given_up = rig.begin(functions[1], str(rig.root / "third").encode(), number=-1)
+    given_up.fail(CallCancelled("the caller went away"))
+    last = rig.begin(functions[0], str(rig.root / "fourth").encode(), number=-1)
+    await rig.call(await rig.function("echo", ECHO), cold=True)  # by now the node has all of them
+    assert not (rig.root / "second.reached").exists()
+
+    rig.open_gate("first")
+    assert (await whole(running))[1] == b"done"
+    await until((rig.root / "second.reached").exists)
+    assert not (rig.root / "fourth.reached").exists()
+    rig.open_gate("second")
+    rig.open_gate("fourth")
+    assert (await whole(waiting))[1] == b"done"
+    assert (await whole(last))[1] == b"done"
+    assert not (rig.root / "third.reached").exists()
+
+
+async def test_a_node_that_is_not_there_takes_nothing_and_the_scheduler_is_told(rig: Rig) -> None:
+    port = rig.processes[0].port
+    function = await rig.function("echo", ECHO)
+    rig.nodes.set_nodes([NodeView(NodeId("gone"), "127.0.0.1:1")])
+
+    for node in ("gone", "never"):
+        with pytest.raises(LeaseRefused, match=node):
+            await rig.call(function, node=node)
+
+    assert port
+    assert [(call, device) for call, device, _ in rig.unreachable] == [("c1", "gone/cpu:0"), ("c2", "never/cpu:0")]
+
+
+async def test_who_has_another_token_is_turned_away(rig: Rig) -> None:
+    stranger = Identity("gateway", "g2", "boot", b"another token")
+
+    with pytest.raises(TurnedAway, match="--token-file"):
+        await connect(f"127.0.0.1:{rig.processes[0].port}", stranger)
+
+
+async def test_a_disk_that_is_full_is_said(rig: Rig) -> None:
+    function = await rig.function("sized", MODEL, "model", 1)
+    (rig.root / "spool-n").rmdir()
+    file = rig.root / "body"
+    file.write_bytes(b"x" * 2 * MiB)
+
+    with pytest.raises(StorageFailed, match="spool-n on node n"):
+        await rig.call(function, mode=FILE, file=str(file), cold=True)
+
+    (rig.root / "spool-n").mkdir()
+    assert json.loads(await rig.call(function, mode=FILE, file=str(file)))["size"] == 2 * MiB
+
+
+# --- nodes that fail ---
+
+
+async def test_a_node_that_is_killed_fails_its_calls_at_once_and_is_found_again(rig: Rig) -> None:
+    process = rig.processes[0]
+    await rig.linked()
+    function = await rig.function("gated", GATED)
+    exchange = await rig.gated(function, "gate", cold=True)
+
+    await process.kill()
+    with pytest.raises(WorkerCrashed, match="node n was lost"):
+        await asyncio.wait_for(exchange.answer(), 2.0)
+    await until(lambda: not rig.nodes.nodes[0].linked)
+    with pytest.raises(LeaseRefused):
+        await rig.call(function)
+
+    await process.start()
+    await rig.linked()
+    assert await rig.call(await rig.function("echo", ECHO), b"back", cold=True) == b"back"
+
+
+async def test_a_node_that_is_frozen_fails_its_calls_and_no_others(rig: Rig) -> None:
+    frozen, _ = rig.processes[0], await rig.node("other")
+    for name in ("n", "other"):
+        await rig.linked(name)
+    function = await rig.function("gated", GATED)
+    echo = await rig.function("echo", ECHO, node="other")
+    running = await rig.gated(function, "gate", cold=True)
+    await rig.call(echo, cold=True, node="other")
+
+    frozen.signal(signal.SIGSTOP)
+    try:
+        sent_to_frozen = rig.begin(function)
+        assert await rig.call(echo, b"on", node="other") == b"on"
+        for each in (running, sent_to_frozen):
+            with pytest.raises(WorkerCrashed, match=r"node n was lost.*nothing was heard"):
+                await asyncio.wait_for(each.answer(), SILENCE_S + LIMIT_S)
+        with pytest.raises(LeaseRefused):
+            await rig.call(function)
+        assert await rig.call(echo, b"on", node="other") == b"on"
+    finally:
+        frozen.signal(signal.SIGCONT)
+    await rig.linked()
+    await until(lambda: frozen.of("Finished"))  # the call that ran lost its caller
+    assert await rig.call(await rig.function("back", ECHO), b"back", cold=True) == b"back"
+
+
+async def test_a_node_that_left_serves_what_it_has(rig: Rig) -> None:
+    function = await rig.function("gated", GATED)
+    exchange = await rig.gated(function, "gate", cold=True)
+
+    rig.nodes.set_nodes([])
+    with pytest.raises(LeaseRefused):
+        await rig.call(function)
+    rig.open_gate("gate")
+
+    assert (await whole(exchange))[1] == b"done"
+    await until(lambda: connections(rig.processes[0]) == 0)
+
+
+async def test_connections_that_are_not_needed_are_closed_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpufaas_gateway.remote_nodes._TRIM_S", 0.1)
+    await rig.node("other")  # its first trim is of after the patch
+    function = await rig.function("echo", ECHO, slots=16, node="other")
+    await rig.call(function, cold=True, node="other")
+    await asyncio.gather(*(rig.call(function, node="other") for _ in range(50)))
+
+    await until(lambda: connections(rig.processes[1]) <= 2)
+    assert await rig.call(function, b"on", node="other") == b"on"
+
+
+# --- questions ---
+
+
+async def test_a_function_is_defined_and_checked_on_a_node_that_fits(rig: Rig) -> None:
+    (rig.root / "bad" / "function").mkdir(parents=True)
+    (rig.root / "bad" / "function" / "handler.py").write_text("import nothing_of_that_name")
+    (rig.root / "bad" / "kind").write_text("http")
+
+    manifest = await rig.workers.define(rig.spec("bad"))
+    with pytest.raises(InvalidSpec, match="nothing_of_that_name"):
+        await rig.workers.check(rig.spec("bad"))
+    await rig.workers.forget(FunctionId("bad.ns@1"))
+
+    assert manifest.kind == "http"
+    assert [each.id for each in rig.workers.devices()] == ["n/cpu:0"]
+
+
+async def test_use_and_logs_are_those_of_all_nodes(rig: Rig) -> None:
+    await rig.node("other")
+    prints = "def handle(event, context):\n    print(event.text, flush=True)\n    return 'ok'"
+    function = await rig.function("prints", prints)
+    await rig.function("prints", prints, node="other")
+    assert await rig.workers.usage_of(function) is None
+    for number, node in enumerate(("n", "other", "n", "other")):
+        await rig.call(function, b"line %d" % number, cold=number < 2, node=node)
+    await until(lambda: _texts_in(rig.root) == 4)
+
+    used = await rig.workers.usage_of(function)
+    lines = await asyncio.to_thread(rig.logs.query, "prints", "ns")
+    tail = await asyncio.to_thread(rig.logs.query, "prints", "ns", None, 2)
+
+    assert used is not None
+    assert used[1] > MiB
+    assert [each.text for each in lines] == ["line 0", "line 1", "line 2", "line 3"]
+    assert [each.text for each in tail] == ["line 2", "line 3"]
+    assert await asyncio.to_thread(rig.logs.known, "prints", "ns")
+    assert not await asyncio.to_thread(rig.logs.known, "silent", "ns")
+    await asyncio.to_thread(rig.logs.drop, "prints", "ns")
+    assert await asyncio.to_thread(rig.logs.query, "prints", "ns") == []
+
+
+def _texts_in(root: Path) -> int:
+    return sum(len(file.read_text().splitlines()) for file in root.glob("logs-*/prints.ns.jsonl"))
+
+
+async def test_logs_are_followed_over_a_restart_of_the_node(rig: Rig) -> None:
+    await rig.linked()
+    prints = "def handle(event, context):\n    print(event.text, flush=True)\n    return 'ok'"
+    function = await rig.function("prints", prints)
+    await rig.call(function, b"before", cold=True)
+    await until(lambda: _texts_in(rig.root) == 1)
+    lines = rig.logs.follow("prints", "ns")
+    async with asyncio.timeout(LIMIT_S):
+        first = await anext(lines)
+        await rig.call(function, b"while")
+        second = await anext(lines)
+        await rig.processes[0].kill()
+        await rig.processes[0].start()
+        await rig.linked()
+        await rig.function("prints", prints)
+        await rig.call(function, b"after", cold=True)
+        third = await anext(lines)
+        rig.logs.end_followers()
+        rest = [each async for each in lines]
+
+    assert [first.text, second.text, third.text] == ["before", "while", "after"]
+    assert rest == []
+
+
+async def test_a_question_to_a_node_that_is_gone_is_not_waited_for(rig: Rig) -> None:
+    await rig.linked()
+    node = rig.nodes.nodes[0]
+    await rig.processes[0].kill()
+
+    with pytest.raises(NotReached):
+        await asyncio.wait_for(node.ask("usage", "f"), 2.0)
