@@ -53,7 +53,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | quote }}
 - --tls-cert=/etc/gpufaas/tls/tls.crt
 - --tls-key=/etc/gpufaas/tls/tls.key
 {{- end }}
-- --id=$(POD_NAME)
+- --id={{ .id | default "$(POD_NAME)" }}
 {{- end }}
 
 {{- define "gpufaas.mounts" -}}
