@@ -17,6 +17,7 @@ What can go wrong, named for what the caller may do about it.
     ├── LeaseRefused           the node took nothing of the call: it may be placed again
     ├── CorruptArtifact        bytes on disk or on the wire are not those of their digest
     ├── UnknownArtifact        no bytes of that digest here: upload them
+    ├── FetchFailed            others have the bytes, and could not be read: try again
     └── StorageFailed          what must be kept cannot be: the data directory is full or read-only, etcd refuses
         └── StorageAway        what keeps it does not answer: ask again in a while
 
@@ -81,6 +82,10 @@ class CorruptArtifact(GpufaasError):
 
 
 class UnknownArtifact(GpufaasError):
+    pass
+
+
+class FetchFailed(GpufaasError):
     pass
 
 

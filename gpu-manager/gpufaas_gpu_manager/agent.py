@@ -58,6 +58,7 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._epoch = 0
+        self._tasks: set[asyncio.Task[object]] = set()
 
     @property
     def connected(self) -> bool:
@@ -173,8 +174,10 @@ class Agent:
             elif isinstance(command, Evict):
                 node.evict(command.function, command.device, command.copy)
         elif type(message) is wire.Define:
-            node.know(message.worker)
-            if message.fetch:
+            node.expect(message.worker)
+            if message.worker.image:
+                self._spawn(self._pull(node, message.worker))
+            elif message.fetch:
                 self._prepare(message.worker)
         elif type(message) is wire.Forget:
             self._loop.create_task(node.forget(message.function))

@@ -330,12 +330,11 @@ class Engine:
 
     def take_changed(self) -> list[str]:
         """Return the keys of the docs that may be others since the last call of this, to be asked for with `doc`."""
-        keys = [docs.ENGINE_KEY]
-        keys += [docs.key_of(each) for each in self._touched]
+        keys = [docs.key_of(each) for each in self._touched]
         self._touched.clear()
         keys += self._gone
         self._gone.clear()
-        return keys
+        return [docs.ENGINE_KEY, *keys] if keys else []
 
     def doc(self, key: str, now: Seconds) -> DeviceDoc | FunctionDoc | EngineDoc | None:
         """

@@ -34,8 +34,9 @@ from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import DeviceId
 from gpufaas_gateway.async_queue import SqliteAsyncQueue
 from gpufaas_gateway.ports import Secrets
-from gpufaas_gateway.remote_nodes import RemoteLogs, RemoteNodes, RemoteWorkers
+from gpufaas_gateway.remote_nodes import RemoteNodes
 from gpufaas_gateway.remote_scheduler import RemoteScheduler
+from gpufaas_gateway.remote_workers import RemoteLogs, RemoteWorkers
 from gpufaas_store.election import register
 from gpufaas_store.etcd import Etcd, Listed
 from gpufaas_store.functions import EntryChanged, EntryRemoved, EtcdFunctionStore
@@ -99,7 +100,8 @@ async def _run(
         logs = RemoteLogs(nodes)
         async_queue = SqliteAsyncQueue(data / "async")
         front = Front(
-            options.front, credentials, spool, store=store, artifacts=GatewayArtifacts(artifacts, weights, asyncio.get_running_loop()),
+            options.front, credentials, spool, store=store,
+            artifacts=GatewayArtifacts(artifacts, weights, asyncio.get_running_loop()),
             workers=workers, scheduler=scheduler, node=nodes, secrets=secrets, logs=logs, async_queue=async_queue,
             usage_of=workers.usage_of, end_logs=logs.end_followers, call_suffix=f"@{scheduler.name}",
             builds=_builds(options.front, spool), cluster=scheduler,

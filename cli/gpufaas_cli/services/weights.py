@@ -130,7 +130,7 @@ class Weights:
 
 
 class GatewayArtifacts:
-    """Uploads to this gateway (`ports.Artifacts`): kept here, announced, and in the object store when they are whole."""
+    """Uploads to this gateway (`ports.Artifacts`): kept here, announced, and in the object store once whole."""
 
     def __init__(self, artifacts: ArtifactStore, weights: Weights, loop: asyncio.AbstractEventLoop) -> None:
         self._artifacts = artifacts
