@@ -148,8 +148,8 @@ device_options = _all(
         "--functions", type=click.Choice(("process", "docker", "kubernetes", "auto")),
         default="auto", show_default=True,
         help="Run functions that have only an image: not at all (process), in Docker, as pods of the Kubernetes that "
-        "this runs in, or in Docker if its engine answers when they are deployed (auto). Those built from templates are "
-        "processes.",
+        "this runs in, or in Docker if its engine answers when they are deployed (auto). Those built from templates "
+        "are processes.",
     ),
 )  # fmt: skip
 """The names are those of `DeviceOptions`."""

@@ -72,7 +72,7 @@ class DeviceOptions:
     labels: tuple[str, ...] = ()
     """``KEY=VALUE``, of all devices: what constraints of functions may ask for."""
     functions: Literal["process", "docker", "kubernetes", "auto"] = "auto"
-    """How functions of images run: not at all, in Docker, as pods, or in Docker if it answers when they are deployed."""
+    """How functions of images run: not at all, in Docker, as pods, in Docker if it answers when they are deployed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ Prints what Helm returns as JSON; what it refuses is on stderr, with status 1.
 import asyncio
 import json
 import sys
-from pathlib import Path
 
 from helm_sdkpy import Configuration, HelmError, Install, Lint
 
@@ -22,7 +21,7 @@ def main() -> None:
             found = asyncio.run(Lint(Configuration()).run(chart))
         else:
             release, namespace, kubeconfig, values = more
-            configuration = Configuration(namespace=namespace, kubeconfig=Path(kubeconfig).read_text())
+            configuration = Configuration(namespace=namespace, kubeconfig=kubeconfig)
             install = Install(configuration)
             found = asyncio.run(install.run(release, chart, values=json.loads(values), wait=False, timeout=20))
     except HelmError as exc:
