@@ -231,9 +231,8 @@ class RemoteScheduler:
                 await asyncio.sleep(_BACKOFF_S[2])
                 continue
             tries = 0
-            link.on_message = self._heard
-            link.on_lost = lambda why, lost=lost: None if lost.done() else lost.set_result(why)  # type: ignore[misc]
             self._begin(link)
+            link.attend(self._heard, lambda why, lost=lost: None if lost.done() else lost.set_result(why))  # type: ignore[misc]
             try:
                 self._changed.clear()
                 moved = self._loop.create_task(self._moved(address))

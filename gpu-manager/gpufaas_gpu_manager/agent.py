@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from gpufaas_core import wire
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.connection import Identity, Link, NotReached, TurnedAway, connect
+from gpufaas_core.errors import GpufaasError
 from gpufaas_core.messages import Abort, Event, Evict, Load, Resize, Start
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_gpu_manager.node import Node
@@ -120,8 +121,7 @@ class Agent:
         node = self.node
         assert node is not None
         lost: asyncio.Future[str] = self._loop.create_future()
-        link.on_message = self._heard
-        link.on_lost = lambda why: None if lost.done() else lost.set_result(why)
+        link.attend(self._heard, lambda why: None if lost.done() else lost.set_result(why))
         self._epoch, self.refused = link.epoch, ""
         node.obey(link.epoch)
         snapshot = msgspec.Raw(msgspec.msgpack.encode(node.snapshot()))
@@ -180,4 +180,16 @@ class Agent:
             elif message.fetch:
                 self._prepare(message.worker)
         elif type(message) is wire.Forget:
-            self._loop.create_task(node.forget(message.function))
+            self._spawn(node.forget(message.function))
+
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _pull(self, node: Node, spec: WorkerSpec) -> None:
+        """Have the image here before somebody calls it."""
+        try:
+            await node.define(spec)
+        except GpufaasError as exc:
+            log.warning("image.not_pulled image=%s reason=%s", spec.image, exc)

@@ -157,6 +157,8 @@ class Engine:
         """Something changed that may let a waiting call start."""
         self._touched: dict[DeviceState | FunctionState, None] = {}
         """Whose docs may be others since they were last taken."""
+        self._settled = False
+        """Something was tried since docs were last taken; if only that a call was passed over."""
         self._gone: dict[str, None] = {}
         """Keys of docs whose device or function is there no more. The newest `_MAX_GONE`."""
         self._left: _Left | None = None
@@ -334,7 +336,8 @@ class Engine:
         self._touched.clear()
         keys += self._gone
         self._gone.clear()
-        return [docs.ENGINE_KEY, *keys] if keys else []
+        settled, self._settled = self._settled, False
+        return [docs.ENGINE_KEY, *keys] if keys or settled else []
 
     def doc(self, key: str, now: Seconds) -> DeviceDoc | FunctionDoc | EngineDoc | None:
         """
@@ -763,6 +766,7 @@ class Engine:
 
     def _settle(self) -> None:
         """Something became free: let all that waits try again."""
+        self._settled = True
         if self._surplus:
             for owner in list(self._surplus.values()):
                 self._trim(owner)
@@ -1438,10 +1442,11 @@ class Engine:
         engine = left.event.engine
         known = {doc.function.id: doc for doc, _ in functions}
         changed = False
+        for begun in (self._cluster.orphaned, self._short, self._surplus, self._homeless):
+            begun.clear()  # in the order in which things were restored; what is right follows
         for name in () if engine is None else engine.orphaned:
             if (owner := self._functions.get(name)) is not None:
                 self._cluster.orphaned[name] = owner
-        self._short.clear()
         for names, wishes, holds in (
             (() if engine is None else engine.short, self._short, _lacks),
             (() if engine is None else engine.surplus, self._surplus, _has_surplus),

@@ -101,7 +101,9 @@ class FunctionQueue:
         self.calls.append(call)
 
     def put_back(self, call: Call) -> None:
-        """Insert *call* by its number. O(calls before it)."""
+        """Insert *call* by its number. O(calls before it), but at the end O(1)."""
+        if not self.calls or self.calls[-1].number < call.number:
+            return self.append(call)
         before = []
         while self.calls and self.calls[0].number < call.number:
             before.append(self.calls.popleft())

@@ -169,7 +169,7 @@ class Site:
         now = self.now + SHIFT
         for function in self.functions.values():
             engine.handle(m.FunctionDeployed(function), now)
-        engine.handle(left(self.store, queued=queued), now)
+        engine.handle(left(self.store, self.now, queued=queued), now)
         names = list(self.nodes.devices)
         self.rng.shuffle(names)
         snapshot = NodeSnapshot(tuple(self.nodes.snapshot(each, self.now) for each in names), 1)
@@ -290,11 +290,13 @@ class Site:
         self.tell(m.FunctionDeployed(function))
 
 
-def left(store: dict[str, bytes], *, queued: bool) -> m.Restored:
+def left(store: dict[str, bytes], now: float, *, queued: bool) -> m.Restored:
+    """The newest doc is older than now when nothing has changed since: that much somebody has to know."""
     return m.Restored(
         msgspec.json.decode(store["engine"], type=EngineDoc),
         tuple(msgspec.json.decode(v, type=FunctionDoc) for k, v in store.items() if k.startswith("functions/")),
         tuple(msgspec.json.decode(v, type=DeviceDoc) for k, v in store.items() if k.startswith("devices/")),
+        elapsed_s=now - max(msgspec.json.decode(each)["at_s"] for each in store.values()),
         queued=queued,
     )
 
@@ -390,7 +392,7 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
     engine = site.new_engine(2)
     for function in site.functions.values():
         engine.handle(m.FunctionDeployed(function), site.now)
-    engine.handle(left(store, queued=False) if "engine" in store else m.Restored(), site.now)
+    engine.handle(left(store, site.now, queued=False) if "engine" in store else m.Restored(), site.now)
     for device in nodes.devices:
         engine.handle(m.DeviceJoined(nodes.devices[device], nodes.snapshot(device, site.now)), site.now)
     for call, (function, at, _) in site.waiting.items():
