@@ -38,7 +38,7 @@ def main() -> None:
     stamp, mark = WHEELS / "stamp", hashlib.sha256(asked_for + sys.version.encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == mark:
         return  # what we depend on is there since last time
-    asked = [f"{wheel}[gateway,scheduler,docker,cluster]", "pip", *node_requirements()]
+    asked = [f"{wheel}[gateway,scheduler,docker,kubernetes,cluster,s3]", "pip", *node_requirements()]
     command = [*pip, "download", "-q", "--only-binary=:all:", "-d", str(WHEELS), "-c", str(ROOT / "constraints.txt")]
     subprocess.run([*command, f"--find-links={WHEELS}", *asked], check=True)
     stamp.write_text(mark)
