@@ -219,7 +219,8 @@ class RemoteScheduler:
                     level = logging.INFO if tries else logging.WARNING
                     log.log(level, "scheduler.unreachable address=%s reason=%s", address, exc)
                 self._changed.clear()
-                delay = _BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)] * random.uniform(0.8, 1.2)
+                is_there = isinstance(exc, TurnedAway) and exc.code == "not_leader"  # and may lead in a moment
+                delay = _BACKOFF_S[1 if is_there else min(tries, len(_BACKOFF_S) - 1)] * random.uniform(0.8, 1.2)
                 tries += 1
                 try:
                     await asyncio.wait_for(self._changed.wait(), delay)
@@ -251,13 +252,19 @@ class RemoteScheduler:
             await self._changed.wait()
 
     def _begin(self, link: Link) -> None:
-        self._link, self._epoch = link, link.epoch
+        is_new, self._epoch = link.epoch != self._epoch, link.epoch
+        self._link = link
         self._early.clear()
         link.send(wire.Present(list(self._running)))
         now = self._loop.time()
         waiting, self._waiting = self._waiting, {}
         for each in sorted(waiting.values(), key=lambda each: each.since):
-            self._place_anew(each, now)
+            if not is_new:
+                self._place_anew(each, now)
+            elif not each.future.done():
+                # What its predecessor left has this id, and with it the call's place in the queue.
+                self._waiting[each.sent] = each
+                link.send(wire.Place(each.sent, each.function, each.deadline - now, now - each.since))
         log.info("scheduler.connected address=%s epoch=%d waiting=%d", self.leader, link.epoch, len(waiting))
 
     def _place_anew(self, waiting: _Waiting, now: float) -> None:
