@@ -195,7 +195,6 @@ async def connect(
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
     nonce = os.urandom(16)
-    link: Link
 
     def on_message(message: Any) -> None:
         if isinstance(message, wire.Challenge):
@@ -219,13 +218,13 @@ async def connect(
             answer.set_exception(NotReached(f"{address} closed the connection: {why}"))
 
     host, port = split_address(address)
+    link = Link(on_message, on_lost)  # made here: the other end may speak before `create_connection` returns
     try:
         async with asyncio.timeout(timeout_s):
-            _, link = await loop.create_connection(
-                lambda: Link(on_message, on_lost), host, port, ssl=me.tls, server_hostname=host if me.tls else None
-            )
+            await loop.create_connection(lambda: link, host, port, ssl=me.tls, server_hostname=host if me.tls else None)
             said = await answer
     except TimeoutError as exc:
+        link.abort("handshake timed out")
         raise NotReached(f"{address} does not answer within {timeout_s:g} s") from exc
     except OSError as exc:
         raise NotReached(f"{address} cannot be reached: {exc.strerror or exc}") from exc
