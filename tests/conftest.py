@@ -13,6 +13,7 @@ settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 _IMAGES = Path(__file__).parent / "images"
+sys.path.insert(0, str(Path(__file__).parent / "fakes"))  # stand-ins for servers of others: `import kubernetes_server`
 
 
 @pytest.fixture(scope="session")

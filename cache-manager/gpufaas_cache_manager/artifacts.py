@@ -7,6 +7,7 @@ Artifacts: immutable files by sha256, on disk.
     ROOT/sha256/ab/abcdef….json     size, mtime and inode that were seen when the bytes were last hashed; its own mtime
                                     says when the artifact was last asked for
     ROOT/incoming/…                 being written; gone after a crash and a new start
+    ROOT/partial/abcdef…            the first bytes of one that is being fetched; kept, so that it can be resumed
 
 An artifact appears under its name only once all of its bytes are on the disk and have the right hash, so a reader
 never sees half of one. Afterwards it is trusted without reading while size, mtime and inode are those that were
@@ -21,6 +22,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
@@ -31,6 +33,7 @@ from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed, Unk
 from gpufaas_core.units import Bytes
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_HASHED_AT_ONCE: Final[Bytes] = 1 << 20
 _ADVICE: Final[dict[int, str]] = {
     errno.ENOSPC: "free space there, or start with --data on a larger disk",
     errno.EDQUOT: "raise the quota, or start with --data on another disk",
@@ -59,9 +62,11 @@ class ArtifactStore:
     def __init__(self, root: Path) -> None:
         self._files = root / "sha256"
         self._incoming = root / "incoming"
+        self._partial = root / "partial"
         with storage_errors(root):
             self._files.mkdir(parents=True, exist_ok=True)
             self._incoming.mkdir(parents=True, exist_ok=True)
+            self._partial.mkdir(parents=True, exist_ok=True)
             for leftover in self._incoming.iterdir():
                 _remove_if_abandoned(leftover)
 
@@ -87,15 +92,49 @@ class ArtifactStore:
                 raise CorruptArtifact(
                     f"artifact {digest}: the {writer.size} bytes received have sha256 {writer.sha256}: upload it again"
                 )
-            with storage_errors(target):
-                os.fsync(file.fileno())
-                seen = _seen(os.fstat(file.fileno()))
-                os.rename(aside, target)
-                _sync_directory(target.parent)
-                self._record(target, seen)
+            self._commit(target, aside, file)
         finally:
             aside.unlink(missing_ok=True)
             file.close()
+
+    def resume(self, digest: str) -> "PartialArtifact":
+        """
+        Go on with *digest* where the last attempt to fetch it ended. Reads what is there, to hash it: 1 s per 1.5 GB.
+
+        :raises StorageFailed: another process is fetching it, or the disk does not let us
+        """
+        target = self._target(digest)
+        aside = self._partial / digest
+        with storage_errors(aside):
+            # Not in append mode: `restart` truncates, and goes on at the beginning.
+            file = os.fdopen(os.open(aside, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return PartialArtifact(self, digest, target, aside, file)
+        except BlockingIOError:
+            file.close()
+            raise StorageFailed(f"{aside} is written by another process: one platform per data directory") from None
+        except BaseException:
+            file.close()
+            raise
+
+    def drop_partials(self, before: float) -> Bytes:
+        """Remove what was fetched in part, and that nobody went on with since *before*; return its size."""
+        size = 0
+        for path in self._partial.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                stat = path.stat()
+                if stat.st_mtime < before and _remove_if_abandoned(path):
+                    size += stat.st_size
+        return size
+
+    def free(self) -> Bytes:
+        """Return how many bytes can still be written here."""
+        return shutil.disk_usage(self._files).free
+
+    @property
+    def root(self) -> Path:
+        return self._files.parent
 
     def has(self, digest: str) -> bool:
         """Whether `path` would succeed. Counts as asking for it: who is told that it is there need not upload it."""
@@ -163,9 +202,17 @@ class ArtifactStore:
         return self._target(digest).stat().st_size
 
     def _target(self, digest: str) -> Path:
-        if not _DIGEST.fullmatch(digest):
-            raise InvalidSpec(f"{digest[:80]!r} is not a sha256 digest: 64 digits and letters a to f are expected")
+        check_digest(digest)
         return self._files / digest[:2] / digest
+
+    def _commit(self, target: Path, aside: Path, file: "IO[bytes]") -> None:
+        with storage_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.fsync(file.fileno())
+            seen = _seen(os.fstat(file.fileno()))
+            os.rename(aside, target)
+            sync_directory(target.parent)
+            self._record(target, seen)
 
     def _record(self, target: Path, seen: _Seen) -> None:
         """Remember *seen*, as well as can be: without it the next look hashes once more."""
@@ -207,6 +254,50 @@ class ArtifactWriter:
                 rest = rest[self._file.write(rest) :]
 
 
+class PartialArtifact(ArtifactWriter):
+    """The bytes of one artifact from its first to `size`; see `ArtifactStore.resume`. Closed, it stays as it is."""
+
+    def __init__(self, store: ArtifactStore, digest: str, target: Path, aside: Path, file: "IO[bytes]") -> None:
+        super().__init__(aside, file)
+        self._store = store
+        self._digest = digest
+        self._target = target
+        with storage_errors(aside):
+            while piece := file.read(_HASHED_AT_ONCE):
+                self._hash.update(piece)
+                self.size += len(piece)
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are the bytes of the digest."""
+        return self.sha256 == self._digest
+
+    def restart(self) -> None:
+        """Forget all bytes."""
+        with storage_errors(self._path):
+            self._file.seek(0)
+            self._file.truncate()
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def commit(self) -> None:
+        """Make it the artifact, which it is (`whole`)."""
+        self._store._commit(self._target, self._path, self._file)
+
+    def discard(self) -> None:
+        """Give its room on the disk back."""
+        self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def check_digest(digest: str) -> None:
+    """:raises InvalidSpec: *digest* is none"""
+    if not _DIGEST.fullmatch(digest):
+        raise InvalidSpec(f"{digest[:80]!r} is not a sha256 digest: 64 digits and letters a to f are expected")
+
+
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
     """Turn what the file system says about *path* into `StorageFailed`: where, what, and what would help."""
@@ -231,7 +322,7 @@ def _hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
@@ -239,11 +330,13 @@ def _sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-def _remove_if_abandoned(path: Path) -> None:
-    """Remove what a crashed writer left; a living one holds a lock on its file."""
+def _remove_if_abandoned(path: Path) -> bool:
+    """Remove what a crashed writer left; a living one holds a lock on its file. Whether it was removed."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return
+            return False
         path.unlink()
+        return True
+    return False

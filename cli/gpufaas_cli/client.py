@@ -135,6 +135,15 @@ class Client:
     def explain(self, call: str) -> dict[str, Any]:
         return self._object(f"/system/explain/{quote(call, safe='')}")
 
+    def nodes(self) -> list[dict[str, Any]]:
+        return self._objects("/system/nodes")
+
+    def node(self, name: str) -> dict[str, Any]:
+        return self._object(f"/system/nodes/{quote(name, safe='')}")
+
+    def drain_node(self, name: str, drain: bool) -> None:
+        self._send("POST" if drain else "DELETE", f"/system/nodes/{quote(name, safe='')}/drain")
+
     def is_ready(self) -> bool:
         """Whether the gateway and what is behind it say that they are well; False as well when nobody is there."""
         try:

@@ -26,6 +26,9 @@ _INTERRUPTED: Final = 130  # as shells have it: 128 + SIGINT
 
 COMMANDS: Final[Mapping[str, str]] = {
     "serve": "Start the whole platform on this machine.",
+    "gateway": "Start a gateway of a cluster.",
+    "scheduler": "Start a scheduler of a cluster; of several one leads.",
+    "node": "Start a node of a cluster; list, describe and drain nodes.",
     "new": "Write a function from a template, and add it to stack.yaml.",
     "build": "Build functions into bundles or images.",
     "push": "Upload what was built: bundles to the gateway, images to their registry.",

@@ -16,9 +16,9 @@ DEFAULT_ASYNC_QUEUE_LIMIT: Final = 1_000_000
 DEFAULT_MAX_BODY: Final = 100 * MiB
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """The whole platform in one process tree, on this machine."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontOptions:
+    """What every process with a gateway in it is told."""
 
     port: int = DEFAULT_PORT
     host: str = "127.0.0.1"
@@ -29,24 +29,9 @@ class ServeOptions:
     be."""
     data: Path = Path()
     """Everything durable: functions, artifacts, logs."""
-    devices: tuple[str, ...] = ()
-    """``cpu:0=2GiB``, ``cuda:0``, ``cuda:0=20GiB``. Empty: the CUDA devices there are, else two CPU devices from
-    half of the free memory."""
-    labels: tuple[str, ...] = ()
-    """``KEY=VALUE``, of all devices: what constraints of functions may ask for."""
     profiles: tuple[str, ...] = ()
     """``NAME=CONSTRAINT[,CONSTRAINT]``: what the annotation ``com.openfaas.profile`` may name, beside gpu and
     nvidia-gpu."""
-    functions: Literal["process", "docker", "auto"] = "auto"
-    """Whether functions that have only an image run as containers: never, yes, if the engine answers when deployed."""
-    policy: str = DEFAULT_POLICY
-    o3_limit: int = DEFAULT_O3_LIMIT
-    """How often a waiting call may be overtaken by later ones that hit."""
-    wait_bound_s: float = DEFAULT_WAIT_BOUND_S
-    """least-wait: a call that has waited so long is not overtaken any more."""
-    replacement: str = "lru"
-    journal: Path | None = None
-    """Every event of the engine goes here as a JSON line, to be replayed."""
     max_queue: int = DEFAULT_MAX_QUEUE
     """Calls that may wait, per function, unless it says otherwise."""
     max_async_queue: int = DEFAULT_MAX_ASYNC_QUEUE
@@ -61,6 +46,99 @@ class ServeOptions:
     """Whether built images go to their registries too."""
     max_body: Bytes = DEFAULT_MAX_BODY
     """Largest request body, in bytes, unless the function says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOptions:
+    """How decisions are made."""
+
+    policy: str = DEFAULT_POLICY
+    o3_limit: int = DEFAULT_O3_LIMIT
+    """How often a waiting call may be overtaken by later ones that hit."""
+    wait_bound_s: float = DEFAULT_WAIT_BOUND_S
+    """least-wait: a call that has waited so long is not overtaken any more."""
+    replacement: str = "lru"
+    journal: Path | None = None
+    """Every event of the engine goes here as a JSON line, to be replayed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """What a node runs functions on."""
+
+    devices: tuple[str, ...] = ()
+    """``cpu:0=2GiB``, ``cuda:0``, ``cuda:0=20GiB``. Empty: the CUDA devices there are, else two CPU devices from
+    half of the free memory."""
+    labels: tuple[str, ...] = ()
+    """``KEY=VALUE``, of all devices: what constraints of functions may ask for."""
+    functions: Literal["process", "docker", "auto"] = "auto"
+    """Whether functions that have only an image run as containers: never, yes, if the engine answers when deployed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions(FrontOptions):
+    """The whole platform in one process tree, on this machine."""
+
+    devices: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    functions: Literal["process", "docker", "auto"] = "auto"
+    policy: str = DEFAULT_POLICY
+    o3_limit: int = DEFAULT_O3_LIMIT
+    wait_bound_s: float = DEFAULT_WAIT_BOUND_S
+    replacement: str = "lru"
+    journal: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """What every service of a cluster is told: who it is, and where etcd and the others are."""
+
+    id: str
+    etcd: tuple[str, ...] = ("127.0.0.1:2379",)
+    etcd_prefix: str = "/gpufaas"
+    etcd_ca: Path | None = None
+    etcd_cert: Path | None = None
+    etcd_key: Path | None = None
+    etcd_user: str = ""
+    etcd_password_file: Path | None = None
+    token_file: Path = Path()
+    """Has the cluster's token: who has it may join."""
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    status_port: int = 0
+    status_host: str = "127.0.0.1"
+    """Where ``/healthz``, ``/readyz`` and ``/metrics`` are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOptions:
+    cluster: ClusterOptions
+    policy: PolicyOptions
+    listen: str = "0.0.0.0:7070"
+    advertise: str = ""
+    """Where gateways and nodes reach it; empty: the listening address, if that says a host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    cluster: ClusterOptions
+    devices: DeviceOptions
+    data: Path
+    listen: str = "0.0.0.0:7080"
+    advertise: str = ""
+    object_store: str = ""
+    secrets_key: Path | None = None
+    gateway_url: str = ""
+    """What functions find in OPENFAAS_URL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOptions:
+    cluster: ClusterOptions
+    front: FrontOptions
+    object_store: str = ""
+    secrets_key: Path | None = None
 
 
 def default_data_dir() -> Path:

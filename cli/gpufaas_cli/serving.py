@@ -12,33 +12,26 @@ import hashlib
 import ipaddress
 import logging
 import os
-import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from gpufaas_cli.options import ServeOptions
+from gpufaas_cli.options import FrontOptions, ServeOptions
 from gpufaas_core.constraints import PLATFORM_LABELS
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import format_bytes
 
 if TYPE_CHECKING:
-    from uvicorn import Server
-
+    from gpufaas_cli.front import Front
     from gpufaas_gateway.auth import Credentials
     from gpufaas_gateway.builds import Builds
     from gpufaas_gpu_manager.node import Node
     from gpufaas_scheduler.journal import Header, Journal
 
-_GRACE_S: Final = 10
-"""How long open calls may take to end when the platform is asked to stop."""
-_SAVE_EVERY_S: Final = 5.0
 _COLLECT_EVERY_S: Final = 3600.0
 _KEEP_UNUSED_S: Final = 86_400.0
 """For so long a revision that was replaced or removed can be deployed again without another upload."""
@@ -98,7 +91,7 @@ def _unusable(data: Path, exc: OSError) -> StorageFailed:
     )
 
 
-def _credentials(options: ServeOptions) -> "Credentials | None":
+def _credentials(options: FrontOptions) -> "Credentials | None":
     """Return the user and password to ask for, made if need be; None: nobody is asked."""
     from gpufaas_gateway.auth import make_credentials, read_credentials
 
@@ -109,11 +102,11 @@ def _credentials(options: ServeOptions) -> "Credentials | None":
     return read_credentials(_auth_dir(options))
 
 
-def _auth_dir(options: ServeOptions) -> Path:
+def _auth_dir(options: FrontOptions) -> Path:
     return options.auth_dir or options.data / "auth"
 
 
-def _builds(options: ServeOptions, spool: Path) -> "Builds | None":
+def _builds(options: FrontOptions, spool: Path) -> "Builds | None":
     """Return what builds images of sources; None: nobody does."""
     from gpufaas_cli.docker_builder import DockerBuilder
     from gpufaas_gateway.builds import Builds, BuildSettings
@@ -163,32 +156,14 @@ def _listen(host: str, port: int) -> socket.socket:
 async def _serve(
     options: ServeOptions, credentials: "Credentials | None", spool: Path, listening: socket.socket
 ) -> None:
-    import uvicorn
-
     from gpufaas_cache_manager.artifacts import ArtifactStore
     from gpufaas_cache_manager.bundles import BundleStore
     from gpufaas_cache_manager.collect import collect
-    from gpufaas_cli.inner_door import InnerDoor
+    from gpufaas_cli.front import Front
     from gpufaas_core.logs import FunctionLogs
-    from gpufaas_gateway.api import management_app
-    from gpufaas_gateway.async_api import BY_ID as ASYNC_BY_ID
-    from gpufaas_gateway.async_api import PREFIX as ASYNC_PREFIX
-    from gpufaas_gateway.async_api import AsyncInvocations, async_routes
-    from gpufaas_gateway.async_calls import AsyncCalls, AsyncSettings, QueueSettings
     from gpufaas_gateway.async_queue import SqliteAsyncQueue
-    from gpufaas_gateway.auth import CleanPaths, Guard
-    from gpufaas_gateway.builds import build_routes
-    from gpufaas_gateway.callbacks import HttpCallbacks
-    from gpufaas_gateway.catalogue import Catalogue
-    from gpufaas_gateway.invoke import PREFIX, BrokenAnswer, Invocations
-    from gpufaas_gateway.metrics import Metrics
-    from gpufaas_gateway.placement import read_profiles
-    from gpufaas_gateway.protocol import BoundedHttp, BoundedWebSocket
-    from gpufaas_gateway.retry import WHILE_MISSING, RetryPolicy, read_policy
     from gpufaas_gateway.secret_files import SecretFiles
-    from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
     from gpufaas_gateway.store import SqliteStore
-    from gpufaas_gateway.websocket_calls import MAX_MESSAGE, WebSocketCalls, refuse_elsewhere
     from gpufaas_gpu_manager.containers import Containers
     from gpufaas_gpu_manager.devices import open_devices
     from gpufaas_gpu_manager.node import Node, NodeSettings
@@ -197,7 +172,6 @@ async def _serve(
     from gpufaas_scheduler.service import SchedulerService
 
     builds = _builds(options, spool)
-    profiles = read_profiles(options.profiles)
     devices = open_devices(options.devices, _NODE, options.labels)
     fatal: list[BaseException] = []
     epoch = time.time_ns() // 1_000_000  # grows from run to run: leases of an earlier run are refused
@@ -215,7 +189,10 @@ async def _serve(
     def stop_for(error: BaseException) -> None:
         """The scheduler failed: whoever waits is answered, and the process ends loudly."""
         fatal.append(error)
-        server.should_exit = True
+        front.server.should_exit = True
+
+    async def found(address: str, subnet: str) -> None:
+        await front.door.found(address, subnet)
 
     service = SchedulerService(engine, journal=journal, on_fatal=stop_for)
     artifacts = ArtifactStore(options.data / "artifacts")
@@ -223,10 +200,9 @@ async def _serve(
     store = SqliteStore(options.data / "gpufaas.db")
     secrets = SecretFiles(options.data / "secrets", options.data / "secret-mounts")
     containers = None
-    door = InnerDoor(options.host, options.port, guarded=credentials is not None)
     if options.functions != "process":
         # Of this data directory: what another platform on this machine runs is left alone.
-        containers = Containers(hashlib.sha256(bytes(options.data)).hexdigest()[:16], options.port, door.found)
+        containers = Containers(hashlib.sha256(bytes(options.data)).hexdigest()[:16], options.port, found)
     if containers is not None and options.functions == "docker":
         await containers.start()
     bundles = BundleStore(options.data / "bundles", artifacts)
@@ -240,46 +216,13 @@ async def _serve(
         containers,
     )
     service.join(node, node.devices())
-    metrics = Metrics(service.status, lambda: async_calls.counts(), lambda: async_calls.queues())
-    defaults = Defaults(max_body=options.max_body, max_queue=options.max_queue, profiles=profiles)
-    catalogue = Catalogue(store, artifacts, node, service, metrics, defaults, secrets=secrets)
-    product = f"gpufaas/{version('gpufaas')}"
-    invocations = Invocations(catalogue, service, node, metrics, spool, served_by=product)
-    websocket_calls = WebSocketCalls(catalogue, service, node)
-    catalogue.on_replaced = websocket_calls.close_old
-    management = management_app(
-        catalogue, service, logs, artifacts, metrics, secrets, version=version("gpufaas"), usage_of=node.usage_of
-    )
     async_queue = SqliteAsyncQueue(options.data / "async")
-
-    def retry_policy(name: str) -> RetryPolicy:
-        found = catalogue.find(name)
-        return WHILE_MISSING if found is None else read_policy(found.record.spec.annotations)
-
-    def queue_of(name: str) -> str:
-        found = catalogue.find(name)
-        return DEFAULT_QUEUE if found is None else found.async_queue
-
-    callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks)
-    async_calls = AsyncCalls(
-        async_queue,
-        invocations,
-        callbacks,
-        retry_policy,
-        AsyncSettings(
-            max_queue=options.max_async_queue,
-            grace_s=_GRACE_S,
-            queues={name: QueueSettings(*bounds) for name, bounds in options.async_queues.items()},
-        ),
-        queue_of=queue_of,
-    )
-    async_invocations = AsyncInvocations(
-        catalogue, async_calls, served_by=product, allow_local_callbacks=options.allow_local_callbacks
-    )
-    management.include_router(async_routes(async_calls, lambda name: catalogue.find(name) is not None))
-    management.include_router(build_routes(builds))
-    # All but `/function/`, which is public and on the hot path, comes through here.
-    guarded = metrics.counted(CleanPaths(management if credentials is None else Guard(management, credentials)))
+    front = Front(
+        options, credentials, spool, store=store, artifacts=artifacts, workers=node, scheduler=service, node=node,
+        secrets=secrets, logs=logs, async_queue=async_queue, usage_of=node.usage_of, end_logs=logs.end_followers,
+        builds=builds,
+    )  # fmt: skip
+    catalogue, async_calls = front.catalogue, front.async_calls
 
     def watched() -> dict[str, Watched]:
         """Functions whose labels say something about scaling, and their load."""
@@ -297,75 +240,11 @@ async def _serve(
         }  # fmt: skip
 
     scaler = Scaler(watched, service.status, service.scale)
-
-    async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
-        try:
-            if scope["type"] == "http" and scope["raw_path"].startswith(PREFIX):
-                await invocations(scope, receive, send)
-            elif (
-                scope["type"] == "http"
-                and scope["raw_path"].startswith(ASYNC_PREFIX)
-                and scope["method"] not in ASYNC_BY_ID
-            ):
-                await async_invocations(scope, receive, send)
-            elif scope["type"] == "websocket":
-                to_function = scope["raw_path"].startswith(PREFIX)
-                await (websocket_calls if to_function else refuse_elsewhere)(scope, receive, send)
-            else:
-                await guarded(scope, receive, send)
-        except BrokenAnswer:
-            raise  # the server closes the connection, which is the message
-        except Exception:
-            logging.getLogger("gateway").exception("a request failed in the platform itself: %s", scope.get("path"))
-            raise
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            await door.open()
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            logs.end_followers()  # they would otherwise hold the door open for the whole grace
-            async_calls.stop()
-            if builds is not None:
-                await builds.close()
-            await super().shutdown(sockets)
-
-    def configured(app: Any) -> uvicorn.Config:
-        return uvicorn.Config(
-            app,
-            http=BoundedHttp,
-            ws=BoundedWebSocket,
-            ws_max_size=MAX_MESSAGE,
-            ws_per_message_deflate=False,  # a context for each connection; what is worth it compresses its messages
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            proxy_headers=False,  # X-Forwarded-* are passed on as they came
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=_GRACE_S,
-            backlog=2048,
-        )
-
-    server = Server(configured(app))
-    door.serve(app, server, configured)
-    # uvicorn raises a signal again when it has served: it must find a handler that does nothing, so that we end whole.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
     stopped = asyncio.Event()
 
-    async def keep() -> None:
-        """Save counts and profiles every so often, and once more at the end."""
-        while not stopped.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), _SAVE_EVERY_S)
-            for each in service.take_learnt():
-                catalogue.learn(each)
-            try:
-                await catalogue.save()
-            except StorageFailed as exc:
-                logging.getLogger("catalogue").warning("not saved, will be tried again: %s", exc)
+    def learn() -> None:
+        for each in service.take_learnt():
+            catalogue.learn(each)
 
     async def tidy() -> None:
         """Collect what no function uses any more, once at the start and every hour."""
@@ -378,14 +257,6 @@ async def _serve(
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), _COLLECT_EVERY_S)
 
-    async def ended(task: Awaitable[None]) -> None:
-        """A side task that dies takes the server with it: never one that only says it is well."""
-        try:
-            await task
-        except BaseException:
-            server.should_exit = True
-            raise
-
     async def load() -> None:
         await catalogue.load()
         async_calls.begin()
@@ -393,19 +264,15 @@ async def _serve(
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(ended(load()))
-            tasks.create_task(ended(async_calls.run()))
-            tasks.create_task(ended(keep()))
-            tasks.create_task(ended(scaler.run(stopped)))
-            tasks.create_task(_start_workers(options, credentials, node, server))
-            try:
-                await server.serve(sockets=[listening])
-            finally:
-                stopped.set()
-                async_calls.finish()
+            tasks.create_task(front.ended(load()))
+            tasks.create_task(front.ended(async_calls.run()))
+            tasks.create_task(front.ended(front.keep(stopped, learn)))
+            tasks.create_task(front.ended(scaler.run(stopped)))
+            tasks.create_task(_start_workers(options, credentials, node, front))
+            await front.serve(listening, stopped)
     finally:
         # From the outside in: the door is closed, calls are drained; now workers, then what they wrote to.
-        await callbacks.close()
+        await front.callbacks.close()
         await node.close()
         async_queue.close()
         logs.close()
@@ -430,13 +297,11 @@ def _open_journal(path: Path, header: "Header") -> "Journal":
 
 
 async def _start_workers(
-    options: ServeOptions, credentials: "Credentials | None", node: "Node", server: "Server"
+    options: ServeOptions, credentials: "Credentials | None", node: "Node", front: "Front"
 ) -> None:
     """Once the door is open, start the zygote: importing torch takes a second, and needs nobody to wait for it."""
-    while not server.started:  # the server offers nothing to wait for; this is once, at start-up
-        if server.should_exit:
-            return
-        await asyncio.sleep(0.005)
+    if not await front.started():
+        return
     await node.start()
     shown = _reached_at(options.host)
     lines = [f"gateway    http://{shown}:{options.port}      OpenFaaS API; stop with Ctrl-C"]

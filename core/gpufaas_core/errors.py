@@ -17,7 +17,9 @@ What can go wrong, named for what the caller may do about it.
     ├── LeaseRefused           the node took nothing of the call: it may be placed again
     ├── CorruptArtifact        bytes on disk or on the wire are not those of their digest
     ├── UnknownArtifact        no bytes of that digest here: upload them
-    └── StorageFailed          the data directory cannot be written (full, read-only)
+    ├── FetchFailed            others have the bytes, and could not be read: try again
+    └── StorageFailed          what must be kept cannot be: the data directory is full or read-only, etcd refuses
+        └── StorageAway        what keeps it does not answer: ask again in a while
 
 No error knows HTTP; the gateway holds the only table from these to statuses.
 """
@@ -83,5 +85,13 @@ class UnknownArtifact(GpufaasError):
     pass
 
 
+class FetchFailed(GpufaasError):
+    pass
+
+
 class StorageFailed(GpufaasError):
+    pass
+
+
+class StorageAway(StorageFailed):
     pass

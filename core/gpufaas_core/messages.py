@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, Profile
+from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc
 
 
 class Lease(Struct, frozen=True):
@@ -44,7 +45,13 @@ class Lease(Struct, frozen=True):
 
 
 class DeviceJoined(Struct, frozen=True, tag=True):
+    """
+    A device is there, for the first time or again. With its snapshot it keeps its models, and its running calls are
+    taken over; what is of no function that is deployed is evicted. Without one it is empty.
+    """
+
     device: Device
+    snapshot: DeviceSnapshot | None = None
 
 
 class DeviceLeft(Struct, frozen=True, tag=True):
@@ -52,6 +59,14 @@ class DeviceLeft(Struct, frozen=True, tag=True):
 
     device: DeviceId
     reason: str
+
+
+class DeviceDrained(Struct, frozen=True, tag=True):
+    """The device takes no new calls and loads nothing more, and what waits in its local queue goes elsewhere; or it is
+    taken back."""
+
+    device: DeviceId
+    drain: bool = True
 
 
 class FunctionDeployed(Struct, frozen=True, tag=True):
@@ -82,6 +97,9 @@ class Arrived(Struct, frozen=True, tag=True):
     function: FunctionId
     deadline: Seconds | None = None
     """On the engine's clock; None: it waits for as long as it takes."""
+    age_s: Seconds = 0.0
+    """How long it has waited already, without a lease that reached its gateway: under an older engine, or because its
+    gateway was cut off. It stands where it would stand if it had never left."""
 
 
 class Cancelled(Struct, frozen=True, tag=True):
@@ -153,9 +171,30 @@ class Woken(Struct, frozen=True, tag=True):
     """`Engine.wake_at` has come."""
 
 
+class Restored(Struct, frozen=True, tag=True):
+    """
+    What an older engine left, told to a new one that has been told which functions are deployed and nothing else.
+    Until `Serving` it only listens: devices join with their snapshots, and calls arrive again.
+    """
+
+    engine: EngineDoc | None = None
+    """None: nothing was left."""
+    functions: tuple[FunctionDoc, ...] = ()
+    devices: tuple[DeviceDoc, ...] = ()
+    elapsed_s: Seconds = 0.0
+    """Since the newest of these was written, as far as that is known."""
+    queued: bool = False
+    """The calls that waited wait from the start. False: each from when its gateway says that it still does (`Arrived`
+    with its age); then it has the place that it had."""
+
+
+class Serving(Struct, frozen=True, tag=True):
+    """Whoever comes in time has come. The new engine decides from now on; devices that are not there have left."""
+
+
 Event = (
-    DeviceJoined | DeviceLeft | FunctionDeployed | FunctionRemoved | Scaled | Arrived | Cancelled | Loaded | LoadFailed
-    | Finished | Measured | WorkerExited | Refused | Woken
+    DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | Cancelled
+    | Loaded | LoadFailed | Finished | Measured | WorkerExited | Refused | Woken | Restored | Serving
 )  # fmt: skip
 
 

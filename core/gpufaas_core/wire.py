@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Union
 
 import msgspec
 from msgspec import Struct, field
@@ -257,17 +257,17 @@ class Do(Message, frozen=True, array_like=True, tag=82):
     command: Command
 
 
-Any_: Final = (
-    Challenge | Hello | Welcome | Turned | Beat
-    | Present | Place | Cancel | Again | Unreachable | Deploy | Remove | Scale | Counted | Ask
-    | Granted | Rejected | Unknown | View | Answered
-    | Joining | Fact | Used | Noted | Define | Forget | Do
+_MESSAGES: Final[tuple[type[Message], ...]] = (
+    Challenge, Hello, Welcome, Turned, Beat,
+    Present, Place, Cancel, Again, Unreachable, Deploy, Remove, Scale, Counted, Ask,
+    Granted, Rejected, Unknown, View, Answered,
+    Joining, Fact, Used, Noted, Define, Forget, Do,
 )  # fmt: skip
 
 _LENGTH: Final = struct.Struct("<I")
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(Any_).decode
-_KNOWN: Final = frozenset(each.__struct_config__.tag for each in Any_.__args__)
+_decode: Final = msgspec.msgpack.Decoder(Union[_MESSAGES]).decode  # noqa: UP007 - of a tuple
+_KNOWN: Final = frozenset(each.__struct_config__.tag for each in _MESSAGES)
 
 
 class BrokenMessage(Exception):

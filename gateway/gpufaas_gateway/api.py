@@ -184,7 +184,7 @@ def management_app(
 
     @app.get("/system/explain/{call}")
     async def explain(call: str) -> Response:
-        found = scheduler.explain(CallId(call))
+        found = await scheduler.explain(CallId(call))
         if found is None:
             raise UnknownCall(
                 f"call {call!r} is not known: only calls of model functions that wait, or are among the last ones that "

@@ -139,6 +139,8 @@ class Catalogue:
         self._by_id: dict[FunctionId, Deployed] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._unsaved: dict[tuple[str, str], Profile] = {}
+        self._deploying: dict[str, int] = {}
+        """Functions that are being deployed or removed here: what the store says of them meanwhile is our own doing."""
         self._loaded = False
 
     @property
@@ -163,6 +165,58 @@ class Catalogue:
                 tasks.create_task(self._take_up(record, at_once))
         self._loaded = True
         log.info("catalogue.loaded functions=%d", len(self._functions))
+
+    def adopt(self, record: FunctionRecord, worker: WorkerSpec, function: Function) -> None:
+        """
+        Serve a revision that another gateway deployed, in place of what is there. One that is there already stays.
+
+        It was checked and stored by the one that deployed it; the scheduler is told as well, since calls of it may be
+        placed from here before it has heard of it otherwise.
+        """
+        old = self._functions.get(record.full_name)
+        if old is not None and (old.record.revision == record.revision or self._deploying.get(record.full_name)):
+            return
+        try:
+            options = read_options(record.spec, self._defaults)
+        except GpufaasError as exc:  # a newer release deployed it
+            log.warning("function.unavailable id=%s reason=%s", record.function_id, exc)
+            self._show(self._unavailable(record, str(exc)))
+            return
+        new = Deployed(
+            name=record.name,
+            namespace=record.namespace,
+            full_name=record.full_name,
+            function_id=record.function_id,
+            spec=worker,
+            record=record,
+            function=function,
+            timeout_s=options.timeout_s,
+            max_body=options.max_body,
+            body_patience_s=options.body_patience_s,
+            async_queue=options.async_queue,
+            exclusive=function.exclusive,
+            stats=self._stats(record),
+            profiles={},
+            scaling=options.scaling,
+            placement=options.placement,
+        )
+        self._scheduler.deploy(function, worker)
+        self._show(new)
+        if old is not None:
+            del self._by_id[old.function_id]
+            self.on_replaced(old.function_id)
+
+    def dropped(self, full_name: str) -> None:
+        """Another gateway removed the function, if it is still here."""
+        old = self._functions.get(full_name)
+        if old is None or self._deploying.get(full_name):
+            return
+        self._drop(old)
+        del self._by_id[old.function_id]
+
+    def complete(self) -> None:
+        """All that others had deployed when this gateway started is adopted."""
+        self._loaded = True
 
     def find(self, name: str) -> Deployed | None:
         """Return the function that a URL means by ``NAME`` or ``NAME.NAMESPACE``. O(1)."""
@@ -192,7 +246,11 @@ class Catalogue:
         full_name = f"{spec.service}.{namespace}"
         with self.namespaces.entered(namespace):
             async with self._lock(full_name):
-                return await self._deploy(spec, namespace, update)
+                self._deploying[full_name] = 1
+                try:
+                    return await self._deploy(spec, namespace, update)
+                finally:
+                    del self._deploying[full_name]
 
     async def _deploy(self, spec: FunctionSpec, namespace: str, update: bool) -> Deployed:
         """`deploy`, with the name and its namespace held."""
@@ -246,10 +304,9 @@ class Catalogue:
             if old is None:
                 raise UnknownFunction(f"function {name} in {namespace} is not deployed: there is nothing to remove")
             await asyncio.to_thread(self._store.remove, full_name)
-            del self._functions[full_name]
-            for key in [key for key in (name, full_name) if self._called.get(key) is old]:
-                del self._called[key]
-            self._metrics.forget(full_name)
+            if self._functions.get(full_name) is not old:
+                return  # the store told us first
+            self._drop(old)
             await self._retire(old, drain=False)
         log.info("function.removed id=%s", old.function_id)
 
@@ -322,7 +379,7 @@ class Catalogue:
         async with at_once, self._lock(record.full_name):
             try:
                 deployed = await self._define(record, read_options(record.spec, self._defaults))
-                self._scheduler.deploy(deployed.function)
+                self._scheduler.deploy(deployed.function, deployed.spec)
             except GpufaasError as exc:
                 log.warning("function.unavailable id=%s reason=%s", record.function_id, exc)
                 deployed = self._unavailable(record, str(exc))
@@ -440,12 +497,12 @@ class Catalogue:
 
     async def _commit(self, new: Deployed, old: Deployed | None) -> None:
         """Store, then schedule: neither without the other."""
-        await asyncio.to_thread(self._store.put, new.record)
+        await asyncio.to_thread(self._store.put, new.record, new.spec, new.function)
         try:
-            self._scheduler.deploy(new.function)
+            self._scheduler.deploy(new.function, new.spec)
         except BaseException:
             if old is not None:
-                await asyncio.to_thread(self._store.put, old.record)
+                await asyncio.to_thread(self._store.put, old.record, old.spec, old.function)
             else:
                 await asyncio.to_thread(self._store.remove, new.full_name)
             raise
@@ -469,6 +526,13 @@ class Catalogue:
         if drain:
             self.on_replaced(old.function_id)
         await self._workers.forget(old.function_id)
+
+    def _drop(self, old: Deployed) -> None:
+        """It is not found any more."""
+        del self._functions[old.full_name]
+        for key in [key for key in (old.name, old.full_name) if self._called.get(key) is old]:
+            del self._called[key]
+        self._metrics.forget(old.full_name)
 
     def _lock(self, full_name: str) -> asyncio.Lock:
         # Held weakly: a lock lives as long as someone holds it or waits for it.

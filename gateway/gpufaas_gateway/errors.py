@@ -14,6 +14,7 @@ from gpufaas_core.errors import (
     CallCancelled,
     CorruptArtifact,
     DeadlineExceeded,
+    FetchFailed,
     FunctionExists,
     GpufaasError,
     InvalidSpec,
@@ -21,6 +22,7 @@ from gpufaas_core.errors import (
     LoadFailed,
     NoDeviceFits,
     Overloaded,
+    StorageAway,
     StorageFailed,
     UnknownArtifact,
     UnknownFunction,
@@ -81,9 +83,11 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     NoWebSocket: 501,
     LoadFailed: 502,
     WorkerCrashed: 502,
+    FetchFailed: 503,
     LeaseRefused: 503,
     Unavailable: 503,
     DeadlineExceeded: 504,
+    StorageAway: 503,
     StorageFailed: 507,
     CorruptArtifact: 500,  # on our disk; an upload that is not what it says is the client's error: 400
     GpufaasError: 500,
@@ -93,6 +97,7 @@ INTERNAL_HEADER: Final = "X-OpenFaaS-Internal"
 ERROR_HEADER: Final = "X-Gpufaas-Error"
 """What went wrong, for programs: statuses are fewer than reasons. Its values are `code_of`."""
 _RETRY_AFTER_REFUSED_S: Final = 1.0  # the node is being restarted or replaced; its lease is over within seconds
+_RETRY_AFTER_AWAY_S: Final = 5.0  # etcd elects a leader, or is started again, within seconds
 
 
 def status_of(error: GpufaasError) -> int:
@@ -121,6 +126,8 @@ def headers_of(error: GpufaasError | None = None) -> dict[str, str]:
         headers["Allow"] = ", ".join(METHODS)
     elif isinstance(error, LeaseRefused):
         headers["Retry-After"] = _whole_seconds(_RETRY_AFTER_REFUSED_S)
+    elif isinstance(error, StorageAway):
+        headers["Retry-After"] = _whole_seconds(_RETRY_AFTER_AWAY_S)
     return headers
 
 

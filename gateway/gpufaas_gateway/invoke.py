@@ -107,6 +107,8 @@ class PlacementPort(Protocol):
 
     def cancel(self, call: CallId) -> None: ...
 
+    def over(self, call: CallId) -> None: ...
+
 
 class _Call:
     """What can end a call from outside while it waits: its timer, its caller, the server's stop."""
@@ -162,8 +164,13 @@ class Invocations:
         spool: Path,
         *,
         served_by: str = "gpufaas",
+        call_suffix: str = "",
     ) -> None:
-        """:param served_by: our product token, ``NAME/VERSION``"""
+        """
+        :param served_by: our product token, ``NAME/VERSION``
+        :param call_suffix: ends every id that the scheduler is told, so that those of several gateways differ
+        """
+        self._suffix = call_suffix
         self._served_by = (b"x-served-by", served_by.encode())
         self._catalogue = catalogue
         self._scheduler = scheduler
@@ -203,10 +210,12 @@ class Invocations:
         if sent_id:
             # The engine's name of a call must be unique, whatever callers send.
             self._serial += 1
-            public_id, call_id = sent_id, CallId(f"{sent_id.decode('latin-1')}#{self._serial}")
+            public_id, call_id = sent_id, CallId(f"{sent_id.decode('latin-1')}#{self._serial}{self._suffix}")
         else:
             call_id = CallId(new_call_id())
             public_id = call_id.encode()
+            if self._suffix:
+                call_id = CallId(f"{call_id}#{self._suffix}")
         start_time = str(started_ns).encode()
         answered = [(b"x-call-id", public_id), (b"x-start-time", start_time), self._served_by]
 
@@ -255,7 +264,17 @@ class Invocations:
                 else:
                     call.future = placed
                     self._listen(call, receive)
-                    lease = await placed
+                    try:
+                        lease = await placed
+                    except UnknownFunction:
+                        # As above, by a scheduler that is not in this process.
+                        newer = self._find(name, method)
+                        if newer is deployed or call.error is not None:
+                            raise
+                        deployed = newer
+                        left_s = began + timeout_s - time.perf_counter()
+                        placed = self._scheduler.place(call_id, deployed.function_id, left_s)
+                        continue
                     call.future = None
                 try:
                     exchange = call.exchange = self._node.call(lease, head, body)
@@ -350,6 +369,7 @@ class Invocations:
                     answered += [(b"x-duration-seconds", b"%.6f" % ran_s), *placement_headers(lease)]
                 await send_error(send, error, answered)
         finally:
+            self._scheduler.over(call_id)
             self._stop_watching(call)
             if call.exchange is not None:
                 call.exchange.fail(_OVER)  # nothing, if it ended: only then a node elsewhere knows that nobody reads

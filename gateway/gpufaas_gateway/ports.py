@@ -11,7 +11,7 @@ from gpufaas_core.logs import LogLine
 from gpufaas_core.model import CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile
 from gpufaas_core.remote_build import BuildConfig
 from gpufaas_gateway.async_call import AcceptedCall, CallStatus, Cancelled, ClaimedCall, Outcome, Phase, Waiting
-from gpufaas_gateway.spec import FunctionRecord, Namespace
+from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 
 
 class FunctionStore(Protocol):
@@ -21,8 +21,12 @@ class FunctionStore(Protocol):
     Every method raises `StorageFailed` when the data cannot be written or read; then nothing has changed.
     """
 
-    def put(self, record: FunctionRecord) -> None:
-        """Keep *record*, in place of an earlier one of that name and namespace, whose count of calls stays."""
+    def put(self, record: FunctionRecord, worker: WorkerSpec | None = None, function: Function | None = None) -> None:
+        """
+        Keep *record*, in place of an earlier one of that name and namespace, whose count of calls stays.
+
+        *worker* and *function* are what nodes and the scheduler need to know, for stores from which they learn it.
+        """
         ...
 
     def remove(self, name: str) -> None:
@@ -58,6 +62,22 @@ class FunctionStore(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Quotas(Protocol):
+    """What namespaces may use, for those that have a limit. Calls block; every one may raise `StorageFailed`."""
+
+    def put_quota(self, namespace: str, quota: Quota) -> None:
+        """Keep *quota*, in place of an earlier one; durable when it returns."""
+        ...
+
+    def remove_quota(self, namespace: str) -> None:
+        """Let *namespace* have no limit, if it has one."""
+        ...
+
+    def quotas(self) -> dict[str, Quota]:
+        """Return all that there are, by namespace, ordered by it."""
+        ...
 
 
 class Secrets(Protocol):
@@ -146,7 +166,9 @@ class Workers(Protocol):
 class Scheduler(Protocol):
     """The engine, as the management routes use it; placing calls is the invocation path's own port."""
 
-    def deploy(self, function: Function) -> None: ...
+    def deploy(self, function: Function, worker: WorkerSpec) -> None:
+        """A revision may be called from now on; *worker*: what the nodes that run it need to know."""
+        ...
 
     def remove(self, function: FunctionId, drain: bool) -> None:
         """Stop placing new calls; those that wait are served (*drain*) or answered ``removed`` at once."""
@@ -158,7 +180,7 @@ class Scheduler(Protocol):
 
     def status(self) -> EngineStatus: ...
 
-    def explain(self, call: CallId) -> Explanation | None:
+    async def explain(self, call: CallId) -> Explanation | None:
         """Why a call of a model function was started where it was, or why it waits; None: not among those known."""
         ...
 

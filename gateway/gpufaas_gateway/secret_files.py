@@ -49,6 +49,11 @@ class SecretFiles:
             for left in root.glob(f"*/{_ASIDE}*"):
                 left.unlink()
 
+    def namespaces(self) -> list[str]:
+        """Return those that have secrets."""
+        with self._translated():
+            return sorted(each.name for each in self._root.iterdir() if each.is_dir())
+
     def names(self, namespace: str) -> list[str]:
         with self._lock, self._translated():
             return self._names(namespace)

@@ -101,6 +101,18 @@ class Namespace(Struct, frozen=True):
     annotations: dict[str, str] | None = None
 
 
+class Quota(Struct, frozen=True, omit_defaults=True):
+    """What a namespace may use at most. None is: no limit."""
+
+    max_functions: int | None = None
+    max_waiting: int | None = None
+    """Calls that wait for a device, in all queues."""
+    max_in_flight: int | None = None
+    """Calls that run."""
+    max_memory: Bytes | None = None
+    """Device memory that is reserved for its functions, over all devices."""
+
+
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """What holds for a function that does not say otherwise."""

@@ -1,4 +1,7 @@
-"""`SqliteStore`: the functions and profiles of an embedded platform, in one file (port: `ports.FunctionStore`)."""
+"""
+`SqliteStore`: the functions, profiles and quotas of an embedded platform, in one file (ports: `ports.FunctionStore`,
+`ports.Quotas`).
+"""
 
 import sqlite3
 import threading
@@ -9,9 +12,10 @@ from typing import Final
 
 import msgspec
 
+from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageFailed
-from gpufaas_core.model import Profile
-from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace
+from gpufaas_core.model import Function, Profile
+from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
 
 _MIGRATIONS: Final = (
     """
@@ -32,6 +36,7 @@ CREATE TABLE profiles (
 ) STRICT, WITHOUT ROWID;
 """,
     "CREATE TABLE namespaces (name TEXT PRIMARY KEY, spec BLOB NOT NULL) STRICT;",
+    "CREATE TABLE quotas (namespace TEXT PRIMARY KEY, quota BLOB NOT NULL) STRICT;",
 )
 """Each takes a file from the schema of its index to the next. They are never changed, only added to."""
 _SCHEMA_VERSION: Final = len(_MIGRATIONS)
@@ -61,7 +66,12 @@ class SqliteStore:
             self._db.close()
             raise
 
-    def put(self, record: FunctionRecord) -> None:
+    def put(
+        self,
+        record: FunctionRecord,
+        worker: WorkerSpec | None = None,  # noqa: ARG002 - whoever reads this file works it out of the record
+        function: Function | None = None,  # noqa: ARG002
+    ) -> None:
         with self._transaction("write") as db:
             db.execute(
                 "INSERT INTO functions (full_name, namespace, name, spec, revision, created_at, invocations)"
@@ -129,6 +139,23 @@ class SqliteStore:
         with self._lock, self._translated("read"):
             rows = self._db.execute("SELECT spec FROM namespaces ORDER BY name").fetchall()
             return [msgspec.json.decode(spec, type=Namespace) for (spec,) in rows]
+
+    def put_quota(self, namespace: str, quota: Quota) -> None:
+        with self._transaction("write") as db:
+            db.execute(
+                "INSERT INTO quotas (namespace, quota) VALUES (?, ?)"
+                " ON CONFLICT (namespace) DO UPDATE SET quota = excluded.quota",
+                (namespace, msgspec.json.encode(quota)),
+            )
+
+    def remove_quota(self, namespace: str) -> None:
+        with self._transaction("write") as db:
+            db.execute("DELETE FROM quotas WHERE namespace = ?", (namespace,))
+
+    def quotas(self) -> dict[str, Quota]:
+        with self._lock, self._translated("read"):
+            rows = self._db.execute("SELECT namespace, quota FROM quotas ORDER BY namespace").fetchall()
+            return {namespace: msgspec.json.decode(quota, type=Quota) for namespace, quota in rows}
 
     def close(self) -> None:
         with self._lock:

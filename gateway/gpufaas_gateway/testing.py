@@ -47,20 +47,21 @@ from gpufaas_gateway.async_call import (
 from gpufaas_gateway.async_queue import SpoolFile, remove_files
 from gpufaas_gateway.errors import NameTaken, UnknownName
 from gpufaas_gateway.ports import ArtifactWriter
-from gpufaas_gateway.spec import FunctionRecord, Namespace
+from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 
 
 class MemoryStore:
-    """`FunctionStore`. With `failure` set, every write raises it as `StorageFailed` and changes nothing."""
+    """`FunctionStore`, `Quotas`. With `failure` set, every write raises it as `StorageFailed` and changes nothing."""
 
     def __init__(self) -> None:
         self.records: dict[str, FunctionRecord] = {}
         self.known_profiles: dict[tuple[str, str], Profile] = {}
         self.known_namespaces: dict[str, Namespace] = {}
+        self.known_quotas: dict[str, Quota] = {}
         self.failure: str | None = None
         self.closed = False
 
-    def put(self, record: FunctionRecord) -> None:
+    def put(self, record: FunctionRecord, *_: object) -> None:
         self._may_write()
         earlier = self.records.get(record.full_name)
         self.records[record.full_name] = replace(record, invocations=earlier.invocations) if earlier else record
@@ -95,6 +96,17 @@ class MemoryStore:
 
     def namespaces(self) -> list[Namespace]:
         return sorted(self.known_namespaces.values(), key=lambda each: each.name)
+
+    def put_quota(self, namespace: str, quota: Quota) -> None:
+        self._may_write()
+        self.known_quotas[namespace] = quota
+
+    def remove_quota(self, namespace: str) -> None:
+        self._may_write()
+        self.known_quotas.pop(namespace, None)
+
+    def quotas(self) -> dict[str, Quota]:
+        return dict(sorted(self.known_quotas.items()))
 
     def close(self) -> None:
         self.closed = True
@@ -232,7 +244,7 @@ class FakeScheduler:
         self.failure: GpufaasError | None = None
         self.now = EngineStatus("lalb-o3", tuple(idle(device) for device in devices), {}, {})
 
-    def deploy(self, function: Function) -> None:
+    def deploy(self, function: Function, worker: WorkerSpec) -> None:  # noqa: ARG002 - the port's
         if self.failure is not None:
             raise self.failure
         self.functions[function.id] = function
@@ -249,7 +261,7 @@ class FakeScheduler:
     def status(self) -> EngineStatus:
         return self.now
 
-    def explain(self, call: CallId) -> Explanation | None:
+    async def explain(self, call: CallId) -> Explanation | None:
         return self.explanations.get(call)
 
 

@@ -68,7 +68,11 @@ _HANDSHAKE: Final = b"sec-websocket-"
 class WebSocketCalls:
     """The ASGI application."""
 
-    def __init__(self, catalogue: Catalogue, scheduler: PlacementPort, node: NodePort) -> None:
+    def __init__(
+        self, catalogue: Catalogue, scheduler: PlacementPort, node: NodePort, *, call_suffix: str = ""
+    ) -> None:
+        """:param call_suffix: as of `Invocations`"""
+        self._suffix = call_suffix
         self._catalogue = catalogue
         self._scheduler = scheduler
         self._node = node
@@ -154,6 +158,7 @@ class WebSocketCalls:
             self._scheduler.cancel(call_id)
             raise
         finally:
+            self._scheduler.over(call_id)
             connection.end()
             if deployed is not None:
                 self._forget(deployed.function_id, connection)
@@ -165,9 +170,9 @@ class WebSocketCalls:
         for name, value in scope["headers"]:
             if name == b"x-call-id" and value:
                 self._serial += 1
-                return value[:128], CallId(f"{value[:128].decode('latin-1')}#ws{self._serial}")
+                return value[:128], CallId(f"{value[:128].decode('latin-1')}#ws{self._serial}{self._suffix}")
         call_id = CallId(new_call_id())
-        return call_id.encode(), call_id
+        return call_id.encode(), CallId(f"{call_id}#{self._suffix}") if self._suffix else call_id
 
     def _find(self, name: bytes) -> Deployed:
         deployed = self._catalogue.find(name.decode("latin-1"))

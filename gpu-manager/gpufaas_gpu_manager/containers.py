@@ -25,7 +25,7 @@ from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.served import Face
 
 if TYPE_CHECKING:
-    from gpufaas_gpu_manager.worker import Worker
+    from gpufaas_gpu_manager.worker import Running, Worker
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ PORT: Final = 8080
 SECRETS: Final = "/var/openfaas/secrets"
 _OURS: Final = "gpufaas.instance"
 _WORKER: Final = "gpufaas.worker"
-_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
+CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
 """What images need that begin as root and become somebody else, as nginx does. All others are dropped."""
 _GPU_PARTS: Final = ("gpu", "compute", "utility")
 """What of the driver it gets: CUDA, and NVML."""
@@ -118,6 +118,9 @@ class Containers:
             health_path=spec.health_path or labels.get(_HEALTH_LABEL, ""),
         )
         return Manifest(kind="server", template="image"), spec
+
+    def running(self, worker: "Worker") -> "Running":
+        return Container(worker, self)
 
     # --- in threads ---
 
@@ -225,7 +228,7 @@ class Containers:
                 extra_hosts={"gateway.openfaas": self._host, "gateway.openfaas.svc.cluster.local": self._host},
                 security_opt=["no-new-privileges"],
                 cap_drop=["ALL"],
-                cap_add=list(_CAPABILITIES),
+                cap_add=list(CAPABILITIES),
                 pids_limit=_PIDS,
                 init=True,  # SIGTERM ends a program that has no handler for it, which it would not as process 1
                 healthcheck={"test": ["NONE"]},  # we look ourselves

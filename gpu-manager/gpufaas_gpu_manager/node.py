@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -24,9 +24,9 @@ from gpufaas_core.frames import STREAM, UPGRADE, CallHead
 from gpufaas_core.messages import Event, Finished, Lease, Load, Refused
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds, copy_id
+from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.units import format_bytes
 from gpufaas_functions.runner import WorkerStart
-from gpufaas_gpu_manager.containers import Container, Containers
 from gpufaas_gpu_manager.cpu_time import cpu_seconds
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.exchange import Exchange
@@ -64,6 +64,16 @@ class Secrets(Protocol):
     def unmount(self, function: FunctionId) -> None: ...
 
 
+class Containers(Protocol):
+    """What runs images: the Docker engine (containers.Containers), or Kubernetes (kubernetes.Pods)."""
+
+    async def pull(self, spec: WorkerSpec) -> tuple[Manifest, WorkerSpec]: ...
+
+    def running(self, worker: Worker) -> Running: ...
+
+    async def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
     abort_grace_s: Seconds = 10.0
@@ -92,14 +102,20 @@ class Node:
         on_said: Callable[[str], None] = lambda _: None,
         settings: NodeSettings | None = None,
         containers: Containers | None = None,
+        fetch: Callable[[WorkerSpec], Awaitable[None]] | None = None,
     ) -> None:
-        """:param containers: started, and closed with the node; None: functions of images cannot run here"""
+        """
+        :param containers: started, and closed with the node; None: functions of images cannot run here
+        :param fetch: has what a function's workers need brought to this node, and raises a `GpufaasError` when that
+            cannot be; may be cancelled. None: all that is deployed is here
+        """
         self.settings = settings or NodeSettings()
         self._devices = {each.device.id: WorkerDevice(each) for each in devices}
         self._bundles = bundles
         self.logs = logs
         self.report = report
         self.containers = containers
+        self.fetch = fetch
         self._specs: dict[FunctionId, WorkerSpec] = {}
         self._workers: dict[int, Worker] = {}
         self._leases: dict[CallId, Exchange] = {}
@@ -143,6 +159,15 @@ class Node:
     def reserved(self, device: DeviceId) -> Bytes:
         return self._devices[device].ledger.used
 
+    def snapshot(self) -> NodeSnapshot:
+        """What is in memory and what runs, for a scheduler that does not know, or may know it wrongly."""
+        now = time.monotonic()
+        return NodeSnapshot(tuple(_snapshot(each, now) for each in self._devices.values()), self._epoch)
+
+    def obey(self, epoch: int) -> None:
+        """A scheduler of *epoch* has spoken: what older ones have granted and not opened here is refused."""
+        self._epoch = max(self._epoch, epoch)
+
     # --- functions ---
 
     async def define(self, spec: WorkerSpec) -> Manifest:
@@ -160,9 +185,19 @@ class Node:
                 )
             manifest, self._specs[spec.function] = await self.containers.pull(spec)
             return manifest
+        if self.fetch is not None:
+            await self.fetch(spec)
         await asyncio.to_thread(self._bundles.install, spec.digest)
         self._specs[spec.function] = spec
         return self._bundles.manifest(spec.digest)
+
+    def expect(self, spec: WorkerSpec) -> None:
+        """
+        Know *spec*, which another node has defined and checked; what it needs is fetched when it first loads here.
+
+        For functions with a bundle: an image is pulled by `define`.
+        """
+        self._specs[spec.function] = spec
 
     async def forget(self, function: FunctionId) -> None:
         """No new calls will come. The last few forgotten are kept: calls that drain may still start them."""
@@ -185,6 +220,8 @@ class Node:
         """
         if spec.image:
             return  # it was pulled; what it needs to start may be there only when it is called
+        if self.fetch is not None:
+            await self.fetch(spec)  # before the time of the check begins
         server = spec.kind == "server"
         sources = [each.source for each in self._devices.values()]
         allowed = (each for each in sources if satisfied(spec.constraints, each.device.labels))
@@ -243,7 +280,8 @@ class Node:
         if worker is None:
             self.report(Refused(lease.call, lease.device, "its worker is not there any more"))
             return None
-        exchange = Exchange(lease, worker, asyncio.get_running_loop(), time.monotonic())
+        worker.used_at = now = time.monotonic()
+        exchange = Exchange(lease, worker, asyncio.get_running_loop(), now)
         self._leases[lease.call] = exchange
         worker.exchanges[lease.call] = exchange
         return exchange
@@ -299,6 +337,8 @@ class Node:
 
     def load(self, command: Load) -> None:
         """Load without a call."""
+        if command.epoch < self._epoch:
+            return  # its scheduler has been replaced, and the one that did knows nothing of this
         device, spec = self._devices.get(command.device), self._specs.get(command.function)
         if device is None or spec is None or self._closing:
             reason = "unknown device or function"
@@ -436,7 +476,7 @@ class Node:
         """Return how *worker* is to run: decided by what its function is."""
         if worker.spec.image:
             assert self.containers is not None  # `define` saw to it
-            return Container(worker, self.containers)
+            return self.containers.running(worker)
         if worker.spec.kind == "server":
             return ServedProcess(worker, self.zygote, self._ports)
         return ForkedProcess(worker, self.zygote)
@@ -505,6 +545,42 @@ class Node:
         if not spec.secrets or secrets is None:
             return ""
         return str(secrets.mount(spec.function, spec.namespace, spec.secrets, for_container=for_container))
+
+
+def _snapshot(device: WorkerDevice, now: Seconds) -> DeviceSnapshot:
+    living = (WorkerState.WAITING, WorkerState.STARTING, WorkerState.READY)
+    workers = sorted((each for each in device.workers.values() if each.state in living), key=lambda each: each.used_at)
+    running = sorted(
+        (each for worker in workers for each in worker.exchanges.values() if not each.finished),
+        key=lambda each: each.opened_at,
+    )
+    return DeviceSnapshot(
+        device.source.device,
+        tuple(
+            ResidentSnapshot(
+                function=each.spec.function,
+                digest=each.spec.digest,
+                memory=each.wanted,
+                copy=each.copy,
+                idle_s=now - each.used_at,
+                loading=each.state is not WorkerState.READY,
+                load_age_s=now - each.asked_at if each.state is not WorkerState.READY else 0.0,
+            )
+            for each in workers
+        ),
+        tuple(
+            RunningCall(
+                call=each.lease.call,
+                function=each.lease.function,
+                copy=each.lease.copy,
+                age_s=now - (each.opened_at if each.slot is None else each.bound_at),
+                begun=each.slot is not None,
+                cold=each.lease.cold,
+                abandoned=each.abandoned,
+            )
+            for each in running
+        ),
+    )
 
 
 def _busy(device: WorkerDevice) -> bool:

@@ -8,7 +8,7 @@ A worker is made waiting for memory, runs once that is reserved, and is over whe
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
@@ -116,7 +116,9 @@ class Worker(SlotOwner):
         self.ready_head: ReadyHead | None = None
         self.run: Running = node.running(self)
         self._free: list[Slot] = []
-        self._opened_at = self._begun_at = time.monotonic()
+        self.asked_at = self._begun_at = time.monotonic()
+        self.used_at = self.asked_at
+        """When the last lease of it was opened; the start of its load if there was none."""
         self._failure: FailedHead | None = None
         self._killed_for = ""
         self._reaped_with: str | None = None
@@ -125,6 +127,8 @@ class Worker(SlotOwner):
         self._progress: tuple[int, ...] = ()
         self._progress_at = 0.0
         self._starting: asyncio.Task[None] | None = None
+        self._fetching: asyncio.Future[None] | None = None
+        self._fetch_s: Seconds | None = None
 
     @property
     def exclusive(self) -> bool:
@@ -140,6 +144,8 @@ class Worker(SlotOwner):
 
     async def _begin(self) -> None:
         try:
+            if self.node.fetch is not None and not self.spec.image:
+                await self._fetch(self.node.fetch)
             await self.run.start()
         except (GpufaasError, OSError) as exc:
             self._failure = FailedHead(str(exc), "")
@@ -149,6 +155,23 @@ class Worker(SlotOwner):
         self._progress_at = asyncio.get_running_loop().time()
         if self.state is WorkerState.STARTING and self.ready_head is None:
             self._later("progress", self.spec.stall_s / 4, self._check_progress)
+
+    async def _fetch(self, fetch: Callable[[WorkerSpec], Awaitable[None]]) -> None:
+        """
+        Have on this node what it needs. Not watched as a load is: whoever fetches gives up what makes no progress.
+
+        :raises LoadFailed: it was ended meanwhile
+        """
+        began = time.monotonic()
+        self._fetching = asyncio.ensure_future(fetch(self.spec))
+        try:
+            await asyncio.wait([self._fetching])
+            if self._fetching.cancelled():
+                raise LoadFailed(self._killed_for or "it was not needed any more")
+            self._fetching.result()
+        finally:
+            self._fetching.cancel()  # of no effect but when this task itself is cancelled
+            self._fetching, self._fetch_s = None, time.monotonic() - began
 
     def on_slots(self, slots: Sequence[Slot]) -> None:
         """Through these it takes calls, once it is ready."""
@@ -171,9 +194,11 @@ class Worker(SlotOwner):
         if self.state is not WorkerState.READY:
             return
         now = time.monotonic()
-        load_s = now - self._opened_at
+        load_s = now - self.asked_at
         within = sum(seconds for _, seconds in head.phases)
-        phases = (("room", self._begun_at - self._opened_at), ("fork", now - self._begun_at - within), *head.phases)
+        fetched = () if self._fetch_s is None else (("fetch", self._fetch_s),)
+        fork_s = now - self._begun_at - within - (self._fetch_s or 0.0)
+        phases = (("room", self._begun_at - self.asked_at), *fetched, ("fork", fork_s), *head.phases)
         for exchange in self.unbound:
             exchange.phases = phases
         occupation = max(head.occupation, self._driver_bytes())
@@ -285,6 +310,8 @@ class Worker(SlotOwner):
         if waited:
             self.node.drop(self)
             self.on_exited("it was not needed any more")  # it never had a process: GONE already
+        elif self._fetching is not None:
+            self._fetching.cancel()  # there is no process yet: `_begin` concludes
         else:
             self.run.end()
 
@@ -292,6 +319,8 @@ class Worker(SlotOwner):
         """End it for *reason*, which its callers and the function's log are told."""
         self._killed_for = reason
         self.output.say(f"gpufaas: killed: {reason}")
+        if self._fetching is not None:
+            self._fetching.cancel()
         self.run.kill()
 
     def on_reaped(self, how: str) -> None:
@@ -359,6 +388,8 @@ class Worker(SlotOwner):
         for handle in self._timers.values():
             handle.cancel()
         self._timers.clear()
+        if self._fetching is not None:
+            self._fetching.cancel()
         self.run.close()
         self.output.close()
 

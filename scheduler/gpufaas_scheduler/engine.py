@@ -20,6 +20,10 @@ victims, and the node makes that so before it loads. A device on which a model i
 idle: only the model is pinned, and a call for it starts there as a hit that waits for the rest of the load. Unless it
 was the policy that asked for the load: then the device is busy until it is loaded, as with a miss.
 
+A new engine may take over from another one: it is told what that one left (`Restored`), what the nodes have and run
+(`DeviceJoined` with a snapshot), which calls still wait (`Arrived` with an age), and decides nothing before `Serving`.
+From the same state it goes on to the same commands; what is kept for that, and what is not, is docs/adr/0022.
+
 When a scheduling run happens: after an event by which a call began to wait, or by which a device, memory or a pin
 became free. One run after each event (specs/gpu-faas.md, 3.4).
 """
@@ -29,13 +33,17 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, TypeAlias
 
+from msgspec.structs import replace
+
 from gpufaas_cache_manager.replacement import Replacement
+from gpufaas_cache_manager.residency import Resident
 from gpufaas_core import messages as m
 from gpufaas_core.model import (
     Bytes,
     CallId,
     Considered,
     CopyId,
+    Device,
     DeviceId,
     DeviceStatus,
     EngineStatus,
@@ -45,11 +53,12 @@ from gpufaas_core.model import (
     Seconds,
     copy_id,
 )
+from gpufaas_core.snapshot import CallDoc, DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc, RunningCall
 from gpufaas_core.units import MiB, format_bytes
-from gpufaas_scheduler import policies
+from gpufaas_scheduler import docs, policies
 from gpufaas_scheduler.policies import Action, Refusal, SchedulingPolicy
-from gpufaas_scheduler.queue import LOCAL, RUNNING, WAITING, Call
-from gpufaas_scheduler.state import Cluster, DeviceState, FunctionState, Model
+from gpufaas_scheduler.queue import IMPLICIT, LOCAL, RUNNING, WAITING, Call
+from gpufaas_scheduler.state import Cluster, Demand, DeviceState, FunctionState, Model
 
 LEARNING_RATE: Final = 0.25
 """Weight of the newest time in a profile (EWMA): half of what is learnt is from the last 2.4 calls, so that a model
@@ -81,6 +90,14 @@ EXPLAINED: Final = 2_000
 
 _NAMED: Final = 20
 """Of the calls that were passed over, so many are named; all are counted."""
+
+_TAKEN_OVER: Final = policies.Why("it ran already when this scheduler learnt of it")
+
+# Calls that were started before this engine knew of them have numbers below all others.
+_MAX_ADOPTED: Final = 1 << 40
+
+# For those who take no docs.
+_MAX_GONE: Final = 10_000
 
 # A lease reaches its node, or its caller gives up, within moments: this is for bursts, and for gateways that died.
 _MAX_LOST: Final = 10_000
@@ -138,8 +155,19 @@ class Engine:
         self._learnt: dict[tuple[FunctionId, str], None] = {}
         self._freed = False
         """Something changed that may let a waiting call start."""
+        self._touched: dict[DeviceState | FunctionState, None] = {}
+        """Whose docs may be others since they were last taken."""
+        self._settled = False
+        """Something was tried since docs were last taken; if only that a call was passed over."""
+        self._gone: dict[str, None] = {}
+        """Keys of docs whose device or function is there no more. The newest `_MAX_GONE`."""
+        self._left: _Left | None = None
+        """What an older engine left, until `Serving`."""
+        self._remembered: dict[CallId, tuple[CallDoc, Seconds]] = {}
+        """Calls of an older engine that may arrive again, and when that was written."""
+        self._adopted = 0
         self._out: list[m.Command] = []
-        self._handlers: dict[type[m.Event], Callable[[Any], None]] = {
+        self._serve: dict[type[m.Event], Callable[[Any], None]] = {
             m.Arrived: self._arrived,
             m.Finished: self._finished,
             m.Cancelled: self._cancelled,
@@ -154,7 +182,13 @@ class Engine:
             m.FunctionDeployed: self._function_deployed,
             m.FunctionRemoved: self._function_removed,
             m.Scaled: self._scaled,
+            m.Restored: self._restored,
+            m.Serving: self._serving,
         }
+        self._listen = dict(self._serve)
+        for event in self._serve.keys() - {m.FunctionDeployed, m.Restored, m.Serving}:
+            self._listen[event] = self._defer
+        self._handlers = self._serve
 
     # --- the public face ----------------------------------------------------------------------------------------------
 
@@ -190,6 +224,14 @@ class Engine:
     def queue_length(self) -> int:
         """Calls in the global queue: those that no device was chosen for yet."""
         return self._queue.count
+
+    def knows(self, call: CallId) -> bool:
+        """Whether *call* waits or runs."""
+        return call in self._calls
+
+    def calls(self) -> list[CallId]:
+        """Return those that wait or run. O(calls)."""
+        return list(self._calls)
 
     def status(self, now: Seconds) -> EngineStatus:
         """O(devices, residents, functions)."""
@@ -288,10 +330,56 @@ class Engine:
         self._learnt.clear()
         return learnt
 
+    def take_changed(self) -> list[str]:
+        """Return the keys of the docs that may be others since the last call of this, to be asked for with `doc`."""
+        keys = [docs.key_of(each) for each in self._touched]
+        self._touched.clear()
+        keys += self._gone
+        self._gone.clear()
+        settled, self._settled = self._settled, False
+        return [docs.ENGINE_KEY, *keys] if keys or settled else []
+
+    def doc(self, key: str, now: Seconds) -> DeviceDoc | FunctionDoc | EngineDoc | None:
+        """
+        Return what is to be kept under *key* of `take_changed`; None: nothing, its device or function is not there.
+
+        O(residents), O(copies), and for the engine O(calls until `docs.WAITING_KEPT` that wait were seen).
+        """
+        kind, _, name = key.partition("/")
+        if kind == "devices":
+            device = self._devices.get(DeviceId(name))
+            return None if device is None else docs.device_doc(device, now)
+        if kind == "functions":
+            owner = self._functions.get(FunctionId(name))
+            return None if owner is None else docs.function_doc(owner, now)
+        waiting = list(self._queue.returned)
+        if self._waiting:
+            room = docs.WAITING_KEPT
+            for call in self._calls.values():
+                if call.state == WAITING and (call.passes == IMPLICIT or not call.owner.exclusive):
+                    waiting.append(call)
+                    room -= 1
+                    if not room:
+                        break
+        waiting.sort(key=lambda call: call.number)
+        return docs.engine_doc(
+            self._cluster,
+            now,
+            policy=self.policy.name,
+            lease=self._lease,
+            waiting=waiting[: docs.WAITING_KEPT],
+            waiting_count=self._waiting,
+            homeless=self._homeless,
+            short=self._short,
+            surplus=self._surplus,
+        )
+
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def _arrived(self, event: m.Arrived) -> None:
         owner = self._functions.get(event.function)
+        if event.age_s and self._came_again(event):
+            return
         if event.call in self._calls:
             self.ignored["Arrived"] += 1
             return
@@ -312,12 +400,19 @@ class Engine:
             self._wake(owner)
         queue = self._queue
         call = Call(event.call, owner, queue.next_number, self._cluster.now, deadline)
-        queue.next_number += 1
+        if event.age_s:
+            self._back_date(call, event.age_s)
+        else:
+            queue.next_number += 1
+        self._touched[owner] = None
         self._calls[event.call] = call
         owner.waiting += 1
         self._waiting += 1
         self._cluster.note_call(owner)
-        if owner.exclusive:
+        if event.age_s:
+            self._join_queue(call)
+            self._freed = True
+        elif owner.exclusive:
             queue.append(call)
             if self._idle:
                 self._plan()
@@ -344,8 +439,11 @@ class Engine:
     def _finished(self, event: m.Finished) -> None:
         call = self._calls.get(event.call)
         if call is None or call.state != RUNNING or call.device is None or call.device.id != event.device:
-            self.ignored["Finished"] += 1
-            return
+            call = self._calls.get(_twin(event.call, event.device))
+            if call is None:
+                self.ignored["Finished"] += 1
+                return
+            assert call.device is not None
         device, owner = call.device, call.owner
         device.served += 1
         if event.ok and self._learn:
@@ -364,6 +462,7 @@ class Engine:
         elif call.state == RUNNING:
             call.aborted = True
             assert call.device is not None
+            self._touched[call.device] = None
             self._out.append(m.Abort(call.id, call.device.id))
         else:
             self._give_up(call)
@@ -390,9 +489,9 @@ class Engine:
             if model.loading and device.models.models.get(model.key) is model:
                 self._drop(device, model)
                 # Whether the node got as far as the victims is not known, and their memory is promised: make it so.
-                for victim in call.victims:
-                    if victim.key not in device.models.models:
-                        self._out.append(m.Evict(victim.owner.id, device.id, victim.copy))
+                for function, copy in call.victims:
+                    if copy_id(function, copy) not in device.models.models:
+                        self._out.append(m.Evict(function, device.id, copy))
         self._place_again(call, event.reason)
         if owner.exclusive:
             self._next_local(device)
@@ -424,15 +523,23 @@ class Engine:
                 self._wake(owner)
             owner.waiting += 1
             self._waiting += 1
-            if owner.exclusive:
-                self._queue.put_back(call)
-                self._cluster.note_orphan(owner)
-            else:
-                owner.queue.put_back(call)
-                if not owner.active:
-                    self._homeless[owner.id] = owner
+            self._join_queue(call)
             if call.deadline is not None:
                 self._watch(call)
+
+    def _join_queue(self, call: Call) -> None:
+        """Let *call* wait among the others, by its number and with its passes."""
+        owner = call.owner
+        if not owner.exclusive:
+            owner.queue.put_back(call)
+            if not owner.active:
+                self._homeless[owner.id] = owner
+            return
+        if call.passes == IMPLICIT:
+            self._queue.append(call)
+        else:
+            self._queue.put_back(call)
+        self._cluster.note_orphan(owner)
 
     def _woken(self, _event: m.Woken) -> None:
         now = self._cluster.now
@@ -462,6 +569,7 @@ class Engine:
             device = call.device
             assert device is not None
             self._take_local(device, call)
+            self._touched[device] = None
             self._freed = True  # perhaps it was what pinned the model
         elif owner.exclusive:
             self._queue.remove(call)
@@ -471,6 +579,7 @@ class Engine:
                 self._homeless.pop(owner.id, None)
         owner.waiting -= 1
         self._waiting -= 1
+        self._touched[owner] = None
         del self._calls[call.id]
         if owner.removed:
             self._forget_if_done(owner)
@@ -519,13 +628,15 @@ class Engine:
         if model is None:
             model, names = self._reserve(device, owner, victims)
             call.cold = True
-            call.victims = victims
+            call.victims = tuple((each.owner.id, each.copy) for each in victims)
             device.misses += 1
         else:
             device.models.touch(model, now)
             cluster.asked = None
             device.hits += 1
         model.running += 1
+        self._touched[device] = None
+        self._touched[owner] = None
         local = call.state == LOCAL
         call.state = RUNNING
         call.device = device
@@ -545,9 +656,15 @@ class Engine:
             self._starts.append((now, call, device.id, call.cold, names, local, call.why))
         elif owner.ready is not None:
             owner.ready.started(model)
+        self._grant(call, device, model, names, local)
+
+    def _grant(
+        self, call: Call, device: DeviceState, model: Model, victims: tuple[CopyId, ...], local: bool = False
+    ) -> None:
         self._lease = number = self._lease + 1
+        owner = call.owner
         lease = m.Lease(
-            self.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, names, local,
+            self.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, victims, local,
             model.copy,
         )  # fmt: skip
         self._out.append(m.Start(lease))
@@ -556,7 +673,10 @@ class Engine:
         self, device: DeviceState, owner: FunctionState, victims: tuple[Model, ...]
     ) -> tuple[Model, tuple[CopyId, ...]]:
         """Evict *victims* and charge the reservation of *owner*, whose load begins now."""
+        self._touched[device] = None
+        self._touched[owner] = None
         for victim in victims:
+            self._touched[victim.owner] = None
             self._cluster.evict(device, victim)
             if victim.owner.copies < victim.owner.target:
                 victim.owner.eager = False
@@ -575,13 +695,26 @@ class Engine:
         assert model is not None
         assert device is not None
         del self._calls[call.id]
+        self._touched[device] = None
+        self._touched[owner] = None
         model.running -= 1
         owner.running -= 1
         if device.run is call:
             device.run = None
             device.busy_s += self._cluster.now - device.busy_since
+            if device.others:
+                self._next_other(device)
         elif owner.ready is not None:
             owner.ready.ended(model)
+        elif device.others and call in device.others:
+            device.others.remove(call)
+
+    def _next_other(self, device: DeviceState) -> None:
+        """Of several model functions' calls on *device*, which should not have been, the next one has it now."""
+        device.run = following = device.others.pop(0)
+        costs = following.owner.costs(device.kind)
+        device.busy_since = self._cluster.now
+        device.free_at = self._cluster.now + (0.0 if costs is None else costs.service_s)
 
     def _proceed(self, call: Call, device: DeviceState) -> None:
         """After `_end`: the place on the worker goes to the next that waits for it."""
@@ -633,6 +766,7 @@ class Engine:
 
     def _settle(self) -> None:
         """Something became free: let all that waits try again."""
+        self._settled = True
         if self._surplus:
             for owner in list(self._surplus.values()):
                 self._trim(owner)
@@ -725,6 +859,7 @@ class Engine:
         device.local.append(call)
         device.local_s += call.estimate_s
         model.queued += 1
+        self._touched[device] = None
         self._cluster.asked = None
         return None
 
@@ -843,6 +978,7 @@ class Engine:
 
     def _balance(self, owner: FunctionState) -> None:
         """Its number of copies, or what it should be, changed: note what is to be done as soon as it can be."""
+        self._touched[owner] = None
         if owner.copies < owner.target and owner.failed is None:
             self._short[owner.id] = owner
         else:
@@ -862,10 +998,13 @@ class Engine:
         """Let a copy that drains take calls again, if there is one."""
         if owner.draining:
             model = next(iter(owner.draining))
+            self._touched[owner] = None
+            self._touched[owner.draining[model]] = None
             owner.add(model, owner.draining.pop(model))
 
     def _trim(self, owner: FunctionState) -> None:
         """Evict copies that are surplus and idle; those that are not idle take no new calls."""
+        self._touched[owner] = None
         for model, device in list(owner.draining.items()):
             if not model.pinned:
                 self._evict(device, model)
@@ -874,6 +1013,7 @@ class Engine:
             for model in _dispensable(owner)[:surplus]:
                 owner.excess -= 1
                 if model.pinned:
+                    self._touched[owner.active[model]] = None
                     owner.draining[model] = owner.drop(model)
                     self._cluster.note_orphan(owner)
                 else:
@@ -886,6 +1026,8 @@ class Engine:
     def _evict(self, device: DeviceState, model: Model) -> None:
         """Take a copy away from its device for nobody's sake."""
         preload = device.preload
+        self._touched[device] = None
+        self._touched[model.owner] = None
         self._cluster.evict(device, model)
         device.evictions += 1
         self._out.append(m.Evict(model.owner.id, device.id, model.copy))
@@ -938,6 +1080,8 @@ class Engine:
             return
         device, model = found
         owner = model.owner
+        self._touched[device] = None
+        self._touched[owner] = None
         model.loading = False
         owner.loading -= 1
         owner.add(model, device)
@@ -969,6 +1113,7 @@ class Engine:
         awaited = model.running > 0
         self._lose(device, model)
         owner.failures += 1
+        self._touched[owner] = None
         costs = owner.costs(device.kind)
         if event.out_of_memory and self._learn and costs is not None and device.kind not in owner.widened:
             owner.widened.add(device.kind)
@@ -1006,6 +1151,8 @@ class Engine:
     def _drop(self, device: DeviceState, model: Model) -> None:
         """Take a model off the lists that was no victim, with its local queue."""
         owner = model.owner
+        self._touched[device] = None
+        self._touched[owner] = None
         if model.queued:
             for call in [each for each in device.local if each.owner is owner]:
                 self._return_local(device, call)
@@ -1033,6 +1180,8 @@ class Engine:
             self.ignored["Measured"] += 1
             return
         device, model = found
+        self._touched[device] = None
+        self._touched[model.owner] = None
         wanted = min(reservation(event.occupation), device.device.memory)
         costs = model.owner.costs(device.kind)
         if costs is not None and self._learn:
@@ -1054,9 +1203,12 @@ class Engine:
 
     def _device_joined(self, event: m.DeviceJoined) -> None:
         known = self._devices.get(event.device.id)
-        if known is not None:
-            self._leave(known)  # a node that came back before its absence was noticed: it holds nothing any more
-        self._cluster.join(event.device)
+        if event.snapshot is not None:
+            self._device_came_back(event.device, event.snapshot, known)
+        else:
+            if known is not None:
+                self._leave(known)  # a node that came back before its absence was noticed: it holds nothing any more
+            self._touched[self._cluster.join(event.device)] = None
         self._freed = True
 
     def _device_left(self, event: m.DeviceLeft) -> None:
@@ -1074,9 +1226,16 @@ class Engine:
         for model in list(device.models):
             self._drop(device, model)
         self._cluster.leave(device)
+        self._forget_doc(device, docs.key_of(device))
         for owner in owners:
             if owner.removed:
                 self._forget_if_done(owner)
+
+    def _forget_doc(self, whose: DeviceState | FunctionState, key: str) -> None:
+        self._touched.pop(whose, None)
+        self._gone[key] = None
+        if len(self._gone) > _MAX_GONE:
+            del self._gone[next(iter(self._gone))]
 
     def _function_deployed(self, event: m.FunctionDeployed) -> None:
         owner = self._functions.get(event.function.id)
@@ -1095,6 +1254,7 @@ class Engine:
         if owner is None:
             self.ignored["FunctionRemoved"] += 1
             return
+        self._touched[owner] = None
         owner.removed = True
         owner.min_copies = 0
         owner.scale(None)
@@ -1105,6 +1265,7 @@ class Engine:
                 if call.owner is owner and not call.aborted:
                     call.aborted = True
                     assert call.device is not None
+                    self._touched[call.device] = None
                     self._out.append(m.Abort(call.id, call.device.id))
         self._forget_if_done(owner)
         self._freed = True
@@ -1121,10 +1282,450 @@ class Engine:
         for model, device in [*owner.active.items(), *owner.draining.items()]:
             self._evict(device, model)
         del self._functions[owner.id]
+        self._forget_doc(owner, docs.key_of(owner))
         self._cluster.constrained -= bool(owner.constraints)
         self._homeless.pop(owner.id, None)
         self._surplus.pop(owner.id, None)
         self._freed = True
+
+    # --- taking over --------------------------------------------------------------------------------------------------
+
+    def _restored(self, event: m.Restored) -> None:
+        if self._left is not None or self._devices or self._calls:
+            self.ignored["Restored"] += 1
+            return
+        self._left = _Left(event, self._cluster.now)
+        self._handlers = self._listen
+
+    def _defer(self, event: m.Event) -> None:
+        assert self._left is not None
+        self._left.events.append((self._cluster.now, event))
+
+    def _serving(self, _event: m.Serving) -> None:
+        left = self._left
+        if left is None:
+            self.ignored["Serving"] += 1
+            return
+        self._left = None
+        self._handlers = self._serve
+        now = self._cluster.now
+        newest = left.event.engine
+        if newest is not None:
+            self._lease = newest.lease
+            self._queue.restore(newest.next_number, newest.ends)
+            self._cluster.joined = newest.joined
+            since = left.since(newest)
+            first = newest.first_call_age_s
+            self._cluster.restore_demand(
+                Demand(None if first is None else since - first, newest.offered_s, since - newest.offered_age_s)
+            )
+        functions = self._restore_functions(left)
+        waiting = self._restore_calls(left)
+        changed = self._restore_devices(left, waiting)
+        for doc, owner in functions:
+            docs.restore_order(owner, doc)
+        for call in sorted(waiting.values(), key=lambda each: each.number):
+            # A call with a count of its own came back from a device before: see `queue`.
+            self._wait_again(call)
+        changed |= self._restore_wishes(left, functions)
+        for device in list(self._devices.values()):
+            if not device.busy and device.local:
+                changed = True
+            self._next_local(device)
+        self._touched.update(dict.fromkeys(self._devices.values()))
+        self._touched.update(dict.fromkeys(self._functions.values()))
+        # What came meanwhile: first the calls that nobody here knew, by age, as if they had come in that order.
+        aged = [(at, each) for at, each in left.events if isinstance(each, m.Arrived) and each.age_s]
+        aged.sort(key=lambda each: each[0] - each[1].age_s)
+        for at, arrived in aged:
+            if arrived.call not in self._calls or self._calls[arrived.call].state == RUNNING:
+                changed = True
+                self._arrived(m.Arrived(arrived.call, arrived.function, arrived.deadline, arrived.age_s + now - at))
+        joined = {each.device.id: at for at, (_, each) in enumerate(left.events) if isinstance(each, m.DeviceJoined)}
+        for at_event, (_, each) in enumerate(left.events):
+            if isinstance(each, m.DeviceJoined) or (isinstance(each, m.Arrived) and each.age_s):
+                continue
+            if at_event < joined.get(getattr(each, "device", DeviceId("")), -1):
+                continue  # a fact that the snapshot has
+            changed = True
+            self._serve[type(each)](each)
+        for owner in list(self._functions.values()):
+            if owner.removed:
+                self._forget_if_done(owner)
+        # If all is as it was, its predecessor would do nothing now either.
+        self._freed = changed
+
+    def _restore_functions(self, left: "_Left") -> list[tuple[FunctionDoc, FunctionState]]:
+        restored = []
+        for doc in left.event.functions:
+            owner = self._functions.get(doc.function.id)
+            if owner is None:
+                # Taken away meanwhile, or before: it serves what it still has, and goes.
+                self._function_deployed(m.FunctionDeployed(doc.function))
+                owner = self._functions[doc.function.id]
+                owner.removed = True
+                owner.min_copies = 0
+            docs.restore_function(owner, doc, left.since(doc))
+            if owner.removed:
+                owner.scale(None)
+            restored.append((doc, owner))
+        return restored
+
+    def _restore_calls(self, left: "_Left") -> dict[CallId, Call]:
+        """The calls that waited in the older engine's queues, as far as they are known to wait still."""
+        again = {each.call: each for _, each in left.events if isinstance(each, m.Arrived)}
+        known = [] if left.event.engine is None else [(each, left.event.engine) for each in left.event.engine.waiting]
+        known += [(each, doc) for doc in left.event.devices for each in doc.local]  # type: ignore[misc]
+        waiting: dict[CallId, Call] = {}
+        for each, doc in known:
+            since = left.since(doc)
+            owner = self._functions.get(each.function)
+            if owner is None:
+                continue
+            if not left.event.queued and each.call not in again:
+                self._remembered[each.call] = (each, since)
+                continue
+            call = docs.restored_call(each, owner, since)
+            if each.call in again and again[each.call].deadline is not None:
+                call.deadline = again[each.call].deadline
+            waiting[each.call] = call
+        return waiting
+
+    def _restore_devices(self, left: "_Left", waiting: dict[CallId, Call]) -> bool:
+        """Take the devices over that have come; those of *waiting* that run or wait on one of them leave it."""
+        known = {doc.device.id: doc for doc in left.event.devices}
+        joined: dict[DeviceId, tuple[Seconds, m.DeviceJoined]] = {}
+        for at, event in left.events:
+            if isinstance(event, m.DeviceLeft):
+                joined.pop(event.device, None)
+            elif isinstance(event, m.DeviceJoined):
+                joined[event.device.id] = (at, event)
+        changed = False
+        last = len(known) + max((doc.order for doc in known.values()), default=0)
+        order = {name: known[name].order if name in known else last for name in joined}
+        for name in sorted(joined, key=lambda each: order[each]):
+            at, event = joined[name]
+            doc = known.pop(name, None)
+            calls: dict[CallId, Call] = {}
+            local: list[Call] = []
+            since = at
+            if doc is not None:
+                since = left.since(doc)
+                for each in doc.running:
+                    owner = self._functions.get(each.function)
+                    if owner is not None:
+                        calls[each.call] = docs.restored_call(each, owner, since)
+                        self._remembered[each.call] = (each, since)
+                local = [waiting.pop(each.call) for each in doc.local if each.call in waiting]
+            snapshot = event.snapshot or DeviceSnapshot(event.device)
+            changed |= self._adopt(event.device, snapshot, at, doc, since, calls, local, waiting)
+        for name, doc in known.items():
+            self._gone[docs.key_of_device(name)] = None
+            for each in doc.running:
+                self._remembered[each.call] = (each, left.since(doc))
+            changed = True
+        return changed
+
+    def _wait_again(self, call: Call) -> None:
+        owner = call.owner
+        self._calls[call.id] = call
+        call.state = WAITING
+        call.device = None
+        owner.waiting += 1
+        self._waiting += 1
+        self._join_queue(call)
+        if call.deadline is not None:
+            self._watch(call)
+
+    def _restore_wishes(self, left: "_Left", functions: list[tuple[FunctionDoc, FunctionState]]) -> bool:
+        """Who lacks copies, has too many, or waits without one: in the old order, then those that are so only now."""
+        engine = left.event.engine
+        known = {doc.function.id: doc for doc, _ in functions}
+        changed = False
+        for begun in (self._cluster.orphaned, self._short, self._surplus, self._homeless):
+            begun.clear()  # in the order in which things were restored; what is right follows
+        for name in () if engine is None else engine.orphaned:
+            if (owner := self._functions.get(name)) is not None:
+                self._cluster.orphaned[name] = owner
+        for names, wishes, holds in (
+            (() if engine is None else engine.short, self._short, _lacks),
+            (() if engine is None else engine.surplus, self._surplus, _has_surplus),
+            (() if engine is None else engine.homeless, self._homeless, _is_homeless),
+        ):
+            for name in names:
+                if (owner := self._functions.get(name)) is not None:
+                    wishes[name] = owner
+            for name, owner in self._functions.items():
+                if name not in wishes and holds(owner):
+                    # Else it was known, and is left as it was: a surplus that nobody was told of, a load given up.
+                    doc = known.get(name)
+                    if wishes is self._homeless or doc is None or docs.lost_copies(owner, doc):
+                        wishes[name] = owner
+                        changed = True
+        for owner in self._functions.values():
+            self._cluster.note_orphan(owner)
+        return changed
+
+    def _device_came_back(self, device: Device, snapshot: DeviceSnapshot, known: DeviceState | None) -> None:
+        """A node tells what one of its devices has; *known* is what was thought of it, if it was not away for long."""
+        now = self._cluster.now
+        doc: DeviceDoc | None = None
+        calls: dict[CallId, Call] = {}
+        local: list[Call] = []
+        if known is not None:
+            doc = replace(docs.device_doc(known, now), order=self._cluster.joined)
+            local = list(known.local)
+            for call in local:
+                self._take_local(known, call)
+                del self._calls[call.id]
+                call.owner.waiting -= 1
+                self._waiting -= 1
+            for call in [each for each in self._calls.values() if each.device is known and each.state == RUNNING]:
+                self._end(call)
+                calls[call.id] = call
+            self._leave(known)
+        waiting: dict[CallId, Call] = {}
+        self._adopt(device, snapshot, now, doc, now, calls, local, waiting)
+        for call in waiting.values():
+            self._wait_again(call)
+        # Their leases may be on their way: if a node refuses one, its call waits again.
+        for call in calls.values():
+            self._lost[call.id] = call
+        self._next_local(self._devices[device.id])
+        for owner in {each.function: self._functions.get(each.function) for each in snapshot.residents}.values():
+            if owner is not None:
+                self._balance(owner)
+                if owner.removed:
+                    self._forget_if_done(owner)
+                elif not owner.exclusive:
+                    self._serve_fifo(owner)
+
+    def _adopt(
+        self,
+        device: Device,
+        snapshot: DeviceSnapshot,
+        at: Seconds,
+        doc: DeviceDoc | None,
+        since: Seconds,
+        calls: dict[CallId, Call],
+        local: list[Call],
+        waiting: dict[CallId, Call],
+    ) -> bool:
+        """
+        Take over a device that has and runs what *snapshot* says, which was made at *at*.
+
+        :param doc: what the scheduler knew of it, made at *since*
+        :param calls: those that it knew to run there; those that do not are left in it
+        :param local: its local queue; who cannot wait there goes to *waiting*
+        :param waiting: calls that wait elsewhere; those that turn out to run here are taken out
+        :return: whether something is not as *doc* has it
+        """
+        cluster = self._cluster
+        taken = {each.order for each in self._devices.values()}
+        fresh = doc is None or doc.order in taken or device.id in self._devices
+        state = cluster.attach(device, None if fresh or doc is None else doc.order)
+        self._touched[state] = None
+        if doc is not None:
+            state.starts, state.served, state.hits = doc.starts, doc.served, doc.hits
+            state.misses, state.evictions, state.busy_s = doc.misses, doc.evictions, doc.busy_s
+        changed = self._adopt_residents(state, snapshot, at, doc, since)
+        exclusive: list[tuple[Call, RunningCall]] = []
+        for each in snapshot.running:
+            model = state.models.models.get(copy_id(each.function, each.copy))
+            if model is None:
+                continue  # it is on its way out, and its calls with it
+            call = self._adopt_call(state, model, each, at, calls, waiting)
+            if call.owner.exclusive:
+                exclusive.append((call, each))
+        if doc is not None and calls:
+            changed = True
+        preload = None if doc is None or doc.preload is None else state.models.models.get(doc.preload)
+        if exclusive:
+            has = doc.running[0].call if doc is not None and doc.running else None
+            exclusive.sort(key=lambda each: (each[0].id != has, not each[1].begun, -each[1].age_s))
+            first, running = exclusive[0]
+            state.run = first
+            state.others = [call for call, _ in exclusive[1:]]
+            state.busy_since, state.free_at = at - running.age_s, self._estimate(first, running, at)
+            if doc is not None and first.id == has:
+                state.busy_since, state.free_at = since - doc.busy_for_s, since + doc.free_in_s
+        elif preload is not None and preload.loading and doc is not None:
+            state.preload = preload
+            state.busy_since, state.free_at = since - doc.busy_for_s, since + doc.free_in_s
+        if doc is not None and state.busy != (doc.status != "idle"):
+            changed = True
+        waits = [call for call in local if call.function in state.models.models]
+        for call in local:
+            if call not in waits:
+                changed = True
+                waiting[call.id] = call
+        for call in waits:
+            call.state, call.device = LOCAL, state
+            self._calls[call.id] = call
+            call.owner.waiting += 1
+            self._waiting += 1
+            state.local.append(call)
+            state.local_s += call.estimate_s
+            state.models.models[call.function].queued += 1
+            if call.deadline is not None:
+                self._watch(call)
+        if doc is not None and len(waits) == len(doc.local):
+            state.local_s = doc.local_s
+        return changed
+
+    def _adopt_residents(
+        self, state: DeviceState, snapshot: DeviceSnapshot, at: Seconds, doc: DeviceDoc | None, since: Seconds
+    ) -> bool:
+        """List what *state* has; evict what is of nobody, or too much. Return whether that is not as *doc* has it."""
+        known = {} if doc is None else {copy_id(each.function, each.copy): each for each in doc.residents}
+        running = Counter(copy_id(each.function, each.copy) for each in snapshot.running)
+        over = sum(each.memory for each in snapshot.residents) - state.device.memory
+        found = []
+        for each in snapshot.residents:
+            owner = self._functions.get(each.function)
+            key = copy_id(each.function, each.copy)
+            excess = over > 0 and not running[key]
+            if (
+                owner is None
+                or excess
+                or owner.digest != each.digest
+                or owner.costs(state.kind) is None
+                or not owner.allows(state)
+                or (owner.exclusive and each.copy)
+                or each.memory > state.models.free
+                or key in state.models.models
+            ):
+                over -= each.memory
+                self._out.append(m.Evict(each.function, state.id, each.copy))
+                continue
+            costs = owner.costs(state.kind)
+            assert costs is not None
+            model = Resident(owner, each.memory, at - each.idle_s, at - each.load_age_s + costs.load_s, each.copy)
+            model.loading = each.loading
+            model.running = running[key]
+            before = known.get(key)
+            if before is not None and before.loading and each.loading:
+                model.ready_at = since + before.ready_in_s
+            state.models.insert(model)
+            self._touched[owner] = None
+            if before is not None and before.draining and not each.loading:
+                owner.draining[model] = state
+            else:
+                owner.add(model, state)
+                owner.loading += each.loading
+            found.append((key, each.memory, each.loading, model.running))
+        return found != [
+            (copy_id(each.function, each.copy), each.memory, each.loading, each.running) for each in known.values()
+        ]
+
+    def _adopt_call(
+        self,
+        state: DeviceState,
+        model: Model,
+        running: RunningCall,
+        at: Seconds,
+        calls: dict[CallId, Call],
+        waiting: dict[CallId, Call],
+    ) -> Call:
+        """*running* runs on *model*, whoever let it. `model.running` counts it already."""
+        owner = model.owner
+        other = self._calls.get(running.call)
+        waited = waiting.pop(running.call, None)
+        call = calls.pop(running.call, None) or waited
+        regrant = twin = False
+        if other is not None and other.state != RUNNING and not running.begun:
+            # Its gateway asked again, since it had not heard of this lease: it gets it now.
+            call, regrant = other, True
+            self._unqueue(other)
+        elif other is not None:
+            # It runs elsewhere, or its gateway has given this one up: here it is to stop.
+            twin, call = True, None
+        if call is None:
+            # In front of all that wait here: it was started before they were. In front of the others as it came.
+            self._adopted += 1
+            call = Call(running.call, owner, self._adopted - _MAX_ADOPTED, at - running.age_s, None)
+            call.passes = 0
+            call.aborted = running.abandoned
+        if twin:
+            call.id = _twin(running.call, state.id)
+            if not call.aborted:
+                call.aborted = True
+                self._out.append(m.Abort(running.call, state.id))
+        call.state, call.device, call.model, call.cold = RUNNING, state, model, running.cold
+        if running.begun:
+            call.why = _TAKEN_OVER
+        self._calls[call.id] = call
+        owner.running += 1
+        if regrant:
+            self._grant(call, state, model, _names(call))
+        return call
+
+    def _unqueue(self, call: Call) -> None:
+        """Take a waiting call from wherever it waits, and off the books."""
+        owner = call.owner
+        if call.state == LOCAL:
+            assert call.device is not None
+            self._take_local(call.device, call)
+        else:
+            (self._queue if owner.exclusive else owner.queue).remove(call)
+            if not owner.queue.calls:
+                self._homeless.pop(owner.id, None)
+        owner.waiting -= 1
+        self._waiting -= 1
+        del self._calls[call.id]
+
+    def _estimate(self, call: Call, running: RunningCall, at: Seconds) -> Seconds:
+        """When a call of a model function should end that was not started by this engine."""
+        model, device = call.model, call.device
+        assert model is not None
+        assert device is not None
+        costs = call.owner.costs(device.kind)
+        service_s = 0.0 if costs is None else costs.service_s
+        if running.begun:
+            return at - running.age_s + service_s
+        return max(at, model.ready_at if model.loading else at) + service_s
+
+    def _came_again(self, event: m.Arrived) -> bool:
+        """A gateway says that a call still waits. True: it is known here, and where it is has been said or will be."""
+        call = self._calls.get(event.call)
+        if call is None:
+            return False
+        if call.state != RUNNING:
+            if event.deadline is not None and event.deadline != call.deadline:
+                call.deadline = event.deadline
+                self._watch(call)
+        elif call.why is _TAKEN_OVER or call.aborted:
+            assert call.device is not None
+            runs = f"call {call.id} has begun on {call.device.id} already, and is not run twice"
+            self._out.append(m.Reject(call.id, "refused", runs))
+        else:
+            assert call.device is not None
+            assert call.model is not None
+            self._grant(call, call.device, call.model, _names(call))
+        return True
+
+    def _back_date(self, call: Call, age_s: Seconds) -> None:
+        """Give a call that waited elsewhere its place: what it had, or in front of those that came here later."""
+        remembered = self._remembered.pop(call.id, None)
+        if remembered is not None:
+            doc, since = remembered
+            call.number = doc.number
+            call.arrived_at = since - doc.age_s
+            call.refusals = doc.refusals
+            call.passes = doc.passes or 0
+            return
+        call.arrived_at -= age_s
+        number = self._queue.next_number
+        for each in reversed(self._calls.values()):  # those that came last are the last here, but for a few
+            if each.state != RUNNING:
+                if each.arrived_at <= call.arrived_at:
+                    break
+                number = min(number, each.number)
+        call.number = number
+        if number == self._queue.next_number:
+            self._queue.next_number += 1
+        else:
+            call.passes = 0
 
 
 def reservation(peak: Bytes) -> Bytes:
@@ -1134,6 +1735,46 @@ def reservation(peak: Bytes) -> Bytes:
 
 _Started: TypeAlias = "tuple[Seconds, Call, DeviceId, bool, tuple[CopyId, ...], bool, policies.Why | None]"
 """When, which call, where, a miss, its victims, from a local queue, why."""
+
+
+class _Left:
+    """What an older engine left, and what has come since."""
+
+    def __init__(self, event: m.Restored, at: Seconds) -> None:
+        self.event = event
+        self.events: list[tuple[Seconds, m.Event]] = []
+        self._at = at - event.elapsed_s
+        """When the newest doc was made, on this engine's clock."""
+        every: list[DeviceDoc | FunctionDoc | EngineDoc] = [*event.functions, *event.devices]
+        if event.engine is not None:
+            every.append(event.engine)
+        self._newest = max(((each.epoch, each.at_s) for each in every), default=(0, 0.0))
+
+    def since(self, doc: DeviceDoc | FunctionDoc | EngineDoc) -> Seconds:
+        """When *doc* was made. Of an older epoch than the newest: nobody knows, and it is taken for as new."""
+        epoch, at_s = self._newest
+        return self._at - (at_s - doc.at_s) if doc.epoch == epoch else self._at
+
+
+def _lacks(owner: FunctionState) -> bool:
+    return owner.copies < owner.target and owner.failed is None and not owner.removed
+
+
+def _has_surplus(owner: FunctionState) -> bool:
+    return bool(owner.surplus or owner.draining)
+
+
+def _is_homeless(owner: FunctionState) -> bool:
+    return bool(not owner.exclusive and owner.queue.calls and not owner.active)
+
+
+def _twin(call: CallId, device: DeviceId) -> CallId:
+    """What a call goes by on *device* that is known to wait or to run elsewhere as well."""
+    return CallId(f"{call} on {device}")
+
+
+def _names(call: Call) -> tuple[CopyId, ...]:
+    return tuple(copy_id(function, copy) for function, copy in call.victims)
 
 
 def _options(why: policies.Why | None) -> tuple[Considered, ...]:

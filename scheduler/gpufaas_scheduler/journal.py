@@ -20,8 +20,14 @@ from gpufaas_core.model import Seconds
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, DEFAULT_WAIT_BOUND_S, make_policy
 
-VERSION = 2
-"""1: a device held one copy of a function. Its events can be read, but would not give the commands that they gave."""
+VERSION = 3
+"""
+1: a device held one copy of a function. Its events can be read, but would not give the commands that they gave.
+2: devices joined empty, and no engine took over from another. A reader of 2 would pass over a node's snapshot.
+"""
+
+READABLE = (2, 3)
+"""Of these, the events give the commands that they gave."""
 
 
 class Header(Struct, frozen=True):
@@ -86,10 +92,10 @@ def read(path: Path) -> tuple[Header, Iterator[tuple[Event, Seconds]]]:
     except msgspec.DecodeError as exc:
         file.close()
         raise InvalidSpec(f"{path} is not a journal: its first line is no header ({exc})") from exc
-    if header.version != VERSION:
+    if header.version not in READABLE:
         file.close()
         raise InvalidSpec(
-            f"{path} is a journal of version {header.version}, this program reads version {VERSION}: "
+            f"{path} is a journal of version {header.version}, this program reads {READABLE[0]} to {VERSION}: "
             "replay it with the release that wrote it"
         )
 

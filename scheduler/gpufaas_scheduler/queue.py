@@ -42,7 +42,7 @@ LOCAL: Final = 1
 RUNNING: Final = 2
 """Has a lease."""
 
-_IMPLICIT: Final = -1
+IMPLICIT: Final = -1
 """`Call.passes` of a call that never left the queue: its count follows from its number."""
 
 
@@ -64,14 +64,15 @@ class Call:
         """Arrival number: the order of the queue, kept when the call comes back."""
         self.arrived_at = arrived_at
         self.deadline = deadline
-        self.passes = _IMPLICIT
+        self.passes = IMPLICIT
         self.state = WAITING
         self.refusals = 0
         # The following have a meaning once it is placed, the device already in its local queue:
         self.device: DeviceState | None = None
         self.model: Model | None = None
         self.cold = False
-        self.victims: tuple[Model, ...] = ()
+        self.victims: tuple[tuple[FunctionId, int], ...] = ()
+        """Which copies left the device for it."""
         self.estimate_s = 0.0
         """Its share of the local queue's time, as estimated when it was put there."""
         self.aborted = False
@@ -94,17 +95,19 @@ class FunctionQueue:
         self.tombstones = 0
 
     def append(self, call: Call) -> None:
-        call.passes = _IMPLICIT
+        call.passes = IMPLICIT
         if not self.calls:
             self.head = call.number
         self.calls.append(call)
 
     def put_back(self, call: Call) -> None:
-        """Insert *call* by its number. O(calls before it)."""
+        """Insert *call* by its number. O(calls before it), but at the end O(1)."""
+        if not self.calls or self.calls[-1].number < call.number:
+            return self.append(call)
         before = []
         while self.calls and self.calls[0].number < call.number:
             before.append(self.calls.popleft())
-        call.passes = _IMPLICIT
+        call.passes = IMPLICIT
         self.calls.appendleft(call)
         self.calls.extendleft(reversed(before))
         self.head = self.calls[0].number
@@ -116,13 +119,13 @@ class FunctionQueue:
         if calls[0] is not call:
             self.tombstones += 1
             if self.tombstones * 2 > len(calls):
-                self.calls = deque(each for each in calls if each.passes == _IMPLICIT)
+                self.calls = deque(each for each in calls if each.passes == IMPLICIT)
                 self.tombstones = 0
             return
         calls.popleft()
         while calls:
             first = calls[0]
-            if first.passes == _IMPLICIT:
+            if first.passes == IMPLICIT:
                 self.head = first.number
                 return
             calls.popleft()
@@ -151,6 +154,17 @@ class GlobalQueue:
         return self.count
 
     @property
+    def ends(self) -> tuple[int, ...]:
+        """Where the last `pass_limit` scans ended, by number."""
+        return tuple(self._ends)
+
+    def restore(self, next_number: int, ends: tuple[int, ...]) -> None:
+        """Go on counting where an older queue stopped, perhaps with another limit. Nothing waits here yet."""
+        self.next_number = next_number
+        limit = self.pass_limit
+        self._ends = sorted([*[0] * limit, *ends])[-limit:] if limit else []
+
+    @property
     def functions(self) -> int:
         """At least as many functions as have calls waiting: the cost of looking at the head of each."""
         return len(self._heads) + len(self._aside) + len(self.returned)
@@ -170,7 +184,7 @@ class GlobalQueue:
 
     def remove(self, call: Call) -> None:
         self.count -= 1
-        if call.passes == _IMPLICIT:
+        if call.passes == IMPLICIT:
             call.owner.queue.remove(call, self.pass_limit - bisect_right(self._ends, call.number))
         else:
             self.returned.remove(call)
@@ -178,7 +192,7 @@ class GlobalQueue:
     def passes(self, call: WaitingCall) -> int:
         """How often *call* was passed over, as far as it is known: `pass_limit` means at least so often."""
         explicit = cast(Call, call).passes
-        return self.pass_limit - bisect_right(self._ends, call.number) if explicit == _IMPLICIT else explicit
+        return self.pass_limit - bisect_right(self._ends, call.number) if explicit == IMPLICIT else explicit
 
     def count_pass(self, before: int) -> None:
         """A scan passed over every waiting call with a number below *before* (`NEVER`: over all)."""
@@ -187,7 +201,7 @@ class GlobalQueue:
             insort(self._ends, min(before, self.next_number))
             del self._ends[0]
         for call in self.returned:
-            if call.number >= before:
+            if call.number > before:  # with an equal number it stands in front of the call where the scan ended
                 break
             call.passes += 1
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import (
     DeadlineExceeded,
     GpufaasError,
@@ -23,6 +24,7 @@ from gpufaas_core.messages import (
     Arrived,
     Cancelled,
     Command,
+    DeviceDrained,
     DeviceJoined,
     Event,
     Evict,
@@ -50,6 +52,7 @@ from gpufaas_core.model import (
     NodeId,
     Seconds,
 )
+from gpufaas_core.snapshot import DeviceSnapshot
 from gpufaas_scheduler.engine import Engine
 
 
@@ -65,6 +68,18 @@ class NodePort(Protocol):
     def resize(self, function: FunctionId, device: DeviceId, memory: Bytes, copy: int = 0) -> None: ...
 
     def abort(self, call: CallId, device: DeviceId) -> None: ...
+
+
+class _Gone:
+    """A node that left between a decision and its command: its devices have left too, and nothing is to be done."""
+
+    def _nothing(self, *_: object) -> None:
+        pass
+
+    open = load = evict = resize = abort = _nothing
+
+
+_GONE: Final = _Gone()
 
 
 class JournalPort(Protocol):
@@ -103,6 +118,10 @@ class SchedulerService:
         self._waiting: dict[CallId, asyncio.Future[Lease]] = {}
         self._refused: dict[CallId, asyncio.Future[Lease]] = {}
         self._nodes: dict[NodeId, NodePort] = {}
+        self._gateways: dict[str, Callable[[CallId, Lease | GpufaasError], None]] = {}
+        """Of other processes, by the name that ends the ids of their calls."""
+        self.changes = 0
+        """Counts events, so that whoever shows the state knows whether there is something new."""
         self._flush: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -129,6 +148,26 @@ class SchedulerService:
             raise placed
         return placed
 
+    def place_for(self, call: CallId, function: FunctionId, timeout_s: Seconds, age_s: Seconds = 0.0) -> None:
+        """Place a call of an attached gateway, which is answered at once or later; *age_s*: it waited elsewhere."""
+        now = self._now()
+        self.handle(Arrived(call, function, now + timeout_s, age_s), now)
+
+    def attach(self, gateway: str, answer: Callable[[CallId, Lease | GpufaasError], None]) -> None:
+        """Answers to calls whose ids end in ``@GATEWAY`` go to *answer* from now on."""
+        self._gateways[gateway] = answer
+
+    def detach(self, gateway: str) -> None:
+        self._gateways.pop(gateway, None)
+
+    def calls_of(self, gateway: str) -> list[CallId]:
+        """Return those of its calls that wait or run. O(calls): for when a gateway comes or goes."""
+        return [call for call in self._engine.calls() if call.endswith(f"@{gateway}")]
+
+    def knows(self, call: CallId) -> bool:
+        """Whether *call* waits or runs."""
+        return self._engine.knows(call)
+
     def again(self, call: CallId) -> asyncio.Future[Lease]:
         """Return the next lease of *call*, whose last one the node refused; it kept its place in the queue."""
         future = self._refused.pop(call, None)
@@ -136,6 +175,9 @@ class SchedulerService:
             future = self._waiting.get(call) or self._loop.create_future()
             self._waiting[call] = future
         return future
+
+    def over(self, call: CallId) -> None:
+        """Its caller was answered. Embedded, nothing is kept of a call that has its lease."""
 
     def cancel(self, call: CallId) -> None:
         """The caller of *call* is gone, or has no time left: its place, or its worker, is given up."""
@@ -150,16 +192,30 @@ class SchedulerService:
             self._nodes[device.node] = node
             self.handle(DeviceJoined(device))
 
+    def join_with(self, node: NodePort, devices: list[DeviceSnapshot]) -> None:
+        """A node comes with what it holds."""
+        for each in devices:
+            self._nodes[each.device.node] = node
+            self.handle(DeviceJoined(each.device, each))
+
+    def part(self, node: NodeId) -> None:
+        """A node is gone, and its devices have left."""
+        self._nodes.pop(node, None)
+
+    def drain(self, device: DeviceId, drain: bool) -> None:
+        """Let *device* take no new calls, or take it back."""
+        self.handle(DeviceDrained(device, drain))
+
     def report(self, fact: Event) -> None:
         """A node says what happened."""
-        if isinstance(fact, Refused) and fact.call != self._placing:
+        if isinstance(fact, Refused) and fact.call != self._placing and not self._gateway_of(fact.call):
             # Its gateway asks for the next lease when it learns of the refusal, which may be after that is granted.
             self._waiting[fact.call] = self._refused[fact.call] = self._loop.create_future()
         self.handle(fact)
 
     # --- the catalogue ---
 
-    def deploy(self, function: Function) -> None:
+    def deploy(self, function: Function, worker: WorkerSpec | None = None) -> None:  # noqa: ARG002 - the nodes know it
         self.handle(FunctionDeployed(function))
 
     def remove(self, function: FunctionId, drain: bool) -> None:
@@ -172,8 +228,11 @@ class SchedulerService:
     def status(self) -> EngineStatus:
         return self._engine.status(self._now())
 
-    def explain(self, call: CallId) -> Explanation | None:
+    async def explain(self, call: CallId) -> Explanation | None:
         """Say why *call* was started where it was, or why it waits; None: it is not known any more."""
+        return self.explained(call)
+
+    def explained(self, call: CallId) -> Explanation | None:
         return self._engine.explain(call, self._now())
 
     def take_learnt(self) -> list[Learnt]:
@@ -186,6 +245,7 @@ class SchedulerService:
         """Feed *event* to the engine and carry out what it commands."""
         if now is None:
             now = self._now()
+        self.changes += 1
         if self._journal is not None:
             self._journal.append(event, now)
             if self._flush is None:
@@ -222,11 +282,18 @@ class SchedulerService:
             self._node(command.device).load(command)
 
     def _node(self, device: DeviceId) -> NodePort:
-        return self._nodes[NodeId(device.rpartition("/")[0])]
+        return self._nodes.get(NodeId(device.rpartition("/")[0]), _GONE)
+
+    def _gateway_of(self, call: CallId) -> Callable[[CallId, Lease | GpufaasError], None] | None:
+        return self._gateways.get(call.rpartition("@")[2]) if self._gateways else None
 
     def _answer(self, call: CallId, answer: Lease | GpufaasError) -> None:
         if call == self._placing:
             self._placed = answer
+            return
+        gateway = self._gateway_of(call)
+        if gateway is not None:
+            gateway(call, answer)
             return
         future = self._waiting.pop(call, None)
         if future is None or future.done():

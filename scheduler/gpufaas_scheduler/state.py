@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
-from typing import Final, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from gpufaas_cache_manager.replacement import Replacement, victims
 from gpufaas_cache_manager.residency import Residency, Resident
@@ -78,6 +78,10 @@ class ReadyCopies:
         for model in models:
             self.add(model)
 
+    def __iter__(self) -> Iterator[Model]:
+        """By calls running; of equals, in the order in which they take the next."""
+        return (model for row in self._running for model in row)
+
     def add(self, model: Model) -> None:
         running = model.running
         while len(self._running) <= running:
@@ -121,7 +125,7 @@ class FunctionState:
     """A deployed revision: its limits and costs, its copies, and its calls."""
 
     __slots__ = (
-        "_costs", "_declared", "active", "called", "called_at", "constraints", "desired", "digest", "draining", "eager",
+        "_costs", "active", "called", "called_at", "constraints", "declared", "desired", "digest", "draining", "eager",
         "excess", "exclusive", "failed", "failures", "fits", "fits_as_of", "holders", "id", "loading", "max_copies",
         "max_queue", "min_copies", "queue", "ready", "removed", "running", "slots", "target", "waiting", "widened",
     )  # fmt: skip
@@ -165,7 +169,8 @@ class FunctionState:
         self.max_copies = function.max_copies
         self.scale(self.desired)
         self.max_queue = function.max_queue
-        self._declared = function
+        self.declared = function
+        """As it was deployed."""
         self._costs: dict[str, Costs | None] = {}
         self.widened: set[str] = set()
         """Kinds whose occupation was doubled after a load ran out of memory."""
@@ -194,11 +199,15 @@ class FunctionState:
         except KeyError:
             pass
         try:
-            costs = Costs(self._declared.profile(kind))
+            costs = Costs(self.declared.profile(kind))
         except KeyError:
             costs = None
         self._costs[kind] = costs
         return costs
+
+    def known_costs(self) -> Iterator[tuple[str, Costs]]:
+        """By kind, of kinds that were asked for."""
+        return ((kind, costs) for kind, costs in self._costs.items() if costs is not None)
 
     def allows(self, device: DeviceState) -> bool:
         """Whether *device* satisfies its constraints."""
@@ -268,7 +277,7 @@ class DeviceState:
 
     __slots__ = (
         "busy_s", "busy_since", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind", "local", "local_s",
-        "misses", "models", "order", "preload", "run", "served", "starts",
+        "misses", "models", "order", "others", "preload", "run", "served", "starts",
     )  # fmt: skip
 
     def __init__(self, device: Device, order: int) -> None:
@@ -280,6 +289,8 @@ class DeviceState:
         self.models: Residency[FunctionState] = Residency(device.memory, device.kind)
         self.run: Call | None = None
         """The call of a model function that has the device to itself."""
+        self.others: list[Call] = []
+        """More of these, of which nobody knew when they were started: without a scheduler, each gateway is its own."""
         self.preload: Model | None = None
         """What a policy is loading here without a call, and has the device to itself for."""
         self.busy_since = 0.0
@@ -316,6 +327,15 @@ IdleKey: TypeAlias = "tuple[int, int, DeviceState]"
 """(-starts, order, device): sorts idle devices as the scheduler takes them."""
 
 
+class Demand(NamedTuple):
+    """What is known of the arrivals of all functions together."""
+
+    first_call_at: Seconds | None
+    offered_s: Seconds
+    """Service times of the arrivals, weighted as `FunctionState.called`, as of `offered_at`."""
+    offered_at: Seconds
+
+
 class Cluster:
     """Everything that decisions are made from. `policies.View` says what the methods mean."""
 
@@ -333,7 +353,8 @@ class Cluster:
         self.idle_devices: list[IdleKey] = []
         """Sorted; kept so as devices start and end, since sorting 1,000 of them per decision would be the decision."""
         self.replacement = replacement
-        self._joined = 0
+        self.joined = 0
+        """Devices that have joined so far."""
         self.asked: tuple[FunctionState, DeviceState] | None = None
         """For whom `victims` was answered last. Whoever changes pins or charges sets it to None."""
         self._answer: tuple[Model, ...] | None = None
@@ -348,6 +369,13 @@ class Cluster:
         self._offered_at: Seconds = 0.0
 
     # --- demand ---
+
+    def demand(self) -> Demand:
+        return Demand(self._first_call_at, self._offered_s, self._offered_at)
+
+    def restore_demand(self, demand: Demand) -> None:
+        self._first_call_at, self._offered_s, self._offered_at = demand
+        self._observed_at = -math.inf
 
     def note_call(self, owner: FunctionState) -> None:
         """A call arrives now. Those of CPU functions count for what their copies are worth, not as work of devices."""
@@ -391,12 +419,20 @@ class Cluster:
     # --- devices and residency ---
 
     def join(self, device: Device) -> DeviceState:
-        state = DeviceState(device, self._joined)
-        self._joined += 1
+        """A device comes, empty and idle."""
+        state = self.attach(device)
+        self.set_idle(state)
+        return state
+
+    def attach(self, device: Device, order: int | None = None) -> DeviceState:
+        """A device comes, and whether it is idle is for the caller to find out; as number *order*, or the next."""
+        if order is None:
+            order = self.joined
+        self.joined = max(self.joined, order + 1)
+        state = DeviceState(device, order)
         self.devices[device.id] = state
         self.largest[device.kind] = max(device.memory, self.largest.get(device.kind, 0))
         self.fleet += 1
-        self.set_idle(state)
         return state
 
     def leave(self, device: DeviceState) -> None:

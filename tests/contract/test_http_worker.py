@@ -1,4 +1,4 @@
-"""What holds for every worker that speaks HTTP, whoever launches it: a program, or a container."""
+"""What holds for every worker that speaks HTTP, whoever launches it: a program, a container, or a pod of Kubernetes."""
 
 import asyncio
 import json
@@ -6,12 +6,14 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from kubernetes_server import KubernetesServer
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, WorkerCrashed
@@ -23,7 +25,11 @@ from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.containers import Containers
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.kubernetes import Pod, Pods
+from gpufaas_gpu_manager.kubernetes_api import Access
+from gpufaas_gpu_manager.node import Containers as Engine
 from gpufaas_gpu_manager.node import Node, NodeSettings
+from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_state import WorkerState
 
 DEVICE = DeviceId("n/cpu:0")
@@ -55,6 +61,9 @@ class Programs:
     def install(self, digest: str) -> Path:
         return self._root / digest
 
+    def pid_of(self, worker: Worker) -> int | None:
+        return worker.pid
+
     def manifest(self, digest: str) -> Manifest:  # noqa: ARG002 - the port's
         return Manifest(kind="server", template="test", command=("python", "server.py"))
 
@@ -73,8 +82,22 @@ class Images(Programs):
         return WorkerSpec(function, name, "ns", "", "server", 8, image=self._image, **asked)  # type: ignore[arg-type]
 
 
+class PodImages(Images):
+    """The Kubernetes launcher: an API server that runs the server of an image as a process."""
+
+    kind = "kubernetes"
+
+    def __init__(self, root: Path, server: KubernetesServer) -> None:
+        super().__init__(root, "test:1")
+        self.server = server
+
+    def pid_of(self, worker: Worker) -> int | None:
+        assert isinstance(worker.run, Pod)
+        return self.server.pid_of(worker.run.name)
+
+
 class Rig:
-    def __init__(self, launcher: Programs, settings: NodeSettings, containers: Containers | None) -> None:
+    def __init__(self, launcher: Programs, settings: NodeSettings, containers: Engine | None) -> None:
         self.launcher = launcher
         self.logs = Lines()
         self.facts: list[Event] = []
@@ -127,18 +150,28 @@ async def until(claim: Callable[[], object], timeout_s: float = 15.0) -> None:
             await asyncio.sleep(0.005)
 
 
-@pytest.fixture(params=["process", "docker"])
-def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Programs:
-    if request.param == "docker":
-        return Images(tmp_path, request.getfixturevalue("test_image"))
-    return Programs(tmp_path)
+@pytest.fixture(params=["process", "docker", "kubernetes"])
+async def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Programs]:
+    if request.param == "kubernetes":
+        server = KubernetesServer({"test:1": [sys.executable, "-u", str(SERVER)]})
+        await server.start()
+        yield PodImages(tmp_path, server)
+        assert server.pods() == []  # the platform leaves none behind
+        await server.close()
+    elif request.param == "docker":
+        yield Images(tmp_path, request.getfixturevalue("test_image"))
+    else:
+        yield Programs(tmp_path)
 
 
 @pytest.fixture
 async def rig(launcher: Programs) -> AsyncIterator[Rig]:
-    containers = None
+    containers: Containers | Pods | None = None
     if launcher.kind == "docker":
         containers = Containers(secrets.token_hex(4), 8080)
+        await containers.start()
+    elif isinstance(launcher, PodImages):
+        containers = Pods(secrets.token_hex(4), Access(url=launcher.server.url, namespace="functions"))
         await containers.start()
     rig = Rig(launcher, NodeSettings(abort_grace_s=0.5), containers)
     await rig.node.start()
@@ -410,12 +443,13 @@ async def test_it_has_no_more_memory_than_was_reserved(rig: Rig, function: Funct
 
 async def test_one_that_is_evicted_is_asked_to_end_and_leaves_nothing(rig: Rig, function: FunctionId) -> None:
     worker = rig.node.workers()[0]
-    assert worker.pid is not None
+    pid = rig.launcher.pid_of(worker)
+    assert pid is not None
 
     rig.node.evict(function, DEVICE)
 
     await until(lambda: worker.state is WorkerState.GONE)
-    assert not psutil.pid_exists(worker.pid)
+    assert not psutil.pid_exists(pid)
     assert "asked to end" in rig.logs.lines
     assert rig.node.reserved(DEVICE) == 0
     assert not rig.facts_of(WorkerExited)
@@ -449,7 +483,7 @@ async def test_one_that_fails_its_health_check_is_killed(rig: Rig) -> None:
 async def test_a_deploy_is_told_whether_it_starts(rig: Rig) -> None:
     good = rig.launcher.spec("good", memory=64 * MiB)
     bad = rig.launcher.spec("bad", memory=64 * MiB, env={"FAIL": "1"})
-    if rig.launcher.kind == "docker":
+    if rig.launcher.kind != "process":
         pytest.skip("a container is started when it is called: what it needs may not be there before")
 
     await rig.node.check(good)
@@ -461,7 +495,7 @@ async def test_a_deploy_is_told_whether_it_starts(rig: Rig) -> None:
 
 async def test_platforms_on_one_machine_do_not_take_each_others_ports(rig: Rig) -> None:
     """Both look for free ports from the same one on, and a server takes its time before it listens."""
-    if rig.launcher.kind == "docker":
+    if rig.launcher.kind != "process":
         pytest.skip("a container has its ports to itself")
     function = await rig.function()
     other = Node(open_devices(["cpu:0=400MiB"], NodeId("n")), rig.launcher, rig.logs, lambda _: None)
@@ -490,7 +524,7 @@ async def test_one_that_never_listens_is_given_up(rig: Rig) -> None:
 
 
 async def test_closing_the_node_ends_them(rig: Rig, function: FunctionId) -> None:
-    pid = rig.node.workers()[0].pid
+    pid = rig.launcher.pid_of(rig.node.workers()[0])
     assert pid is not None
 
     await rig.node.close()
@@ -500,7 +534,7 @@ async def test_closing_the_node_ends_them(rig: Rig, function: FunctionId) -> Non
 
 
 async def test_kill_9_is_noticed_while_idle(rig: Rig, function: FunctionId) -> None:
-    pid = rig.node.workers()[0].pid
+    pid = rig.launcher.pid_of(rig.node.workers()[0])
     assert pid is not None
 
     os.kill(pid, signal.SIGKILL)

@@ -172,7 +172,7 @@ async def main() -> None:
         ended.set()
 
     loop.add_signal_handler(signal.SIGTERM, end)
-    server = await asyncio.start_server(serve, "0.0.0.0", PORT, limit=1 << 20)
+    server = await asyncio.start_server(serve, os.environ.get("HOST", "0.0.0.0"), PORT, limit=1 << 20)
     print(f"listening on {PORT}", flush=True)
     async with server:
         await ended.wait()

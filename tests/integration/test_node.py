@@ -475,3 +475,58 @@ async def test_a_crash_before_the_call_comes_is_told_to_the_call_and_does_not_lo
         await rig.call(lease)
 
     assert len(rig.facts_of(LoadFailedFact)) == 1
+
+
+async def test_a_snapshot_says_what_is_in_memory_and_what_runs(rig: Rig, tmp_path: Path) -> None:
+    """Least recently used first, whatever was loaded first; of a call whether its worker has it."""
+    waits = f"""
+        import os
+        def handle(event, context):
+            with open({str(tmp_path / "began")!r}, "w") as file:
+                file.write("x")
+            os.open({str(tmp_path / "go")!r}, os.O_RDONLY)
+            return "over"
+    """
+    os.mkfifo(tmp_path / "go")
+    first = await rig.function("first", "def handle(event, context): return 'x'", "http")
+    second = await rig.function("second", "def handle(event, context): return 'x'", "http")
+    third = await rig.function("third", waits, "http")
+    for function in (second, first, second):
+        cold = function not in {each.spec.function for each in rig.node.workers()}
+        await rig.call(rig.lease(function, cold=cold, memory=48 * MiB))
+    lease = rig.lease(third, cold=True, memory=50 * MiB)
+    answer = asyncio.ensure_future(rig.call(lease))
+    await asyncio.sleep(0)
+    (loading,) = rig.node.snapshot().devices
+    await until((tmp_path / "began").exists)
+    (device,) = rig.node.snapshot().devices
+    go = os.open(tmp_path / "go", os.O_WRONLY)
+    await answer
+    os.close(go)
+    (after,) = rig.node.snapshot().devices
+
+    assert [(each.function, each.loading) for each in loading.residents] == [
+        (first, False), (second, False), (third, True),
+    ]  # fmt: skip
+    assert [(each.call, each.begun, each.cold) for each in loading.running] == [(lease.call, False, True)]
+    assert [(each.function, each.loading) for each in device.residents] == [
+        (first, False), (second, False), (third, False),
+    ]  # fmt: skip
+    assert [each.memory for each in device.residents] == [48 * MiB, 48 * MiB, 50 * MiB]
+    assert [each.digest for each in device.residents] == ["first", "second", "third"]
+    assert device.residents[0].idle_s > device.residents[1].idle_s > 0.0
+    assert [(each.call, each.function, each.begun) for each in device.running] == [(lease.call, third, True)]
+    assert after.running == ()
+
+
+async def test_what_an_older_scheduler_granted_is_refused_once_a_newer_one_has_spoken(rig: Rig) -> None:
+    function = await rig.function("f", "def handle(event, context): return 'x'", "http")
+    await rig.call(rig.lease(function, cold=True))
+
+    rig.node.obey(7)
+    rig.node.obey(3)
+
+    assert rig.node.snapshot().epoch == 7
+    with pytest.raises(LeaseRefused):
+        await rig.call(rig.lease(function))
+    assert [each.call for each in rig.facts if isinstance(each, Refused)] == [CallId("c2")]

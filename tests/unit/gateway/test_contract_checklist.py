@@ -81,6 +81,9 @@ class Functions:
     def cancel(self, call: CallId) -> None:
         del call
 
+    def over(self, call: CallId) -> None:
+        del call
+
     def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> Exchange:
         self.called.append((lease.function, head))
         return Exchange(lease, bytes(body), self.answer, head.body_mode == STREAM)

@@ -8,6 +8,7 @@ import pytest
 from gpufaas_core import messages as m
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
+from gpufaas_core.snapshot import CallDoc, DeviceSnapshot, EngineDoc, ResidentSnapshot
 from gpufaas_scheduler.journal import Header, Journal, replay
 
 
@@ -48,8 +49,39 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: int) -
     path = tmp_path / "journal"
     Journal(path, Header(version=version)).close()
 
-    with pytest.raises(InvalidSpec, match=f"version {version}, this program reads version 2: replay it with the"):
+    with pytest.raises(InvalidSpec, match=f"version {version}, this program reads 2 to 3: replay it with the"):
         list(replay(path))
+
+
+def test_a_journal_from_before_nodes_told_what_they_have_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_text(
+        '{"policy": "lb", "version": 2}\n'
+        '[0.0, {"type": "DeviceJoined", "device": {"id": "n/d", "kind": "cpu", "memory": 10}}]\n'
+    )
+
+    ((event, commands),) = replay(path)
+
+    assert event == m.DeviceJoined(Device(DeviceId("n/d"), "cpu", 10))
+    assert commands == []
+
+
+def test_a_takeover_is_replayed_too(tmp_path: Path) -> None:
+    """What an engine was restored from are events as all others."""
+    device = Device(DeviceId("n/d"), "cpu", 10)
+    f = FunctionId("f")
+    path = tmp_path / "journal"
+    with Journal(path, Header()) as journal:
+        journal.append(m.FunctionDeployed(Function(f, "", profiles={"*": Profile(1.0, 1.0, 1)})), 0.0)
+        waiting = (CallDoc(CallId("c"), f, 3, 1.0),)
+        journal.append(m.Restored(EngineDoc("least-wait", 7, 4, waiting=waiting), queued=True), 0.0)
+        journal.append(m.DeviceJoined(device, DeviceSnapshot(device, (ResidentSnapshot(f, "", 1),))), 0.5)
+        journal.append(m.Serving(), 1.0)
+        journal.append(m.DeviceJoined(Device(DeviceId("n/e"), "cpu", 10)), 2.0)
+
+    commands = [each for _, given in replay(path) for each in given]
+
+    assert [each.lease.number for each in commands if isinstance(each, m.Start)] == [8]
 
 
 def test_a_journal_is_never_written_over(tmp_path: Path) -> None:

@@ -1,0 +1,197 @@
+"""
+Writes what the scheduler knows behind it: to a store that anybody can look into, and that a successor starts from.
+
+No decision waits for this. The engine marks what changed; here it is asked for the newest state of each such key when
+its turn comes, so that a key that changes a thousand times a second costs twenty writes, and a store that was away for
+a minute gets one write per key, not a minute of them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from gpufaas_core.errors import GpufaasError
+from gpufaas_core.model import Seconds
+from gpufaas_core.snapshot import DeviceDoc, EngineDoc, FunctionDoc
+
+log = logging.getLogger(__name__)
+
+EVERY_S: Final[Seconds] = 0.05
+"""A key is written no sooner after its last write: at most 20 times a second."""
+ENGINE_EVERY_S: Final[Seconds] = 0.25
+"""The same for ``engine``, which changes with every call and is the largest."""
+BEAT_S: Final[Seconds] = 10.0
+"""``engine`` is written so often even if nothing happens: the ages in all docs count from the newest one's moment."""
+DOCS_PER_S: Final = 1_000
+"""Of all keys together. A doc costs about 60 µs of the loop that schedules: a fleet of 1,000 busy devices is written
+once a second rather than twenty times."""
+
+_BATCH: Final = 64
+"""Docs per write: etcd takes 128 operations in a transaction, and the loop should not encode for longer than 5 ms."""
+_BATCH_BYTES: Final = 512 * 1024
+_BACKOFF_S: Final = (0.1, 0.25, 0.5, 1.0, 2.0)
+_ENGINE: Final = "engine"
+
+
+class StatePort(Protocol):
+    """Where state is kept, for a writer that may have been replaced without knowing it yet."""
+
+    async def write(self, puts: Mapping[str, bytes], deletes: Sequence[str]) -> bool:
+        """
+        Put and delete all of it in one step, if the writer still leads; False: it does not, and nothing was done.
+
+        :raises GpufaasError: the store is away, or full; perhaps it was done
+        """
+
+
+Doc = DeviceDoc | FunctionDoc | EngineDoc
+
+
+class WriteBehind:
+    """
+    See module. Call `note` after the engine was told something; `run` until it is cancelled or the lead is lost.
+
+    :param changed: the keys that changed since the last call of this (``Engine.take_changed``)
+    :param doc: what is to be kept under a key; None: nothing, delete it (``Engine.doc``)
+    :param epoch: of the writer: in every doc, with a number that grows with each write
+    """
+
+    def __init__(
+        self,
+        port: StatePort,
+        changed: Callable[[], Sequence[str]],
+        doc: Callable[[str], Doc | None],
+        epoch: int,
+        *,
+        clock: Callable[[], Seconds] | None = None,
+        wait: Callable[[asyncio.Event, Seconds], Awaitable[None]] | None = None,
+    ) -> None:
+        self._port = port
+        self._changed = changed
+        self._doc = doc
+        self._epoch = epoch
+        self._clock = clock or asyncio.get_running_loop().time
+        self._wait = wait or _wait
+        self._noted = asyncio.Event()
+        self._pending: dict[str, None] = {}
+        """Keys to be written, the one that has waited longest first."""
+        self._next_at: dict[str, Seconds] = {}
+        """When a key that was just written may be written again."""
+        self._encoder = msgspec.json.Encoder()
+        self.seq = 0
+        """Of the last write."""
+        self.lost = False
+        """Somebody else leads: nothing is written any more."""
+        self.trouble = ""
+        """Why the last write failed; empty: it did not."""
+        self.written = 0
+        """Docs, deleted ones included."""
+
+    def note(self) -> None:
+        """Something may have changed. Costs nothing worth naming, as often as it is called."""
+        self._noted.set()
+
+    @property
+    def behind(self) -> int:
+        """Keys that are known to differ from the store."""
+        return len(self._pending)
+
+    async def run(self) -> None:
+        """Write for as long as the writer leads."""
+        tries = 0
+        self.note()
+        while not self.lost:
+            self._gather()
+            now = self._clock()
+            due = [key for key in self._pending if self._next_at.get(key, now) <= now][:_BATCH]
+            if not due:
+                await self._wait_for_more(now)
+                continue
+            docs = await self._write(due)
+            if self.lost:
+                return
+            if docs < 0:
+                pause_s = _BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)]
+                tries += 1
+            else:
+                pause_s = docs / DOCS_PER_S
+                tries = 0
+            await self._pause(pause_s)
+
+    async def flush(self) -> bool:
+        """Write all that is left, once, without regard for rates; False: it could not be done."""
+        self._gather()
+        while self._pending and not self.lost:
+            if await self._write(list(self._pending)[:_BATCH]) < 0:
+                return False
+        return not self.lost
+
+    def _gather(self) -> None:
+        self._noted.clear()
+        for key in self._changed():
+            self._pending.setdefault(key)
+
+    async def _wait_for_more(self, now: Seconds) -> None:
+        """Until something is noted, or may be written again. Nothing is due at *now*."""
+        times = [self._next_at[key] for key in self._pending]
+        if times:
+            # What is noted meanwhile may be due at once: a key that was idle does not wait for others.
+            await self._wait(self._noted, max(0.0, min(times) - now))
+            return
+        self._next_at = {key: at for key, at in self._next_at.items() if at > now}
+        await self._wait(self._noted, BEAT_S)
+        if not self._noted.is_set():
+            self._pending.setdefault(_ENGINE)
+
+    async def _pause(self, pause_s: Seconds) -> None:
+        """For so long, whatever is noted."""
+        if pause_s > 0:
+            await self._wait(asyncio.Event(), pause_s)
+
+    async def _write(self, keys: list[str]) -> int:
+        """Write these keys as they are now; return how many it was; -1: it failed, and they are pending again."""
+        puts: dict[str, bytes] = {}
+        deletes: list[str] = []
+        size = 0
+        for key in keys:
+            if size > _BATCH_BYTES:
+                break
+            doc = self._doc(key)
+            del self._pending[key]
+            if doc is None:
+                deletes.append(key)
+                continue
+            self.seq += 1
+            puts[key] = self._encoder.encode(replace(doc, epoch=self._epoch, seq=self.seq))
+            size += len(puts[key])
+        now = self._clock()
+        for key in (*puts, *deletes):
+            self._next_at[key] = now + (ENGINE_EVERY_S if key == _ENGINE else EVERY_S)
+        try:
+            self.lost = not await self._port.write(puts, deletes)
+        except (GpufaasError, OSError) as exc:
+            # Whatever was or was not written: what is newest when it is tried again is what counts.
+            self._pending = dict.fromkeys([*puts, *deletes]) | self._pending
+            if not self.trouble:
+                log.warning("state.not_written keys=%d reason=%s", len(self._pending), exc)
+            self.trouble = str(exc)
+            return -1
+        if self.lost:
+            log.warning("state.not_written keys=%d reason=another scheduler leads", len(keys))
+        elif self.trouble:
+            log.info("state.written_again keys=%d", len(puts) + len(deletes))
+            self.trouble = ""
+        self.written += len(puts) + len(deletes)
+        return len(puts) + len(deletes)
+
+
+async def _wait(event: asyncio.Event, timeout_s: Seconds) -> None:
+    """Until *event*, or so long."""
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except TimeoutError:
+        pass

@@ -1,0 +1,42 @@
+"""``gpufaas scheduler``: a scheduler of a cluster; `services.scheduler` does the rest."""
+
+from typing import Any
+
+import click
+
+from gpufaas_cli.cluster_flags import cluster_of, cluster_options, policy_of, policy_options, status_option
+from gpufaas_cli.extra import needing
+from gpufaas_cli.options import SchedulerOptions
+
+
+@click.command(
+    "scheduler",
+    short_help="Start a scheduler of a cluster; of several one leads.",
+    epilog="""
+\b
+Examples:
+  gpufaas scheduler --id s1 --token-file token --etcd 10.0.0.2:2379 --advertise 10.0.0.5:7070
+  gpufaas scheduler --id s1 --token-file token --policy lalb-o3 --o3-limit 25
+""",
+)
+@click.option(
+    "--listen", default="0.0.0.0:7070", show_default=True, metavar="HOST:PORT", help="Where gateways and nodes connect."
+)
+@click.option(
+    "--advertise", default="", metavar="HOST:PORT",
+    help="Where they reach it from elsewhere. [default: this machine's name, with the port of --listen]",
+)  # fmt: skip
+@status_option(7071)
+@cluster_options
+@policy_options
+def command(listen: str, advertise: str, **given: Any) -> None:
+    """
+    Start a scheduler of a cluster. It waits until no other leads, and then decides for all gateways and nodes.
+
+    Stops on Ctrl-C or SIGTERM: another one takes over at once, or after a lease of 5 s if this one dies.
+    """
+    options = SchedulerOptions(cluster=cluster_of(given), policy=policy_of(given), listen=listen, advertise=advertise)
+    with needing("scheduler", "cluster"):
+        from gpufaas_cli.services import scheduler
+
+        scheduler.run(options)

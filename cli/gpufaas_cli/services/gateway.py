@@ -1,0 +1,232 @@
+"""
+``gpufaas gateway``: HTTP in; functions from etcd, leases from the scheduler that leads, calls to the nodes' doors.
+
+Stateless but for the bodies that it spools: any number of gateways serve the same functions.
+"""
+
+import asyncio
+import logging
+import socket
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpufaas_cache_manager.artifacts import ArtifactStore
+from gpufaas_cache_manager.bundles import BundleStore
+from gpufaas_cli.front import Front
+from gpufaas_cli.options import GatewayOptions
+from gpufaas_cli.services.common import (
+    Status,
+    first_of,
+    identity,
+    leader_addresses,
+    on_signals,
+    opened,
+    run_service,
+    status_served,
+)
+from gpufaas_cli.services.weights import GatewayArtifacts, Weights
+from gpufaas_cli.serving import _builds, _credentials, _listen, _own
+from gpufaas_core import wire
+from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.model import DeviceId
+from gpufaas_gateway.async_queue import SqliteAsyncQueue
+from gpufaas_gateway.ports import Secrets
+from gpufaas_gateway.remote_nodes import RemoteNodes
+from gpufaas_gateway.remote_scheduler import RemoteScheduler
+from gpufaas_gateway.remote_workers import RemoteLogs, RemoteWorkers
+from gpufaas_store.election import register
+from gpufaas_store.etcd import Etcd, Listed
+from gpufaas_store.functions import EntryChanged, EntryRemoved, EtcdFunctionStore
+from gpufaas_store.secrets import EtcdSecrets, SecretsKey, create_key_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpufaas_gateway.auth import Credentials
+
+log = logging.getLogger("gateway")
+
+_COUNT_EVERY_S = 1.0
+
+
+def run(options: GatewayOptions) -> None:
+    front = options.front
+    with _own(front.data) as spool, _listen(front.host, front.port) as listening:
+        credentials = _credentials(front)
+        front = replace(front, port=listening.getsockname()[1])
+        run_service(_main(replace(options, front=front), credentials, spool, listening))
+
+
+async def _main(
+    options: GatewayOptions, credentials: "Credentials | None", spool: "Path", listening: "socket.socket"
+) -> None:
+    me = identity(options.cluster, "gateway")
+    status = Status(ready=lambda: "waits for etcd")
+    stop = asyncio.Event()
+    on_signals(stop)
+    async with status_served(status, options.front.host, options.cluster.status_port) as status_port:
+        print(f"✓ gateway    {me.id} will serve port {options.front.port}, status at port {status_port}", flush=True)
+        opening = asyncio.create_task(_run(options, credentials, spool, listening, status, status_port))
+        stopping = asyncio.create_task(stop.wait())
+        # Once the door is open the server has the signals; before, a signal ends the wait for etcd.
+        await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not opening.done():
+            opening.cancel()
+        await asyncio.gather(opening, return_exceptions=opening.cancelled())
+
+
+async def _run(
+    options: GatewayOptions, credentials: "Credentials | None", spool: "Path", listening: "socket.socket",
+    status: Status, status_port: int,
+) -> None:  # fmt: skip
+    me = identity(options.cluster, "gateway")
+    data = options.front.data
+    async with opened(options.cluster) as etcd:
+        store = EtcdFunctionStore(etcd)
+        secrets = await _secrets(etcd, options.secrets_key)
+        artifacts = ArtifactStore(data / "artifacts")
+        weights = Weights(me, artifacts, BundleStore(data / "bundles", artifacts), options.object_store)
+        nodes = RemoteNodes(me, lambda call, device, reason: scheduler.unreachable(call, DeviceId(device), reason))
+
+        def on_view(view: wire.View) -> None:
+            nodes.set_nodes(view.nodes)
+
+        scheduler = RemoteScheduler(me, on_view=on_view)
+        workers = RemoteWorkers(nodes)
+        logs = RemoteLogs(nodes)
+        async_queue = SqliteAsyncQueue(data / "async")
+        front = Front(
+            options.front, credentials, spool, store=store,
+            artifacts=GatewayArtifacts(artifacts, weights, asyncio.get_running_loop()),
+            workers=workers, scheduler=scheduler, node=nodes, secrets=secrets, logs=logs, async_queue=async_queue,
+            usage_of=workers.usage_of, end_logs=logs.end_followers, call_suffix=f"@{scheduler.name}",
+            builds=_builds(options.front, spool), cluster=scheduler,
+        )  # fmt: skip
+        status.more = weights.served
+        status.metrics = lambda: b""  # they are at the front door, as OpenFaaS has them
+        catalogue = front.catalogue
+        listed = asyncio.Event()
+
+        async def follow_leader() -> None:
+            await scheduler.follow(leader_addresses(etcd))
+
+        async def follow_functions() -> None:
+            seen: set[str] = set()
+            async with aclosing(store.watch_entries()) as changes:
+                async for change in changes:
+                    match change:
+                        case EntryChanged(entry):
+                            seen.add(entry.record.full_name)
+                            if entry.worker is not None and entry.function is not None and entry.is_complete:
+                                catalogue.adopt(entry.record, entry.worker, entry.function)
+                        case EntryRemoved(name):
+                            seen.discard(name)
+                            catalogue.dropped(name)
+                        case Listed():
+                            for each in catalogue.everywhere():
+                                if each.full_name not in seen:
+                                    catalogue.dropped(each.full_name)
+                            catalogue.complete()
+                            listed.set()
+
+        async def follow_namespaces() -> None:
+            async with aclosing(etcd.watch("v1/namespaces/")) as changes:
+                async for _ in changes:
+                    await catalogue.namespaces.load()
+
+        async def count() -> None:
+            """Tell the scheduler what functions with a scaling rule are asked for."""
+            while True:
+                await asyncio.sleep(_COUNT_EVERY_S)
+                pending = front.async_calls.counts()
+                counted = {
+                    each.full_name: (
+                        each.stats.begun, each.stats.finished, each.stats.inflight, pending.get(each.full_name, 0)
+                    )
+                    for each in catalogue.everywhere()
+                    if each.scaling is not None
+                }  # fmt: skip
+                if counted:
+                    scheduler.counted(counted)
+
+        async def begin_async() -> None:
+            await listed.wait()
+            front.async_calls.begin()
+            await asyncio.Event().wait()
+
+        def ready() -> str:
+            if not catalogue.loaded:
+                return "functions are being read from etcd"
+            if not scheduler.connected:
+                return f"no scheduler: {scheduler.leader or 'none leads'}"
+            return ""
+
+        status.ready = ready
+        about = {"id": me.id, "boot": me.boot, "version": me.version, "port": options.front.port}
+        registration = await register(etcd, f"v1/gateways/{me.id}", msgspec.json.encode(about), same=lambda _: True)
+        weights.join(etcd, registration, f"http://{_own_name(options)}:{status_port}")
+        stopped = asyncio.Event()
+
+        async def side_tasks() -> None:
+            try:
+                await first_of(
+                    follow_leader(), follow_functions(), follow_namespaces(), scheduler.run(), count(), begin_async(),
+                    weights.run(), stopped.wait(),
+                )  # fmt: skip
+            except GpufaasError:
+                log.exception("a side task failed")
+                raise
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(front.ended(side_tasks()))
+                tasks.create_task(front.ended(front.async_calls.run()))
+                tasks.create_task(front.ended(front.keep(stopped)))
+                tasks.create_task(_say(front, options))
+                await front.serve(listening, stopped)
+        finally:
+            await registration.close()
+            await front.callbacks.close()
+            await nodes.close()
+            async_queue.close()
+
+
+def _own_name(options: GatewayOptions) -> str:
+    """Return by which name nodes reach this machine."""
+    host = options.front.host
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host
+
+
+async def _secrets(etcd: Etcd, key_file: "Path | None") -> Secrets:
+    if key_file is None:
+        return _NoSecrets()
+    key = SecretsKey.read(key_file) if key_file.exists() else create_key_file(key_file)
+    secrets = EtcdSecrets(etcd, key)
+    await secrets.check_key()
+    return secrets
+
+
+class _NoSecrets:
+    """Of a cluster that was given no key to seal them with."""
+
+    def names(self, namespace: str) -> list[str]:  # noqa: ARG002 - the port's
+        return []
+
+    def _none(self, *_: object) -> None:
+        raise InvalidSpec(
+            "this gateway keeps no secrets: start gateways and nodes with --secrets-key FILE, the same key for all"
+        )
+
+    create = update = remove = _none
+
+    def drop(self, namespace: str) -> None:
+        pass
+
+
+async def _say(front: Front, options: GatewayOptions) -> None:
+    if await front.started():
+        print(f"✓ serves     http://{options.front.host}:{options.front.port}", flush=True)

@@ -1,0 +1,160 @@
+"""
+Where a service's bytes come from, and who is told that it has them: artifacts and bundles of a cluster.
+
+A holder of bytes says so in etcd under its lease (``v1/artifacts/SHA256/HOLDER``) and serves them on its status port,
+to whoever has the cluster's token.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpufaas_cache_manager.artifacts import ArtifactStore
+from gpufaas_cache_manager.bundles import BundleStore
+from gpufaas_cache_manager.fetch import Fetcher
+from gpufaas_cache_manager.object_store import ObjectStore
+from gpufaas_cache_manager.object_store import object_store as open_object_store
+from gpufaas_cache_manager.peers import PeerArtifacts, PeerClient
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.connection import Identity
+from gpufaas_core.errors import GpufaasError
+from gpufaas_gateway.ports import ArtifactWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from gpufaas_cli.services.common import App
+    from gpufaas_store.election import Registration
+    from gpufaas_store.etcd import Etcd
+
+log = logging.getLogger("weights")
+
+_KEYS = "v1/artifacts/"
+
+
+def peer_token(me: Identity) -> str:
+    """Return what peers show each other over HTTP: not the cluster's token itself, which stays off that wire."""
+    return hashlib.sha256(b"gpufaas artifacts\0" + me.token).hexdigest()
+
+
+class Weights:
+    """See module. `join` before anything is fetched or announced; `run` beside the service."""
+
+    def __init__(self, me: Identity, artifacts: ArtifactStore, bundles: BundleStore, object_store: str) -> None:
+        self._me = me
+        self._artifacts = artifacts
+        self.store: ObjectStore | None = open_object_store(object_store) if object_store else None
+        self.served: App = PeerArtifacts(artifacts, peer_token(me))
+        self._peers = PeerClient(peer_token(me))
+        self._fetcher = Fetcher(artifacts, bundles, self.holders, self._peers, self.store, self.announce)
+        self._etcd: Etcd | None = None
+        self._registration: Registration | None = None
+        self._url = ""
+        self._joined = asyncio.Event()
+        self._wanted: asyncio.Queue[str] = asyncio.Queue()
+        self._new: asyncio.Queue[str] = asyncio.Queue()
+
+    def join(self, etcd: "Etcd", registration: "Registration", url: str) -> None:
+        """From now on others can be found, and find this one at *url*."""
+        self._etcd, self._registration, self._url = etcd, registration, url
+        for digest in self._artifacts.digests():
+            self.announce(digest)
+        self._joined.set()
+
+    def announce(self, digest: str) -> None:
+        """The bytes of *digest* are here."""
+        self._new.put_nowait(digest)
+
+    async def fetch(self, spec: WorkerSpec) -> None:
+        """
+        Have the bundle of *spec*, and its weights, here.
+
+        :raises GpufaasError: nobody has them, or they could not be written
+        """
+        if not spec.image:
+            await self._fetcher.ensure_bundle(spec.digest)
+
+    def prefetch(self, spec: WorkerSpec) -> None:
+        """Have it here soon: a call may come, and the others that have it may go."""
+        if not spec.image:
+            self._wanted.put_nowait(spec.digest)
+
+    async def run(self) -> None:
+        """Announce and prefetch, until cancelled."""
+        await self._joined.wait()
+        try:
+            await asyncio.gather(self._announce_all(), self._prefetch_all())
+        finally:
+            await self._fetcher.close()
+            self._peers.close()
+
+    async def _announce_all(self) -> None:
+        assert self._registration is not None
+        value = msgspec.json.encode({"url": self._url})
+        while True:
+            digest = await self._new.get()
+            await self._registration.put(f"{_KEYS}{digest}/{self._me.role}-{self._me.id}", value)
+
+    async def _prefetch_all(self) -> None:
+        while True:
+            digest = await self._wanted.get()
+            try:
+                await self._fetcher.ensure_bundle(digest)
+            except GpufaasError as exc:
+                log.warning("bundle.not_fetched digest=%s reason=%s", digest, exc)
+
+    async def holders(self, digest: str) -> Sequence[str]:
+        await self._joined.wait()
+        assert self._etcd is not None
+        found = []
+        for item in (await self._etcd.range(f"{_KEYS}{digest}/")).items:
+            with contextlib.suppress(msgspec.DecodeError, TypeError, KeyError):
+                url = msgspec.json.decode(item.value)["url"]
+                if url != self._url:
+                    found.append(url)
+        return found
+
+    # --- uploads to a gateway ---
+
+    async def publish(self, digest: str) -> None:
+        """An upload is whole: others may have it from here, and the object store keeps it if there is one."""
+        if self.store is not None:
+            await self.store.write(digest, self._artifacts.path(digest))
+        self.announce(digest)
+
+
+class GatewayArtifacts:
+    """Uploads to this gateway (`ports.Artifacts`): kept here, announced, and in the object store once whole."""
+
+    def __init__(self, artifacts: ArtifactStore, weights: Weights, loop: asyncio.AbstractEventLoop) -> None:
+        self._artifacts = artifacts
+        self._weights = weights
+        self._loop = loop
+
+    def has(self, digest: str) -> bool:
+        if self._artifacts.has(digest):
+            return True
+        # Called from a thread, as all of this port: whoever else has it will do.
+        holders = asyncio.run_coroutine_threadsafe(self._weights.holders(digest), self._loop).result()
+        if holders:
+            return True
+        store = self._weights.store
+        return (
+            store is not None and asyncio.run_coroutine_threadsafe(store.head(digest), self._loop).result() is not None
+        )
+
+    def writer(self, digest: str) -> AbstractContextManager[ArtifactWriter]:
+        return self._writer(digest)
+
+    @contextlib.contextmanager
+    def _writer(self, digest: str) -> "Generator[ArtifactWriter]":
+        with self._artifacts.writer(digest) as writer:
+            yield writer
+        # The block ends in a thread, as it begins in one.
+        asyncio.run_coroutine_threadsafe(self._weights.publish(digest), self._loop).result()

@@ -1,0 +1,371 @@
+"""
+The scheduler at the other end of a link (ports: `invoke.PlacementPort`, `ports.Scheduler`).
+
+One connection to the scheduler that leads, with any number of calls in flight on it. While there is no leader, calls to
+models that the last view shows ready go straight to their node (`_without_leader`); the others wait for one, within
+`PATIENCE_S`. A new connection, to the same scheduler or to the next, begins with what this gateway has: calls that run
+are named, those that wait are placed again with their age.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import msgspec
+
+from gpufaas_core import wire
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.connection import Identity, Link, NotReached, TurnedAway, connect
+from gpufaas_core.errors import InvalidSpec, LeaseRefused, UnknownFunction
+from gpufaas_core.messages import Lease
+from gpufaas_core.model import CallId, DeviceId, EngineStatus, Explanation, Function, FunctionId, Seconds
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final[Seconds] = 10.0
+"""How long a call waits for a scheduler that leads."""
+WITHOUT_LEADER: Final = -1
+"""The number of a lease that no scheduler granted."""
+_BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+_NOBODY: Final = EngineStatus("", (), {}, {})
+
+
+class _Waiting:
+    """A call that has no lease yet."""
+
+    __slots__ = ("call", "deadline", "function", "future", "retold", "sent", "since")
+
+    def __init__(
+        self, call: CallId, function: FunctionId, since: float, deadline: float, future: asyncio.Future[Lease]
+    ) -> None:
+        self.call = call
+        """As its gateway calls it."""
+        self.sent = call
+        """As the scheduler knows it: another one after each reconnection, since what it knows may be half over."""
+        self.function = function
+        self.since = since
+        self.deadline = deadline
+        self.future = future
+        self.retold = False
+        """Its function was said to be unknown, and was told about once more."""
+
+
+class RemoteScheduler:
+    """See module. `run` keeps the connection; one event loop owns it."""
+
+    def __init__(self, me: Identity, *, on_view: Callable[[wire.View], None] = lambda _: None) -> None:
+        """:param on_view: told of nodes and residents when they change"""
+        self.me = me
+        self.name = f"{me.id}.{me.boot}"
+        self.view: wire.View | None = None
+        self.leader = ""
+        """Its address; empty: none is known."""
+        self._on_view = on_view
+        self._loop = asyncio.get_running_loop()
+        self._link: Link | None = None
+        self._epoch = 0
+        self._waiting: dict[CallId, _Waiting] = {}
+        """By the id that the scheduler knows."""
+        self._sent: dict[CallId, CallId] = {}
+        """Ids as sent, of calls for which they are not their own."""
+        self._running: dict[CallId, FunctionId] = {}
+        """Calls with a lease that are not over, by the id in it."""
+        self._functions: dict[FunctionId, tuple[Function, WorkerSpec]] = {}
+        self._early: dict[CallId, Lease] = {}
+        """Leases that came before the refusal of the one before."""
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
+        self._serial = 0
+        self._changed = asyncio.Event()
+        self._ready: dict[FunctionId, list[tuple[DeviceId, int]]] | None = None
+        self._direct: dict[DeviceId, int] = {}
+
+    # --- the invocation path ---
+
+    def place(self, call: CallId, function: FunctionId, timeout_s: Seconds) -> Lease | asyncio.Future[Lease]:
+        now = self._loop.time()
+        future: asyncio.Future[Lease] = self._loop.create_future()
+        link = self._link
+        if link is None:
+            lease = self._without_leader(call, function)
+            if lease is not None:
+                self._running[call] = function
+                return lease
+            self._loop.call_later(min(PATIENCE_S, timeout_s), self._give_up, future)
+        waiting = self._waiting[call] = _Waiting(call, function, now, now + timeout_s, future)
+        if link is not None:
+            link.send(wire.Place(waiting.sent, function, timeout_s))
+        return future
+
+    def again(self, call: CallId) -> asyncio.Future[Lease]:
+        """Return the next lease of *call*, whose last one was refused."""
+        sent = self._sent.get(call, call)
+        for each in self._waiting.values():
+            if each.call == call:
+                return each.future  # it was granted anew already, or is about to be
+        function = self._running.pop(sent, None) or self._running.pop(call, None)
+        future: asyncio.Future[Lease] = self._loop.create_future()
+        if function is None:
+            future.set_exception(LeaseRefused(f"call {call} is not known any more: call again"))
+            return future
+        now = self._loop.time()
+        waiting = self._waiting[sent] = _Waiting(call, function, now, now + PATIENCE_S * 6, future)
+        waiting.sent = sent
+        granted = self._early.pop(sent, None)
+        if granted is not None:
+            self._granted(granted)
+        elif self._link is not None:
+            self._link.send(wire.Again(sent))
+        else:
+            self._loop.call_later(PATIENCE_S, self._give_up, future)
+        return future
+
+    def cancel(self, call: CallId) -> None:
+        sent = self._sent.pop(call, call)
+        self._waiting.pop(sent, None)
+        self._running.pop(sent, None)
+        if self._link is not None:
+            self._link.send(wire.Cancel(sent))
+
+    def over(self, call: CallId) -> None:
+        """Its caller was answered."""
+        sent = self._sent.pop(call, call) if self._sent else call
+        self._running.pop(sent, None)
+
+    def unreachable(self, call: CallId, device: DeviceId, reason: str) -> None:
+        """The node of a lease could not be reached. *call* as in the lease."""
+        if self._link is not None:
+            self._link.send(wire.Unreachable(call, device, reason))
+
+    # --- management ---
+
+    def deploy(self, function: Function, worker: WorkerSpec) -> None:
+        self._functions[function.id] = (function, worker)
+        if self._link is not None:
+            self._link.send(wire.Deploy(function, worker))
+
+    def remove(self, function: FunctionId, drain: bool) -> None:
+        self._functions.pop(function, None)
+        if self._link is not None:
+            self._link.send(wire.Remove(function, drain))
+
+    def scale(self, function: FunctionId, copies: int) -> None:
+        if self._link is None:
+            raise LeaseRefused("no scheduler leads at the moment: scale again in a few seconds")
+        self._link.send(wire.Scale(function, copies))
+
+    def counted(self, functions: dict[str, tuple[int, int, int, int]]) -> None:
+        if self._link is not None:
+            self._link.send(wire.Counted(functions))
+
+    def status(self) -> EngineStatus:
+        """As the scheduler last said it: at most half a second old while one leads."""
+        return _NOBODY if self.view is None else self.view.status
+
+    async def explain(self, call: CallId) -> Explanation | None:
+        found: Explanation | None = msgspec.json.decode(await self.ask("explain", call), type=Explanation | None)
+        return found
+
+    async def ask(self, what: str, value: str) -> bytes:
+        """
+        Return the scheduler's answer, JSON.
+
+        :raises InvalidSpec: what was asked cannot be
+        :raises LeaseRefused: no scheduler leads, or it went away
+        """
+        if self._link is None:
+            raise LeaseRefused("no scheduler leads at the moment: ask again in a few seconds")
+        self._serial += 1
+        future = self._asked[self._serial] = self._loop.create_future()
+        self._link.send(wire.Ask(self._serial, what, value))
+        answer: bytes = await future
+        return answer
+
+    def nodes(self) -> list[wire.NodeView]:
+        return [] if self.view is None else self.view.nodes
+
+    async def drain(self, node: str, drain: bool) -> None:
+        await self.ask("drain" if drain else "undrain", node)
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None
+
+    # --- the connection ---
+
+    async def follow(self, leaders: AsyncIterator[str]) -> None:
+        """Learn from *leaders* who leads: addresses, empty while nobody does."""
+        async for address in leaders:
+            self.leader = address
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Keep connected to the scheduler that leads, until cancelled."""
+        tries = 0
+        while True:
+            if not self.leader:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            address = self.leader
+            lost: asyncio.Future[str] = self._loop.create_future()
+            try:
+                link = await connect(address, self.me)
+            except (NotReached, TurnedAway) as exc:
+                if isinstance(exc, TurnedAway) and exc.code == "not_leader" and exc.leader not in ("", address):
+                    self.leader = exc.leader
+                else:
+                    level = logging.INFO if tries else logging.WARNING
+                    log.log(level, "scheduler.unreachable address=%s reason=%s", address, exc)
+                self._changed.clear()
+                delay = _BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)] * random.uniform(0.8, 1.2)
+                tries += 1
+                try:
+                    await asyncio.wait_for(self._changed.wait(), delay)
+                except TimeoutError:
+                    pass
+                continue
+            if link.epoch < self._epoch:
+                link.close("an older scheduler")  # it does not know yet that another one leads
+                await asyncio.sleep(_BACKOFF_S[2])
+                continue
+            tries = 0
+            self._begin(link)
+            link.attend(self._heard, lambda why, lost=lost: None if lost.done() else lost.set_result(why))  # type: ignore[misc]
+            try:
+                self._changed.clear()
+                moved = self._loop.create_task(self._moved(address))
+                await asyncio.wait((lost, moved), return_when=asyncio.FIRST_COMPLETED)
+                moved.cancel()
+                why = lost.result() if lost.done() else "another one leads"
+            finally:
+                link.close("this gateway goes elsewhere")
+                self._end()
+            log.warning("scheduler.lost address=%s reason=%s", address, why)
+
+    async def _moved(self, address: str) -> None:
+        """Return when somebody else leads. That nobody does is no reason to leave: the store may be down."""
+        while self.leader in ("", address):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _begin(self, link: Link) -> None:
+        self._link, self._epoch = link, link.epoch
+        self._early.clear()
+        link.send(wire.Present(list(self._running)))
+        now = self._loop.time()
+        waiting, self._waiting = self._waiting, {}
+        for each in sorted(waiting.values(), key=lambda each: each.since):
+            self._place_anew(each, now)
+        log.info("scheduler.connected address=%s epoch=%d waiting=%d", self.leader, link.epoch, len(waiting))
+
+    def _place_anew(self, waiting: _Waiting, now: float) -> None:
+        if waiting.future.done() or self._link is None:
+            return
+        self._serial += 1
+        stem, _, name = waiting.sent.rpartition("@")
+        waiting.sent = CallId(f"{stem.partition('~')[0]}~{self._serial}@{name}")
+        self._sent[waiting.call] = waiting.sent
+        self._waiting[waiting.sent] = waiting
+        self._link.send(wire.Place(waiting.sent, waiting.function, waiting.deadline - now, now - waiting.since))
+
+    def _end(self) -> None:
+        self._link = None
+        for question in self._asked.values():
+            if not question.done():
+                question.set_exception(LeaseRefused("the scheduler went away: ask again in a few seconds"))
+        self._asked.clear()
+        # Those that can do without a leader do so; the others have until their patience is over.
+        for sent, each in list(self._waiting.items()):
+            lease = self._without_leader(each.sent, each.function)
+            if lease is not None:
+                del self._waiting[sent]
+                self._running[lease.call] = each.function
+                if not each.future.done():
+                    each.future.set_result(lease)
+            else:
+                self._loop.call_later(PATIENCE_S, self._give_up, each.future)
+
+    def _give_up(self, future: asyncio.Future[Lease]) -> None:
+        if not future.done() and self._link is None:
+            future.set_exception(
+                LeaseRefused(f"no scheduler leads since {PATIENCE_S:g} s, and no copy is known to be ready: call again")
+            )
+
+    def _heard(self, message: Any) -> None:
+        kind = type(message)
+        if kind is wire.Granted:
+            self._granted(message.lease)
+        elif kind is wire.Rejected:
+            self._rejected(message)
+        elif kind is wire.Unknown:
+            waiting = self._waiting.pop(message.call, None)
+            if waiting is not None:
+                self._place_anew(waiting, self._loop.time())
+        elif kind is wire.View:
+            self.view = message
+            self._ready = None
+            self._on_view(message)
+        elif kind is wire.Answered:
+            future = self._asked.pop(message.number, None)
+            if future is not None and not future.done():
+                if message.error:
+                    future.set_exception(InvalidSpec(message.error))
+                else:
+                    future.set_result(message.value)
+
+    def _granted(self, lease: Lease) -> None:
+        waiting = self._waiting.pop(lease.call, None)
+        if waiting is None:
+            if lease.call in self._running:
+                # Granted anew before its refusal is known here.
+                self._early[lease.call] = lease
+            elif self._link is not None:
+                self._link.send(wire.Cancel(lease.call))  # its caller went while the lease was on its way
+            return
+        self._running[lease.call] = waiting.function
+        if not waiting.future.done():
+            waiting.future.set_result(lease)
+
+    def _rejected(self, rejected: wire.Rejected) -> None:
+        waiting = self._waiting.pop(rejected.call, None)
+        if waiting is None:
+            return
+        error = wire.make_error(rejected.code, rejected.message, rejected.retry_after_s)
+        known = self._functions.get(waiting.function)
+        if isinstance(error, UnknownFunction) and known is not None and not waiting.retold and self._link is not None:
+            # It was deployed a moment ago, by another gateway: this scheduler will know it when it is told.
+            waiting.retold = True
+            self._link.send(wire.Deploy(*known))
+            self._place_anew(waiting, self._loop.time())
+            return
+        if not waiting.future.done():
+            waiting.future.set_exception(error)
+
+    # --- without a leader ---
+
+    def _without_leader(self, call: CallId, function: FunctionId) -> Lease | None:
+        """
+        Return a lease of our own for a copy that was ready when a scheduler was last heard; None: there is none.
+
+        The node serves it only if the copy is there and ready, one call at a time where the device is exclusive; so no
+        memory is promised, and nothing is loaded, without a scheduler.
+        """
+        if self.view is None:
+            return None
+        if self._ready is None:
+            self._ready = {}
+            for each in self.view.status.devices:
+                for resident in each.resident:
+                    if not resident.loading and not resident.draining:
+                        copies = self._ready.setdefault(resident.function, [])
+                        copies.append((each.device.id, resident.copy))
+        copies = self._ready.get(function, [])
+        if not copies:
+            return None
+        known = self._functions.get(function)
+        device, copy = min(copies, key=lambda each: self._direct.get(each[0], 0))
+        self._direct[device] = self._direct.get(device, 0) + 1
+        digest = "" if known is None else known[0].digest
+        return Lease(self._epoch, WITHOUT_LEADER, call, function, digest, device, False, 0, copy=copy)

@@ -1,0 +1,37 @@
+"""What a node of its own tells Prometheus: what its ledger and its workers say, which the scheduler only hears of."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from gpufaas_gpu_manager.node import Node
+
+
+class _Collector:
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+
+    def collect(self) -> Iterable[Metric]:
+        memory = GaugeMetricFamily("gpufaas_node_memory_bytes", "Memory that may be promised.", labels=["device"])
+        reserved = GaugeMetricFamily("gpufaas_node_reserved_bytes", "Memory that processes hold.", labels=["device"])
+        workers = GaugeMetricFamily("gpufaas_node_workers", "Workers by state.", labels=["device", "state"])
+        counts: dict[tuple[str, str], int] = {}
+        for worker in self._node.workers():
+            key = worker.device.id, worker.state.name.lower()
+            counts[key] = counts.get(key, 0) + 1
+        for device in self._node.devices():
+            memory.add_metric([device.id], device.memory)
+            reserved.add_metric([device.id], self._node.reserved(device.id))
+        for (device_id, state), count in sorted(counts.items()):
+            workers.add_metric([device_id, state], count)
+        yield from (memory, reserved, workers)
+
+
+def node_metrics(node: "Node") -> bytes:
+    """Return all of it in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(node))
+    return generate_latest(registry)

@@ -1,0 +1,219 @@
+"""
+The engine's state as docs, for whoever takes over from it, and docs as state again (docs/adr/0022).
+
+Nothing here decides. Ages become times by a `since`: the moment, on the reader's clock, at which a doc was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from gpufaas_core.model import DeviceId, FunctionId, Seconds
+from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, FunctionDoc, Holder, ResidentDoc
+from gpufaas_scheduler.queue import IMPLICIT, Call
+from gpufaas_scheduler.state import Cluster, Costs, DeviceState, FunctionState, Model, ReadyCopies
+
+WAITING_KEPT: Final = 1000
+"""So many waiting calls are kept; later ones come again by their gateways, with their age, and stand behind these."""
+
+LOCAL_KEPT: Final = 100
+"""Of each device's local queue."""
+
+
+# --- state to docs ----------------------------------------------------------------------------------------------------
+
+
+def call_doc(call: Call, now: Seconds) -> CallDoc:
+    model = call.model
+    return CallDoc(
+        call=call.id,
+        function=call.function,
+        number=call.number,
+        age_s=now - call.arrived_at,
+        deadline_in_s=None if call.deadline is None else call.deadline - now,
+        passes=None if call.passes == IMPLICIT else call.passes,
+        refusals=call.refusals,
+        aborted=call.aborted,
+        estimate_s=call.estimate_s,
+        copy=0 if model is None else model.copy,
+        cold=call.cold,
+        victims=call.victims,
+    )
+
+
+def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
+    """O(residents + local queue). Calls of CPU functions are left out: their node knows all of them that matters."""
+    run = device.run
+    running = () if run is None else tuple(call_doc(each, now) for each in (run, *device.others))
+    local = [call_doc(call, now) for call, _ in zip(device.local, range(LOCAL_KEPT), strict=False)]
+    return DeviceDoc(
+        device=device.device,
+        status="busy" if run is not None else "loading" if device.preload is not None else "idle",
+        finish_s=device.finish_s(now),
+        residents=tuple(
+            ResidentDoc(
+                function=each.owner.id,
+                memory=each.memory,
+                idle_s=now - each.last_used,
+                copy=each.copy,
+                loading=each.loading,
+                ready_in_s=each.ready_at - now if each.loading else 0.0,
+                running=each.running,
+                draining=each in each.owner.draining,
+            )
+            for each in device.models
+        ),
+        order=device.order,
+        running=running,
+        local=tuple(local),
+        local_s=device.local_s,
+        preload=None if device.preload is None else device.preload.key,
+        free_in_s=device.free_at - now if device.busy else 0.0,
+        busy_for_s=now - device.busy_since if device.busy else 0.0,
+        busy_s=device.busy_s,
+        starts=device.starts,
+        served=device.served,
+        hits=device.hits,
+        misses=device.misses,
+        evictions=device.evictions,
+        at_s=now,
+    )
+
+
+def function_doc(owner: FunctionState, now: Seconds) -> FunctionDoc:
+    """O(copies)."""
+    return FunctionDoc(
+        function=owner.declared,
+        holders=_holders(owner.active.items()),
+        draining=_holders(owner.draining.items()),
+        ready=() if owner.ready is None else _holders((each, owner.active[each]) for each in owner.ready),
+        called=owner.called,
+        called_age_s=now - owner.called_at,
+        desired=owner.desired,
+        eager=owner.eager,
+        excess=owner.excess,
+        costs={
+            kind: CostsDoc(
+                each.load_s, each.service_s, each.occupation, each.loaded, each.served, each.sized, each.measured
+            )
+            for kind, each in owner.known_costs()
+        },
+        widened=tuple(sorted(owner.widened)),
+        failures=owner.failures,
+        failed=owner.failed,
+        removed=owner.removed,
+        waiting=owner.waiting,
+        running=owner.running,
+        at_s=now,
+    )
+
+
+def _holders(copies: Iterable[tuple[Model, DeviceState]]) -> tuple[Holder, ...]:
+    return tuple((device.id, model.copy) for model, device in copies)
+
+
+def engine_doc(
+    cluster: Cluster,
+    now: Seconds,
+    *,
+    policy: str,
+    lease: int,
+    waiting: Iterable[Call],
+    waiting_count: int,
+    homeless: Iterable[FunctionId],
+    short: Iterable[FunctionId],
+    surplus: Iterable[FunctionId],
+) -> EngineDoc:
+    """:param waiting: in the order of their numbers"""
+    demand = cluster.demand()
+    return EngineDoc(
+        policy=policy,
+        lease=lease,
+        next_number=cluster.queue.next_number,
+        joined=cluster.joined,
+        waiting=tuple(call_doc(each, now) for each in waiting),
+        waiting_count=waiting_count,
+        ends=cluster.queue.ends,
+        first_call_age_s=None if demand.first_call_at is None else now - demand.first_call_at,
+        offered_s=demand.offered_s,
+        offered_age_s=now - demand.offered_at,
+        homeless=tuple(homeless),
+        short=tuple(short),
+        surplus=tuple(surplus),
+        orphaned=tuple(cluster.orphaned),
+        at_s=now,
+    )
+
+
+# --- docs to state ----------------------------------------------------------------------------------------------------
+
+
+def restored_call(doc: CallDoc, owner: FunctionState, since: Seconds) -> Call:
+    """The call as it was; where it stands is up to the caller."""
+    deadline = None if doc.deadline_in_s is None else since + doc.deadline_in_s
+    call = Call(doc.call, owner, doc.number, since - doc.age_s, deadline)
+    call.passes = IMPLICIT if doc.passes is None else doc.passes
+    call.refusals = doc.refusals
+    call.aborted = doc.aborted
+    call.estimate_s = doc.estimate_s
+    call.cold = doc.cold
+    call.victims = doc.victims
+    return call
+
+
+def restore_function(owner: FunctionState, doc: FunctionDoc, since: Seconds) -> None:
+    """Give *owner*, as it was deployed, what was learnt of it. Its copies come with their nodes."""
+    owner.called = doc.called
+    owner.called_at = since - doc.called_age_s
+    owner.scale(doc.desired)
+    owner.eager = doc.eager
+    owner.excess = doc.excess
+    if owner.digest != doc.function.digest:
+        return  # other code: what is known of the old one's costs and failures does not speak of it
+    for kind, each in doc.costs.items():
+        costs = owner.costs(kind)
+        if costs is not None:
+            restore_costs(costs, each)
+    owner.widened = set(doc.widened)
+    owner.failures = doc.failures
+    owner.failed = doc.failed
+    owner.fits_as_of = -1
+
+
+def restore_costs(costs: Costs, doc: CostsDoc) -> None:
+    costs.load_s, costs.service_s, costs.occupation = doc.load_s, doc.service_s, doc.occupation
+    costs.loaded, costs.served, costs.sized, costs.measured = doc.loaded, doc.served, doc.sized, doc.measured
+
+
+def restore_order(owner: FunctionState, doc: FunctionDoc) -> None:
+    """Its copies in the order in which they came to be, wherever that is known; those that are new come last."""
+    owner.active = _sorted(owner.active, doc.holders)
+    owner.draining = _sorted(owner.draining, doc.draining)
+    if owner.exclusive:
+        owner.holders = {device.id: device for device in owner.active.values()}
+    elif owner.ready is not None:
+        owner.ready = ReadyCopies(each for each in _sorted(owner.active, doc.ready) if not each.loading)
+
+
+def _sorted(copies: dict[Model, DeviceState], order: tuple[Holder, ...]) -> dict[Model, DeviceState]:
+    rank = {(device, copy): at for at, (device, copy) in enumerate(order)}
+    last = len(rank)
+    return dict(sorted(copies.items(), key=lambda each: rank.get((each[1].id, each[0].copy), last)))
+
+
+def lost_copies(owner: FunctionState, doc: FunctionDoc) -> bool:
+    """Whether a copy that the doc knows did not come back."""
+    present = {(device.id, model.copy) for model, device in owner.active.items()}
+    return any(each not in present for each in doc.holders)
+
+
+def key_of(what: DeviceState | FunctionState) -> str:
+    return key_of_device(what.id) if isinstance(what, DeviceState) else f"functions/{what.id}"
+
+
+def key_of_device(device: DeviceId) -> str:
+    return f"devices/{device}"
+
+
+ENGINE_KEY: Final = "engine"

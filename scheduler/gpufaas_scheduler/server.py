@@ -1,0 +1,417 @@
+"""
+The scheduler's door: gateways and nodes connect here, and the engine behind it serves them as it serves embedded ones.
+
+A node is a `service.NodePort` at the other end of a link; a gateway is where the answers to its calls go. What a node
+says when it joins is the truth about what it holds; a link that breaks takes its devices out of the view at once. After
+a change of leader, calls that waited are held until the nodes that should be there are (`HOLD_S` at most), and are then
+placed in the order in which they had arrived.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from gpufaas_core import wire
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.connection import Identity, Link, listen
+from gpufaas_core.errors import GpufaasError, Overloaded
+from gpufaas_core.messages import Abort, DeviceLeft, Evict, Lease, Load, Resize, Start
+from gpufaas_core.messages import Refused as RefusedFact
+from gpufaas_core.model import Bytes, CallId, Device, DeviceId, Function, FunctionId, NodeId, Seconds
+from gpufaas_core.snapshot import NodeSnapshot
+from gpufaas_scheduler.service import SchedulerService
+
+log = logging.getLogger(__name__)
+
+HOLD_S: Final[Seconds] = 1.0
+"""How long a new leader waits for nodes before it places without them."""
+VIEW_EVERY_S: Final[Seconds] = 0.5
+GRACE_S: Final[Seconds] = 2.0
+"""A gateway that comes back within this keeps the calls that run for it."""
+CLOCK_OFF_S: Final[Seconds] = 5.0
+"""Clocks that differ by more are said to people. No decision is made by them."""
+_REMOVED_KEPT: Final = 10_000
+_decode_snapshot: Final = msgspec.msgpack.Decoder(NodeSnapshot).decode
+
+
+class RemoteNode:
+    """A node at the other end of a link (`service.NodePort`)."""
+
+    def __init__(self, link: Link, hello: wire.Hello) -> None:
+        self.link = link
+        self.id = NodeId(hello.id)
+        self.boot = hello.boot
+        self.version = hello.version
+        self.address = ""
+        self.devices: list[Device] = []
+        self.draining = False
+        self.clock_note = ""
+        self.note = ""
+        self.joined_at = time.monotonic()
+        self.cpu_s: dict[FunctionId, Seconds] = {}
+
+    def open(self, lease: Lease) -> object:
+        self.link.send(wire.Do(Start(lease)))
+        return None
+
+    def load(self, command: Load) -> None:
+        self.link.send(wire.Do(command))
+
+    def evict(self, function: FunctionId, device: DeviceId, copy: int = 0) -> None:
+        self.link.send(wire.Do(Evict(function, device, copy)))
+
+    def resize(self, function: FunctionId, device: DeviceId, memory: Bytes, copy: int = 0) -> None:
+        self.link.send(wire.Do(Resize(function, device, memory, copy)))
+
+    def abort(self, call: CallId, device: DeviceId) -> None:
+        self.link.send(wire.Do(Abort(call, device)))
+
+    def view(self) -> wire.NodeView:
+        note = "; ".join(filter(None, (self.note, self.clock_note)))
+        joined_s = time.monotonic() - self.joined_at
+        return wire.NodeView(self.id, self.address, self.devices, self.draining, note, self.version, joined_s)
+
+
+class _Gateway:
+    """A gateway at the other end of a link, by the name that ends the ids of its calls."""
+
+    def __init__(self, link: Link, name: str) -> None:
+        self.link = link
+        self.name = name
+        self.counted: dict[str, tuple[int, int, int, int]] = {}
+        self.gone: asyncio.TimerHandle | None = None
+
+    def answer(self, call: CallId, answer: Lease | GpufaasError) -> None:
+        if isinstance(answer, Lease):
+            self.link.send(wire.Granted(answer))
+            return
+        after = answer.retry_after_s if isinstance(answer, Overloaded) else 0.0
+        self.link.send(wire.Rejected(call, wire.error_name(answer), str(answer), after))
+
+
+class SchedulerServer:
+    """
+    `open`, then `lead` once this scheduler leads; before, whoever connects is told who does. One event loop owns it.
+    """
+
+    def __init__(self, me: Identity, *, clock: Callable[[], float] = time.time) -> None:
+        self.me = me
+        self.leader = ""
+        """Address of the one that leads, as far as it is known; for those who ask us."""
+        self.service: SchedulerService | None = None
+        self.nodes: dict[NodeId, RemoteNode] = {}
+        self.drained: set[NodeId] = set()
+        """Nodes that take no new calls; kept when they reconnect."""
+        self.on_drain: Callable[[NodeId, bool], None] = lambda _, __: None
+        """Told when a node is to be drained, or taken back, so that a next leader knows too."""
+        self.names: dict[FunctionId, WorkerSpec] = {}
+        self._clock = clock
+        self._gateways: dict[str, _Gateway] = {}
+        self._removed: OrderedDict[FunctionId, None] = OrderedDict()
+        self._epoch = 0
+        self.may_act: Callable[[], bool] = lambda: True
+        """Whether we still lead: asked before anything is decided, since a process may have stood still for long."""
+        self._server: asyncio.Server | None = None
+        self._awaited: set[NodeId] | None = None
+        """Nodes that are to join before calls are placed; None: nobody is waited for."""
+        self._held: list[tuple[Seconds, _Gateway, wire.Place]] = []
+        self._loop = asyncio.get_running_loop()
+        self._view_timer: asyncio.TimerHandle | None = None
+        self._seen_changes = -1
+        self._view_due = True
+
+    # --- life ---
+
+    async def open(self, address: str) -> int:
+        """Listen; return the port."""
+        self._server = await listen(address, self.me, self._accept)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def begin(self, service: SchedulerService, epoch: int) -> None:
+        """From now on gateways and nodes may come, and functions are told; calls are placed after `lead`."""
+        self.service, self._epoch = service, epoch
+        self._awaited = set()
+
+    def lead(self, awaited: set[NodeId]) -> None:
+        """Decide, once the nodes *awaited* are here, which were there under the last leader."""
+        self._awaited = set(awaited) - set(self.nodes)
+        awaited = self._awaited
+        if awaited:
+            self._loop.call_later(HOLD_S, self._release, "time is up")
+        else:
+            self._release("nobody is waited for")
+        self._view_timer = self._loop.call_later(VIEW_EVERY_S, self._push_view)
+
+    @property
+    def serving(self) -> bool:
+        """Whether calls are placed."""
+        return self.service is not None and self._awaited is None
+
+    def step_down(self) -> None:
+        """Another one leads, or will: whoever is connected goes there."""
+        self.service = None
+        if self._view_timer is not None:
+            self._view_timer.cancel()
+        nodes, self.nodes = self.nodes, {}
+        gateways, self._gateways = self._gateways, {}
+        for link in [*(each.link for each in nodes.values()), *(each.link for each in gateways.values())]:
+            link.on_lost = lambda _: None
+            link.close("this scheduler does not lead any more")
+        self.names.clear()
+        self._removed.clear()
+        self._held.clear()
+        self._awaited = None
+
+    async def close(self) -> None:
+        self.step_down()
+        if self._server is not None:
+            self._server.close()
+
+    # --- functions ---
+
+    def deploy(self, function: Function, worker: WorkerSpec) -> None:
+        """Know a revision. One that is known, or was removed, stays as it is: revisions do not change."""
+        if self.service is None or function.id in self.names or function.id in self._removed:
+            return
+        self.names[function.id] = worker
+        for node in self.nodes.values():
+            node.link.send(wire.Define(worker, fetch=True))
+        self.service.deploy(function)
+
+    def remove(self, function: FunctionId, drain: bool) -> None:
+        if self.service is None or function in self._removed:
+            return
+        self._removed[function] = None
+        if len(self._removed) > _REMOVED_KEPT:
+            self._removed.popitem(last=False)
+        if self.names.pop(function, None) is None:
+            return
+        self.service.remove(function, drain)
+        for node in self.nodes.values():
+            node.link.send(wire.Forget(function))
+
+    def counted(self) -> dict[str, tuple[int, int, int, int]]:
+        """Return what all gateways counted, by the full name of the function."""
+        total: dict[str, tuple[int, int, int, int]] = {}
+        for gateway in self._gateways.values():
+            for name, (a, b, c, d) in gateway.counted.items():
+                begun, finished, inflight, queued = total.get(name, (0, 0, 0, 0))
+                total[name] = (begun + a, finished + b, inflight + c, queued + d)
+        return total
+
+    def cpu_seconds(self) -> dict[FunctionId, Seconds]:
+        used: dict[FunctionId, Seconds] = {}
+        for node in self.nodes.values():
+            for function, seconds in node.cpu_s.items():
+                used[function] = used.get(function, 0.0) + seconds
+        return used
+
+    # --- who connects ---
+
+    def _accept(self, link: Link, hello: wire.Hello) -> int | wire.Turned:
+        if self.service is None:
+            where = f"the scheduler at {self.leader} leads" if self.leader else "none leads yet"
+            return wire.Turned("not_leader", f"scheduler {self.me.id} does not lead: {where}", self.leader)
+        if hello.role == "gateway":
+            name = f"{hello.id}.{hello.boot}"
+            gateway = _Gateway(link, name)
+            before = self._gateways.get(name)
+            if before is not None:
+                if before.gone is not None:
+                    before.gone.cancel()
+                before.link.on_lost = lambda _: None
+                before.link.close("it connected again")
+                gateway.counted = before.counted
+            self._gateways[name] = gateway
+            link.on_message = lambda message: self._from_gateway(gateway, message)
+            link.on_lost = lambda why: self._gateway_lost(gateway, why)
+            self.service.attach(name, gateway.answer)
+            self._view_due = True
+            log.info("gateway.connected id=%s", name)
+            return self._epoch
+        if hello.role == "node":
+            known = self.nodes.get(NodeId(hello.id))
+            if known is not None and known.boot != hello.boot and not known.link.closed:
+                text = (
+                    f"a node {hello.id!r} is there already (boot {known.boot}, door {known.address}): give this one "
+                    "another --id, or wait until the other has been silent for 3 s"
+                )
+                return wire.Turned("duplicate", text)
+            if known is not None:
+                known.link.on_lost = lambda _: None
+                known.link.close("it connected again")
+                self._node_lost(known, "it connected again")
+            node = RemoteNode(link, hello)
+            link.on_message = lambda message: self._from_node(node, message)
+            link.on_lost = lambda why: self._node_lost(node, why)
+            return self._epoch
+        return wire.Turned("protocol", f"a {hello.role} has no business here")
+
+    # --- gateways ---
+
+    def _from_gateway(self, gateway: _Gateway, message: Any) -> None:
+        service = self.service
+        if service is None or not self.may_act():
+            return
+        kind = type(message)
+        if kind is wire.Place:
+            if self._awaited is not None:
+                self._held.append((self._loop.time() - message.age_s, gateway, message))
+            else:
+                service.place_for(message.call, message.function, message.timeout_s, message.age_s)
+        elif kind is wire.Cancel:
+            self._held = [each for each in self._held if each[2].call != message.call] if self._held else []
+            service.cancel(message.call)
+        elif kind is wire.Again:
+            if not service.knows(message.call):
+                gateway.link.send(wire.Unknown(message.call))
+        elif kind is wire.Unreachable:
+            service.report(RefusedFact(message.call, DeviceId(message.device), message.reason))
+            if not service.knows(message.call):
+                gateway.link.send(wire.Unknown(message.call))
+        elif kind is wire.Present:
+            kept = set(message.running)
+            for call in service.calls_of(gateway.name):
+                if call not in kept:
+                    service.cancel(call)
+        elif kind is wire.Counted:
+            gateway.counted = message.functions
+        elif kind is wire.Deploy:
+            self.deploy(message.function, message.worker)
+        elif kind is wire.Remove:
+            self.remove(message.function, message.drain)
+        elif kind is wire.Scale:
+            service.scale(message.function, message.copies)
+        elif kind is wire.Ask:
+            self._asked(service, gateway, message)
+
+    def _asked(self, service: SchedulerService, gateway: _Gateway, asked: wire.Ask) -> None:
+        if asked.what == "explain":
+            found = service.explained(CallId(asked.value))
+            gateway.link.send(wire.Answered(asked.number, msgspec.json.encode(found)))
+        else:
+            gateway.link.send(self._answer(asked))
+
+    def _answer(self, asked: wire.Ask) -> wire.Answered:
+        if asked.what in ("drain", "undrain"):
+            node = self.nodes.get(NodeId(asked.value))
+            if node is None:
+                there = ", ".join(sorted(self.nodes)) or "none"
+                return wire.Answered(asked.number, error=f"there is no node {asked.value!r}: those that are: {there}")
+            self.drain(node.id, asked.what == "drain")
+            return wire.Answered(asked.number, msgspec.json.encode(node.view()))
+        return wire.Answered(asked.number, error=f"this release cannot answer {asked.what!r}")
+
+    def drain(self, id_: NodeId, drain: bool) -> None:
+        """Let the node take no new calls: what runs there ends, what waits goes elsewhere; or take it back."""
+        (self.drained.add if drain else self.drained.discard)(id_)
+        node = self.nodes.get(id_)
+        if node is not None and node.draining != drain and self.service is not None:
+            node.draining = drain
+            for device in node.devices:
+                self.service.drain(device.id, drain)
+            self._view_due = True
+        self.on_drain(id_, drain)
+
+    def _gateway_lost(self, gateway: _Gateway, why: str) -> None:
+        log.warning("gateway.lost id=%s reason=%s", gateway.name, why)
+        self._held = [each for each in self._held if each[1] is not gateway]
+        gateway.gone = self._loop.call_later(GRACE_S, self._gateway_gone, gateway)
+
+    def _gateway_gone(self, gateway: _Gateway) -> None:
+        if self._gateways.get(gateway.name) is not gateway or self.service is None:
+            return
+        del self._gateways[gateway.name]
+        for call in self.service.calls_of(gateway.name):
+            self.service.cancel(call)
+        self.service.detach(gateway.name)
+
+    # --- nodes ---
+
+    def _from_node(self, node: RemoteNode, message: Any) -> None:
+        service = self.service
+        if service is None or not self.may_act():
+            return
+        kind = type(message)
+        if kind is wire.Fact:
+            if self.nodes.get(node.id) is node:
+                service.report(message.event)
+        elif kind is wire.Joining:
+            self._join(service, node, message)
+        elif kind is wire.Used:
+            node.cpu_s = message.cpu_s
+        elif kind is wire.Noted:
+            node.note = message.note
+            self._view_due = True
+            if message.note:
+                log.warning("node.note id=%s note=%s", node.id, message.note)
+
+    def _join(self, service: SchedulerService, node: RemoteNode, joining: wire.Joining) -> None:
+        node.address = joining.address
+        off = joining.wall - self._clock()
+        if joining.wall and abs(off) > CLOCK_OFF_S:
+            # Ages travel, never times: a clock that is off decides nothing, but confuses whoever reads logs.
+            node.clock_note = f"its clock is {off:+.0f} s off this scheduler's: set it by NTP"
+            log.warning("node.clock id=%s off_s=%.0f", node.id, off)
+        for worker in self.names.values():
+            node.link.send(wire.Define(worker))
+        self.nodes[node.id] = node
+        snapshot = _decode_snapshot(joining.snapshot)
+        node.devices = [each.device for each in snapshot.devices]
+        self._show_view(service)  # before any lease of it is granted, gateways know where it is
+        service.join_with(node, list(snapshot.devices))
+        if node.id in self.drained:
+            self.drain(node.id, True)
+        self._view_due = True
+        log.info("node.joined id=%s address=%s devices=%d", node.id, node.address, len(node.devices))
+        if self._awaited is not None:
+            before = len(self._awaited)
+            self._awaited.discard(node.id)
+            if before and not self._awaited:
+                self._release("all nodes are there")
+
+    def _node_lost(self, node: RemoteNode, why: str) -> None:
+        if self.nodes.get(node.id) is not node:
+            return
+        del self.nodes[node.id]
+        self._view_due = True
+        log.warning("node.lost id=%s reason=%s", node.id, why)
+        if self.service is not None:
+            for device in node.devices:
+                self.service.handle(DeviceLeft(device.id, f"node {node.id} is gone: {why}"))
+            self.service.part(node.id)
+
+    # --- within ---
+
+    def _release(self, why: str) -> None:
+        if self._awaited is None or self.service is None:
+            return
+        if self._awaited:
+            log.warning("leader.without nodes=%s", ",".join(sorted(self._awaited)))
+        self._awaited = None
+        held, self._held = sorted(self._held, key=lambda each: each[0]), []
+        log.info("leader.serves epoch=%d held=%d because=%s", self._epoch, len(held), why)
+        now = self._loop.time()
+        for since, gateway, asked in held:
+            if not gateway.link.closed:
+                self.service.place_for(
+                    asked.call, asked.function, asked.timeout_s - (now - since - asked.age_s), now - since
+                )
+
+    def _push_view(self) -> None:
+        self._view_timer = self._loop.call_later(VIEW_EVERY_S, self._push_view)
+        service = self.service
+        if service is None or not self._gateways or (service.changes == self._seen_changes and not self._view_due):
+            return
+        self._seen_changes, self._view_due = service.changes, False
+        self._show_view(service)
+
+    def _show_view(self, service: SchedulerService) -> None:
+        view = wire.View([each.view() for each in self.nodes.values()], service.status())
+        for gateway in self._gateways.values():
+            gateway.link.send(view)

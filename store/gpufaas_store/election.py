@@ -1,0 +1,383 @@
+"""
+Who leads, and who is there: keys under leases in etcd.
+
+One scheduler leads at a time: whose key `LEADER` is. Its epoch is that key's create_revision, which grows from leader
+to leader, so that whoever has seen a later one can refuse an earlier one; two that both believe to lead (one of them
+cut off) do no harm by that. Nodes and gateways say by a `Registration` that they are there.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from gpufaas_core.errors import StorageFailed
+from gpufaas_core.units import Seconds
+from gpufaas_store.etcd import (
+    Compare,
+    Deleted,
+    DoGet,
+    DoPut,
+    Etcd,
+    EtcdRefused,
+    EtcdUnreachable,
+    Item,
+    Lease,
+    Listed,
+    Put,
+    absent,
+    created_at,
+    unchanged,
+)
+
+log = logging.getLogger(__name__)
+
+LEADER: Final = "v1/scheduler/leader"
+TTL_S: Final = 5
+"""Of leaders, nodes and gateways. etcd's least is 2 s, and a keep-alive of a third of this must survive a slow disk."""
+
+_AGAIN_S: Final[Seconds] = 0.5
+
+
+class NameInUse(EtcdRefused):
+    """Another process that lives is registered by this name."""
+
+
+class Leader(Struct, frozen=True):
+    """Who leads, as gateways and nodes see it."""
+
+    id: str
+    address: str
+    epoch: int
+
+
+class _Value(Struct, frozen=True):
+    """Of the key; the epoch is not in it, for it is known only when the key is written."""
+
+    id: str
+    address: str
+
+
+class Leadership:
+    """
+    Held until `lost` is set; made by `campaign`. Before it acts, a leader asks `still_mine`.
+
+    :ivar epoch: greater than that of every leader before
+    :ivar lost: etcd has told that somebody else may lead, or that nobody does
+    """
+
+    def __init__(self, etcd: Etcd, lease: Lease, leader: Leader) -> None:
+        self.leader = leader
+        self.epoch = leader.epoch
+        self.lost = asyncio.Event()
+        self._etcd = etcd
+        self._lease = lease
+        self._watching = asyncio.create_task(self._watch(), name="leadership-watch")
+        self._waiting = asyncio.create_task(self._wait(), name="leadership-lease")
+
+    def still_mine(self, now: Seconds) -> bool:
+        """
+        Whether this process may act as leader; *now* by `Etcd.clock`. Costs two comparisons.
+
+        Stays true while etcd does not answer: nobody else can be elected then. False when this process stood still
+        (SIGSTOP, suspend, a blocked loop) for the lease's time, until etcd was asked: by `confirm`, or the next
+        keep-alive.
+        """
+        return not self.lost.is_set() and self._lease.holds(now)
+
+    async def confirm(self) -> bool:
+        """
+        Ask etcd whether it is still ours; False: `lost` is set.
+
+        :raises EtcdUnreachable: nobody can tell
+        """
+        if not await self._lease.confirm():
+            self._lose("its lease has ended")
+        return not self.lost.is_set()
+
+    def compare(self) -> Compare:
+        """The condition of a write that only the leader of this epoch may do."""
+        return created_at(LEADER, self.epoch)
+
+    async def resign(self) -> None:
+        """Lead no more, by our own will: whoever waits leads at once. No error when etcd is away."""
+        await self._end()
+        self.lost.set()
+        try:
+            await self._lease.revoke()
+        except EtcdUnreachable as exc:
+            log.warning("leadership.not_resigned reason=%s", exc)
+        log.info("leadership.resigned epoch=%d", self.epoch)
+
+    async def abandon(self) -> None:
+        """Stop the tasks of a leadership that was lost."""
+        await self._end()
+        self.lost.set()
+        await self._lease.abandon()
+
+    def _lose(self, why: str) -> None:
+        if not self.lost.is_set():
+            log.warning("leadership.lost epoch=%d reason=%s", self.epoch, why)
+            self.lost.set()
+
+    async def _wait(self) -> None:
+        await self._lease.lost.wait()
+        self._lose("its lease has ended")
+
+    async def _watch(self) -> None:
+        """A leader whose key is deleted or taken by hand has a lease that lives, and leads no more all the same."""
+        try:
+            async with aclosing(self._etcd.watch(LEADER, exact=True)) as changes:
+                async for change in changes:
+                    match change:
+                        case Put(item) if item.create_revision != self.epoch:
+                            return self._lose("another leads")
+                        case Deleted():
+                            return self._lose("its key was deleted")
+                        case _:
+                            pass
+        except StorageFailed as exc:
+            self._lose(str(exc))
+
+    async def _end(self) -> None:
+        for task in (self._watching, self._waiting):
+            task.cancel()
+        await asyncio.gather(self._watching, self._waiting, return_exceptions=True)
+
+
+async def campaign(
+    etcd: Etcd,
+    name: str,
+    address: str,
+    *,
+    ttl_s: int = TTL_S,
+    on_trouble: Callable[[StorageFailed], None] | None = None,
+) -> Leadership:
+    """
+    Wait until nobody leads, then lead. Outlives etcd's restarts; ends by cancelling.
+
+    :param address: where gateways and nodes reach this scheduler
+    :param on_trouble: told when etcd does not answer, each time it was asked
+    :raises EtcdRefused: we may not write there
+    """
+    value = msgspec.json.encode(_Value(name, address))
+    while True:
+        lease: Lease | None = None
+        try:
+            await _wait_for_none(etcd, LEADER, on_trouble)
+            lease = await etcd.grant(ttl_s)
+            done = await etcd.txn((absent(LEADER),), (DoPut(LEADER, value, lease.id),), (DoGet(LEADER),))
+            if done.succeeded:
+                leadership = Leadership(etcd, lease, Leader(name, address, done.revision))
+                log.info("leadership.won id=%s epoch=%d", name, done.revision)
+                lease = None
+                return leadership
+        except EtcdUnreachable as exc:
+            # The key may have been written all the same: the lease is given back, and takes it along.
+            if on_trouble is not None:
+                on_trouble(exc)
+            await asyncio.sleep(_AGAIN_S)
+        finally:
+            if lease is not None:
+                await _give_back(lease)
+
+
+async def _wait_for_none(etcd: Etcd, key: str, on_trouble: Callable[[StorageFailed], None] | None) -> None:
+    is_held = False
+    async with aclosing(etcd.watch(key, exact=True, on_trouble=on_trouble)) as changes:
+        async for change in changes:
+            match change:
+                case Put():
+                    is_held = True
+                case Deleted():
+                    return
+                case Listed():
+                    if not is_held:
+                        return
+
+
+async def _give_back(lease: Lease) -> None:
+    try:
+        await lease.revoke()
+    except EtcdUnreachable:
+        pass  # it ends by itself
+
+
+async def watch_leader(
+    etcd: Etcd, on_trouble: Callable[[StorageFailed], None] | None = None
+) -> AsyncGenerator[Leader | None]:
+    """
+    Yield who leads, now and after each change; None: nobody. While etcd is away the last one stays.
+
+    :raises EtcdRefused: we may not watch this
+    """
+    seen: Leader | None = None
+    told = False
+    async with aclosing(etcd.watch(LEADER, exact=True, on_trouble=on_trouble)) as changes:
+        async for change in changes:
+            before = seen
+            match change:
+                case Put(item):
+                    seen = _leader_of(item)
+                case Deleted():
+                    seen = None
+                case Listed():
+                    pass
+            if seen != before or (isinstance(change, Listed) and not told):
+                told = True
+                yield seen
+
+
+def _leader_of(item: Item) -> Leader | None:
+    try:
+        value = msgspec.json.decode(item.value, type=_Value)
+    except msgspec.DecodeError:
+        log.warning("leader.unreadable value=%r", item.value[:200])
+        return None
+    return Leader(value.id, value.address, item.create_revision)
+
+
+class Registration:
+    """
+    Keys that are in etcd while this process lives, all under one lease; when it was lost (etcd was away for long, or
+    we were) they are put again under another. Made by `register`.
+
+    :ivar lost: set while they may not be there
+    """
+
+    def __init__(self, etcd: Etcd, lease: Lease, name: str, same: Callable[[bytes], bool]) -> None:
+        self._etcd = etcd
+        self._lease = lease
+        self._name = name
+        self._same = same
+        self._ttl_s = round(lease.ttl_s)
+        self._values: dict[str, bytes] = {}
+        self._lock = asyncio.Lock()
+        self.lost = asyncio.Event()
+        self._task = asyncio.create_task(self._keep(), name=f"etcd-registration-{name}")
+
+    @property
+    def lease(self) -> Lease:
+        """The one in use; another after a loss."""
+        return self._lease
+
+    async def put(self, key: str, value: bytes) -> None:
+        """
+        Keep *key* with this value from now on, in place of what is there. When etcd is away it is put later, by itself.
+
+        :raises EtcdRefused: we may not write there
+        """
+        self._values[key] = value
+        async with self._lock:
+            if self._values.get(key) != value:
+                return  # a later call is about to write what it wants
+            try:
+                await self._write(key, value)
+            except EtcdUnreachable as exc:
+                log.warning("registration.delayed key=%s reason=%s", key, exc)
+                self._lease.lost.set()  # with the next lease all is written
+            except EtcdRefused:
+                if await self._lease.confirm():
+                    raise
+
+    async def remove(self, key: str) -> None:
+        """Keep *key* no longer. :raises StorageFailed: it may be there as long as this process"""
+        self._values.pop(key, None)
+        async with self._lock:
+            if key not in self._values:
+                await self._etcd.delete(key)
+
+    async def close(self) -> None:
+        """Take all of it away at once; no error when etcd is away: then it goes with its lease."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await _give_back(self._lease)
+
+    async def _write(self, key: str, value: bytes) -> None:
+        if key == self._name:
+            await self._claim(value)
+        else:
+            await self._etcd.put(key, value, self._lease.id)
+
+    async def _claim(self, value: bytes) -> None:
+        """Put the name's own key, unless it belongs to another process that lives."""
+        key, waited = self._name, False
+        while True:
+            put = DoPut(key, value, self._lease.id)
+            done = await self._etcd.txn((absent(key),), (put,), (DoGet(key),))
+            if done.succeeded:
+                return
+            held = done.found[0][0]
+            if held.lease == self._lease.id or self._same(held.value):
+                if (await self._etcd.txn((unchanged(key, held.mod_revision),), (put,))).succeeded:
+                    return
+            elif waited:
+                raise NameInUse(
+                    f"{key} is in use by another process that lives ({held.value.decode(errors='replace')[:200]}): "
+                    "give this one another id, or stop that one"
+                )
+            else:
+                # Of one that was killed a moment ago it goes within its lease's time.
+                log.warning("registration.waits_for_another key=%s", key)
+                waited = True
+                try:
+                    async with asyncio.timeout(2.0 * self._ttl_s):
+                        await _wait_for_none(self._etcd, key, None)
+                except TimeoutError:
+                    pass
+
+    async def _keep(self) -> None:
+        while True:
+            await self._lease.lost.wait()
+            self.lost.set()
+            log.warning("registration.lost key=%s", self._name)
+            await self._lease.abandon()
+            told = ""
+            while self._lease.lost.is_set():
+                try:
+                    await self._renew()
+                except StorageFailed as exc:
+                    if str(exc) != told:
+                        told = str(exc)
+                        log.warning("registration.waits key=%s reason=%s", self._name, exc)
+                    await asyncio.sleep(_AGAIN_S)
+            self.lost.clear()
+            log.info("registration.renewed key=%s", self._name)
+
+    async def _renew(self) -> None:
+        lease = await self._etcd.grant(self._ttl_s)
+        async with self._lock:
+            before, self._lease = self._lease, lease
+            try:
+                for key, value in list(self._values.items()):
+                    await self._write(key, value)
+            except StorageFailed:
+                self._lease = before
+                await _give_back(lease)
+                raise
+
+
+async def register(
+    etcd: Etcd, key: str, value: bytes, *, same: Callable[[bytes], bool] = lambda _: False, ttl_s: int = TTL_S
+) -> Registration:
+    """
+    Put *key*, which names this process, for as long as it lives; more keys may follow under the same lease.
+
+    :param same: whether a value that is there already is of this process's own predecessor, that cannot live any more
+        (one with our address, say); else one that is there is waited for, two lease times at most
+    :raises NameInUse: another one lives by that name
+    :raises StorageFailed: etcd is away, or refuses
+    """
+    lease = await etcd.grant(ttl_s)
+    registration = Registration(etcd, lease, key, same)
+    try:
+        await registration._claim(value)
+    except BaseException:
+        await registration.close()
+        raise
+    registration._values[key] = value
+    return registration

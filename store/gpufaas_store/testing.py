@@ -1,0 +1,141 @@
+"""`EtcdProcess`: a real etcd for tests and benchmarks, on free ports of loopback, to be killed and started again."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from gpufaas_core.units import Seconds
+
+_READY_S: Final[Seconds] = 20.0
+_ASK_S: Final[Seconds] = 0.02
+
+
+def etcd_missing() -> str:
+    """Return why no etcd can be started here; empty: it can."""
+    return "" if shutil.which("etcd") else "there is no etcd on the path: install etcd-server to run this"
+
+
+class EtcdProcess:
+    """
+    One member. Its data is in memory (/dev/shm, where there is one) until `close`; `kill` and `start` keep it.
+
+    :param arguments: more of them, as ``--quota-backend-bytes=…``
+    :param scheme: ``https`` with the arguments that this needs
+    """
+
+    def __init__(self, arguments: Sequence[str] = (), *, scheme: str = "http") -> None:
+        memory = Path("/dev/shm")
+        self.folder = Path(tempfile.mkdtemp(prefix="gpufaas-etcd-", dir=memory if memory.is_dir() else None))
+        self.port, self._peer_port, self._metrics_port = _free_ports(3)
+        self.endpoint = f"127.0.0.1:{self.port}"
+        self._arguments = tuple(arguments)
+        self._scheme = scheme
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError("this etcd does not run")
+        return self._process.pid
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start it, on the data that is there. :raises RuntimeError: it ends, or is not healthy in time"""
+        peer = f"http://127.0.0.1:{self._peer_port}"
+        client = f"{self._scheme}://{self.endpoint}"
+        with (self.folder / "log").open("ab") as out:
+            self._process = subprocess.Popen(
+                [
+                    "etcd", "--name=test", f"--data-dir={self.folder / 'data'}", "--logger=zap", "--log-level=warn",
+                    f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
+                    f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
+                    f"--initial-cluster=test={peer}", f"--listen-metrics-urls=http://127.0.0.1:{self._metrics_port}",
+                    *self._arguments,
+                ],
+                stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=_without_settings(os.environ),
+            )  # fmt: skip
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        end = time.monotonic() + _READY_S
+        while not self._healthy():
+            if self.pid and self._process is not None and self._process.poll() is not None:
+                raise RuntimeError(f"etcd ended: {self.log()[-500:]}")
+            if time.monotonic() > end:
+                raise RuntimeError(f"etcd is not healthy after {_READY_S:g} s: {self.log()[-500:]}")
+            time.sleep(_ASK_S)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def ctl(self, *arguments: str, check: bool = True) -> str:
+        """Run etcdctl against it; return what it prints."""
+        done = subprocess.run(
+            ["etcdctl", f"--endpoints={self._scheme}://{self.endpoint}", *arguments],
+            capture_output=True, text=True, check=False, timeout=30, env={**os.environ, "ETCDCTL_API": "3"},
+        )  # fmt: skip
+        if check and done.returncode:
+            raise RuntimeError(f"etcdctl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def close(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)
+            self._process.wait(30)
+            self._process = None
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics_port}/health", timeout=1) as answer:
+                return b'"true"' in answer.read()
+        except OSError:
+            return False
+
+
+def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """etcd reads every flag from the environment too, and refuses one that it knows twice."""
+    return {name: value for name, value in environment.items() if not name.startswith("ETCD_")}
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

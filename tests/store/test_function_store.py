@@ -1,0 +1,436 @@
+"""
+What every `FunctionStore`, and every `Quotas`, does: the fake that tests use, SQLite and etcd. Another adapter is added
+to `store`; what only one of them does stands below.
+"""
+
+import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.errors import StorageAway, StorageFailed
+from gpufaas_core.model import Function, Profile
+from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
+from gpufaas_gateway.store import SqliteStore
+from gpufaas_gateway.testing import MemoryStore
+from gpufaas_store.etcd import Etcd, EtcdSettings, Listed
+from gpufaas_store.functions import EntryChange, EntryChanged, EntryRemoved, EtcdFunctionStore, FunctionEntry
+from gpufaas_store.testing import EtcdProcess
+
+Store: TypeAlias = MemoryStore | SqliteStore | EtcdFunctionStore
+FULL_SPEC = FunctionSpec(
+    service="echo",
+    image="echo:1",
+    namespace="openfaas-fn",
+    env_process="python index.py",
+    env_vars={"greeting": "grüß dich"},
+    constraints=("gpu=true",),
+    secrets=(),
+    labels={},
+    annotations={"topic": "a,b"},
+    limits={"memory": "128Mi"},
+    requests={"cpu": "100m"},
+    read_only_root_filesystem=False,
+)
+PROFILE = Profile(load_s=1.5, service_s=0.02, occupation=300, measured=True)
+
+
+@pytest.fixture(params=["memory", "sqlite", "etcd"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    made: Store
+    match request.param:
+        case "memory":
+            made = MemoryStore()
+        case "sqlite":
+            made = SqliteStore(tmp_path / "functions.db")
+        case _:
+            made = EtcdFunctionStore(request.getfixturevalue("etcd_elsewhere"))
+    yield made
+    made.close()
+
+
+def record(
+    name: str = "echo", *, revision: str = "r1", namespace: str = "openfaas-fn", **fields: object
+) -> FunctionRecord:
+    spec = FunctionSpec(service=name, image="echo:1")
+    return FunctionRecord(name, namespace, spec, revision, **{"created_at": 1000.25, **fields})  # type: ignore[arg-type]
+
+
+def test_a_new_store_is_empty(store: Store) -> None:
+    assert store.all() == []
+    assert store.profiles("d" * 64) == {}
+
+
+def test_a_record_comes_back_as_it_was(store: Store) -> None:
+    """Absent, empty and false are three things to clients that compare."""
+    kept = FunctionRecord("echo", "openfaas-fn", FULL_SPEC, "r1", 1000.25, 7)
+
+    store.put(kept)
+    store.put(record("bare"))
+
+    assert store.all() == [record("bare"), kept]
+
+
+def test_records_are_ordered_by_namespace_and_name(store: Store) -> None:
+    for name, namespace in (("b", "two"), ("c", "one"), ("a", "two")):
+        store.put(record(name, namespace=namespace))
+
+    assert [each.full_name for each in store.all()] == ["c.one", "a.two", "b.two"]
+
+
+def test_put_replaces_the_record_and_keeps_its_count(store: Store) -> None:
+    store.put(record(revision="r1"))
+    store.add_invocations({"echo.openfaas-fn": 3})
+
+    store.put(record(revision="r2"))
+
+    assert store.all() == [record(revision="r2", invocations=3)]
+
+
+def test_counts_add_up_and_unknown_names_are_skipped(store: Store) -> None:
+    store.put(record("a"))
+    store.put(record("b"))
+
+    store.add_invocations({"a.openfaas-fn": 2, "gone.openfaas-fn": 9})
+    store.add_invocations({"a.openfaas-fn": 1, "b.openfaas-fn": 5})
+    store.add_invocations({})
+
+    assert [each.invocations for each in store.all()] == [3, 5]
+
+
+def test_removed_functions_are_gone_and_removing_twice_is_no_error(store: Store) -> None:
+    store.put(record("a"))
+    store.put(record("b"))
+
+    store.remove("a.openfaas-fn")
+    store.remove("a.openfaas-fn")
+
+    assert [each.name for each in store.all()] == ["b"]
+
+
+def test_a_removed_function_counts_from_zero_again(store: Store) -> None:
+    store.put(record("a"))
+    store.add_invocations({"a.openfaas-fn": 4})
+    store.remove("a.openfaas-fn")
+
+    store.put(record("a"))
+
+    assert store.all()[0].invocations == 0
+
+
+def test_profiles_belong_to_the_bundle_and_kind(store: Store) -> None:
+    better = Profile(load_s=1.0, service_s=0.01, occupation=200, measured=True)
+    store.save_profile("d1", "cpu", PROFILE)
+    store.save_profile("d1", "NVIDIA H200", PROFILE)
+    store.save_profile("d2", "cpu", PROFILE)
+
+    store.save_profile("d1", "cpu", better)
+
+    assert store.profiles("d1") == {"cpu": better, "NVIDIA H200": PROFILE}
+    assert store.profiles("d2") == {"cpu": PROFILE}
+
+
+def test_profiles_outlive_the_function(store: Store) -> None:
+    store.put(record("a"))
+    store.save_profile("d1", "cpu", PROFILE)
+
+    store.remove("a.openfaas-fn")
+
+    assert store.profiles("d1") == {"cpu": PROFILE}
+
+
+def test_namespaces_come_back_as_they_were_in_order(store: Store) -> None:
+    for namespace in (Namespace("dev", {"openfaas": "1", "team": "a"}, {}), Namespace("bare")):
+        store.put_namespace(namespace)
+
+    store.put_namespace(Namespace("dev", {"team": "b"}))
+
+    assert store.namespaces() == [Namespace("bare"), Namespace("dev", {"team": "b"})]
+
+
+def test_removed_namespaces_are_gone_and_removing_twice_is_no_error(store: Store) -> None:
+    store.put_namespace(Namespace("dev"))
+    store.put(record(namespace="dev"))
+
+    store.remove_namespace("dev")
+    store.remove_namespace("dev")
+
+    assert store.namespaces() == []
+    assert store.all() == [record(namespace="dev")]
+
+
+def test_quotas_come_back_as_they_were_in_order(store: Store) -> None:
+    assert store.quotas() == {}
+    full = Quota(max_functions=10, max_waiting=0, max_in_flight=4, max_memory=2 << 30)
+
+    store.put_quota("dev", Quota(max_functions=3))
+    store.put_quota("alpha", Quota())
+    store.put_quota("dev", full)
+
+    assert list(store.quotas().items()) == [("alpha", Quota()), ("dev", full)]
+
+
+def test_removed_quotas_are_gone_and_removing_twice_is_no_error(store: Store) -> None:
+    store.put_quota("dev", Quota(max_functions=3))
+
+    store.remove_quota("dev")
+    store.remove_quota("dev")
+
+    assert store.quotas() == {}
+
+
+def test_counts_of_many_who_add_at_once_add_up(store: Store) -> None:
+    """As several gateways do."""
+    store.put(record("a"))
+    store.put(record("b"))
+
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(40):
+            threads.submit(store.add_invocations, {"a.openfaas-fn": 1, "b.openfaas-fn": 2})
+
+    if not isinstance(store, MemoryStore):  # which has no lock
+        assert [each.invocations for each in store.all()] == [40, 80]
+
+
+# --- SQLite alone ---
+
+
+def test_sqlite_finds_everything_again_after_it_was_closed(tmp_path: Path) -> None:
+    first = SqliteStore(tmp_path / "functions.db")
+    first.put(record())
+    first.add_invocations({"echo.openfaas-fn": 2})
+    first.save_profile("d1", "cpu", PROFILE)
+    first.close()
+
+    second = SqliteStore(tmp_path / "functions.db")
+
+    assert second.all() == [record(invocations=2)]
+    assert second.profiles("d1") == {"cpu": PROFILE}
+    second.close()
+
+
+def test_sqlite_has_what_it_acknowledged_after_a_kill(tmp_path: Path) -> None:
+    program = f"""
+import os, signal
+from pathlib import Path
+from gpufaas_gateway.spec import FunctionRecord, FunctionSpec
+from gpufaas_gateway.store import SqliteStore
+store = SqliteStore(Path({str(tmp_path)!r}) / "functions.db")
+store.put(FunctionRecord("echo", "openfaas-fn", FunctionSpec("echo", "echo:1"), "r1", 1000.25))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+    killed = subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
+
+    assert killed.returncode == -9
+    store = SqliteStore(tmp_path / "functions.db")
+    assert store.all() == [record()]
+    store.close()
+
+
+def test_sqlite_says_what_to_do_when_the_disk_is_full_and_keeps_what_was(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "functions.db")
+    store.put(record())
+    # The same error as that of a full disk, without filling one.
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    huge = FunctionSpec(service="huge", image="huge:1", env_vars={"blob": "x" * 1_000_000})
+
+    with pytest.raises(StorageFailed, match="full: free space on the disk"):
+        store.put(FunctionRecord("huge", "openfaas-fn", huge, "r1", 1000.25))
+
+    assert store.all() == [record()]
+    store.put(record(revision="r2"))
+    assert store.all() == [record(revision="r2")]
+    store.close()
+
+
+def test_sqlite_says_what_to_do_when_it_may_not_write(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "functions.db")
+    store._db.execute("PRAGMA query_only = ON")  # permissions do not bind root, who runs these tests in a container
+
+    with pytest.raises(StorageFailed, match=r"functions\.db.*readonly.*make the data directory writable"):
+        store.put(record())
+
+    assert store.all() == []
+    store.close()
+
+
+def test_sqlite_refuses_a_data_directory_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("not a directory")
+
+    with pytest.raises(StorageFailed, match=r"cannot open .*data/functions\.db"):
+        SqliteStore(tmp_path / "data" / "functions.db")
+
+
+def test_sqlite_refuses_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "functions.db").write_text("no database" * 1000)
+
+    with pytest.raises(StorageFailed, match="not a database: restore the file"):
+        SqliteStore(tmp_path / "functions.db")
+
+
+def test_sqlite_takes_up_the_file_of_the_first_version(tmp_path: Path) -> None:
+    first = SqliteStore(tmp_path / "functions.db")
+    first.put(record())
+    first._db.executescript("DROP TABLE namespaces; DROP TABLE quotas; PRAGMA user_version = 1;")
+    first.close()
+
+    store = SqliteStore(tmp_path / "functions.db")
+    store.put_namespace(Namespace("dev"))
+    store.put_quota("dev", Quota(max_functions=1))
+
+    assert store.all() == [record()]
+    assert store.namespaces() == [Namespace("dev")]
+    assert store.quotas() == {"dev": Quota(max_functions=1)}
+    store.close()
+
+
+def test_sqlite_refuses_the_file_of_a_newer_version(tmp_path: Path) -> None:
+    newer = sqlite3.connect(tmp_path / "functions.db")
+    newer.execute("PRAGMA user_version = 99")
+    newer.close()
+
+    with pytest.raises(StorageFailed, match="newer version"):
+        SqliteStore(tmp_path / "functions.db")
+
+
+# --- etcd alone ---
+
+
+def entry(name: str = "echo", *, revision: str = "r1") -> FunctionEntry:
+    kept = record(name, revision=revision)
+    worker = WorkerSpec(kept.function_id, name, "openfaas-fn", "d1", "model", env={"a": "b"})
+    return FunctionEntry(kept, worker, Function(kept.function_id, "d1", profiles={"*": PROFILE}))
+
+
+async def follow(store: EtcdFunctionStore) -> AsyncGenerator[EntryChange]:
+    async with asyncio.timeout(30), aclosing(store.watch_entries()) as changes:
+        async for change in changes:
+            yield change
+
+
+async def test_etcd_keeps_with_a_function_what_nodes_and_the_scheduler_need(etcd: Etcd) -> None:
+    store = EtcdFunctionStore(etcd)
+    await store.put_entry(entry())
+
+    await asyncio.to_thread(store.put, record())
+
+    assert await store.entries() == [entry()]
+    assert await store.entry("echo.openfaas-fn") == entry()
+    assert entry().is_complete
+    await asyncio.to_thread(store.put, record(revision="r2"))
+    held = await store.entry("echo.openfaas-fn")
+    assert held is not None
+    assert (held.record.revision, held.worker, held.is_complete) == ("r2", entry().worker, False)
+    await asyncio.to_thread(store.remove, "echo.openfaas-fn")
+    assert await store.entry("echo.openfaas-fn") is None
+
+
+async def test_etcd_counts_calls_of_whole_entries_too(etcd: Etcd) -> None:
+    store = EtcdFunctionStore(etcd)
+    await store.put_entry(entry())
+    await asyncio.to_thread(store.add_invocations, {"echo.openfaas-fn": 3})
+
+    await store.put_entry(entry(revision="r2"))
+
+    (kept,) = await asyncio.to_thread(store.all)
+    assert (kept.revision, kept.invocations) == ("r2", 3)
+
+
+async def test_etcd_tells_all_who_watch_what_is_deployed(etcd: Etcd, settings: EtcdSettings) -> None:
+    store = EtcdFunctionStore(etcd)
+    await store.put_entry(entry())
+    async with Etcd(settings) as other, aclosing(follow(EtcdFunctionStore(other))) as changes:
+        assert await anext(changes) == EntryChanged(entry())
+        assert isinstance(await anext(changes), Listed)
+
+        await store.put_entry(entry(revision="r2"))
+        await asyncio.to_thread(store.remove, "echo.openfaas-fn")
+
+        assert await anext(changes) == EntryChanged(entry(revision="r2"))
+        assert await anext(changes) == EntryRemoved("echo.openfaas-fn")
+
+
+async def test_etcd_shows_what_is_deployed_to_who_looks(etcd: Etcd) -> None:
+    await EtcdFunctionStore(etcd).put_entry(entry())
+
+    item = await etcd.get("v1/functions/openfaas-fn/echo")
+
+    assert item is not None
+    kept = json.loads(item.value)
+    assert (kept["record"]["revision"], kept["worker"]["digest"], kept["function"]["digest"]) == ("r1", "d1", "d1")
+    assert "invocations" not in kept["record"]
+    count = await etcd.get("v1/counts/openfaas-fn/echo")
+    assert count is not None
+    assert count.value == b"0"
+
+
+async def test_etcd_serves_what_it_can_read_beside_what_it_cannot(etcd: Etcd, caplog: pytest.LogCaptureFixture) -> None:
+    store = EtcdFunctionStore(etcd)
+    await store.put_entry(entry())
+    await etcd.put("v1/functions/openfaas-fn/broken", b"tomatoes")
+
+    assert await store.entries() == [entry()]
+
+    assert "store.unreadable key=v1/functions/openfaas-fn/broken" in caplog.text
+
+
+def test_etcd_has_what_it_acknowledged_after_a_kill(
+    make_etcd: Callable[..., EtcdProcess], open_etcd: Callable[[EtcdSettings], Etcd]
+) -> None:
+    server = make_etcd()
+    store = EtcdFunctionStore(open_etcd(EtcdSettings((server.endpoint,))))
+    store.put(record())
+    store.add_invocations({"echo.openfaas-fn": 2})
+
+    server.kill()
+    with pytest.raises(StorageAway, match=f"etcd at {server.endpoint}"):
+        store.put(record(revision="r2"))
+    with pytest.raises(StorageAway, match=f"etcd at {server.endpoint}"):
+        store.all()
+    server.start()
+
+    for attempt in range(100):  # until the connection is there again
+        try:
+            assert store.all() == [record(invocations=2)]
+            break
+        except StorageAway:
+            assert attempt < 99
+    store.put(record(revision="r2"))
+    assert store.all() == [record(revision="r2", invocations=2)]
+
+
+async def test_etcd_is_not_waited_for_on_the_loop_that_asks_it(etcd: Etcd) -> None:
+    with pytest.raises(RuntimeError, match=r"asyncio\.to_thread"):
+        EtcdFunctionStore(etcd).put(record())
+
+
+def test_etcd_says_that_its_loop_has_ended(settings: EtcdSettings) -> None:
+    async def opened() -> EtcdFunctionStore:
+        async with Etcd(settings) as etcd:
+            return EtcdFunctionStore(etcd)
+
+    store = asyncio.run(opened())
+
+    with pytest.raises(StorageFailed, match="is not asked any more"):
+        store.put(record())
+
+
+def test_the_fake_can_fail_like_the_real_one() -> None:
+    store = MemoryStore()
+    store.failure = "the disk is full"
+
+    with pytest.raises(StorageFailed, match="full"):
+        store.put(record())
+
+    assert store.all() == []

@@ -1,0 +1,186 @@
+"""
+What every `Secrets` does: the fake that tests use, files, and etcd. Another adapter is added to `secrets`; what etcd
+does alone stands below.
+"""
+
+import asyncio
+import stat
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_gateway.errors import NameTaken, UnknownName
+from gpufaas_gateway.ports import Secrets
+from gpufaas_gateway.secret_files import SecretFiles
+from gpufaas_gateway.testing import MemorySecrets
+from gpufaas_store.etcd import Etcd, EtcdSettings, Listed
+from gpufaas_store.secrets import (
+    KEY_CHECK,
+    EtcdSecrets,
+    SecretChange,
+    SecretChanged,
+    SecretRemoved,
+    SecretsKey,
+    WrongKey,
+    create_key_file,
+)
+
+KEY = SecretsKey(b"k" * 32)
+
+
+@pytest.fixture(params=["memory", "files", "etcd"])
+def secrets(request: pytest.FixtureRequest, tmp_path: Path) -> Secrets:
+    match request.param:
+        case "memory":
+            return MemorySecrets()
+        case "files":
+            return SecretFiles(tmp_path / "secrets", tmp_path / "mounts")
+        case _:
+            return EtcdSecrets(request.getfixturevalue("etcd_elsewhere"), KEY)
+
+
+def test_a_namespace_without_secrets_has_no_names(secrets: Secrets) -> None:
+    assert secrets.names("openfaas-fn") == []
+
+
+def test_names_are_sorted_and_of_one_namespace(secrets: Secrets) -> None:
+    for namespace, name in (("a", "two"), ("a", "one"), ("b", "three")):
+        secrets.create(namespace, name, b"")
+
+    assert secrets.names("a") == ["one", "two"]
+
+
+def test_a_name_is_taken_once_in_a_namespace(secrets: Secrets) -> None:
+    secrets.create("a", "key", b"1")
+    secrets.create("b", "key", b"1")
+
+    with pytest.raises(NameTaken, match="key in a exists"):
+        secrets.create("a", "key", b"2")
+
+
+def test_only_what_exists_is_updated_or_removed(secrets: Secrets) -> None:
+    secrets.create("a", "key", b"1")
+
+    with pytest.raises(UnknownName, match="key in b does not exist"):
+        secrets.update("b", "key", b"2")
+    with pytest.raises(UnknownName, match="other in a does not exist"):
+        secrets.remove("a", "other")
+
+    assert secrets.names("a") == ["key"]
+
+
+def test_a_removed_name_can_be_used_again(secrets: Secrets) -> None:
+    secrets.create("a", "key", b"1")
+    secrets.update("a", "key", b"2")
+    secrets.remove("a", "key")
+
+    secrets.create("a", "key", b"3")
+
+    assert secrets.names("a") == ["key"]
+
+
+def test_a_dropped_namespace_is_empty_and_dropping_twice_is_no_error(secrets: Secrets) -> None:
+    for namespace in ("a", "b"):
+        secrets.create(namespace, "key", b"1")
+
+    secrets.drop("a")
+    secrets.drop("a")
+
+    assert (secrets.names("a"), secrets.names("b")) == ([], ["key"])
+
+
+def test_names_in_one_namespace_are_not_those_of_a_longer_one(secrets: Secrets) -> None:
+    secrets.create("a", "key", b"1")
+    secrets.create("ab", "other", b"2")
+
+    secrets.drop("a")
+
+    assert (secrets.names("a"), secrets.names("ab")) == ([], ["other"])
+
+
+# --- etcd alone ---
+
+
+async def test_etcd_gives_nodes_the_values(etcd: Etcd) -> None:
+    kept = EtcdSecrets(etcd, KEY)
+    await asyncio.to_thread(kept.create, "a", "key", b"\x00\xff")
+    await asyncio.to_thread(kept.create, "a", "tls.pem", b"2")
+
+    assert await kept.read("a", "key") == b"\x00\xff"
+    assert await kept.read("a", "gone") is None
+
+
+async def test_etcd_tells_nodes_what_changes(etcd: Etcd, settings: EtcdSettings) -> None:
+    kept = EtcdSecrets(etcd, KEY)
+    await asyncio.to_thread(kept.create, "a", "key", b"1")
+    seen: list[SecretChange] = []
+    async with Etcd(settings) as other, asyncio.timeout(30), aclosing(EtcdSecrets(other, KEY).watch()) as changes:
+        async for change in changes:
+            seen.append(change)
+            if isinstance(change, Listed):
+                await asyncio.to_thread(kept.update, "a", "key", b"2")
+                await asyncio.to_thread(kept.remove, "a", "key")
+            if isinstance(change, SecretRemoved):
+                break
+
+    first, _, second, gone = seen
+    assert (first, second) == (SecretChanged("a", "key", b"1"), SecretChanged("a", "key", b"2"))
+    assert gone == SecretRemoved("a", "key")
+    assert "1" not in repr(first)
+
+
+async def test_etcd_never_sees_a_value(etcd: Etcd) -> None:
+    kept = EtcdSecrets(etcd, KEY)
+    await kept.check_key()
+    for name in ("one", "two"):
+        await asyncio.to_thread(kept.create, "a", name, b"hush hush")
+
+    items = (await etcd.range("v1/")).items
+
+    assert all(b"hush" not in item.value and b"aHVzaCBodXNo" not in item.value for item in items)
+    values = {item.value for item in items if item.key != KEY_CHECK}
+    assert len(values) == 2  # the same value twice does not show
+
+
+async def test_etcd_with_another_key_file_is_refused_at_the_start(etcd: Etcd) -> None:
+    other = SecretsKey(b"x" * 32)
+    await EtcdSecrets(etcd, KEY).check_key()
+    await EtcdSecrets(etcd, KEY).check_key()
+
+    with pytest.raises(WrongKey, match=rf"with the key {other.id}: it was sealed with {KEY.id}; give all .* same key"):
+        await EtcdSecrets(etcd, other).check_key()
+
+
+async def test_etcd_cannot_pass_one_secret_off_as_another(etcd: Etcd) -> None:
+    """Who can write to etcd has no key; what is sealed says what it is."""
+    kept = EtcdSecrets(etcd, KEY)
+    await asyncio.to_thread(kept.create, "a", "harmless", b"1")
+    await asyncio.to_thread(kept.create, "a", "password", b"2")
+    item = await etcd.get("v1/secrets/a/harmless")
+    assert item is not None
+
+    await etcd.put("v1/secrets/a/password", item.value)
+
+    with pytest.raises(WrongKey, match="was changed by somebody who has not our key: write it again"):
+        await kept.read("a", "password")
+
+
+def test_a_key_file_is_its_owners_and_is_never_overwritten(tmp_path: Path) -> None:
+    made = create_key_file(tmp_path / "key")
+
+    assert SecretsKey.read(tmp_path / "key") == made
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert create_key_file(tmp_path / "other") != made
+    with pytest.raises(InvalidSpec, match="exists: it is not overwritten"):
+        create_key_file(tmp_path / "key")
+    assert made.raw.hex() not in repr(made)
+
+
+def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "short").write_text("c2hvcnQ=")
+
+    for name, message in (("short", "base64 of 32 bytes is expected"), ("none", "cannot be read: No such file")):
+        with pytest.raises(InvalidSpec, match=message):
+            SecretsKey.read(tmp_path / name)

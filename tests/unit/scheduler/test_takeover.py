@@ -1,0 +1,614 @@
+"""
+An engine that is made from what another one left, and from what the nodes have, goes on as that one would have.
+
+The nodes of these tests are the truth: they hear the commands of the first engine, and their snapshots are made from
+what they did. Times are binary fractions, so that an age is exact; the second engine's clock shows another time.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_core import messages as m
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile, copy_id
+from gpufaas_core.snapshot import (
+    DeviceDoc,
+    DeviceSnapshot,
+    EngineDoc,
+    FunctionDoc,
+    NodeSnapshot,
+    ResidentSnapshot,
+    RunningCall,
+)
+from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.policies import make_policy
+
+SHIFT = 4096.0
+"""How much later it is on the second engine's clock."""
+
+
+@dataclass
+class Worker:
+    function: FunctionId
+    copy: int
+    memory: int
+    used_at: float
+    began_at: float
+    loading: bool = True
+
+
+@dataclass
+class Running:
+    lease: m.Lease
+    since: float
+    abandoned: bool = False
+
+
+@dataclass
+class Nodes:
+    """What is in the devices' memory and runs there, from commands and facts alone."""
+
+    devices: dict[DeviceId, Device] = field(default_factory=dict)
+    workers: dict[DeviceId, dict[str, Worker]] = field(default_factory=dict)
+    running: dict[DeviceId, dict[CallId, Running]] = field(default_factory=dict)
+
+    def join(self, device: Device) -> None:
+        self.devices[device.id], self.workers[device.id], self.running[device.id] = device, {}, {}
+
+    def obey(self, command: m.Command, now: float) -> None:
+        match command:
+            case m.Start(lease):
+                if lease.cold:
+                    self._begin(lease, now)
+                workers = self.workers[lease.device]
+                key = copy_id(lease.function, lease.copy)
+                worker = workers[key] = workers.pop(key)
+                worker.used_at = now
+                self.running[lease.device][lease.call] = Running(lease, now)
+            case m.Load():
+                self._begin(command, now)
+            case m.Evict(function, device, copy):
+                self.end(device, copy_id(function, copy))
+            case m.Resize(function, device, memory, copy):
+                self.workers[device][copy_id(function, copy)].memory = memory
+            case m.Abort(call, device):
+                self.running[device][call].abandoned = True
+
+    def _begin(self, command: m.Lease | m.Load, now: float) -> None:
+        for victim in command.victims:
+            self.end(command.device, victim)
+        key = copy_id(command.function, command.copy)
+        assert key not in self.workers[command.device]
+        self.workers[command.device][key] = Worker(command.function, command.copy, command.memory, now, now)
+
+    def end(self, device: DeviceId, key: str) -> None:
+        if self.workers[device].pop(key, None) is not None:
+            calls = self.running[device]
+            for call in [name for name, each in calls.items() if copy_id(each.lease.function, each.lease.copy) == key]:
+                del calls[call]
+
+    def snapshot(self, device: DeviceId, now: float) -> DeviceSnapshot:
+        workers, running = self.workers[device], self.running[device]
+        return DeviceSnapshot(
+            self.devices[device],
+            tuple(
+                ResidentSnapshot(
+                    each.function, f"digest of {each.function}", each.memory, each.copy, now - each.used_at,
+                    each.loading, now - each.began_at if each.loading else 0.0,
+                )
+                for each in workers.values()
+            ),
+            tuple(
+                RunningCall(
+                    call, each.lease.function, each.lease.copy, now - each.since,
+                    not workers[copy_id(each.lease.function, each.lease.copy)].loading, each.lease.cold, each.abandoned,
+                )
+                for call, each in running.items()
+            ),
+        )  # fmt: skip
+
+
+class Site:
+    """An engine and its nodes, under random events; and what the engine wrote behind, as JSON."""
+
+    def __init__(self, policy: str, replacement: str, learn: bool, rng: random.Random) -> None:
+        self.rng = rng
+        self.how = (policy, replacement, learn)
+        self.engine = self.new_engine(1)
+        self.nodes = Nodes()
+        self.now = 0.0
+        self.functions: dict[FunctionId, Function] = {}
+        self.store: dict[str, bytes] = {}
+        self.waiting: dict[CallId, tuple[FunctionId, float, float | None]] = {}
+        self.successor: Engine | None = None
+        self.adopted: set[CallId] = set()
+        self.number = 0
+
+    def new_engine(self, epoch: int) -> Engine:
+        policy, replacement, learn = self.how
+        return Engine(
+            policy=make_policy(policy, o3_limit=3),
+            replacement=make_replacement(replacement),
+            epoch=epoch,
+            max_queue=30,
+            learn=learn,
+        )
+
+    def tell(self, event: m.Event) -> list[m.Command]:
+        """Both engines, once there are two: they must command the same."""
+        commands = self.engine.handle(event, self.now)
+        if self.successor is not None:
+            assert comparable(self.successor.handle(later(event), self.now + SHIFT)) == comparable(commands), event
+            wake_at = self.engine.wake_at
+            assert self.successor.wake_at == (None if wake_at is None else wake_at + SHIFT)
+        for command in commands:
+            self.nodes.obey(command, self.now)
+            if isinstance(command, m.Start):
+                self.waiting.pop(command.lease.call, None)
+            elif isinstance(command, m.Reject):
+                self.waiting.pop(command.call, None)
+        return commands
+
+    def write(self) -> None:
+        for key in self.engine.take_changed():
+            doc = self.engine.doc(key, self.now)
+            if doc is None:
+                self.store.pop(key, None)
+            else:
+                self.store[key] = msgspec.json.encode(msgspec.structs.replace(doc, epoch=1))
+
+    def take_over(self, *, queued: bool) -> None:
+        """From the store and the nodes alone: functions, docs, snapshots; then what waits, if gateways are to say."""
+        self.write()
+        engine = self.new_engine(2)
+        now = self.now + SHIFT
+        for function in self.functions.values():
+            engine.handle(m.FunctionDeployed(function), now)
+        engine.handle(left(self.store, self.now, queued=queued), now)
+        names = list(self.nodes.devices)
+        self.rng.shuffle(names)
+        snapshot = NodeSnapshot(tuple(self.nodes.snapshot(each, self.now) for each in names), 1)
+        for each in msgspec.json.decode(msgspec.json.encode(snapshot), type=NodeSnapshot).devices:
+            assert engine.handle(m.DeviceJoined(each.device, each), now) == []
+        if not queued:
+            calls = list(self.waiting.items())
+            self.rng.shuffle(calls)
+            for call, (function, at, deadline) in calls:
+                deadline = None if deadline is None else deadline + SHIFT
+                assert engine.handle(m.Arrived(call, function, deadline, self.now - at + 2**-20), now) == []
+
+        assert engine.handle(m.Serving(), now) == [], "its predecessor would have done nothing at this moment"
+
+        mine, theirs = engine.status(now), self.engine.status(self.now)
+        assert shown(mine, SHIFT) == shown(theirs, 0.0)
+        self.adopted = {call for each in self.nodes.running.values() for call in each}
+        self.successor = engine
+
+    def step(self, choice: int) -> None:
+        rng, kind, pick = self.rng, choice % 24, choice // 24
+        self.now += rng.choice([0.0, 0.25, 1.0])
+        if (wake_at := self.engine.wake_at) is not None and wake_at <= self.now:
+            self.tell(m.Woken())
+        running = [each for calls in self.nodes.running.values() for each in calls.values()]
+        workers = [(device, each) for device, held in self.nodes.workers.items() for each in held.values()]
+        loading = [(device, each) for device, each in workers if each.loading]
+        if kind < 9:
+            self.number += 1
+            call, function = CallId(f"c{self.number}"), FunctionId(f"f{pick % 8}")
+            deadline = self.now + rng.randint(1, 20) if rng.random() < 0.3 else None
+            self.waiting[call] = (function, self.now, deadline)
+            self.tell(m.Arrived(call, function, deadline))
+        elif kind < 14 and running:
+            lease = running[pick % len(running)].lease
+            worker = self.nodes.workers[lease.device][copy_id(lease.function, lease.copy)]
+            if worker.loading:
+                self.loaded(lease.device, worker)
+            ok = not self.nodes.running[lease.device].pop(lease.call).abandoned and pick % 5 > 0
+            self.tell(m.Finished(lease.call, lease.device, rng.randint(1, 16) / 8, ok))
+        elif kind < 16 and loading:
+            self.loaded(*loading[pick % len(loading)])
+        elif kind == 16 and loading:
+            device, worker = loading[pick % len(loading)]
+            self.nodes.end(device, copy_id(worker.function, worker.copy))
+            self.tell(m.LoadFailed(worker.function, device, "broken", pick % 2 == 0, worker.copy))
+        elif kind == 17 and workers:
+            device, worker = workers[pick % len(workers)]
+            self.nodes.end(device, copy_id(worker.function, worker.copy))
+            self.tell(m.WorkerExited(worker.function, device, "killed", worker.copy))
+        elif kind == 18 and workers:
+            device, worker = workers[pick % len(workers)]
+            self.tell(m.Measured(worker.function, device, rng.randint(1, 40) << 20, worker.copy))
+        elif kind == 19:
+            known = [*sorted(self.waiting), *sorted(each.lease.call for each in running), CallId("nobody")]
+            call = known[pick % len(known)]
+            self.waiting.pop(call, None)
+            self.tell(m.Cancelled(call))
+        elif kind == 20:
+            self.tell(m.Scaled(FunctionId(f"f{pick % 8}"), (pick // 8) % 6))
+        elif kind == 21 and running:
+            self.refuse(running[pick % len(running)])
+        elif kind == 22:
+            self.come_or_go(pick)
+        elif kind == 23:
+            self.deploy_or_remove(pick)
+
+    def loaded(self, device: DeviceId, worker: Worker) -> None:
+        worker.loading = False
+        self.tell(m.Loaded(worker.function, device, self.rng.randint(4, 40) / 8, 0, worker.copy))
+
+    def refuse(self, running: Running) -> None:
+        """Not the first of several calls on a worker that never came; see the ADR for calls of CPU functions."""
+        lease = running.lease
+        calls = self.nodes.running[lease.device]
+        worker = self.nodes.workers[lease.device][copy_id(lease.function, lease.copy)]
+        others = [each for each in calls.values() if each.lease.function == lease.function and each is not running]
+        cpu = not self.functions[lease.function].exclusive if lease.function in self.functions else True
+        if (lease.cold and worker.loading and others) or (cpu and lease.call in self.adopted):
+            return
+        del calls[lease.call]
+        if lease.cold and worker.loading:
+            self.nodes.end(lease.device, copy_id(lease.function, lease.copy))
+        if not running.abandoned:
+            self.waiting[lease.call] = (lease.function, self.now, None)
+        self.tell(m.Refused(lease.call, lease.device, "no"))
+
+    def come_or_go(self, pick: int) -> None:
+        names = sorted(self.nodes.devices)
+        if names and pick % 3 == 0:
+            name = names[pick % len(names)]
+            del self.nodes.devices[name], self.nodes.workers[name], self.nodes.running[name]
+            self.tell(m.DeviceLeft(name, "gone"))
+        elif names and pick % 3 == 1:
+            name = names[pick % len(names)]
+            self.tell(m.DeviceJoined(self.nodes.devices[name], self.nodes.snapshot(name, self.now)))
+        else:
+            device = Device(DeviceId(f"n/d{pick % 5}"), f"kind{pick % 2}", self.rng.randint(20, 60) << 20)
+            self.nodes.join(device)
+            self.tell(m.DeviceJoined(device))
+
+    def deploy_or_remove(self, pick: int) -> None:
+        name = FunctionId(f"f{pick % 8}")
+        if pick % 3 == 0 and name in self.functions:
+            del self.functions[name]
+            self.tell(m.FunctionRemoved(name, drain=pick % 2 == 0))
+        elif name in self.functions:
+            self.deploy(name, slots=None if self.functions[name].exclusive else 3)
+
+    def deploy(self, name: FunctionId, slots: int | None) -> None:
+        rng = self.rng
+        function = Function(
+            name, f"digest of {name}", slots is None, slots or 1,
+            {"*": Profile(rng.randint(8, 40) / 8, rng.randint(1, 16) / 8, rng.randint(2, 30) << 20)},
+            rng.choice([0, 0, 0, 1, 2]), 12, rng.choice([0, 0, 4]),
+        )  # fmt: skip
+        self.functions[name] = function
+        self.tell(m.FunctionDeployed(function))
+
+
+def left(store: dict[str, bytes], now: float, *, queued: bool) -> m.Restored:
+    """The newest doc is older than now when nothing has changed since: that much somebody has to know."""
+    return m.Restored(
+        msgspec.json.decode(store["engine"], type=EngineDoc),
+        tuple(msgspec.json.decode(v, type=FunctionDoc) for k, v in store.items() if k.startswith("functions/")),
+        tuple(msgspec.json.decode(v, type=DeviceDoc) for k, v in store.items() if k.startswith("devices/")),
+        elapsed_s=now - max(msgspec.json.decode(each)["at_s"] for each in store.values()),
+        queued=queued,
+    )
+
+
+def later(event: m.Event) -> m.Event:
+    if isinstance(event, m.Arrived) and event.deadline is not None:
+        return msgspec.structs.replace(event, deadline=event.deadline + SHIFT)
+    return event
+
+
+def comparable(commands: list[m.Command]) -> list[object]:
+    """Without the epoch; what ends several calls at once names them in any order."""
+    ended = sorted(repr(each) for each in commands if isinstance(each, m.Abort | m.Reject))
+    others: list[object] = []
+    for each in commands:
+        if isinstance(each, m.Start):
+            others.append(msgspec.structs.replace(each.lease, epoch=0))
+        elif isinstance(each, m.Load):
+            others.append(msgspec.structs.replace(each, epoch=0))
+        elif not isinstance(each, m.Abort | m.Reject):
+            others.append(each)
+    return [*others, *ended]
+
+
+def shown(status, shift: float):  # type: ignore[no-untyped-def]
+    """A status as it can be compared: ages instead of times."""
+    document = msgspec.to_builtins(status)
+    for device in document["devices"]:
+        for each in device["resident"]:
+            each["last_used"] -= shift
+    document["devices"] = sorted(document["devices"], key=lambda each: each["device"]["id"])
+    return document
+
+
+POLICY = st.sampled_from(["lb", "lalb", "lalb-o3", "least-wait"])
+SEED, STEPS = st.integers(0, 2**32), st.integers(0, 150)
+"""Events are drawn from the seed: lists of them would cost hypothesis more than the engines."""
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(POLICY, st.sampled_from(["lru", "cost-aware"]), st.booleans(), st.booleans(), SEED, STEPS, STEPS)
+def test_a_successor_decides_as_its_predecessor_would_have(
+    policy: str, replacement: str, learn: bool, queued: bool, seed: int, before: int, after: int
+) -> None:
+    rng = random.Random(seed)
+    site = Site(policy, replacement, learn, rng)
+    for number in range(rng.randint(1, 4)):
+        device = Device(DeviceId(f"n/d{number}"), f"kind{number % 2}", rng.randint(20, 60) << 20)
+        site.nodes.join(device)
+        site.tell(m.DeviceJoined(device))
+    for number in range(8):
+        site.deploy(FunctionId(f"f{number}"), rng.choice([None, None, 1, 3]))
+    for _ in range(before):
+        site.step(rng.randrange(2**16))
+        if rng.random() < 0.3:
+            site.write()
+
+    site.take_over(queued=queued)
+
+    for _ in range(after):
+        site.step(rng.randrange(2**16))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(POLICY, st.booleans(), SEED, STEPS)
+def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
+    policy: str, gone: bool, seed: int, before: int
+) -> None:
+    """Docs are old, or gone altogether; a node is missing, and gateways have sent calls to another without asking."""
+    rng = random.Random(seed)
+    site = Site(policy, "lru", True, rng)
+    for number in range(3):
+        device = Device(DeviceId(f"n/d{number}"), "kind0", 60 << 20)
+        site.nodes.join(device)
+        site.tell(m.DeviceJoined(device))
+    for number in range(8):
+        site.deploy(FunctionId(f"f{number}"), rng.choice([None, None, 1, 3]))
+    for _ in range(before):
+        site.step(rng.randrange(2**16))
+        if rng.random() < 0.1:
+            site.write()
+    nodes, store = site.nodes, {} if gone else site.store
+    if nodes.devices and rng.random() < 0.3:
+        lost = min(nodes.devices)
+        del nodes.devices[lost], nodes.workers[lost], nodes.running[lost]
+    for device, workers in nodes.workers.items():
+        for worker in workers.values():
+            if not worker.loading and rng.random() < 0.5:
+                call = CallId(f"direct-{device}-{worker.function}")
+                lease = m.Lease(1, -1, call, worker.function, "", device, False, worker.memory, copy=worker.copy)
+                nodes.running[device][call] = Running(lease, site.now)
+
+    engine = site.new_engine(2)
+    for function in site.functions.values():
+        engine.handle(m.FunctionDeployed(function), site.now)
+    engine.handle(left(store, site.now, queued=False) if "engine" in store else m.Restored(), site.now)
+    for device in nodes.devices:
+        engine.handle(m.DeviceJoined(nodes.devices[device], nodes.snapshot(device, site.now)), site.now)
+    for call, (function, at, _) in site.waiting.items():
+        engine.handle(m.Arrived(call, function, age_s=site.now - at + 0.125), site.now)
+    waiting = set(site.waiting)
+    site.engine = engine
+    site.tell(m.Serving())
+
+    for device in engine.status(site.now).devices:
+        held = {copy_id(each.function, each.copy): each.running for each in device.resident}
+        assert held == {
+            key: sum(copy_id(each.lease.function, each.lease.copy) == key
+                     for each in nodes.running[device.device.id].values())
+            for key in nodes.workers[device.device.id]
+        }  # fmt: skip
+        assert device.used == sum(each.memory for each in nodes.workers[device.device.id].values())
+        assert device.used <= device.device.memory
+    large = Device(DeviceId("n/large"), "kind0", 10_000 << 20)
+    nodes.join(large)
+    site.tell(m.DeviceJoined(large))
+    for _ in range(500):
+        for device, workers in nodes.workers.items():
+            for worker in list(workers.values()):
+                if worker.loading and workers.get(copy_id(worker.function, worker.copy)) is worker:
+                    site.loaded(device, worker)
+        running = [each for calls in nodes.running.values() for each in calls.values()]
+        if not running:
+            break
+        lease = running[0].lease
+        if not nodes.workers[lease.device][copy_id(lease.function, lease.copy)].loading:
+            del nodes.running[lease.device][lease.call]
+            site.tell(m.Finished(lease.call, lease.device, 1.0))
+    assert not site.waiting, f"these wait for ever: {site.waiting} of {waiting}"
+    assert not any(device.busy for device in engine.status(site.now).devices)
+    assert not engine.ignored["Finished"]
+
+
+# --- one by one -------------------------------------------------------------------------------------------------------
+
+
+def make_engine(*functions: Function, policy: str = "lalb-o3") -> Engine:
+    engine = Engine(policy=make_policy(policy), replacement=make_replacement("lru"), epoch=2)
+    for function in functions:
+        engine.handle(m.FunctionDeployed(function), 0.0)
+    return engine
+
+
+def model(name: str, size: int = 10, digest: str = "d") -> Function:
+    return Function(FunctionId(name), digest, profiles={"*": Profile(3.0, 1.0, size)})
+
+
+def holds(name: str, *, digest: str = "d", size: int = 10, loading: bool = False) -> ResidentSnapshot:
+    return ResidentSnapshot(FunctionId(name), digest, size, loading=loading)
+
+
+def runs(call: str, function: str, *, begun: bool = True, age_s: float = 0.5) -> RunningCall:
+    return RunningCall(CallId(call), FunctionId(function), age_s=age_s, begun=begun)
+
+
+A = Device(DeviceId("n/a"), "gpu", 100)
+
+
+def joined(*residents: ResidentSnapshot, running: tuple[RunningCall, ...] = ()) -> m.DeviceJoined:
+    return m.DeviceJoined(A, DeviceSnapshot(A, residents, running))
+
+
+def starts(commands: list[m.Command]) -> list[tuple[str, bool]]:
+    return [(each.lease.call, each.lease.cold) for each in commands if isinstance(each, m.Start)]
+
+
+def test_a_node_that_was_away_keeps_its_models_and_its_running_calls() -> None:
+    engine = make_engine(model("f"), model("g"))
+    engine.handle(joined(), 0.0)
+    engine.handle(m.Arrived(CallId("c1"), FunctionId("f")), 0.0)
+    engine.handle(m.Loaded(FunctionId("f"), A.id, 3.0, 0), 3.0)
+    engine.handle(m.DeviceLeft(A.id, "no beats"), 4.0)
+
+    engine.handle(joined(holds("g"), holds("f"), running=(runs("c1", "f"),)), 5.0)
+
+    (device,) = engine.status(5.0).devices
+    assert [(each.function, each.running) for each in device.resident] == [("g", 0), ("f", 1)]
+    assert engine.handle(m.Arrived(CallId("c2"), FunctionId("f")), 5.0) == [], "the device is busy"
+    assert starts(engine.handle(m.Finished(CallId("c1"), A.id, 1.0), 6.0)) == [("c2", False)]
+    assert not engine.ignored
+
+
+def test_one_that_comes_back_before_it_was_missed_is_right_about_what_it_runs() -> None:
+    """c1 was answered while nobody listened; it runs no more, and the device is free."""
+    engine = make_engine(model("f"))
+    engine.handle(joined(), 0.0)
+    engine.handle(m.Arrived(CallId("c1"), FunctionId("f")), 0.0)
+    engine.handle(m.Arrived(CallId("c2"), FunctionId("f")), 0.0)
+
+    commands = engine.handle(joined(holds("f")), 5.0)
+
+    assert starts(commands) == [("c2", False)]
+    assert engine.status(5.0).devices[0].misses == 1, "the device is the same"
+
+
+def test_a_lease_that_had_not_reached_a_node_that_came_back_is_granted_anew_when_the_node_refuses_it() -> None:
+    engine = make_engine(model("f"))
+    engine.handle(joined(holds("f")), 0.0)
+    engine.handle(m.Arrived(CallId("c1"), FunctionId("f")), 0.0)
+    engine.handle(joined(holds("f")), 1.0)
+
+    commands = engine.handle(m.Refused(CallId("c1"), A.id, "an older lease"), 1.5)
+
+    assert starts(commands) == [("c1", False)]
+
+
+@pytest.mark.parametrize("resident", [holds("unknown"), holds("f", digest="other")])
+def test_what_is_of_no_function_that_is_deployed_is_evicted(resident: ResidentSnapshot) -> None:
+    engine = make_engine(model("f"))
+
+    commands = engine.handle(joined(resident, running=(runs("c", resident.function),)), 0.0)
+
+    assert commands == [m.Evict(resident.function, A.id)]
+    assert engine.status(0.0).devices[0].used == 0
+    assert not engine.status(0.0).devices[0].busy
+
+
+def test_several_exclusive_calls_on_one_device_are_survived() -> None:
+    """Without a scheduler two gateways sent a call each. The device is free when both are over."""
+    engine = make_engine(model("f"), model("g"))
+    running = (runs("c1", "f", age_s=1.0), runs("c2", "g"), runs("c3", "f", begun=False))
+    engine.handle(joined(holds("f"), holds("g"), running=running), 0.0)
+    engine.handle(m.Arrived(CallId("c4"), FunctionId("g")), 0.0)
+
+    assert engine.handle(m.Finished(CallId("c2"), A.id, 1.0), 1.0) == []
+    assert engine.handle(m.Finished(CallId("c1"), A.id, 1.0), 1.0) == []
+    assert starts(engine.handle(m.Finished(CallId("c3"), A.id, 1.0), 2.0)) == [("c4", False)]
+    assert engine.status(2.0).running == {"g": 1}
+
+
+def test_more_than_the_device_has_is_evicted_the_idle_ones_first() -> None:
+    engine = make_engine(*(model(name, 40) for name in "abc"))
+
+    commands = engine.handle(
+        joined(holds("a", size=40), holds("b", size=40), holds("c", size=40), running=(runs("x", "a"),)), 0.0
+    )
+
+    assert commands == [m.Evict(FunctionId("b"), A.id)]
+
+
+def test_a_call_that_waited_elsewhere_stands_where_it_would_if_it_had_waited_here() -> None:
+    engine = make_engine(model("f"), policy="lb")
+    engine.handle(joined(holds("f"), running=(runs("r", "f"),)), 0.0)
+    engine.handle(m.Arrived(CallId("c1"), FunctionId("f")), 1.0)
+    engine.handle(m.Arrived(CallId("c2"), FunctionId("f")), 3.0)
+
+    engine.handle(m.Arrived(CallId("between"), FunctionId("f"), age_s=2.0), 4.0)
+    engine.handle(m.Arrived(CallId("oldest"), FunctionId("f"), age_s=9.0), 4.0)
+
+    order, ended = [], CallId("r")
+    for _ in range(4):
+        ((call, _),) = starts(engine.handle(m.Finished(ended, A.id, 1.0), 5.0))
+        order.append(call)
+        ended = CallId(call)
+    assert order == ["oldest", "c1", "between", "c2"]
+
+
+def test_a_gateway_that_missed_its_lease_gets_it_again() -> None:
+    engine = make_engine(model("f"))
+    engine.handle(joined(), 0.0)
+    (start,) = engine.handle(m.Arrived(CallId("c"), FunctionId("f")), 0.0)
+
+    (again,) = engine.handle(m.Arrived(CallId("c"), FunctionId("f"), age_s=1.0), 1.0)
+
+    assert isinstance(start, m.Start)
+    assert isinstance(again, m.Start)
+    assert msgspec.structs.replace(again.lease, number=start.lease.number) == start.lease
+    assert again.lease.number > start.lease.number
+
+
+def test_a_call_that_a_worker_has_begun_is_not_begun_again() -> None:
+    engine = make_engine(model("f"))
+    engine.handle(joined(holds("f"), running=(runs("c", "f"),)), 0.0)
+
+    (command,) = engine.handle(m.Arrived(CallId("c"), FunctionId("f"), age_s=1.0), 1.0)
+
+    assert isinstance(command, m.Reject)
+    assert command.code == "refused"
+    assert "not run twice" in command.message
+
+
+def test_a_call_that_runs_on_two_nodes_is_stopped_on_the_one_that_came_back() -> None:
+    b = Device(DeviceId("n2/b"), "gpu", 100)
+    engine = make_engine(model("f"))
+    engine.handle(joined(holds("f"), running=(runs("c", "f"),)), 0.0)
+
+    commands = engine.handle(m.DeviceJoined(b, DeviceSnapshot(b, (holds("f"),), (runs("c", "f"),))), 1.0)
+
+    assert commands == [m.Abort(CallId("c"), b.id)]
+    assert engine.status(1.0).devices[1].busy
+    engine.handle(m.Finished(CallId("c"), b.id, 0.0, ok=False), 2.0)
+    assert [each.busy for each in engine.status(2.0).devices] == [True, False]
+
+
+def test_nothing_is_decided_before_the_new_engine_serves() -> None:
+    engine = make_engine(model("f"))
+    engine.handle(m.Restored(), 0.0)
+    assert engine.handle(joined(holds("f")), 0.1) == []
+    assert engine.handle(m.Arrived(CallId("new"), FunctionId("f")), 0.2) == []
+    assert engine.handle(m.Arrived(CallId("old"), FunctionId("f"), age_s=5.0), 0.3) == []
+
+    assert starts(engine.handle(m.Serving(), 0.5)) == [("old", False)]
+
+
+def test_changes_are_told_once() -> None:
+    engine = make_engine(model("f"), model("idle"))
+    engine.handle(joined(), 0.0)
+    engine.take_changed()
+    engine.handle(m.Arrived(CallId("c"), FunctionId("f")), 1.0)
+
+    assert sorted(engine.take_changed()) == ["devices/n/a", "engine", "functions/f"]
+    assert engine.take_changed() == []
+    engine.handle(m.DeviceLeft(A.id, "gone"), 2.0)
+    assert "devices/n/a" in engine.take_changed()
+    assert engine.doc("devices/n/a", 2.0) is None
