@@ -32,11 +32,11 @@ from gpufaas_cli.serving import _builds, _credentials, _listen, _own
 from gpufaas_core import wire
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import DeviceId
-from gpufaas_gateway.async_queue import SqliteAsyncQueue
 from gpufaas_gateway.ports import Secrets
 from gpufaas_gateway.remote_nodes import RemoteNodes
 from gpufaas_gateway.remote_scheduler import RemoteScheduler
 from gpufaas_gateway.remote_workers import RemoteLogs, RemoteWorkers
+from gpufaas_store.async_queue import EtcdAsyncQueue
 from gpufaas_store.election import register
 from gpufaas_store.etcd import Etcd, Listed
 from gpufaas_store.functions import EntryChanged, EntryRemoved, EtcdFunctionStore
@@ -98,7 +98,7 @@ async def _run(
         scheduler = RemoteScheduler(me, on_view=on_view)
         workers = RemoteWorkers(nodes)
         logs = RemoteLogs(nodes)
-        async_queue = SqliteAsyncQueue(data / "async")
+        async_queue = await EtcdAsyncQueue.open(etcd, me.id, data / "async")
         front = Front(
             options.front, credentials, spool, store=store,
             artifacts=GatewayArtifacts(artifacts, weights, asyncio.get_running_loop()),
@@ -156,7 +156,8 @@ async def _run(
         async def begin_async() -> None:
             await listed.wait()
             front.async_calls.begin()
-            await asyncio.Event().wait()
+            await front.async_calls.counted.wait()
+            await async_queue.follow(front.async_calls.find, front.async_calls.lose)
 
         def ready() -> str:
             if not catalogue.loaded:
@@ -192,7 +193,7 @@ async def _run(
             await registration.close()
             await front.callbacks.close()
             await nodes.close()
-            async_queue.close()
+            await async_queue.stop()
 
 
 def _own_name(options: GatewayOptions) -> str:
