@@ -38,8 +38,8 @@ from gpufaas_gateway.remote_scheduler import RemoteScheduler
 from gpufaas_gateway.remote_workers import RemoteLogs, RemoteWorkers
 from gpufaas_store.async_queue import EtcdAsyncQueue
 from gpufaas_store.election import register
-from gpufaas_store.etcd import Etcd, Listed
-from gpufaas_store.functions import EntryChanged, EntryRemoved, EtcdFunctionStore
+from gpufaas_store.etcd import Etcd, Listed, Put
+from gpufaas_store.functions import COUNTS, EntryChanged, EntryRemoved, EtcdFunctionStore
 from gpufaas_store.secrets import EtcdSecrets, SecretsKey, create_key_file
 
 if TYPE_CHECKING:
@@ -138,6 +138,16 @@ async def _run(
                 async for _ in changes:
                     await catalogue.namespaces.load()
 
+        async def follow_counts() -> None:
+            """What other gateways counted shows here too."""
+            async with aclosing(etcd.watch(COUNTS)) as changes:
+                async for change in changes:
+                    if isinstance(change, Put) and change.item.value.isdigit():
+                        namespace, _, name = change.item.key.removeprefix(COUNTS).partition("/")
+                        found = catalogue.find(f"{name}.{namespace}")
+                        if found is not None:
+                            found.stats.saved_before = max(0, int(change.item.value) - found.stats.saved)
+
         async def count() -> None:
             """Tell the scheduler what functions with a scaling rule are asked for."""
             while True:
@@ -175,7 +185,7 @@ async def _run(
         async def side_tasks() -> None:
             try:
                 await first_of(
-                    follow_leader(), follow_functions(), follow_namespaces(), scheduler.run(), count(), begin_async(),
+                    follow_leader(), follow_functions(), follow_namespaces(), follow_counts(), scheduler.run(), count(), begin_async(),
                     weights.run(), stopped.wait(),
                 )  # fmt: skip
             except GpufaasError:
