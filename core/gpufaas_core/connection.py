@@ -75,6 +75,7 @@ class Link(asyncio.Protocol):
         self.peer_id = ""
         self.successor: asyncio.Protocol | None = None
         """Who gets the connection after the welcome, in place of this; set by `Accept`."""
+        self.early: list[Any] = []
         self._loop = asyncio.get_running_loop()
         self._reader = wire.MessageReader()
         self._transport: asyncio.Transport | None = None
@@ -87,6 +88,15 @@ class Link(asyncio.Protocol):
     @property
     def closed(self) -> bool:
         return self._over
+
+    def attend(self, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
+        """From now on these are told; what came since the handshake is told at once."""
+        self.on_message, self.on_lost = on_message, on_lost
+        early, self.early = self.early, []
+        for each in early:
+            on_message(each)
+        if self._over:
+            on_lost(self._why or "it was closed")
 
     def send(self, message: wire.Message) -> None:
         """Send it with whatever else this turn of the loop has to say. Quietly nothing once it is over."""
@@ -186,7 +196,7 @@ async def connect(
     address: str, me: Identity, timeout_s: Seconds = HANDSHAKE_S, successor: asyncio.Protocol | None = None
 ) -> Link:
     """
-    Return a link to *address*; its `on_message` and `on_lost` are to be set before the next turn of the loop.
+    Return a link to *address*, which is to be given its listeners by `Link.attend`.
 
     :param successor: gets the connection, which is to carry calls: `Link.hand_over`
     :raises NotReached: nobody is there, or nobody answers
@@ -195,7 +205,7 @@ async def connect(
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
     nonce = os.urandom(16)
-    link: Link
+    early: list[Any] = []
 
     def on_message(message: Any) -> None:
         if isinstance(message, wire.Challenge):
@@ -213,17 +223,19 @@ async def connect(
             link.send(wire.Hello(wire.PROTOCOL, me.role, me.id, me.boot, nonce, shown, me.version, calls))
         elif not answer.done():
             answer.set_result(message)
+        else:
+            early.append(message)
 
     def on_lost(why: str) -> None:
         if not answer.done():
             answer.set_exception(NotReached(f"{address} closed the connection: {why}"))
 
+    link = Link(on_message, on_lost)
+    link.early = early
     host, port = split_address(address)
     try:
         async with asyncio.timeout(timeout_s):
-            _, link = await loop.create_connection(
-                lambda: Link(on_message, on_lost), host, port, ssl=me.tls, server_hostname=host if me.tls else None
-            )
+            await loop.create_connection(lambda: link, host, port, ssl=me.tls, server_hostname=host if me.tls else None)
             said = await answer
     except TimeoutError as exc:
         raise NotReached(f"{address} does not answer within {timeout_s:g} s") from exc

@@ -231,9 +231,8 @@ class RemoteScheduler:
                 await asyncio.sleep(_BACKOFF_S[2])
                 continue
             tries = 0
-            link.on_message = self._heard
-            link.on_lost = lambda why, lost=lost: None if lost.done() else lost.set_result(why)  # type: ignore[misc]
             self._begin(link)
+            link.attend(self._heard, lambda why, lost=lost: None if lost.done() else lost.set_result(why))  # type: ignore[misc]
             try:
                 self._changed.clear()
                 moved = self._loop.create_task(self._moved(address))
@@ -252,13 +251,19 @@ class RemoteScheduler:
             await self._changed.wait()
 
     def _begin(self, link: Link) -> None:
-        self._link, self._epoch = link, link.epoch
+        is_new, self._epoch = link.epoch != self._epoch, link.epoch
+        self._link = link
         self._early.clear()
         link.send(wire.Present(list(self._running)))
         now = self._loop.time()
         waiting, self._waiting = self._waiting, {}
         for each in sorted(waiting.values(), key=lambda each: each.since):
-            self._place_anew(each, now)
+            if not is_new:
+                self._place_anew(each, now)
+            elif not each.future.done():
+                # What its predecessor left has this id, and with it the call's place in the queue.
+                self._waiting[each.sent] = each
+                link.send(wire.Place(each.sent, each.function, each.deadline - now, now - each.since))
         log.info("scheduler.connected address=%s epoch=%d waiting=%d", self.leader, link.epoch, len(waiting))
 
     def _place_anew(self, waiting: _Waiting, now: float) -> None:

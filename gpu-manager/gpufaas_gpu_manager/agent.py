@@ -121,8 +121,7 @@ class Agent:
         node = self.node
         assert node is not None
         lost: asyncio.Future[str] = self._loop.create_future()
-        link.on_message = self._heard
-        link.on_lost = lambda why: None if lost.done() else lost.set_result(why)
+        link.attend(self._heard, lambda why: None if lost.done() else lost.set_result(why))
         self._epoch, self.refused = link.epoch, ""
         node.obey(link.epoch)
         snapshot = msgspec.Raw(msgspec.msgpack.encode(node.snapshot()))

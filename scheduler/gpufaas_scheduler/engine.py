@@ -179,6 +179,7 @@ class Engine:
             m.Woken: self._woken,
             m.DeviceJoined: self._device_joined,
             m.DeviceLeft: self._device_left,
+            m.DeviceDrained: self._device_drained,
             m.FunctionDeployed: self._function_deployed,
             m.FunctionRemoved: self._function_removed,
             m.Scaled: self._scaled,
@@ -228,6 +229,11 @@ class Engine:
     def knows(self, call: CallId) -> bool:
         """Whether *call* waits or runs."""
         return call in self._calls
+
+    def runs(self, call: CallId) -> bool:
+        """Whether *call* has a lease."""
+        known = self._calls.get(call)
+        return known is not None and known.state == RUNNING
 
     def calls(self) -> list[CallId]:
         """Return those that wait or run. O(calls)."""
@@ -758,7 +764,7 @@ class Engine:
             model = device.models.models[call.function]
             self._take_local(device, call)
             self._start(call, device, model, ())
-        elif device.idle_key is None:
+        elif device.idle_key is None and not device.closed:
             self._cluster.set_idle(device)
 
     def _take_local(self, device: DeviceState, call: Call) -> None:
@@ -1000,16 +1006,18 @@ class Engine:
         """A call of a function that was scaled to zero: from now on its copies follow its calls again."""
         owner.scale(None)
         owner.excess = 0
-        while owner.draining:
-            self._revive(owner)
+        while self._revive(owner):
+            pass
 
-    def _revive(self, owner: FunctionState) -> None:
-        """Let a copy that drains take calls again, if there is one."""
-        if owner.draining:
-            model = next(iter(owner.draining))
-            self._touch(owner)
-            self._touch(owner.draining[model])
-            owner.add(model, owner.draining.pop(model))
+    def _revive(self, owner: FunctionState) -> bool:
+        """Let a copy that drains take calls again; False: there is none that may."""
+        for model, device in owner.draining.items():
+            if not device.closed:
+                self._touch(owner)
+                self._touch(device)
+                owner.add(model, owner.draining.pop(model))
+                return True
+        return False
 
     def _trim(self, owner: FunctionState) -> None:
         """Evict copies that are surplus and idle; those that are not idle take no new calls."""
@@ -1045,8 +1053,8 @@ class Engine:
 
     def _load_copies(self, owner: FunctionState) -> None:
         """More copies of a function that has too few: only where they fit, and not all at once."""
-        while owner.draining and owner.copies < owner.target:
-            self._revive(owner)
+        while owner.copies < owner.target and self._revive(owner):
+            pass
         while owner.copies < owner.target:
             at_once = MAX_LOADING if not owner.exclusive and owner.loading < owner.copies else 1
             if owner.loading >= at_once or not self._load_copy(owner):
@@ -1093,7 +1101,8 @@ class Engine:
         self._touch(owner)
         model.loading = False
         owner.loading -= 1
-        owner.add(model, device)
+        if model not in owner.draining:
+            owner.add(model, device)
         owner.failures = 0
         if device.preload is model:
             device.preload = None
@@ -1227,6 +1236,37 @@ class Engine:
             return
         self._leave(device)
         self._freed = True
+
+    def _device_drained(self, event: m.DeviceDrained) -> None:
+        device = self._devices.get(event.device)
+        if device is None or device.closed == event.drain:
+            self.ignored["DeviceDrained"] += 1
+            return
+        device.closed = event.drain
+        self._touch(device)
+        self._freed = True
+        if not event.drain:
+            self._cluster.constrained -= 1
+            if not device.busy:
+                self._cluster.set_idle(device)
+            return
+        self._cluster.constrained += 1
+        for call in list(device.local):
+            self._return_local(device, call)
+        for model in list(device.models):
+            owner = model.owner
+            if model in owner.draining:
+                pass
+            elif model.pinned:
+                owner.draining[model] = owner.drop(model)
+                self._cluster.note_orphan(owner)
+                if not owner.exclusive and owner.queue.calls and not owner.active:
+                    self._homeless[owner.id] = owner
+            else:
+                self._evict(device, model)
+            self._balance(owner)
+        if device.idle_key is not None:
+            self._cluster.set_busy(device)
 
     def _leave(self, device: DeviceState) -> None:
         owners = [model.owner for model in device.models]
@@ -1542,6 +1582,9 @@ class Engine:
             state.starts, state.served, state.hits = doc.starts, doc.served, doc.hits
             state.misses, state.evictions, state.busy_s = doc.misses, doc.evictions, doc.busy_s
         changed = self._adopt_residents(state, snapshot, at, doc, since)
+        if doc is not None and doc.closed:
+            state.closed = True
+            cluster.constrained += 1
         exclusive: list[tuple[Call, RunningCall]] = []
         for each in snapshot.running:
             model = state.models.models.get(copy_id(each.function, each.copy))
@@ -1621,11 +1664,11 @@ class Engine:
                 model.ready_at = since + before.ready_in_s
             state.models.insert(model)
             self._touch(owner)
-            if before is not None and before.draining and not each.loading:
+            owner.loading += each.loading
+            if (before is not None and before.draining) or (doc is not None and doc.closed):
                 owner.draining[model] = state
             else:
                 owner.add(model, state)
-                owner.loading += each.loading
             found.append((key, each.memory, each.loading, model.running))
         return found != [
             (copy_id(each.function, each.copy), each.memory, each.loading, each.running) for each in known.values()

@@ -20,7 +20,7 @@ from gpufaas_core import wire
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.connection import Identity, Link, listen
 from gpufaas_core.errors import GpufaasError, Overloaded
-from gpufaas_core.messages import Abort, DeviceLeft, Evict, Lease, Load, Resize, Start
+from gpufaas_core.messages import Abort, DeviceLeft, Evict, Lease, Load, Resize, Restored, Serving, Start
 from gpufaas_core.messages import Refused as RefusedFact
 from gpufaas_core.model import Bytes, CallId, Device, DeviceId, Function, FunctionId, NodeId, Seconds
 from gpufaas_core.snapshot import NodeSnapshot
@@ -84,14 +84,27 @@ class _Gateway:
         self.link = link
         self.name = name
         self.counted: dict[str, tuple[int, int, int, int]] = {}
+        self.present: set[CallId] = set()
+        """The calls that it knew to run when it came."""
         self.gone: asyncio.TimerHandle | None = None
 
     def answer(self, call: CallId, answer: Lease | GpufaasError) -> None:
+        self.present.discard(call)
         if isinstance(answer, Lease):
             self.link.send(wire.Granted(answer))
             return
         after = answer.retry_after_s if isinstance(answer, Overloaded) else 0.0
         self.link.send(wire.Rejected(call, wire.error_name(answer), str(answer), after))
+
+
+def _noting(gateway: _Gateway, answered: set[CallId]) -> Callable[[CallId, Lease | GpufaasError], None]:
+    """Return *gateway*'s `answer`, which notes in *answered* whom it answered."""
+
+    def answer(call: CallId, given: Lease | GpufaasError) -> None:
+        answered.add(call)
+        gateway.answer(call, given)
+
+    return answer
 
 
 class SchedulerServer:
@@ -119,7 +132,9 @@ class SchedulerServer:
         self._server: asyncio.Server | None = None
         self._awaited: set[NodeId] | None = None
         """Nodes that are to join before calls are placed; None: nobody is waited for."""
-        self._held: list[tuple[Seconds, _Gateway, wire.Place]] = []
+        self._early: list[tuple[_Gateway, CallId]] = []
+        """Calls that were placed before the engine served."""
+        self._open = False
         self._loop = asyncio.get_running_loop()
         self._view_timer: asyncio.TimerHandle | None = None
         self._seen_changes = -1
@@ -133,14 +148,17 @@ class SchedulerServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     def begin(self, service: SchedulerService, epoch: int) -> None:
-        """From now on gateways and nodes may come, and functions are told; calls are placed after `lead`."""
+        """From now on functions are told; gateways and nodes may come after `lead`."""
         self.service, self._epoch = service, epoch
         self._awaited = set()
 
-    def lead(self, awaited: set[NodeId]) -> None:
-        """Decide, once the nodes *awaited* are here, which were there under the last leader."""
-        self._awaited = set(awaited) - set(self.nodes)
-        awaited = self._awaited
+    def lead(self, awaited: set[NodeId], left: Restored) -> None:
+        """Decide from what an older scheduler *left*, once the nodes *awaited* are here, which were there under it."""
+        if self.service is None:
+            return
+        self.service.handle(left)
+        self._open = True
+        self._awaited = set(awaited)
         if awaited:
             self._loop.call_later(HOLD_S, self._release, "time is up")
         else:
@@ -164,8 +182,9 @@ class SchedulerServer:
             link.close("this scheduler does not lead any more")
         self.names.clear()
         self._removed.clear()
-        self._held.clear()
+        self._early.clear()
         self._awaited = None
+        self._open = False
 
     async def close(self) -> None:
         self.step_down()
@@ -214,7 +233,7 @@ class SchedulerServer:
     # --- who connects ---
 
     def _accept(self, link: Link, hello: wire.Hello) -> int | wire.Turned:
-        if self.service is None:
+        if self.service is None or not self._open:
             where = f"the scheduler at {self.leader} leads" if self.leader else "none leads yet"
             return wire.Turned("not_leader", f"scheduler {self.me.id} does not lead: {where}", self.leader)
         if hello.role == "gateway":
@@ -261,11 +280,9 @@ class SchedulerServer:
         kind = type(message)
         if kind is wire.Place:
             if self._awaited is not None:
-                self._held.append((self._loop.time() - message.age_s, gateway, message))
-            else:
-                service.place_for(message.call, message.function, message.timeout_s, message.age_s)
+                self._early.append((gateway, message.call))
+            service.place_for(message.call, message.function, message.timeout_s, message.age_s)
         elif kind is wire.Cancel:
-            self._held = [each for each in self._held if each[2].call != message.call] if self._held else []
             service.cancel(message.call)
         elif kind is wire.Again:
             if not service.knows(message.call):
@@ -275,10 +292,9 @@ class SchedulerServer:
             if not service.knows(message.call):
                 gateway.link.send(wire.Unknown(message.call))
         elif kind is wire.Present:
-            kept = set(message.running)
-            for call in service.calls_of(gateway.name):
-                if call not in kept:
-                    service.cancel(call)
+            gateway.present = set(message.running)
+            if self._awaited is None:
+                self._forget_others(service, gateway)
         elif kind is wire.Counted:
             gateway.counted = message.functions
         elif kind is wire.Deploy:
@@ -320,7 +336,6 @@ class SchedulerServer:
 
     def _gateway_lost(self, gateway: _Gateway, why: str) -> None:
         log.warning("gateway.lost id=%s reason=%s", gateway.name, why)
-        self._held = [each for each in self._held if each[1] is not gateway]
         gateway.gone = self._loop.call_later(GRACE_S, self._gateway_gone, gateway)
 
     def _gateway_gone(self, gateway: _Gateway) -> None:
@@ -389,19 +404,41 @@ class SchedulerServer:
     # --- within ---
 
     def _release(self, why: str) -> None:
-        if self._awaited is None or self.service is None:
+        service = self.service
+        if self._awaited is None or service is None:
             return
         if self._awaited:
             log.warning("leader.without nodes=%s", ",".join(sorted(self._awaited)))
         self._awaited = None
-        held, self._held = sorted(self._held, key=lambda each: each[0]), []
-        log.info("leader.serves epoch=%d held=%d because=%s", self._epoch, len(held), why)
-        now = self._loop.time()
-        for since, gateway, asked in held:
-            if not gateway.link.closed:
-                self.service.place_for(
-                    asked.call, asked.function, asked.timeout_s - (now - since - asked.age_s), now - since
-                )
+        early, self._early = self._early, []
+        log.info("leader.serves epoch=%d placed=%d because=%s", self._epoch, len(early), why)
+        answered: set[CallId] = set()
+        for gateway in self._gateways.values():
+            service.attach(gateway.name, _noting(gateway, answered))
+        service.handle(Serving())
+        for gateway in self._gateways.values():
+            service.attach(gateway.name, gateway.answer)
+            self._forget_others(service, gateway, {call for each, call in early if each is gateway})
+        for gateway, call in early:
+            if call not in answered and (service.runs(call) or not service.knows(call)):
+                # The last leader granted a lease that never arrived: nobody waits under that id.
+                service.cancel(call)
+                gateway.link.send(wire.Unknown(call))
+        self._loop.call_later(2 * GRACE_S, self._forget_orphans, self._epoch)
+
+    def _forget_others(self, service: SchedulerService, gateway: _Gateway, placed: set[CallId] = frozenset()) -> None:  # type: ignore[assignment]
+        """Whatever the engine has of this gateway and it does not know of is waited for by nobody."""
+        for call in service.calls_of(gateway.name):
+            if call not in gateway.present and call not in placed:
+                service.cancel(call)
+
+    def _forget_orphans(self, epoch: int) -> None:
+        """Calls of gateways that did not outlive the last leader."""
+        if self.service is None or epoch != self._epoch:
+            return
+        for call in self.service.all_calls():
+            if call.rpartition("@")[2] not in self._gateways:
+                self.service.cancel(call)
 
     def _push_view(self) -> None:
         self._view_timer = self._loop.call_later(VIEW_EVERY_S, self._push_view)

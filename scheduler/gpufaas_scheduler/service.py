@@ -52,7 +52,7 @@ from gpufaas_core.model import (
     NodeId,
     Seconds,
 )
-from gpufaas_core.snapshot import DeviceSnapshot
+from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc
 from gpufaas_scheduler.engine import Engine
 
 
@@ -120,6 +120,8 @@ class SchedulerService:
         self._nodes: dict[NodeId, NodePort] = {}
         self._gateways: dict[str, Callable[[CallId, Lease | GpufaasError], None]] = {}
         """Of other processes, by the name that ends the ids of their calls."""
+        self.on_event: Callable[[], None] = lambda: None
+        """Told after each event: something may be there to be written behind."""
         self.changes = 0
         """Counts events, so that whoever shows the state knows whether there is something new."""
         self._flush: asyncio.TimerHandle | None = None
@@ -167,6 +169,21 @@ class SchedulerService:
     def knows(self, call: CallId) -> bool:
         """Whether *call* waits or runs."""
         return self._engine.knows(call)
+
+    def runs(self, call: CallId) -> bool:
+        """Whether *call* has a lease."""
+        return self._engine.runs(call)
+
+    def all_calls(self) -> list[CallId]:
+        """Return all that wait or run."""
+        return self._engine.calls()
+
+    def changed_docs(self) -> list[str]:
+        """Return the keys of what should be written behind; see `Engine.take_changed`."""
+        return self._engine.take_changed()
+
+    def doc(self, key: str) -> DeviceDoc | FunctionDoc | EngineDoc | None:
+        return self._engine.doc(key, self._now())
 
     def again(self, call: CallId) -> asyncio.Future[Lease]:
         """Return the next lease of *call*, whose last one the node refused; it kept its place in the queue."""
@@ -259,6 +276,7 @@ class SchedulerService:
                 if not future.done():
                     future.set_exception(LeaseRefused("the scheduler failed and the platform stops: call again"))
             raise
+        self.on_event()
         for command in commands:
             self._carry_out(command)
         self._set_timer(now)

@@ -214,8 +214,8 @@ class FunctionState:
         return ((kind, costs) for kind, costs in self._costs.items() if costs is not None)
 
     def allows(self, device: DeviceState) -> bool:
-        """Whether *device* satisfies its constraints."""
-        return not self.constraints or satisfied(self.constraints, device.device.labels)
+        """Whether *device* satisfies its constraints, and is not being drained."""
+        return not device.closed and (not self.constraints or satisfied(self.constraints, device.device.labels))
 
     @property
     def copies(self) -> int:
@@ -280,8 +280,8 @@ class DeviceState:
     """One device: what is in its memory, what runs, what waits for it."""
 
     __slots__ = (
-        "busy_s", "busy_since", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind", "local", "local_s",
-        "misses", "models", "order", "others", "preload", "run", "served", "starts",
+        "busy_s", "busy_since", "closed", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind", "local",
+        "local_s", "misses", "models", "order", "others", "preload", "run", "served", "starts",
         "touched",
     )  # fmt: skip
 
@@ -312,6 +312,8 @@ class DeviceState:
         self.idle_key: IdleKey | None = None
         self.touched = False
         """Its doc may be another one than was last taken."""
+        self.closed = False
+        """It is being drained: it takes no new calls, and nobody sees it as idle."""
         self.served = 0
         self.hits = 0
         self.misses = 0
@@ -356,7 +358,7 @@ class Cluster:
         self.fleet = 0
         """Counts changes of devices and profiles: what was concluded from an older fleet is asked again."""
         self.constrained = 0
-        """How many of the functions have constraints."""
+        """How many of the functions have constraints, and of the devices are drained."""
         self.idle_devices: list[IdleKey] = []
         """Sorted; kept so as devices start and end, since sorting 1,000 of them per decision would be the decision."""
         self.replacement = replacement
@@ -450,6 +452,7 @@ class Cluster:
     def leave(self, device: DeviceState) -> None:
         if device.idle_key is not None:
             self.set_busy(device)
+        self.constrained -= device.closed
         for model in list(device.models):
             self.evict(device, model)
         del self.devices[device.id]

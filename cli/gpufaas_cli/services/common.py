@@ -169,13 +169,20 @@ async def status_served(status: Status, host: str, port: int) -> AsyncGenerator[
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
+        listening.listen(128)
     except OSError as exc:
         raise GpufaasError(
             f"cannot listen on {host}:{port} ({exc.strerror or exc}): stop what is there, or choose another "
             "--status-port"
         ) from exc
     config = uvicorn.Config(
-        status.app, lifespan="off", access_log=False, log_config=None, server_header=False, timeout_graceful_shutdown=1
+        status.app,
+        interface="asgi3",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=1,
     )
     server = _StatusServer(config)
     task = asyncio.create_task(server.serve(sockets=[listening]))

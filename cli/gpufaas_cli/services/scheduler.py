@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
+from gpufaas_cache_manager.write_behind import WriteBehind
 from gpufaas_cli.options import SchedulerOptions
 from gpufaas_cli.services.common import (
     Status,
@@ -35,6 +36,7 @@ from gpufaas_scheduler.service import SchedulerService
 from gpufaas_store.election import Leadership, campaign
 from gpufaas_store.etcd import Etcd, Listed
 from gpufaas_store.functions import EntryChanged, EntryRemoved, EtcdFunctionStore, FunctionEntry
+from gpufaas_store.state import EtcdState
 
 log = logging.getLogger("scheduler")
 
@@ -124,6 +126,9 @@ async def _lead(options: SchedulerOptions, server: SchedulerServer, etcd: Etcd, 
         awaited = {NodeId(key.removeprefix("v1/nodes/")) for key in await etcd.keys("v1/nodes/")}
         listed = asyncio.Event()
         server.may_act = lambda: leadership.still_mine(etcd.clock())
+        state = EtcdState(etcd, leadership)
+        behind = WriteBehind(state, service.changed_docs, service.doc, leadership.epoch)
+        service.on_event = behind.note
         server.begin(service, leadership.epoch)
 
         async def follow_functions() -> None:
@@ -182,12 +187,17 @@ async def _lead(options: SchedulerOptions, server: SchedulerServer, etcd: Etcd, 
 
         async def begin() -> None:
             await listed.wait()
-            server.lead(awaited)
+            server.lead(awaited, await state.read())
+            await behind.run()
             await asyncio.Event().wait()
 
         stopped = asyncio.Event()
         scaler = Scaler(watched, service.status, service.scale)
-        await first_of(leadership.lost.wait(), failed, follow_functions(), keep(), begin(), scaler.run(stopped))
+        try:
+            await first_of(leadership.lost.wait(), failed, follow_functions(), keep(), begin(), scaler.run(stopped))
+        finally:
+            if server.serving and not leadership.lost.is_set():
+                await behind.flush()  # for whoever leads next
 
 
 def _rule_of(entry: FunctionEntry) -> ScalingRule | None:
