@@ -1101,7 +1101,8 @@ class Engine:
         self._touch(owner)
         model.loading = False
         owner.loading -= 1
-        owner.add(model, device)
+        if model not in owner.draining:
+            owner.add(model, device)
         owner.failures = 0
         if device.preload is model:
             device.preload = None
@@ -1581,6 +1582,9 @@ class Engine:
             state.starts, state.served, state.hits = doc.starts, doc.served, doc.hits
             state.misses, state.evictions, state.busy_s = doc.misses, doc.evictions, doc.busy_s
         changed = self._adopt_residents(state, snapshot, at, doc, since)
+        if doc is not None and doc.closed:
+            state.closed = True
+            cluster.constrained += 1
         exclusive: list[tuple[Call, RunningCall]] = []
         for each in snapshot.running:
             model = state.models.models.get(copy_id(each.function, each.copy))
@@ -1660,11 +1664,11 @@ class Engine:
                 model.ready_at = since + before.ready_in_s
             state.models.insert(model)
             self._touch(owner)
-            if before is not None and before.draining and not each.loading:
+            owner.loading += each.loading
+            if (before is not None and before.draining) or (doc is not None and doc.closed):
                 owner.draining[model] = state
             else:
                 owner.add(model, state)
-                owner.loading += each.loading
             found.append((key, each.memory, each.loading, model.running))
         return found != [
             (copy_id(each.function, each.copy), each.memory, each.loading, each.running) for each in known.values()

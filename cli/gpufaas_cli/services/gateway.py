@@ -185,7 +185,8 @@ async def _run(
         async def side_tasks() -> None:
             try:
                 await first_of(
-                    follow_leader(), follow_functions(), follow_namespaces(), follow_counts(), scheduler.run(), count(), begin_async(),
+                    follow_leader(), follow_functions(), follow_namespaces(), follow_counts(), scheduler.run(),
+                    count(), begin_async(),
                     weights.run(), stopped.wait(),
                 )  # fmt: skip
             except GpufaasError:
