@@ -7,8 +7,8 @@ same call embedded, what etcd behind the scheduler costs, and how many placement
 warm        `echo` (1 KB) by wrk at 1 and 16 connections, rounds of A B A B, the ratio taken round by round (needs etcd
             and wrk: apt install etcd-server wrk)
 store       a scheduler's warm path (place, finish), in process, with its state written behind to etcd, and to nothing
-placements  a scheduler of its own process, with 100 nodes of 8 devices that connect over TCP and a gateway with 256 calls
-            in flight; placements per second of its CPU time, whoever plays nodes
+placements  a scheduler of its own process, 100 nodes of 8 devices that connect over TCP, a gateway with 256 calls in
+            flight; placements per second of the scheduler's CPU time, so that whoever plays the nodes does not count
 """
 
 import argparse
