@@ -38,7 +38,7 @@ from gpufaas_store.etcd import (
     unchanged,
     value_is,
 )
-from gpufaas_store.testing import EtcdProcess
+from gpufaas_store.testing import EtcdProcess, etcd_cluster
 
 MakeEtcd = Callable[..., EtcdProcess]
 
@@ -450,6 +450,50 @@ async def test_with_several_endpoints_the_next_one_answers(make_etcd: MakeEtcd) 
             server.ctl("put", "/gpufaas/v1/a", "2")
 
             await watcher.until(lambda: watcher.state == {"v1/a": b"2"})
+
+
+@pytest.mark.usefixtures("etcd_server")  # skips where there is none
+async def test_with_three_members_one_may_be_lost_and_two_may_not() -> None:
+    with etcd_cluster(3) as members:
+        several = EtcdSettings(tuple(each.endpoint for each in members), timeout_s=3.0)
+        async with Etcd(several) as etcd, watching(etcd, "v1/") as watcher:
+            lease = await etcd.grant(5)
+            await etcd.put("v1/a", b"1", lease.id)
+            used = next(each for each in members if each.endpoint == etcd.endpoint)
+            other, last = (each for each in members if each is not used)
+
+            used.kill()
+            await eventually(lambda: etcd.put("v1/a", b"2", lease.id))
+            await watcher.until(lambda: watcher.state == {"v1/a": b"2"})
+            assert await lease.confirm()
+
+            other.kill()
+            with pytest.raises(EtcdUnreachable):
+                await etcd.put("v1/a", b"3", lease.id)
+            assert lease.holds(etcd.clock())
+
+            used.start(wait=False)
+            other.start(wait=False)
+            await eventually(lambda: etcd.put("v1/a", b"4", lease.id))
+            await watcher.until(lambda: watcher.state == {"v1/a": b"4"})
+            assert await lease.confirm()
+            assert last.pid
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("etcd_server")
+async def test_a_member_that_falls_silent_is_left_for_another() -> None:
+    """Its connections stay open: only that it answers no ping tells."""
+    with etcd_cluster(3) as members:
+        several = EtcdSettings(tuple(each.endpoint for each in members), timeout_s=2.0)
+        async with Etcd(several) as etcd, Etcd(several) as other, watching(etcd, "v1/") as watcher:
+            used = next(each for each in members if each.endpoint == etcd.endpoint)
+
+            used.pause()
+            await eventually(lambda: other.put("v1/a", b"1"))
+
+            await watcher.until(lambda: watcher.state == {"v1/a": b"1"})
+            assert etcd.endpoint != used.endpoint
 
 
 async def test_a_closed_client_says_so(settings: EtcdSettings) -> None:
