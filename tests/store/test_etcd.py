@@ -505,6 +505,45 @@ async def test_a_closed_client_says_so(settings: EtcdSettings) -> None:
         await etcd.get("v1/a")
 
 
+async def test_whoever_waits_when_a_client_is_closed_is_told(make_etcd: MakeEtcd) -> None:
+    server = make_etcd()
+    etcd = Etcd(EtcdSettings((server.endpoint,)))
+    await etcd.put("v1/a", b"1")
+    async with watching(etcd, "v1/") as watcher:
+        server.pause()
+        waiting = asyncio.create_task(etcd.get("v1/a"))
+        await asyncio.sleep(0.01)
+
+        await etcd.close()
+
+        with pytest.raises(StorageFailed, match="is closed: this process is stopping"):
+            await waiting
+        await watcher.until(lambda: watcher.failure is not None)
+
+
+async def test_a_list_goes_on_when_its_history_is_compacted_meanwhile(etcd: Etcd, etcd_server: EtcdProcess) -> None:
+    for start in range(0, 1200, 100):
+        await etcd.txn((), [DoPut(f"v1/many/{number:04}", b"x") for number in range(start, start + 100)])
+    asked = etcd._call
+    pages = 0
+
+    async def compact_after_the_first(*args: Any, **kwargs: Any) -> Any:
+        nonlocal pages
+        page = await asked(*args, **kwargs)
+        pages += 1
+        if pages == 1:
+            etcd_server.ctl("put", "/elsewhere", "later")
+            etcd_server.ctl("compact", str(page.header.revision + 1))
+        return page
+
+    etcd._call = compact_after_the_first  # type: ignore[method-assign]
+
+    found = await etcd.range("v1/many/")
+
+    assert [item.key for item in found.items] == [f"v1/many/{number:04}" for number in range(1200)]
+    assert pages == 4
+
+
 async def test_a_full_etcd_is_read_and_says_how_to_make_room(make_etcd: MakeEtcd) -> None:
     server = make_etcd(f"--quota-backend-bytes={16 * 1024 * 1024}")
     async with Etcd(EtcdSettings((server.endpoint,))) as etcd:
