@@ -495,7 +495,15 @@ class AsyncCalls:
                 cancelled = self._queue.cancel([call for call, _ in to_cancel], now)
             except StorageFailed as exc:  # what was written before stays
                 cancelled = exc
-        return cancelled, [self._queue.claim(each.phase, each.function, now, each.limit) for each in wanted]
+        return cancelled, [self._claim(each, now) for each in wanted]
+
+    def _claim(self, wanted: _Wanted, now: float) -> tuple[list[ClaimedCall], float | None]:
+        try:
+            return self._queue.claim(wanted.phase, wanted.function, now, wanted.limit)
+        except StorageFailed as exc:
+            # What was written before is durable, and what was claimed before is ours: only this is tried again.
+            log.warning("async.not_claimed function=%s: %s", wanted.function, exc)
+            return [], now + _STORAGE_RETRY_S
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)

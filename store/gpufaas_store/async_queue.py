@@ -416,8 +416,11 @@ class EtcdAsyncQueue:
             found = _read(() if (item := await self._etcd.get(at)) is None else (item,))
             self._drop(held)
             if found and found[0].call.owner == self.owner:
-                # It was written by a request whose answer did not reach us.
-                self._hold(_Held(key, found[0].call, found[0].item.mod_revision))
+                # It was written by a request whose answer did not reach us; or somebody had it for a while.
+                again = _Held(key, found[0].call, found[0].item.mod_revision)
+                self._hold(again)
+                if isinstance(outcome, Done | Dead):  # whose callers count it out
+                    self._on_found(_counted([again]))
                 return
             self._remove_files(key)
             log.warning("async.outcome_dropped call=%s function=%s", call.id, call.function)

@@ -57,7 +57,7 @@ _CHANNEL: Final = (
 )
 # A member that is cut from the others ends streams that say so, instead of keeping them silent.
 _REQUIRE_LEADER: Final = (("hasleader", "true"),)
-_BACKOFF_S: Final = (0.1, 0.25, 0.5, 1.0)
+_BACKOFF_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
 
 
 class EtcdUnreachable(StorageAway):
@@ -74,6 +74,10 @@ class EtcdRefused(StorageFailed):
 
 class EtcdFull(StorageFailed):
     """etcd's database has reached its quota: it only reads and deletes until an operator makes room."""
+
+
+class _Compacted(EtcdRefused):
+    """The revision that was asked for is history that etcd has dropped."""
 
 
 class ForeignKeys(EtcdRefused):
@@ -299,7 +303,13 @@ class Etcd:
         revision = 0
         while True:
             request = rpc.RangeRequest(key=start, range_end=end, limit=_PAGE, revision=revision)
-            page = await self._call(f"list {prefix}", lambda to: to.kv.Range, request, reads=True)
+            try:
+                page = await self._call(f"list {prefix}", lambda to: to.kv.Range, request, reads=True)
+            except _Compacted:
+                # Between two pages: begin anew. Compactions are minutes apart.
+                items.clear()
+                (start, _), revision = self._span(prefix), 0
+                continue
             revision = revision or page.header.revision
             items += map(self._item, page.kvs)
             if not page.more:
@@ -457,7 +467,7 @@ class Etcd:
             except EtcdUnreachable as exc:
                 if on_trouble is not None:
                     on_trouble(exc)
-                # The first time at once: with several members another one answers.
+                # The first time nearly at once: with several members another one answers.
                 await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                 failures += 1
 
@@ -491,6 +501,9 @@ class Etcd:
                 f"etcd at {member.endpoint} did not begin to watch {prefix} within {self.settings.timeout_s:g} s",
                 maybe_done=False,
             ) from None
+        except asyncio.CancelledError:
+            self._check_closed()
+            raise
         except grpc.aio.AioRpcError as exc:
             failure = self._failure(exc, member, f"watch {prefix}")
             if isinstance(failure, EtcdUnreachable):
@@ -531,6 +544,9 @@ class Etcd:
             try:
                 metadata = await self._authenticated(member, left)
                 return await method(member)(request, timeout=max(left, 0.001), metadata=metadata)
+            except asyncio.CancelledError:
+                self._check_closed()
+                raise
             except grpc.aio.AioRpcError as exc:
                 if self.settings.user and not renewed and any(word in (exc.details() or "") for word in _TOKEN_TROUBLE):
                     renewed = True
@@ -564,13 +580,22 @@ class Etcd:
 
     def _open(self) -> None:
         if self._closed:
-            raise StorageFailed(f"the connection to etcd at {self.endpoint} is closed: this process is stopping")
+            raise self._is_closed()
         loop = asyncio.get_running_loop()
         if self.loop is None:
             self.loop = loop
             self._members = [_Member(each, self._credentials) for each in self.settings.endpoints]
         elif self.loop is not loop:
             raise RuntimeError("Etcd is used on another event loop than it belongs to")
+
+    def _is_closed(self) -> StorageFailed:
+        return StorageFailed(f"the connection to etcd at {self.endpoint} is closed: this process is stopping")
+
+    def _check_closed(self) -> None:
+        """gRPC cancels whoever waits when a channel is closed, who was not cancelled by that."""
+        task = asyncio.current_task()
+        if self._closed and task is not None and not task.cancelling():
+            raise self._is_closed() from None
 
     def _member(self) -> "_Member":
         if self._closed or asyncio.get_running_loop() is not self.loop:
@@ -599,6 +624,8 @@ class Etcd:
             return EtcdRefused(f"{at}: it asks for a user: give one with its password")
         if "invalid user ID or password" in details:
             return EtcdRefused(f"{at}: it does not know the user {self.settings.user}, or not by that password")
+        if "has been compacted" in details:
+            return _Compacted(f"{at}: {_short(details)}")
         if "requested lease not found" in details:
             return EtcdRefused(f"{at}: the lease has ended")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:

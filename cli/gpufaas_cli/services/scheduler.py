@@ -41,6 +41,7 @@ from gpufaas_store.state import EtcdState, read_state
 log = logging.getLogger("scheduler")
 
 _SAVE_EVERY_S = 5.0
+_DRAINED = "v1/drained/"
 
 
 def run(options: SchedulerOptions) -> None:
@@ -130,6 +131,17 @@ async def _lead(options: SchedulerOptions, server: SchedulerServer, etcd: Etcd, 
         behind = WriteBehind(state, service.changed_docs, service.doc, leadership.epoch)
         service.on_event = behind.note
         server.begin(service, leadership.epoch)
+        server.drained = {NodeId(key.removeprefix(_DRAINED)) for key in await etcd.keys(_DRAINED)}
+        drains: asyncio.Queue[tuple[NodeId, bool]] = asyncio.Queue()
+        server.on_drain = lambda node, drain: drains.put_nowait((node, drain))
+
+        async def keep_drains() -> None:
+            while True:
+                node, drain = await drains.get()
+                try:
+                    await (etcd.put(_DRAINED + node, b"{}") if drain else etcd.delete(_DRAINED + node))
+                except StorageFailed as exc:
+                    log.warning("drain.not_kept node=%s reason=%s", node, exc)
 
         async def follow_functions() -> None:
             seen: set[str] = set()
@@ -194,7 +206,9 @@ async def _lead(options: SchedulerOptions, server: SchedulerServer, etcd: Etcd, 
         stopped = asyncio.Event()
         scaler = Scaler(watched, service.status, service.scale)
         try:
-            await first_of(leadership.lost.wait(), failed, follow_functions(), keep(), begin(), scaler.run(stopped))
+            await first_of(
+                leadership.lost.wait(), failed, follow_functions(), keep(), keep_drains(), begin(), scaler.run(stopped)
+            )
         finally:
             if server.serving and not leadership.lost.is_set():
                 await behind.flush()  # for whoever leads next
