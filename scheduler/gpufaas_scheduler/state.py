@@ -656,6 +656,34 @@ class Cluster:
             return [key[2] for key in self.idle_devices[:limit] if key[2].id in holders]
         return [each for each in islice(holders.values(), limit) if each.idle_key is not None]
 
+    def oldest_hit(self, without: Collection[FunctionId], limit: int | None) -> Call | None:
+        best = NEVER
+        found: Call | None = None
+        for least, queue in self.queue.heads():
+            if least >= best or queue.head >= best:
+                continue
+            call = queue.calls[0]
+            owner = call.owner
+            if owner.holders and owner.id not in without and self._has_idle_holder(owner, limit):
+                best, found = call.number, call
+        for call in self.queue.returned:
+            if call.number > best:
+                break
+            if call.function not in without and self._has_idle_holder(call.owner, limit):
+                return call
+        return found
+
+    def _has_idle_holder(self, owner: FunctionState, limit: int | None) -> bool:
+        """Whether `idle_holders` has one; without a limit, whether there is one."""
+        holders = owner.holders
+        idle = self.idle_devices
+        if len(idle) <= len(holders):
+            return any(key[2].id in holders for key in (idle if limit is None else islice(idle, limit)))
+        for device in holders.values() if limit is None else islice(holders.values(), limit):
+            if device.idle_key is not None:
+                return True
+        return False
+
     def holds_function(self, device: DeviceView, function: FunctionView) -> bool:
         return function.id in cast(DeviceState, device).models.models
 
