@@ -36,13 +36,15 @@ class Costs:
     the occupation is a peak and only grows: a worker that was started after small calls must have room for large ones.
     """
 
-    __slots__ = ("load_s", "loaded", "measured", "occupation", "served", "service_s", "sized")
+    __slots__ = ("load_s", "loaded", "measured", "noted", "occupation", "served", "service_s", "sized")
 
     def __init__(self, profile: Profile) -> None:
         self.load_s = profile.load_s
         self.service_s = profile.service_s
         self.occupation = profile.occupation
         self.measured = self.loaded = self.served = self.sized = profile.measured
+        self.noted = False
+        """That it serves in another time than before is noted already, for whoever keeps profiles."""
 
     def learn_load(self, load_s: Seconds, rate: float) -> None:
         self.load_s = self.load_s + rate * (load_s - self.load_s) if self.loaded else load_s
