@@ -11,6 +11,7 @@ What the kubelet kills or cannot start comes with Kubernetes' own words, which c
 import asyncio
 import base64
 import contextlib
+import hashlib
 import logging
 import re
 import secrets
@@ -82,7 +83,10 @@ class Pods:
     """
 
     def __init__(self, instance: str, access: Access, settings: PodSettings | None = None) -> None:
-        self._instance = instance
+        # A label's value: names of machines may be longer than that.
+        self._instance = (
+            instance if _LABEL_VALUE.fullmatch(instance) else hashlib.sha256(instance.encode()).hexdigest()[:32]
+        )
         self._access = access
         self.settings = settings or PodSettings()
         self._boot = secrets.token_hex(_BOOT_BYTES)

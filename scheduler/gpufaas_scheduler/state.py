@@ -312,10 +312,10 @@ class DeviceState:
         self.starts = 0
         """Calls of model functions started here: the paper's frequency of use."""
         self.idle_key: IdleKey | None = None
-        self.touched = False
-        """Its doc may be another one than was last taken."""
         self.closed = False
         """It is being drained: it takes no new calls, and nobody sees it as idle."""
+        self.touched = False
+        """Its doc may be another one than was last taken."""
         self.served = 0
         self.hits = 0
         self.misses = 0

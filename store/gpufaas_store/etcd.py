@@ -363,12 +363,19 @@ class Etcd:
         :param ttl_s: etcd's least is about 2 s, and it is late by up to one
         """
         asked_at = self.clock()
-        request = rpc.LeaseGrantRequest(TTL=ttl_s)
-        # A lease that was granted without our knowing is nobody's, and ends by itself.
-        granted = await self._call("grant a lease", lambda to: to.lease.LeaseGrant, request, reads=True)
+        granted = await self._grant(ttl_s)
         lease = Lease(self, int(granted.ID), float(min(ttl_s, granted.TTL)), asked_at)
         self._leases.add(lease)
         return lease
+
+    async def grant_once(self, ttl_s: int) -> int:
+        """Return a lease that nobody keeps alive: what is put under it is forgotten after about so long."""
+        return int((await self._grant(ttl_s)).ID)
+
+    async def _grant(self, ttl_s: int) -> Any:
+        # A lease that was granted without our knowing is nobody's, and ends by itself: it may be asked for again.
+        request = rpc.LeaseGrantRequest(TTL=ttl_s)
+        return await self._call("grant a lease", lambda to: to.lease.LeaseGrant, request, reads=True)
 
     async def _revoke(self, lease: int) -> None:
         await self._call("revoke a lease", lambda to: to.lease.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease))
