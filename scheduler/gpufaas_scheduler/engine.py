@@ -332,6 +332,7 @@ class Engine:
             owner = self._functions.get(function)
             costs = None if owner is None else owner.costs(kind)
             if costs is not None:
+                costs.noted = False
                 learnt.append(m.Learnt(function, kind, costs.profile()))
         self._learnt.clear()
         return learnt
@@ -420,8 +421,6 @@ class Engine:
             self._back_date(call, age_s)
         else:
             queue.next_number += 1
-        if not owner.touched:
-            self._touch(owner)
         self._calls[event.call] = call
         owner.waiting += 1
         self._waiting += 1
@@ -437,6 +436,8 @@ class Engine:
             self._place_shared(call)
         if call.state == RUNNING:
             return
+        if not owner.touched:
+            self._touch(owner)
         # Only now is it clear that it has to wait: a full queue turns away whoever would make it longer.
         if owner.waiting > owner.max_queue or self._waiting > self.max_queue:
             self._overloaded(call)
@@ -467,7 +468,9 @@ class Engine:
             costs = owner.costs(device.kind)
             if costs is not None:
                 costs.learn_service(event.service_s, LEARNING_RATE)
-                self._learnt[(owner.id, device.kind)] = None
+                if not costs.noted:
+                    costs.noted = True
+                    self._learnt[(owner.id, device.kind)] = None
         self._end(call)
         self._proceed(call, device)
 

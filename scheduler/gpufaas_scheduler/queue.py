@@ -245,6 +245,10 @@ class GlobalQueue:
                 yield queue.calls[0]
         yield from self.returned
 
+    def heads(self) -> Iterator[tuple[int, FunctionQueue]]:
+        """Yield the queue of each function that waits, with a number that its first call's is not below; any order."""
+        return chain(self._heads, self._aside)
+
     def set_aside(self, call: WaitingCall) -> None:
         """Leave out the function of *call*, which cannot be placed now, until `rewind`."""
         self._aside_functions.add(call.function)

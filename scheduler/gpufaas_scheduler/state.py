@@ -36,13 +36,15 @@ class Costs:
     the occupation is a peak and only grows: a worker that was started after small calls must have room for large ones.
     """
 
-    __slots__ = ("load_s", "loaded", "measured", "occupation", "served", "service_s", "sized")
+    __slots__ = ("load_s", "loaded", "measured", "noted", "occupation", "served", "service_s", "sized")
 
     def __init__(self, profile: Profile) -> None:
         self.load_s = profile.load_s
         self.service_s = profile.service_s
         self.occupation = profile.occupation
         self.measured = self.loaded = self.served = self.sized = profile.measured
+        self.noted = False
+        """That it serves in another time than before is noted already, for whoever keeps profiles."""
 
     def learn_load(self, load_s: Seconds, rate: float) -> None:
         self.load_s = self.load_s + rate * (load_s - self.load_s) if self.loaded else load_s
@@ -655,6 +657,34 @@ class Cluster:
         if len(self.idle_devices) <= len(holders):
             return [key[2] for key in self.idle_devices[:limit] if key[2].id in holders]
         return [each for each in islice(holders.values(), limit) if each.idle_key is not None]
+
+    def oldest_hit(self, without: Collection[FunctionId], limit: int | None) -> Call | None:
+        best = NEVER
+        found: Call | None = None
+        for least, queue in self.queue.heads():
+            if least >= best or queue.head >= best:
+                continue
+            call = queue.calls[0]
+            owner = call.owner
+            if owner.holders and owner.id not in without and self._has_idle_holder(owner, limit):
+                best, found = call.number, call
+        for call in self.queue.returned:
+            if call.number > best:
+                break
+            if call.function not in without and self._has_idle_holder(call.owner, limit):
+                return call
+        return found
+
+    def _has_idle_holder(self, owner: FunctionState, limit: int | None) -> bool:
+        """Whether `idle_holders` has one; without a limit, whether there is one."""
+        holders = owner.holders
+        idle = self.idle_devices
+        if len(idle) <= len(holders):
+            return any(key[2].id in holders for key in (idle if limit is None else islice(idle, limit)))
+        for device in holders.values() if limit is None else islice(holders.values(), limit):
+            if device.idle_key is not None:
+                return True
+        return False
 
     def holds_function(self, device: DeviceView, function: FunctionView) -> bool:
         return function.id in cast(DeviceState, device).models.models
