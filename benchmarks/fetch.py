@@ -49,7 +49,7 @@ async def fetch(root: Path, url: str, digest: str) -> tuple[float, int]:
     process = psutil.Process()
     before = most = process.memory_info().rss
 
-    def look(done: int, size: int) -> None:
+    def look(_done: int, _size: int) -> None:
         nonlocal most
         most = max(most, process.memory_info().rss)
 

@@ -530,7 +530,7 @@ async def test_a_fetch_that_fails_fails_the_load_with_its_reason(rig: Rig) -> No
     function = await expected(rig, "big")
     fetch.result.set_exception(FetchFailed("artifact abc could not be fetched: http://b: Connection refused"))
 
-    with pytest.raises(LoadFailed, match="big.ns did not load on n/cpu:0: artifact abc could not be fetched"):
+    with pytest.raises(LoadFailed, match=r"big\.ns did not load on n/cpu:0: artifact abc could not be fetched"):
         await rig.call(rig.lease(function, cold=True))
 
     assert len(rig.facts_of(LoadFailedFact)) == 1
