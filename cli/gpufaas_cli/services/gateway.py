@@ -197,6 +197,8 @@ async def _run(
 
 def _own_name(options: GatewayOptions) -> str:
     """Return by which name nodes reach this machine."""
+    if options.advertise:
+        return options.advertise
     host = options.front.host
     return socket.gethostname() if host in ("0.0.0.0", "::") else host
 
