@@ -3,8 +3,8 @@ Ends with 0 if the service in this container is alive: its status port answers.
 
     python -IS /opt/gpufaas/health.py [/readyz]
 
-The port is GPUFAAS_STATUS_PORT, else that which the role has by default. This runs every few seconds in every container, so
-it imports next to nothing.
+The port is GPUFAAS_STATUS_PORT, else that which the role has by default. It runs every few seconds in every container,
+so it imports next to nothing.
 """
 
 import os

@@ -230,6 +230,8 @@ class AsyncCalls:
         self._wake = asyncio.Event()
         self._looked_at = 0.0
         """The time by which the last turn claimed."""
+        self.counted = asyncio.Event()
+        """Set when what the queue had at the start is known."""
         self._claiming = False
         self._finishing = False
         self._thread = ThreadPoolExecutor(1, "async-queue")
@@ -244,6 +246,7 @@ class AsyncCalls:
             for waiting in await self._in_thread(self._queue.waiting):
                 self._count(waiting.function, waiting.count)
                 self._lanes[waiting.phase].expect(waiting.function, waiting.due_at)
+            self.counted.set()
             async with asyncio.TaskGroup() as tasks:
                 while True:
                     await self._wake.wait()

@@ -103,7 +103,8 @@ class FunctionQueue:
     def put_back(self, call: Call) -> None:
         """Insert *call* by its number. O(calls before it), but at the end O(1)."""
         if not self.calls or self.calls[-1].number < call.number:
-            return self.append(call)
+            self.append(call)
+            return
         before = []
         while self.calls and self.calls[0].number < call.number:
             before.append(self.calls.popleft())

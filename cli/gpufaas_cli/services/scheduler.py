@@ -36,7 +36,7 @@ from gpufaas_scheduler.service import SchedulerService
 from gpufaas_store.election import Leadership, campaign
 from gpufaas_store.etcd import Etcd, Listed
 from gpufaas_store.functions import EntryChanged, EntryRemoved, EtcdFunctionStore, FunctionEntry
-from gpufaas_store.state import EtcdState
+from gpufaas_store.state import EtcdState, read_state
 
 log = logging.getLogger("scheduler")
 
@@ -126,7 +126,7 @@ async def _lead(options: SchedulerOptions, server: SchedulerServer, etcd: Etcd, 
         awaited = {NodeId(key.removeprefix("v1/nodes/")) for key in await etcd.keys("v1/nodes/")}
         listed = asyncio.Event()
         server.may_act = lambda: leadership.still_mine(etcd.clock())
-        state = EtcdState(etcd, leadership)
+        state = EtcdState(etcd, leadership.compare())
         behind = WriteBehind(state, service.changed_docs, service.doc, leadership.epoch)
         service.on_event = behind.note
         server.begin(service, leadership.epoch)
@@ -187,7 +187,7 @@ async def _lead(options: SchedulerOptions, server: SchedulerServer, etcd: Etcd, 
 
         async def begin() -> None:
             await listed.wait()
-            server.lead(awaited, await state.read())
+            server.lead(awaited, await read_state(etcd))
             await behind.run()
             await asyncio.Event().wait()
 

@@ -259,7 +259,9 @@ class Site:
 
     def come_or_go(self, pick: int) -> None:
         names = sorted(self.nodes.devices)
-        if names and pick % 3 == 0:
+        if names and pick % 7 == 0:
+            self.tell(m.DeviceDrained(names[pick % len(names)], drain=pick % 2 == 0))
+        elif names and pick % 3 == 0:
             name = names[pick % len(names)]
             del self.nodes.devices[name], self.nodes.workers[name], self.nodes.running[name]
             self.tell(m.DeviceLeft(name, "gone"))
