@@ -90,6 +90,7 @@ async def _run(
         secrets = await _secrets(etcd, options.secrets_key)
         artifacts = ArtifactStore(data / "artifacts")
         weights = Weights(me, artifacts, BundleStore(data / "bundles", artifacts), options.object_store)
+        await weights.open()
         nodes = RemoteNodes(me, lambda call, device, reason: scheduler.unreachable(call, DeviceId(device), reason))
 
         def on_view(view: wire.View) -> None:
