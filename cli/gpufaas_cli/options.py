@@ -139,6 +139,8 @@ class GatewayOptions:
     front: FrontOptions
     object_store: str = ""
     secrets_key: Path | None = None
+    advertise: str = ""
+    """The name or address by which nodes reach this machine. Empty: that it listens on, else its host name."""
 
 
 def default_data_dir() -> Path:

@@ -90,6 +90,7 @@ async def _run(
         secrets = await _secrets(etcd, options.secrets_key)
         artifacts = ArtifactStore(data / "artifacts")
         weights = Weights(me, artifacts, BundleStore(data / "bundles", artifacts), options.object_store)
+        await weights.open()
         nodes = RemoteNodes(me, lambda call, device, reason: scheduler.unreachable(call, DeviceId(device), reason))
 
         def on_view(view: wire.View) -> None:
@@ -209,6 +210,8 @@ async def _run(
 
 def _own_name(options: GatewayOptions) -> str:
     """Return by which name nodes reach this machine."""
+    if options.advertise:
+        return options.advertise
     host = options.front.host
     return socket.gethostname() if host in ("0.0.0.0", "::") else host
 

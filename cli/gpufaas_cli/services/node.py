@@ -72,6 +72,7 @@ async def _main(options: NodeOptions) -> None:
     bundles = BundleStore(data / "bundles", artifacts)
     containers = await opened_engine(options.devices.functions, f"node-{me.id}", 0, _no_inner_door)
     weights = Weights(me, artifacts, bundles, options.object_store)
+    await weights.open()
     agent = Agent(me, "", prepare=weights.prefetch)
     node = Node(
         devices,
