@@ -29,13 +29,14 @@ class EtcdProcess:
 
     :param arguments: more of them, as ``--quota-backend-bytes=…``
     :param scheme: ``https`` with the arguments that this needs
+    :param host: the address at which clients find it
     """
 
-    def __init__(self, arguments: Sequence[str] = (), *, scheme: str = "http") -> None:
+    def __init__(self, arguments: Sequence[str] = (), *, scheme: str = "http", host: str = "127.0.0.1") -> None:
         memory = Path("/dev/shm")
         self.folder = Path(tempfile.mkdtemp(prefix="gpufaas-etcd-", dir=memory if memory.is_dir() else None))
         self.port, self._peer_port, self._metrics_port = _free_ports(3)
-        self.endpoint = f"127.0.0.1:{self.port}"
+        self.endpoint = f"{host}:{self.port}"
         self._arguments = tuple(arguments)
         self._scheme = scheme
         self._process: subprocess.Popen[bytes] | None = None
