@@ -142,6 +142,7 @@ class Load:
             for _, writer in idle:
                 writer.transport.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0.1)  # transports that were aborted end in the next turns of the loop
 
     def _send(self, traffic: Traffic, gateway: int, number: int) -> None:
         call = Call(f"{id(self):x}.{number}", traffic.function, gateway, traffic.is_async, time.monotonic())
@@ -197,7 +198,11 @@ class Load:
                 writer.transport.abort()
 
     async def _take_callback(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 headers, body = await _read_message(reader)
                 call = self._by_payload.get(body.decode(errors="replace"))

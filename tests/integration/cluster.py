@@ -54,6 +54,7 @@ class Service:
         self.port, self.status_port = fixed_port(), fixed_port()
         self.arguments = list(arguments)
         self.prefix: list[str] = []
+        self.program = ["-m", "gpufaas_cli"]
         self.env: dict[str, str] = {}
         self.log = cluster.home / f"{id_}.log"
         self.http = httpx.Client(base_url=f"http://{host}:{self.status_port}", timeout=5, trust_env=False)
@@ -79,7 +80,7 @@ class Service:
     def start(self, *, wait: bool = True) -> "Service":
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                [*self.prefix, sys.executable, "-m", "gpufaas_cli", self.role, "--id", self.id,
+                [*self.prefix, sys.executable, *self.program, self.role, "--id", self.id,
                  *self.cluster.common, "--status-port", str(self.status_port), *self.arguments],
                 stdout=output, stderr=output, stdin=subprocess.DEVNULL, env={**os.environ, **self.env},
             )  # fmt: skip
