@@ -18,6 +18,7 @@ class _Collector:
         server = self._server
         leads = server.service is not None
         yield GaugeMetricFamily("gpufaas_scheduler_leads", "1 where the engine is, 0 on standbys.", float(leads))
+        yield GaugeMetricFamily("gpufaas_scheduler_serving", "1 where calls are placed.", float(server.serving))
         if server.service is None:
             return
         status = server.service.status()

@@ -30,14 +30,17 @@ class EtcdProcess:
 
     :param arguments: more of them, as ``--quota-backend-bytes=…``
     :param scheme: ``https`` with the arguments that this needs
+    :param host: the address at which clients find it
     :param name: of one of several members; see `etcd_cluster`
     """
 
-    def __init__(self, arguments: Sequence[str] = (), *, scheme: str = "http", name: str = "test") -> None:
+    def __init__(
+        self, arguments: Sequence[str] = (), *, scheme: str = "http", host: str = "127.0.0.1", name: str = "test"
+    ) -> None:
         memory = Path("/dev/shm")
         self.folder = Path(tempfile.mkdtemp(prefix="gpufaas-etcd-", dir=memory if memory.is_dir() else None))
         self.port, self._peer_port, self._metrics_port = _free_ports(3)
-        self.endpoint = f"127.0.0.1:{self.port}"
+        self.endpoint = f"{host}:{self.port}"
         self.peer = f"http://127.0.0.1:{self._peer_port}"
         self.cluster = f"{name}={self.peer}"
         """Names and peer addresses of all members, of which this is one."""

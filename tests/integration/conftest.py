@@ -102,6 +102,24 @@ def pytest_configure(config: pytest.Config) -> None:
         PROGRAM[:] = [str(Path(__file__).with_name("serve_through_door.py"))]
 
 
+class FunctionBuilds:
+    """Functions built of their source as the CLI builds them, each once."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._built: dict[tuple[str, str, str], Built] = {}
+
+    def build(self, name: str, source: str, lang: str = TORCH) -> Built:
+        key = name, source, lang
+        if key not in self._built:
+            folder = self._home / f"source-{len(self._built)}"
+            folder.mkdir(parents=True)
+            (folder / "handler.py").write_text(textwrap.dedent(source))
+            request = BuildRequest(name=name, lang=lang, handler=folder, build_root=self._home / "build")
+            self._built[key] = build(request)
+        return self._built[key]
+
+
 class Platform:
     """One `gpufaas serve`, and hands to use it. `url` is its gateway, `pid` its serving process."""
 
@@ -116,7 +134,7 @@ class Platform:
         self.http = httpx.Client(base_url=self.url, timeout=LIMIT_S, trust_env=False, limits=limits)
         self._cli = Client(self.url)
         self._calls = ThreadPoolExecutor(32)
-        self._built: dict[tuple[str, str, str], Built] = {}
+        self._builds = FunctionBuilds(home)
         self._gates = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -207,14 +225,7 @@ class Platform:
     # --- functions ---
 
     def build(self, name: str, source: str, lang: str = TORCH) -> Built:
-        key = name, source, lang
-        if key not in self._built:
-            folder = self.home / f"source-{len(self._built)}"
-            folder.mkdir(parents=True)
-            (folder / "handler.py").write_text(textwrap.dedent(source))
-            request = BuildRequest(name=name, lang=lang, handler=folder, build_root=self.home / "build")
-            self._built[key] = build(request)
-        return self._built[key]
+        return self._builds.build(name, source, lang)
 
     def upload(self, built: Built) -> None:
         self._cli.put_artifact(built.digest, built.bundle_tar, lambda _: None)

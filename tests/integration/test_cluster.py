@@ -1,0 +1,406 @@
+"""Several gateways, schedulers and nodes as processes of their own, as their users and operators meet them."""
+
+import contextlib
+import hashlib
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.integration.cluster import Cluster, Gateway, MiB, Service
+from tests.integration.conftest import ECHO, ECHO_MODEL, GATED_MODEL, HTTP, TORCH, until
+from tests.integration.test_access import READER
+from tests.integration.test_streaming import STEPS_HTTP, STEPS_MODEL
+from tests.integration.test_websockets import deploy as deploy_server
+from websockets.sync.client import connect as connect_sync
+
+from gpufaas_core import wire
+from gpufaas_store.testing import etcd_missing
+
+pytestmark = [
+    pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"),
+    pytest.mark.timeout(180),
+]
+
+LARGE_MODEL = """
+    def load(device):
+        return bytearray(b"x" * (90 << 20))
+
+    def handle(model, event, context):
+        return f"{len(model)}"
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield made.start()
+        for each in made.services:
+            assert each.stop() == 0, f"{each.id} stops in peace: {each.said()[-2000:]}"
+            assert "Traceback" not in each.said(), f"{each.id}: {each.said()}"
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Iterator[Cluster]:
+    """Two of each. Every test leaves it as it found it, and all parts of it of one mind."""
+    yield shared
+    shared.remove_all()
+    until(lambda: not shared.disagreements(), f"all agree: {shared.disagreements()}")
+    until(lambda: not any(node.workers() for node in shared.nodes), "no worker outlives its function")
+
+
+# --- functions ---
+
+
+@pytest.mark.parametrize("lang", [TORCH, HTTP])
+def test_what_one_gateway_deploys_the_other_calls_at_once(cluster: Cluster, lang: str) -> None:
+    one, other = cluster.gateways
+    for number in range(3):
+        path = one.deploy(f"new{number}", ECHO_MODEL if lang == TORCH else ECHO, lang)
+
+        # Between the gateways is etcd: what one has answered, the other knows in a moment, or waits for.
+        until(lambda: other.call(path, b"hello").status_code != 404, timeout_s=1.0)  # noqa: B023
+
+        assert other.call(path, b"hello").text == "hello"
+
+
+def test_a_model_is_resident_on_one_node_and_calls_of_both_gateways_hit_it(cluster: Cluster) -> None:
+    one, other = cluster.gateways
+    path = one.deploy("model", ECHO_MODEL)
+
+    first = one.call(path, b"x")
+    until(lambda: other.call(path, b"x").status_code == 200)
+    rest = [each.call(path, b"x") for each in cluster.gateways for _ in range(5)]
+
+    assert first.headers["x-gpufaas-start"] == "miss"
+    assert {each.headers["x-gpufaas-start"] for each in rest} == {"hit"}
+    assert {each.headers["x-gpufaas-device"] for each in rest} == {first.headers["x-gpufaas-device"]}
+    node = first.headers["x-gpufaas-device"].partition("/")[0]
+    until(lambda: all(each.residents()[node] == ["model"] for each in cluster.gateways))
+
+
+def test_models_beyond_the_memory_of_all_nodes_evict_each_other_within_budgets(cluster: Cluster) -> None:
+    """Eight models of 120 MiB on two devices of 400 MiB."""
+    gateway = cluster.gateways[0]
+    paths = [gateway.deploy(f"large{number}", LARGE_MODEL, memory="120Mi") for number in range(8)]
+    over: list[str] = []
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.02):
+            for node in cluster.nodes:
+                held, found = node.held_bytes(), node.metrics()
+                reserved = found[f'gpufaas_node_reserved_bytes{{device="{node.id}/cpu:0"}}']
+                if held > 400 * MiB or reserved > 400 * MiB:
+                    over.append(f"{node.id}: {held} held, {reserved} promised")
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for each in cluster.gateways:
+            until(lambda: each.functions() == sorted(f"large{number}" for number in range(8)))  # noqa: B023
+        answers = [each.call(path) for _ in range(2) for path in paths for each in cluster.gateways]
+    finally:
+        stop.set()
+        looking.join()
+
+    assert {each.status_code for each in answers} == {200}, {each.text for each in answers if each.status_code != 200}
+    assert over == []
+    assert {each.headers["x-gpufaas-device"] for each in answers} == {"n1/cpu:0", "n2/cpu:0"}
+    leader = cluster.the_leader().metrics()
+    assert all(leader[f'gpufaas_device_evictions_total{{device="n{each}/cpu:0"}}'] > 0 for each in (1, 2))
+
+
+def test_an_update_is_seen_by_both_gateways_and_a_removal_too(cluster: Cluster) -> None:
+    one, other = cluster.gateways
+    path = one.deploy("changing", 'def handle(event, context): return "first"', HTTP)
+    until(lambda: other.call(path).text == "first")
+
+    other.deploy("changing", 'def handle(event, context): return "second"', HTTP)
+    until(lambda: one.call(path).text == "second", timeout_s=5.0)
+    one.cli.remove("changing")
+
+    until(lambda: other.call(path).status_code == 404, timeout_s=5.0)
+    assert "there is no function 'changing'" in other.call(path).text
+    until(lambda: not any(node.workers() for node in cluster.nodes), "its workers end on the nodes")
+
+
+def test_copies_that_are_asked_for_at_one_gateway_are_spread_over_the_nodes(cluster: Cluster) -> None:
+    one, other = cluster.gateways
+    path = one.deploy("scaled", ECHO_MODEL)
+    until(lambda: other.call(path).status_code == 200)
+
+    assert other.web.post("/system/scale-function/scaled", json={"service": "scaled", "replicas": 2}).is_success
+
+    until(lambda: one.residents() == {"n1": ["scaled"], "n2": ["scaled"]}, str(one.residents()))
+    until(lambda: {one.call(path).headers["x-gpufaas-device"] for _ in range(8)} >= {"n1/cpu:0"})
+
+
+def test_namespaces_are_those_of_all_gateways(cluster: Cluster) -> None:
+    one, other = cluster.gateways
+    one.cli.put_namespace({"name": "team", "annotations": {"gpufaas": "true"}}, update=False)
+    until(lambda: "team" in other.cli.namespaces(), timeout_s=5.0)
+
+    path = other.deploy("echo.team", ECHO, HTTP)
+
+    until(lambda: one.call(path, b"x").text == "x", timeout_s=10.0)
+    assert one.call("/function/echo").status_code == 404
+    other.cli.remove("echo", "team")
+    until(lambda: one.call(path).status_code == 404)
+    one.cli.remove_namespace("team")
+    until(lambda: "team" not in other.cli.namespaces(), timeout_s=5.0)
+
+
+def test_secrets_reach_functions_on_nodes_sealed_on_their_way(cluster: Cluster) -> None:
+    one, other = cluster.gateways
+    value = f"value-{secrets.token_hex(8)}"
+    one.cli.put_secret({"name": "key", "value": value}, update=False)
+    path = other.deploy("reader", READER, HTTP, secrets=["key"], env={"secret_mount_path": ""})
+
+    until(lambda: value in one.call(path).text, one.call(path).text)
+    other.cli.put_secret({"name": "key", "value": value + "-2"}, update=True)
+    until(lambda: value + "-2" in one.call(path).text, timeout_s=10.0)
+
+    assert value not in cluster.etcd.ctl("get", "--prefix", "/gpufaas/"), "in etcd it is sealed"
+    other.cli.remove("reader")
+    one.cli.remove_secret("key")
+
+
+def test_what_functions_print_is_read_through_any_gateway(cluster: Cluster) -> None:
+    one, other = cluster.gateways
+    path = one.deploy("talking", "def handle(event, context): print('I heard', event.text, flush=True)", HTTP)
+    until(lambda: other.call(path, b"this").status_code == 200)
+
+    until(lambda: all("I heard this" in each.log_of("talking") for each in cluster.gateways))
+
+    with other.web.stream("GET", "/system/logs", params={"name": "talking", "follow": "true", "tail": "0"}) as answer:
+        lines = answer.iter_lines()
+        one.call(path, b"that")
+        assert any("I heard that" in json.loads(line)["text"] for line in lines)
+
+
+@pytest.mark.parametrize(("lang", "source"), [(TORCH, STEPS_MODEL), (HTTP, STEPS_HTTP)])
+def test_answers_stream_through_gateway_and_node(cluster: Cluster, tmp_path: Path, lang: str, source: str) -> None:
+    gateway = cluster.gateways[1]
+    path = gateway.deploy("steps", source, lang)
+    gate = tmp_path / "step-"
+
+    with gateway.web.stream("POST", path, content=str(gate).encode()) as answer:
+        pieces = answer.iter_text()
+        for number in range(5):
+            (gate.parent / f"{gate.name}{number}").touch()
+            assert next(pieces).strip() == f"data: {number}"
+
+
+def test_websockets_reach_functions_on_nodes(cluster: Cluster) -> None:
+    gateway = cluster.gateways[0]
+    deploy_server(_AsPlatform(gateway), "talk")  # type: ignore[arg-type]
+
+    for each in cluster.gateways:
+        until(lambda: "talk" in each.functions())  # noqa: B023
+        with connect_sync(f"ws://{each.address}/function/talk", proxy=None) as connection:
+            for message in ("text", b"\x00\xff bytes", "x" * 70_000):
+                connection.send(message)
+                assert connection.recv(30) == message
+
+
+class _AsPlatform:
+    def __init__(self, gateway: Gateway) -> None:
+        self.http, self.port = gateway.web, gateway.port
+
+
+@pytest.mark.parametrize("lang", [TORCH, HTTP])
+def test_large_bodies_arrive_whole(cluster: Cluster, lang: str) -> None:
+    gateway = cluster.gateways[0]
+    source = "import hashlib\ndef handle(event, context): return hashlib.sha256(event.body).hexdigest()"
+    if lang == TORCH:
+        source = source.replace("def handle(", "def load(device): pass\ndef handle(model, ")
+    path = gateway.deploy("large", source, lang, memory="300Mi", max_body="64Mi")
+    body = secrets.token_bytes(MiB) * 48
+
+    assert gateway.call(path, body).text == hashlib.sha256(body).hexdigest()
+    for node in cluster.nodes:
+        assert list((node.data / "spool").iterdir()) == []
+
+
+def test_calls_are_explained_by_the_scheduler_to_any_gateway(cluster: Cluster) -> None:
+    one, other = cluster.gateways
+    path = one.deploy("explained", ECHO_MODEL)
+    answer = one.call(path, b"x")
+
+    until(lambda: other.web.get(f"/system/explain/{answer.headers['x-call-id']}").status_code == 200,
+          other.web.get(f"/system/explain/{answer.headers['x-call-id']}").text)  # fmt: skip
+
+
+def test_the_cli_lists_nodes_and_drains_one(cluster: Cluster) -> None:
+    gateway = cluster.gateways[0]
+    path = gateway.deploy("model", ECHO_MODEL)
+
+    listed = cli("node", "list", "--gateway", gateway.url)
+    assert all(each.address in listed for each in cluster.nodes)
+    cli("node", "drain", "n1", "--gateway", gateway.url)
+    until(lambda: cluster.gateways[1].nodes()["n1"]["state"] == "draining")
+
+    assert {gateway.call(path).headers["x-gpufaas-device"] for _ in range(5)} == {"n2/cpu:0"}
+    gateway.cli.drain_node("n1", False)
+    until(lambda: gateway.nodes()["n1"]["state"] == "ready")
+    assert "there is no node 'n9'" in cli("node", "drain", "n9", "--gateway", gateway.url, fails=True)
+
+
+def test_a_call_that_a_caller_gives_up_ends_on_its_node(cluster: Cluster, tmp_path: Path) -> None:
+    gateway = cluster.gateways[0]
+    path = gateway.deploy("gated", GATED_MODEL)
+    gate = tmp_path / "gate"
+
+    with contextlib.suppress(httpx.ReadTimeout):
+        gateway.call(path, str(gate).encode(), timeout=2.0)
+        pytest.fail("it does not answer")
+
+    until(lambda: not gateway.status()["running"].get("gated", 0))
+    assert gateway.call(path).status_code == 200
+
+
+def cli(*arguments: str, fails: bool = False) -> str:
+    """Run the CLI; return what it says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gpufaas_cli", *arguments], capture_output=True, text=True, check=False
+    )
+    assert bool(done.returncode) == fails, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+# --- what is refused, and how it is said ---
+
+
+def says(service: Service, text: str) -> None:
+    until(lambda: text in service.said(), f"{service.id} says {text!r}; it says {service.said()}", 20.0)
+
+
+@pytest.fixture
+def another(shared: Cluster) -> Iterator[Callable[[str], Service]]:
+    made: list[Service] = []
+
+    def make(id_: str) -> Service:
+        made.append(shared.node(id_, "cpu:0=100MiB"))
+        made[-1].log = shared.home / f"{id_}-{secrets.token_hex(2)}.other"
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_node_with_another_token_is_turned_away_with_a_line_on_both_sides(
+    shared: Cluster, another: Callable[[str], Service], tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("of another cluster altogether")
+    node = another("n7")
+    node.arguments += ["--token-file", str(tmp_path / "token")]
+    node.start(wait=False)
+
+    says(node, "has another token than scheduler s1: give it the same --token-file" if shared.the_leader().id == "s1"
+         else "has another token than scheduler s2: give it the same --token-file")  # fmt: skip
+    says(shared.the_leader(), "node n7 has another token")
+    until(lambda: node.readiness()[0] == 503 and "token" in node.readiness()[1], str(node.readiness()))
+
+
+def test_a_second_node_of_the_same_name_ends_with_an_error_and_the_first_goes_on(
+    shared: Cluster, another: Callable[[str], Service]
+) -> None:
+    twin = another("n1")
+    twin.arguments[twin.arguments.index("--data") + 1] += "-twin"
+    twin.start(wait=False)
+
+    assert twin.end() != 0
+    said = twin.said()
+    assert "n1" in said.splitlines()[-1], said
+    assert shared.nodes[0].address in said, said
+    assert "Traceback" not in said, said
+    assert shared.nodes[0].readiness()[0] == 200
+    assert shared.whole()
+
+
+OTHER_RELEASE = """
+import sys
+from gpufaas_core import wire
+wire.PROTOCOL += 1
+from gpufaas_cli.main import main
+sys.argv[0] = "gpufaas"
+main()
+"""
+
+
+def test_a_node_of_a_release_that_speaks_otherwise_is_turned_away(
+    shared: Cluster, another: Callable[[str], Service], tmp_path: Path
+) -> None:
+    program = tmp_path / "other_release.py"
+    program.write_text(OTHER_RELEASE)
+    node = another("n8")
+    node.program = [str(program)]
+    node.start(wait=False)
+
+    says(node, f"speaks protocol {wire.PROTOCOL}")
+    says(node, f"speaks {wire.PROTOCOL + 1}: run the same release on both")
+    assert "n8" not in shared.gateways[0].nodes()
+
+
+def test_an_etcd_with_somebody_elses_keys_is_refused_at_once(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, schedulers=1, nodes=1, gateways=1)
+    try:
+        cluster.etcd.start()
+        cluster.etcd.ctl("put", "/gpufaas/v1/config", "theirs")
+        for each in cluster.services:
+            each.start(wait=False)
+
+        for each in cluster.services:
+            assert each.end() != 0
+            said = each.said()
+            assert "/gpufaas" in said.splitlines()[-1], said
+            assert "--etcd-prefix" in said, said
+            assert "Traceback" not in said, said
+    finally:
+        cluster.close()
+
+
+def test_without_etcd_services_say_which_endpoint_and_begin_when_it_comes(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, schedulers=1, nodes=1, gateways=1)
+    try:
+        for each in cluster.services:
+            each.start(wait=False)
+        for each in cluster.services:
+            says(each, cluster.etcd.endpoint)
+            until(lambda: each.readiness() == (503, "waits for etcd"), str(each.readiness()))  # noqa: B023
+            assert each.http.get("/healthz").status_code == 200
+
+        cluster.start()
+
+        assert cluster.gateways[0].deploy("echo", ECHO, HTTP)
+        assert cluster.gateways[0].call("/function/echo", b"x").text == "x"
+    finally:
+        cluster.close()
+
+
+def test_a_service_that_waits_for_etcd_can_be_stopped(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, schedulers=1, nodes=1, gateways=1)
+    try:
+        for each in cluster.services:
+            each.start(wait=False)
+        for each in cluster.services:
+            says(each, cluster.etcd.endpoint)
+            began = time.monotonic()
+            each.signal(signal.SIGTERM)
+            assert each.end() == 0, each.said()
+            assert time.monotonic() - began < 15
+            assert "Traceback" not in each.said()
+    finally:
+        cluster.close()
