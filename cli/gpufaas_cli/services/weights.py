@@ -18,7 +18,7 @@ import msgspec
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cache_manager.fetch import Fetcher
-from gpufaas_cache_manager.object_store import ObjectStore
+from gpufaas_cache_manager.object_store import ObjectStore, publish
 from gpufaas_cache_manager.object_store import object_store as open_object_store
 from gpufaas_cache_manager.peers import PeerArtifacts, PeerClient
 from gpufaas_core.bundle import WorkerSpec
@@ -136,7 +136,7 @@ class Weights:
     async def publish(self, digest: str) -> None:
         """An upload is whole: others may have it from here, and the object store keeps it if there is one."""
         if self.store is not None:
-            await self.store.write(digest, self._artifacts.path(digest))
+            await publish(self._artifacts, self.store, digest)
         self.announce(digest)
 
 
