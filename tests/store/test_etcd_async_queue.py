@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -358,7 +360,7 @@ async def serving(gateway: Gateway, invoke: Callable[[str], Any]) -> AsyncIterat
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    policy = RetryPolicy(3, frozenset({503}), 0.01, 0.1)
+    policy = RetryPolicy(20, frozenset({503}), 0.01, 0.1)
     calls = AsyncCalls(gateway.queue, app, FakeCallbacks(), lambda _: policy)
     gateway._task.cancel()
     await asyncio.gather(gateway._task, return_exceptions=True)
@@ -442,3 +444,65 @@ async def test_a_gateway_says_that_it_is_there(gateway: Callable[..., Any], etcd
 
     assert item.key.startswith(f"{GATEWAYS}g1-")
     assert item.lease
+
+
+@pytest.mark.slow
+async def test_nothing_that_was_acknowledged_is_lost_while_gateways_and_etcd_die(
+    gateway: Callable[..., Any], make_etcd: Callable[..., EtcdProcess]
+) -> None:
+    """Under steady load; what is executed twice was running at a gateway that died or could not be seen."""
+    server, rng = make_etcd(), random.Random(1)
+    where = EtcdSettings((server.endpoint,), timeout_s=2.0)
+    acknowledged: set[str] = set()
+    executed: Counter[str] = Counter()
+    flights: set[asyncio.Task[None]] = set()
+
+    async def answers(call: str) -> int:
+        await asyncio.sleep(rng.uniform(0.0, 0.02))
+        executed[call] += 1
+        return 503 if rng.random() < 0.05 else 200
+
+    async def send(calls: AsyncCalls, call: str) -> None:
+        calls.reserve(F)
+        try:
+            await calls.accept(accepted(call, at=time.time(), body=rng.randbytes(rng.choice((0, 10, 50_000)))))
+            acknowledged.add(call)
+        except StorageAway:
+            pass
+
+    async with AsyncExitStack() as stack:
+        alive: list[tuple[Gateway, AsyncCalls]] = []
+
+        async def begin(name: str) -> None:
+            made = await gateway(name, where)
+            alive.append((made, await stack.enter_async_context(serving(made, answers))))
+
+        async def load() -> None:
+            for number in range(10_000):
+                task = asyncio.create_task(send(rng.choice(alive)[1], str(number)))
+                flights.add(task)
+                task.add_done_callback(flights.discard)
+                await asyncio.sleep(0.01)
+
+        for number in range(3):
+            await begin(f"g{number}")
+        loading = asyncio.create_task(load())
+        for number in range(2):
+            await asyncio.sleep(1.0)  # of load
+            first, _ = alive.pop(0)
+            await first.die()
+            await begin(f"h{number}")
+            await asyncio.sleep(1.0)
+            await asyncio.to_thread(server.kill)
+            await asyncio.sleep(number * 3.0)  # the second time for longer than a lease
+            await asyncio.to_thread(server.start)
+        loading.cancel()
+
+        async with asyncio.timeout(60):
+            while any(calls.counts() for _, calls in alive) or await alive[0][0].etcd.count(CALLS):
+                await asyncio.sleep(0.05)
+        states = {call: await alive[0][0].state(call) for call in acknowledged}
+        assert set(states.values()) == {"done"}
+        assert acknowledged <= executed.keys()
+        assert len(acknowledged) > 100
+        assert await alive[0][0].etcd.count(BODIES) == 0
