@@ -428,6 +428,8 @@ class Engine:
         if age_s:
             self._join_queue(call)
             self._freed = True
+            if not owner.exclusive:
+                self._serve_fifo(owner)
         elif owner.exclusive:
             queue.append(call)
             if self._idle:

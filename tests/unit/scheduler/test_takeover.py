@@ -557,6 +557,18 @@ def test_a_call_that_waited_elsewhere_stands_where_it_would_if_it_had_waited_her
     assert order == ["oldest", "c1", "between", "c2"]
 
 
+def test_a_call_of_a_cpu_function_that_waited_elsewhere_takes_a_free_slot_at_once() -> None:
+    f = Function(FunctionId("f"), "d", profiles={"*": Profile(3.0, 1.0, 10)}, slots=1)
+    engine = make_engine(f)
+    engine.handle(joined(holds("f")), 0.0)
+
+    first = engine.handle(m.Arrived(CallId("c1"), FunctionId("f"), age_s=2.0), 1.0)
+    engine.handle(m.Arrived(CallId("c2"), FunctionId("f"), age_s=1.0), 1.0)
+    then = engine.handle(m.Finished(CallId("c1"), A.id, 1.0), 2.0)
+
+    assert [call for call, _ in starts(first) + starts(then)] == ["c1", "c2"]
+
+
 def test_a_gateway_that_missed_its_lease_gets_it_again() -> None:
     engine = make_engine(model("f"))
     engine.handle(joined(), 0.0)
