@@ -33,7 +33,7 @@ from gpufaas_scheduler.metrics import scheduler_metrics
 from gpufaas_scheduler.scaler import Scaler, Watched
 from gpufaas_scheduler.server import SchedulerServer
 from gpufaas_scheduler.service import SchedulerService
-from gpufaas_store.election import Leadership, campaign
+from gpufaas_store.election import TTL_S, Leadership, campaign
 from gpufaas_store.etcd import Etcd, Listed
 from gpufaas_store.functions import EntryChanged, EntryRemoved, EtcdFunctionStore, FunctionEntry
 from gpufaas_store.state import EtcdState, read_state
@@ -199,7 +199,7 @@ async def _lead(options: SchedulerOptions, server: SchedulerServer, etcd: Etcd, 
 
         async def begin() -> None:
             await listed.wait()
-            server.lead(awaited, await read_state(etcd))
+            server.lead(awaited, await read_state(etcd, TTL_S))
             await behind.run()
             await asyncio.Event().wait()
 
