@@ -26,7 +26,7 @@ _ANSWER_S: Final = 60.0
 _STARTING_S: Final = 30.0  # a gateway that starts with a few thousand functions has read them by then
 _DEPLOY_S: Final = 600.0  # a deploy checks the import of the handler, and digests weights of many GB
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-_MAY_LACK: Final = ("/system/function/", "/system/namespace/", "/async/", "/system/explain/")
+_MAY_LACK: Final = ("/system/function/", "/system/namespace/", "/async/", "/system/explain/", "/system/nodes/")
 """Routes below which a 404 is about what was asked for, and not a sign that something else answers there."""
 
 

@@ -35,8 +35,13 @@ class Namespaces:
         self._entering: Counter[str] = Counter()
 
     async def load(self) -> None:
-        """:raises StorageFailed: the store cannot be read"""
-        self._namespaces |= {each.name: each for each in await asyncio.to_thread(self._store.namespaces)}
+        """
+        Have what the store has, also when another gateway changed that.
+
+        :raises StorageFailed: the store cannot be read
+        """
+        found = await asyncio.to_thread(self._store.namespaces)
+        self._namespaces = {DEFAULT_NAMESPACE: _DEFAULT} | {each.name: each for each in found}
 
     def names(self) -> list[str]:
         return sorted(self._namespaces)

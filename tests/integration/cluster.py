@@ -24,6 +24,7 @@ import psutil
 from tests.integration.conftest import LIMIT_S, TORCH, FunctionBuilds, private_bytes, until
 
 from gpufaas_cli.client import Client
+from gpufaas_store.secrets import create_key_file
 from gpufaas_store.testing import EtcdProcess
 
 MiB: Final = 1024 * 1024
@@ -263,6 +264,7 @@ class Cluster:
         self.etcd = EtcdProcess(host=self.host)
         self.token, self.key = home / "token", home / "secrets.key"
         self.token.write_text(secrets.token_hex(32))
+        create_key_file(self.key)
         self.builds = FunctionBuilds(home)
         self.schedulers = [self._scheduler(f"s{number}") for number in range(1, schedulers + 1)]
         self.gateways = [self._gateway(f"g{number}") for number in range(1, gateways + 1)]
@@ -301,9 +303,6 @@ class Cluster:
     def start(self) -> "Cluster":
         """Start all, and return once all are ready and every gateway sees every node."""
         self.etcd.start()
-        for each in self.gateways[:1]:
-            each.start(wait=False)
-            until(self.key.exists, f"the first gateway made the key; it said {each.said()}")
         for each in self.services:
             if not each.runs:
                 each.start(wait=False)

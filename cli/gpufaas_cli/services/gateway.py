@@ -5,6 +5,7 @@ Stateless but for the bodies that it spools: any number of gateways serve the sa
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
 from contextlib import aclosing
@@ -69,19 +70,21 @@ async def _main(
     on_signals(stop)
     async with status_served(status, options.front.host, options.cluster.status_port) as status_port:
         print(f"✓ gateway    {me.id} will serve port {options.front.port}, status at port {status_port}", flush=True)
-        opening = asyncio.create_task(_run(options, credentials, spool, listening, status, status_port))
+        door = asyncio.Event()
+        opening = asyncio.create_task(_run(options, credentials, spool, listening, status, status_port, door))
         stopping = asyncio.create_task(stop.wait())
-        # Once the door is open the server has the signals; before, a signal ends the wait for etcd.
         await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        if not opening.done():
+        # Once the door opens, a signal is the server's, which ends in peace; before, it ends the wait for etcd.
+        if not opening.done() and not door.is_set():
             opening.cancel()
-        await asyncio.gather(opening, return_exceptions=opening.cancelled())
+        with contextlib.suppress(asyncio.CancelledError):
+            await opening
 
 
 async def _run(
     options: GatewayOptions, credentials: "Credentials | None", spool: "Path", listening: "socket.socket",
-    status: Status, status_port: int,
+    status: Status, status_port: int, door: asyncio.Event,
 ) -> None:  # fmt: skip
     me = identity(options.cluster, "gateway")
     data = options.front.data
@@ -200,6 +203,7 @@ async def _run(
                 tasks.create_task(front.ended(front.async_calls.run()))
                 tasks.create_task(front.ended(front.keep(stopped)))
                 tasks.create_task(_say(front, options))
+                door.set()
                 await front.serve(listening, stopped)
         finally:
             await registration.close()
