@@ -30,6 +30,8 @@ DOCS_PER_S: Final = 1_000
 """Of all keys together. A doc costs about 60 µs of the loop that schedules: a fleet of 1,000 busy devices is written
 once a second rather than twenty times."""
 
+_LOOK_S: Final[Seconds] = 0.005
+
 _BATCH: Final = 64
 """Docs per write: etcd takes 128 operations in a transaction, and the loop should not encode for longer than 5 ms."""
 _BATCH_BYTES: Final = 512 * 1024
@@ -139,8 +141,10 @@ class WriteBehind:
         """Until something is noted, or may be written again. Nothing is due at *now*."""
         times = [self._next_at[key] for key in self._pending]
         if times:
-            # What is noted meanwhile may be due at once: a key that was idle does not wait for others.
-            await self._wait(self._noted, max(0.0, min(times) - now))
+            # What is noted meanwhile may be due at once: a key that was idle hardly waits for others. But it is not
+            # looked at with each call: a busy scheduler would do nothing else.
+            await self._pause(min(_LOOK_S, min(times) - now))
+            await self._wait(self._noted, max(0.0, min(times) - self._clock()))
             return
         self._next_at = {key: at for key, at in self._next_at.items() if at > now}
         await self._wait(self._noted, BEAT_S)

@@ -115,7 +115,7 @@ class _Call:
 
     __slots__ = (
         "asked", "at_caller", "awaits_body", "body_due", "error", "exchange", "future", "held", "owner", "pace",
-        "spool", "task", "timeout_s", "timer",
+        "spool", "task", "timeout_s", "timer", "watched",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -130,6 +130,8 @@ class _Call:
         self.asked = False
         """`timeout_s` is what its caller asked for, not the function's limit."""
         self.task: asyncio.Task[None] | None = None
+        self.watched = False
+        """It is not a quick one: `_watch` has seen it."""
         self.spool: str | None = None
         self.held: deque[MutableMapping[str, Any]] | None = None
         """What came of a body that streams while its call waits; None: it does not stream."""
@@ -263,7 +265,9 @@ class Invocations:
                     lease = placed
                 else:
                     call.future = placed
-                    self._listen(call, receive)
+                    if call.watched or not self._suffix:
+                        # Where the scheduler is another process, every call waits for it, but few wait long.
+                        self._listen(call, receive)
                     try:
                         lease = await placed
                     except UnknownFunction:
@@ -486,6 +490,7 @@ class Invocations:
 
     def _watch(self, call: _Call, receive: Receive, deployed: Deployed, expires: float, listen: bool) -> None:
         """The call is not a quick one: from now on its caller is listened to, and its time limit counts."""
+        call.watched = True
         call.timer = self._loop.call_later(max(0.0, expires - time.perf_counter()), self._expire, call, deployed)
         if listen or call.exchange is not None or call.future is not None:
             self._listen(call, receive)
