@@ -386,6 +386,8 @@ class Invocations:
     def _find(self, name: bytes, method: str) -> Deployed:
         deployed = self._catalogue.find(name.decode("latin-1"))
         if deployed is None:
+            if not self._catalogue.loaded:
+                raise Unavailable("the platform is starting: its functions are not all loaded; try again in a second")
             raise UnknownFunction(
                 f"there is no function {name.decode('latin-1')!r}: deploy it (gpufaas up), or see gpufaas list"
             )

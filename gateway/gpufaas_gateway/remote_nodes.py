@@ -68,6 +68,8 @@ class RemoteNodes:
         """Told when a node came, went, was lost or found."""
         self.loop = asyncio.get_running_loop()
         self._nodes: dict[str, RemoteNode] = {}
+        self._leaving: dict[str, RemoteNode] = {}
+        """Gone from the view, while calls run there."""
 
     def set_nodes(self, views: Iterable[wire.NodeView]) -> None:
         """These are the nodes that there are; calls of one that is no longer among them run on while it lives."""
@@ -76,9 +78,16 @@ class RemoteNodes:
             view = seen.get(NodeId(id_))
             if view is None or view.address != node.address:
                 del self._nodes[id_]
+                self._leaving[id_] = node
                 node.leave()
+        self._leaving = {id_: node for id_, node in self._leaving.items() if not node.closed}
         for view in seen.values():
             found = self._nodes.get(view.id)
+            left = self._leaving.get(view.id)
+            if found is None and left is not None and left.address == view.address:
+                # The same link: with another one, the node would take the calls that run there for given up.
+                found = self._nodes[view.id] = self._leaving.pop(view.id)
+                found.come_back()
             if found is None:
                 self._nodes[view.id] = RemoteNode(self, view)
             else:
@@ -112,7 +121,8 @@ class RemoteNodes:
 
     async def close(self) -> None:
         """End all connections; calls that still run fail."""
-        nodes, self._nodes = list(self._nodes.values()), {}
+        nodes = [*self._nodes.values(), *self._leaving.values()]
+        self._nodes, self._leaving = {}, {}
         for node in nodes:
             node.close()
         await asyncio.gather(*(task for node in nodes for task in node.tasks), return_exceptions=True)
@@ -157,6 +167,7 @@ class RemoteNode:
         self._dials = 0
         self._link: Link | None = None
         self._left = False
+        self.closed = False
         self._keeper = self._spawn(self._keep_link())
 
     @property
@@ -238,9 +249,13 @@ class RemoteNode:
         if not self._all:
             self.close()
 
+    def come_back(self) -> None:
+        """It is among the nodes again, before all that ran there was over."""
+        self._left = False
+
     def close(self) -> None:
         """End it all: what runs there fails."""
-        self._left = True
+        self._left = self.closed = True
         self._trim.cancel()
         if self._link is not None:
             self._link.on_lost = lambda _: None

@@ -224,6 +224,7 @@ class RemoteScheduler:
                 tries += 1
                 try:
                     await asyncio.wait_for(self._changed.wait(), delay)
+                    tries = 0  # somebody else leads, and may be about to begin
                 except TimeoutError:
                     pass
                 continue

@@ -106,6 +106,7 @@ class Agent:
                 tries += 1
                 try:
                     await asyncio.wait_for(self._changed.wait(), delay)
+                    tries = 0  # somebody else leads, and may be about to begin
                 except TimeoutError:
                     pass
                 continue

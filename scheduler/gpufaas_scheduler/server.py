@@ -250,7 +250,8 @@ class SchedulerServer:
             link.on_message = lambda message: self._from_gateway(gateway, message)
             link.on_lost = lambda why: self._gateway_lost(gateway, why)
             self.service.attach(name, gateway.answer)
-            self._view_due = True
+            if self._awaited is None:
+                link.send(self._view(self.service))  # before any lease, gateways know where its node is
             log.info("gateway.connected id=%s", name)
             return self._epoch
         if hello.role == "node":
@@ -378,7 +379,8 @@ class SchedulerServer:
         self.nodes[node.id] = node
         snapshot = _decode_snapshot(joining.snapshot)
         node.devices = [each.device for each in snapshot.devices]
-        self._show_view(service)  # before any lease of it is granted, gateways know where it is
+        if self._awaited is None:
+            self._show_view(service)  # before any lease of it is granted, gateways know where it is
         service.join_with(node, list(snapshot.devices))
         if node.id in self.drained:
             self.drain(node.id, True)
@@ -443,12 +445,17 @@ class SchedulerServer:
     def _push_view(self) -> None:
         self._view_timer = self._loop.call_later(VIEW_EVERY_S, self._push_view)
         service = self.service
-        if service is None or not self._gateways or (service.changes == self._seen_changes and not self._view_due):
+        if service is None or self._awaited is not None or not self._gateways:
+            return
+        if service.changes == self._seen_changes and not self._view_due:
             return
         self._seen_changes, self._view_due = service.changes, False
         self._show_view(service)
 
     def _show_view(self, service: SchedulerService) -> None:
-        view = wire.View([each.view() for each in self.nodes.values()], service.status())
+        view = self._view(service)
         for gateway in self._gateways.values():
             gateway.link.send(view)
+
+    def _view(self, service: SchedulerService) -> wire.View:
+        return wire.View([each.view() for each in self.nodes.values()], service.status())

@@ -1,6 +1,7 @@
 """Faults in a cluster of real processes, under load. Each test is a row of the table that is printed at the end."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from tests.integration.conftest import HTTP, LIMIT_S, TORCH, until
 from gpufaas_store.testing import etcd_missing
 
 DRAIN_S = 60.0
+DISK_MB = 64
 _rows = pytest.StashKey[list["Row"]]()
 
 
@@ -90,7 +92,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, network: Network | None) -
     missing = etcd_missing()
     if missing:
         pytest.skip(missing)
-    made = Cluster(tmp_path_factory.mktemp("cluster"), network=network)
+    made = Cluster(tmp_path_factory.mktemp("cluster"), network=network, disk=DISK_MB if os.geteuid() == 0 else 0)
     try:
         made.start()
         deploy(made)

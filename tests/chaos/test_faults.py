@@ -1,13 +1,15 @@
 """What breaks, what its users see of it, and for how long. The bars are the product's; the table has what was measured."""
 
+import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 from tests.chaos.conftest import Chaos
-from tests.integration.cluster import Cluster, Network, Service
+from tests.integration.cluster import Cluster, Network, Service, filled
 from tests.integration.conftest import until
 
 from gpufaas_store.testing import etcd_missing
@@ -24,6 +26,7 @@ STOPPED_S = 10.0
 NEW_LEADER_S = 8.0
 GONE_S = 3.0
 NO_LEADER_S = 30.0
+FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
 
 
 def seconds_until(claim: Callable[[], bool], since: float, what: str, timeout_s: float = 30.0) -> float:
@@ -74,9 +77,7 @@ def test_a_node_is_killed_and_comes_back(cluster: Cluster, chaos: Begin) -> None
     with chaos("node killed") as it:
         since = it.broke()
         left = node.kill()
-        it.bar(
-            "out of the view", GONE_S, seconds_until(lambda: not sees(cluster, node), since, "it is out of the view")
-        )
+        it.bar("out of the view", GONE_S, seconds_until(lambda: not sees(cluster, node), since, "it is out of the view"))
         it.mended(1.0)
         it.run_on(2.0)
         node.start()
@@ -153,9 +154,7 @@ def test_a_node_stands_still(cluster: Cluster, chaos: Begin) -> None:
     with chaos("node stopped 10 s") as it:
         since = it.broke()
         node.pause()
-        it.bar(
-            "out of the view", GONE_S, seconds_until(lambda: not sees(cluster, node), since, "it is out of the view")
-        )
+        it.bar("out of the view", GONE_S, seconds_until(lambda: not sees(cluster, node), since, "it is out of the view"))
         out = time.monotonic()
         it.run_on(STOPPED_S - (out - since))
         late = it.failed(since=out + 0.5)
@@ -214,9 +213,7 @@ def cut_for_10_s(cluster: Cluster, it: Chaos, ports: list[int], *, leaves: bool)
     since = it.broke()
     network.cut(1, ports)
     if leaves:
-        it.bar(
-            "out of the view", GONE_S, seconds_until(lambda: not sees(cluster, node), since, "it is out of the view")
-        )
+        it.bar("out of the view", GONE_S, seconds_until(lambda: not sees(cluster, node), since, "it is out of the view"))
     out = time.monotonic()
     it.run_on(STOPPED_S - (out - since))
     late = it.failed(since=out + 3.0)
@@ -255,6 +252,52 @@ def test_a_node_is_cut_off_from_everything(cluster: Cluster, chaos: Begin) -> No
 
 
 # --- the rest ---
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="small disks need root")
+def test_a_node_has_no_disk_left(cluster: Cluster, chaos: Begin) -> None:
+    node = cluster.nodes[-1]
+    with chaos("node's disk full 10 s") as it:
+        since = it.broke()
+        with filled(node.data):
+            it.run_on(STOPPED_S)
+            assert node.runs
+            it.claim("warm calls succeed", not it.failed(since=since), f"{len(it.failed(since=since))} failed")
+        it.mended()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="small disks need root")
+def test_a_gateway_has_no_disk_left(cluster: Cluster, chaos: Begin) -> None:
+    gateway = cluster.gateways[-1]
+    with chaos("gateway's disk full 10 s") as it:
+        since = it.broke()
+        with filled(gateway.data):
+            it.run_on(STOPPED_S)
+            assert gateway.runs
+            it.claim("sync calls succeed", not it.failed(since=since), f"{len(it.failed(since=since))} failed")
+        it.mended(2.0)
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="there is no libfaketime here: apt install faketime")
+def test_a_node_has_a_clock_that_is_an_hour_off(cluster: Cluster, chaos: Begin) -> None:
+    node = cluster.nodes[0]
+    node.stop()
+    node.env = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": "+1h", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    try:
+        node.start()
+        until(cluster.whole, "it is seen")
+        with chaos("node's clock 1 h ahead") as it:
+            it.mended()
+            it.run_on(8.0)
+            note = cluster.gateways[0].nodes()[node.id]["note"]
+            it.claim("its note says so", "its clock is +3600 s off" in note, note)
+            it.claim("no sync call failed", not it.failed(), f"{len(it.failed())} failed")
+    finally:
+        node.env = {}
+        if node.runs:
+            node.stop()
+        node.start()
+        until(cluster.whole, "it is seen")
 
 
 def test_everything_is_restarted_in_turn(cluster: Cluster, chaos: Begin) -> None:

@@ -245,6 +245,7 @@ class Cluster:
     See module. Nothing is started before `start`, or the services' own.
 
     :param network: gives each node a network of its own
+    :param disk: the data of the last node and the last gateway are on disks of so many MiB of their own (needs root)
     """
 
     def __init__(
@@ -256,6 +257,7 @@ class Cluster:
         gateways: int = 2,
         device: str = "cpu:0=400MiB",
         network: "Network | None" = None,
+        disk: int = 0,
     ) -> None:
         self.home = home
         home.mkdir(parents=True, exist_ok=True)
@@ -269,6 +271,11 @@ class Cluster:
         self.schedulers = [self._scheduler(f"s{number}") for number in range(1, schedulers + 1)]
         self.gateways = [self._gateway(f"g{number}") for number in range(1, gateways + 1)]
         self.nodes = [self.node(f"n{number}", device, number) for number in range(1, nodes + 1)]
+        self._disks: list[Path] = []
+        for each in (self.nodes[-1], self.gateways[-1]) if disk else ():
+            each.data.mkdir(parents=True)
+            _run("mount", "-t", "tmpfs", "-o", f"size={disk}m", "gpufaas-test", str(each.data))
+            self._disks.append(each.data)
 
     @property
     def common(self) -> list[str]:
@@ -338,6 +345,8 @@ class Cluster:
         for each in self.services:
             each.close()
         self.etcd.close()
+        for disk in self._disks:
+            _run("umount", "--lazy", str(disk))
         if self.network is not None:
             self.network.close()
 
@@ -392,6 +401,21 @@ class Cluster:
             if any(status["running"].values()) or any(status["queued"].values()):
                 found.append(f"{gateway.id} sees calls: {status['running']} {status['queued']}")
         return found
+
+
+@contextlib.contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """Leave no byte on the disk of *folder* meanwhile."""
+    filler = folder / "filler"
+    try:
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            for size in (MiB, 1):
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(b"x" * size)
+        yield
+    finally:
+        filler.unlink()
 
 
 class Network:

@@ -1,0 +1,42 @@
+"""The short run: what most often dies, one after another under one load. All of it is in `test_faults`."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from tests.chaos.conftest import Chaos
+from tests.chaos.test_faults import NEW_LEADER_S, another_leader, seconds_until
+from tests.integration.cluster import Cluster
+from tests.integration.conftest import until
+
+from gpufaas_store.testing import etcd_missing
+
+pytestmark = [
+    pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"),
+    pytest.mark.timeout(180),
+    pytest.mark.skipif("'slow' in (config.getoption('-m') or '')", reason="make chaos has more"),
+]
+
+
+def test_nothing_is_lost_when_worker_leader_node_gateway_and_etcd_die(
+    cluster: Cluster, chaos: Callable[..., Chaos]
+) -> None:
+    with chaos("worker, leader, node, gateway, etcd killed") as it:
+        it.broke()
+        cluster.nodes[1].workers()[0].kill()
+        old = cluster.the_leader()
+        since = time.monotonic()
+        old.kill()
+        it.bar("new leader", NEW_LEADER_S, seconds_until(another_leader(cluster, old), since, "another one leads"))
+        cluster.nodes[0].kill()
+        cluster.nodes[0].start(wait=False)
+        cluster.gateways[1].kill()
+        cluster.gateways[1].start(wait=False)
+        cluster.etcd.kill()
+        it.run_on(1.0)
+        cluster.etcd.start()
+        old.start(wait=False)
+        for each in cluster.services:
+            each.wait_ready()
+        until(cluster.whole, "all are back")
+        it.mended(1.0)
