@@ -272,8 +272,8 @@ class Invocations:
                         lease = await placed
                     except UnknownFunction:
                         # As above, by a scheduler that is not in this process.
-                        newer = self._find(name, method)
-                        if newer is deployed or call.error is not None:
+                        newer = self._catalogue.find(name.decode("latin-1"))
+                        if newer is None or newer is deployed or newer.unavailable or call.error is not None:
                             raise
                         deployed = newer
                         left_s = began + timeout_s - time.perf_counter()
