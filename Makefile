@@ -4,12 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo test fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-live chaos-async lint format clean
+.PHONY: help setup demo test fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-live chaos-async cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
 	@echo "make test    set up, run all tests"
 	@echo "make fuzz    three minutes of requests that nobody means to send, to a real platform"
+	@echo "make cluster a cluster by docker-compose on this machine: etcd, gateways, schedulers, nodes (KEEP=1, PUBLIC=1)"
+	@echo "make test-charts   the Helm chart, installed by Helm's library and held against Kubernetes' schemas"
 	@echo "make lint    ruff, mypy --strict, import-linter"
 	@echo "make bench   the engine's cost, the overhead of a warm call (needs wrk), cold starts"
 	@echo "make bench-paper   the published evaluation in the simulator: writes docs/evaluation.md (TRACE=FILE adds the Azure trace)"
@@ -68,6 +70,20 @@ bench-live: setup
 # 10,000 accepted calls over 20 kills; the tests have a short one.
 chaos-async: setup
 	$(BIN)/python -m pytest -m slow -s tests/integration/test_async.py
+
+cluster: setup
+	@$(BIN)/python docker/cluster-demo $(if $(KEEP),--keep) $(if $(PUBLIC),--public)
+
+# Helm as a library says that it needs Python 3.12; it works with 3.11 as well.
+$(VENV)/.charts: $(VENV)/.ready
+	$(PIP) install -q -c constraints.txt -e '.[charts]'
+	$(PIP) install -q --no-deps --ignore-requires-python helm-sdkpy==0.1.32
+	@touch $@
+
+setup-charts: $(VENV)/.charts
+
+test-charts: setup-charts
+	GPUFAAS_REQUIRE=helm $(BIN)/python -m pytest tests/charts
 
 lint: setup
 	$(BIN)/ruff check .

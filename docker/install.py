@@ -15,7 +15,11 @@ from pathlib import Path
 SOURCE = Path("/build")
 WHEELS = SOURCE / "docker/wheels"
 HOME = Path("/opt/gpufaas")
-EXTRAS = {"gateway": "gateway,cluster", "scheduler": "scheduler,cluster", "node": "node,docker,cluster"}
+EXTRAS = {
+    "gateway": "gateway,cluster,s3",
+    "scheduler": "scheduler,cluster",
+    "node": "node,docker,kubernetes,cluster,s3",
+}
 OWNED = ("/home/gpufaas", "/var/lib/gpufaas", "/var/lib/gpufaas-objects")
 
 

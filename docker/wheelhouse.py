@@ -7,6 +7,7 @@ Prints how the node's image is to be made: torch is left out (750 MB), and what 
 where this Python has it, mounted read-only (docker/compose.local.yml).
 """
 
+import hashlib
 import subprocess
 import sys
 import tomllib
@@ -33,9 +34,14 @@ def main() -> None:
         old.unlink()
     subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", str(WHEELS), str(ROOT)], check=True)
     (wheel,) = WHEELS.glob("gpufaas-*.whl")
-    asked = [f"{wheel}[gateway,scheduler,docker,cluster]", "pip", *node_requirements()]
+    asked_for = b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
+    stamp, mark = WHEELS / "stamp", hashlib.sha256(asked_for + sys.version.encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == mark:
+        return  # what we depend on is there since last time
+    asked = [f"{wheel}[gateway,scheduler,docker,kubernetes,cluster,s3]", "pip", *node_requirements()]
     command = [*pip, "download", "-q", "--only-binary=:all:", "-d", str(WHEELS), "-c", str(ROOT / "constraints.txt")]
     subprocess.run([*command, f"--find-links={WHEELS}", *asked], check=True)
+    stamp.write_text(mark)
 
 
 if __name__ == "__main__":

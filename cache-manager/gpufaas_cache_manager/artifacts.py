@@ -99,7 +99,7 @@ class ArtifactStore:
 
     def resume(self, digest: str) -> "PartialArtifact":
         """
-        Go on with *digest* where the last attempt to fetch it ended. Reads what is there, to hash it: 1 s per 1.5 GB.
+        Go on with *digest* where the last attempt to fetch it ended. Reads what is there, to hash it.
 
         :raises StorageFailed: another process is fetching it, or the disk does not let us
         """

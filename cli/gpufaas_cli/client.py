@@ -142,7 +142,7 @@ class Client:
         return self._object(f"/system/nodes/{quote(name, safe='')}")
 
     def drain_node(self, name: str, drain: bool) -> None:
-        self._send("POST" if drain else "DELETE", f"/system/nodes/{quote(name, safe='')}/drain")
+        self._check(self._send("POST" if drain else "DELETE", f"/system/nodes/{quote(name, safe='')}/drain"))
 
     def is_ready(self) -> bool:
         """Whether the gateway and what is behind it say that they are well; False as well when nobody is there."""
@@ -262,7 +262,8 @@ class Client:
 
     def _json(self, path: str, params: Mapping[str, str] | None = None) -> object:
         answer = self._send("GET", path, params=params)
-        if answer.status_code == 404 and not path.startswith(_MAY_LACK):
+        ours = "x-openfaas-internal" in answer.headers  # our gateway's own 404 says what is missing
+        if answer.status_code == 404 and not ours and not path.startswith(_MAY_LACK):
             raise self._no_gateway(path)
         self._check(answer)
         try:

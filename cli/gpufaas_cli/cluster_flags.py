@@ -145,9 +145,11 @@ device_options = _all(
         help="Label all devices, for functions whose constraints ask for it; may be repeated.",
     ),
     click.option(
-        "--functions", type=click.Choice(("process", "docker", "auto")), default="auto", show_default=True,
-        help="Run functions that have only an image in Docker: never (process), always, or if its engine answers when "
-        "they are deployed. Those built from templates are processes.",
+        "--functions", type=click.Choice(("process", "docker", "kubernetes", "auto")),
+        default="auto", show_default=True,
+        help="Run functions that have only an image: not at all (process), in Docker, as pods of the Kubernetes that "
+        "this runs in, or in Docker if its engine answers when they are deployed (auto). Those built from templates "
+        "are processes.",
     ),
 )  # fmt: skip
 """The names are those of `DeviceOptions`."""

@@ -71,8 +71,8 @@ class DeviceOptions:
     half of the free memory."""
     labels: tuple[str, ...] = ()
     """``KEY=VALUE``, of all devices: what constraints of functions may ask for."""
-    functions: Literal["process", "docker", "auto"] = "auto"
-    """Whether functions that have only an image run as containers: never, yes, if the engine answers when deployed."""
+    functions: Literal["process", "docker", "kubernetes", "auto"] = "auto"
+    """How functions of images run: not at all, in Docker, as pods, in Docker if it answers when they are deployed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class ServeOptions(FrontOptions):
 
     devices: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    functions: Literal["process", "docker", "auto"] = "auto"
+    functions: Literal["process", "docker", "kubernetes", "auto"] = "auto"
     policy: str = DEFAULT_POLICY
     o3_limit: int = DEFAULT_O3_LIMIT
     wait_bound_s: float = DEFAULT_WAIT_BOUND_S
@@ -139,6 +139,8 @@ class GatewayOptions:
     front: FrontOptions
     object_store: str = ""
     secrets_key: Path | None = None
+    advertise: str = ""
+    """The name or address by which nodes reach this machine. Empty: that it listens on, else its host name."""
 
 
 def default_data_dir() -> Path:

@@ -159,12 +159,12 @@ async def _serve(
     from gpufaas_cache_manager.artifacts import ArtifactStore
     from gpufaas_cache_manager.bundles import BundleStore
     from gpufaas_cache_manager.collect import collect
+    from gpufaas_cli.engines import opened_engine
     from gpufaas_cli.front import Front
     from gpufaas_core.logs import FunctionLogs
     from gpufaas_gateway.async_queue import SqliteAsyncQueue
     from gpufaas_gateway.secret_files import SecretFiles
     from gpufaas_gateway.store import SqliteStore
-    from gpufaas_gpu_manager.containers import Containers
     from gpufaas_gpu_manager.devices import open_devices
     from gpufaas_gpu_manager.node import Node, NodeSettings
     from gpufaas_scheduler.journal import Header
@@ -199,12 +199,9 @@ async def _serve(
     logs = FunctionLogs(options.data / "logs")
     store = SqliteStore(options.data / "gpufaas.db")
     secrets = SecretFiles(options.data / "secrets", options.data / "secret-mounts")
-    containers = None
-    if options.functions != "process":
-        # Of this data directory: what another platform on this machine runs is left alone.
-        containers = Containers(hashlib.sha256(bytes(options.data)).hexdigest()[:16], options.port, found)
-    if containers is not None and options.functions == "docker":
-        await containers.start()
+    # Of this data directory: what another platform on this machine runs is left alone.
+    instance = hashlib.sha256(bytes(options.data)).hexdigest()[:16]
+    containers = await opened_engine(options.functions, instance, options.port, found)
     bundles = BundleStore(options.data / "bundles", artifacts)
     node = Node(
         devices,

@@ -230,7 +230,7 @@ async def connect(
         if not answer.done():
             answer.set_exception(NotReached(f"{address} closed the connection: {why}"))
 
-    link = Link(on_message, on_lost)
+    link = Link(on_message, on_lost)  # made here: the other end may speak before `create_connection` returns
     link.early = early
     host, port = split_address(address)
     try:
@@ -238,6 +238,7 @@ async def connect(
             await loop.create_connection(lambda: link, host, port, ssl=me.tls, server_hostname=host if me.tls else None)
             said = await answer
     except TimeoutError as exc:
+        link.abort("handshake timed out")
         raise NotReached(f"{address} does not answer within {timeout_s:g} s") from exc
     except OSError as exc:
         raise NotReached(f"{address} cannot be reached: {exc.strerror or exc}") from exc

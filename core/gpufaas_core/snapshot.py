@@ -143,6 +143,8 @@ class DeviceDoc(Struct, frozen=True):
     hits: int = 0
     misses: int = 0
     evictions: int = 0
+    closed: bool = False
+    """It is being drained: it takes no new calls."""
     at_s: Seconds = 0.0
     """On the writer's clock: compares with docs of the same epoch only."""
     epoch: int = 0

@@ -52,8 +52,9 @@ else
     put "$python" /bin/sh
     mapfile -t libraries < <(linked "$python" /bin/sh "$stdlib"/lib-dynload/*.so)
     # What torch and other wheels are linked with, and glibc's stubs that only they still ask for.
+    cache=$(ldconfig -p 2>/dev/null || true)
     for each in libstdc++.so.6 libgcc_s.so.1 libgomp.so.1 libpthread.so.0 libdl.so.2 librt.so.1 libutil.so.1 libm.so.6; do
-        path=$(ldconfig -p 2>/dev/null | awk -v name="$each" '$1 == name && /x86-64|AArch64/ {print $NF; exit}')
+        path=$(awk -v name="$each" '$1 == name && /x86-64|AArch64/ && !found++ {print $NF}' <<<"$cache")
         [ -z "$path" ] || libraries+=("$path")
     done
     ln -sf "$python" "$root/usr/local/bin/python3"

@@ -140,6 +140,8 @@ class Cancelled(Struct, frozen=True):
     key: int
     function: str
     is_claimed: bool
+    is_ours: bool = True
+    """False: another gateway had accepted it, and counts it."""
 
 
 class CallStatus(Struct, frozen=True):

@@ -230,6 +230,8 @@ class AsyncCalls:
         self._wake = asyncio.Event()
         self._looked_at = 0.0
         """The time by which the last turn claimed."""
+        self.counted = asyncio.Event()
+        """Set when what the queue had at the start is known."""
         self._claiming = False
         self._finishing = False
         self._thread = ThreadPoolExecutor(1, "async-queue")
@@ -244,6 +246,7 @@ class AsyncCalls:
             for waiting in await self._in_thread(self._queue.waiting):
                 self._count(waiting.function, waiting.count)
                 self._lanes[waiting.phase].expect(waiting.function, waiting.due_at)
+            self.counted.set()
             async with asyncio.TaskGroup() as tasks:
                 while True:
                     await self._wake.wait()
@@ -365,6 +368,20 @@ class AsyncCalls:
         """Forget a dead letter; whether there was one."""
         return await asyncio.to_thread(self._queue.discard, call)
 
+    def find(self, waiting: Sequence[Waiting]) -> None:
+        """Take up calls that were another gateway's, which is gone, and are in our queue now."""
+        self._requeued += waiting
+        self._wake.set()
+
+    def lose(self, key: int, function: str, is_claimed: bool) -> None:
+        """Work no more on a call that the queue does not have any more, or not for us: it was cancelled, or taken."""
+        self._count(function, -1)
+        if is_claimed:
+            self._cancelled.add(key)
+            # It may have come to its end meanwhile: then its outcome waits for the next turn.
+            if (task := self._working.get(key)) is not None:
+                task.cancel()
+
     def counts(self) -> dict[str, int]:
         """Return how many calls have not ended, by ``NAME.NAMESPACE``, for metrics and for scaling by queue."""
         return dict(self._open)
@@ -432,6 +449,7 @@ class AsyncCalls:
             return not outcomes and not wanted
         for _, durable in accepted:
             durable.set_result(None)
+        late = self._cancelled & {outcome.key for _, outcome in outcomes}  # some may have been lost meanwhile
         for function, outcome in outcomes:
             if isinstance(outcome, Done | Dead) and outcome.key not in late:
                 self._count(function, -1)
@@ -456,12 +474,8 @@ class AsyncCalls:
             return
         for (_, done), found in zip(asked, cancelled, strict=True):
             for each in found:
-                self._count(each.function, -1)
-                if each.is_claimed:
-                    self._cancelled.add(each.key)
-                    # It may have come to its end meanwhile: then its outcome waits for the next turn.
-                    if (task := self._working.get(each.key)) is not None:
-                        task.cancel()
+                if each.is_ours:
+                    self.lose(each.key, each.function, each.is_claimed)
             done.set_result(bool(found))
 
     def _exchange(
@@ -481,7 +495,15 @@ class AsyncCalls:
                 cancelled = self._queue.cancel([call for call, _ in to_cancel], now)
             except StorageFailed as exc:  # what was written before stays
                 cancelled = exc
-        return cancelled, [self._queue.claim(each.phase, each.function, now, each.limit) for each in wanted]
+        return cancelled, [self._claim(each, now) for each in wanted]
+
+    def _claim(self, wanted: _Wanted, now: float) -> tuple[list[ClaimedCall], float | None]:
+        try:
+            return self._queue.claim(wanted.phase, wanted.function, now, wanted.limit)
+        except StorageFailed as exc:
+            # What was written before is durable, and what was claimed before is ours: only this is tried again.
+            log.warning("async.not_claimed function=%s: %s", wanted.function, exc)
+            return [], now + _STORAGE_RETRY_S
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import msgspec
@@ -299,10 +300,7 @@ class RemoteNode:
                 retry_s = min(_LONGEST_RETRY_S, 2 * retry_s)
                 continue
             lost: asyncio.Future[str] = self._nodes.loop.create_future()
-            link.on_message = lambda _: None
-            link.on_lost = lambda why, lost=lost: None if lost.done() else lost.set_result(why)  # type: ignore[misc]
-            if link.closed:
-                continue
+            link.attend(lambda _: None, partial(_settle, lost))
             retry_s = _FIRST_RETRY_S
             self._link, self.down = link, ""
             self._nodes.changed()
@@ -336,6 +334,11 @@ class RemoteNode:
         waiting, self._waiting = self._waiting, deque()
         for user in waiting:
             user.not_sent(f"node {self.id} cannot be reached: {why}")
+
+
+def _settle(lost: "asyncio.Future[str]", why: str) -> None:
+    if not lost.done():
+        lost.set_result(why)
 
 
 class _Connection(asyncio.Protocol):

@@ -219,7 +219,8 @@ class RemoteScheduler:
                     level = logging.INFO if tries else logging.WARNING
                     log.log(level, "scheduler.unreachable address=%s reason=%s", address, exc)
                 self._changed.clear()
-                delay = _BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)] * random.uniform(0.8, 1.2)
+                is_there = isinstance(exc, TurnedAway) and exc.code == "not_leader"  # and may lead in a moment
+                delay = _BACKOFF_S[1 if is_there else min(tries, len(_BACKOFF_S) - 1)] * random.uniform(0.8, 1.2)
                 tries += 1
                 try:
                     await asyncio.wait_for(self._changed.wait(), delay)

@@ -101,7 +101,8 @@ class Agent:
                     log.warning("scheduler.unreachable address=%s reason=%s", address, exc)
                 self.refused = str(exc)
                 self._changed.clear()
-                delay = _BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)] * random.uniform(0.8, 1.2)
+                is_there = isinstance(exc, TurnedAway) and exc.code == "not_leader"  # and may lead in a moment
+                delay = _BACKOFF_S[1 if is_there else min(tries, len(_BACKOFF_S) - 1)] * random.uniform(0.8, 1.2)
                 tries += 1
                 try:
                     await asyncio.wait_for(self._changed.wait(), delay)

@@ -308,7 +308,7 @@ class _Connection(asyncio.Protocol):
                 self._write(encode_prefix(Kind.CHUNK, None, len(piece)), piece)
                 continue
             head, body, whole = cast(tuple[AnswerHead, bytes, bool], piece)
-            lease = None if exchange.lease == self._lease else exchange.lease
+            lease = None if exchange.lease is self._lease else exchange.lease
             answer = DoorAnswer(head, exchange.load_s, exchange.phases, lease)
             if whole:
                 self._over()

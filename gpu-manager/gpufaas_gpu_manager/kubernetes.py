@@ -11,6 +11,7 @@ What the kubelet kills or cannot start comes with Kubernetes' own words, which c
 import asyncio
 import base64
 import contextlib
+import hashlib
 import logging
 import re
 import secrets
@@ -82,7 +83,10 @@ class Pods:
     """
 
     def __init__(self, instance: str, access: Access, settings: PodSettings | None = None) -> None:
-        self._instance = instance
+        # A label's value: names of machines may be longer than that.
+        self._instance = (
+            instance if _LABEL_VALUE.fullmatch(instance) else hashlib.sha256(instance.encode()).hexdigest()[:32]
+        )
         self._access = access
         self.settings = settings or PodSettings()
         self._boot = secrets.token_hex(_BOOT_BYTES)
@@ -482,7 +486,7 @@ class Pod:
             if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
                 self._await(f"to be given a machine: {condition.get('message', '')}")
         if ended := state.get("terminated"):
-            self._died(_how(ended, status, self.worker))
+            self._died(_how(ended, status, self.worker), ran=True)
         elif status.get("phase") in ("Failed", "Succeeded"):
             self._died(f"Kubernetes ended its pod: {status.get('reason', '')}: {status.get('message', '')}")
         elif "running" in state and status.get("podIP") and not self._runs:
@@ -495,7 +499,7 @@ class Pod:
         """It is not in the list any more."""
         if not self.dead:
             ended = _state_of(status).get("terminated")
-            self._died(_how(ended, status, self.worker) if ended else "its pod was deleted")
+            self._died(_how(ended, status, self.worker) if ended else "its pod was deleted", ran=bool(ended))
         self._pods.forget(self)
 
     def _await(self, what: str) -> None:
@@ -530,14 +534,14 @@ class Pod:
         self.worker.on_failed(FailedHead(text, ""))
         self._died(text)
 
-    def _died(self, how: str) -> None:
+    def _died(self, how: str, *, ran: bool = False) -> None:
+        """:param ran: its container began, so that there may be something that it printed"""
         self.dead = True
         self._forget_stall()
-        if not self._runs:
-            self._told_all = True  # nothing of it was ever printed, or else it was too quick to be seen
-            if "exit status" in how:
-                self._told_all = False
-                self._pods.follow(self)
+        if not self._runs and ran:
+            self._pods.follow(self)  # it ended before it was seen to run
+        elif not self._runs:
+            self._told_all = True
         self.worker.node.on_reaped(self.worker.number, how)
 
 

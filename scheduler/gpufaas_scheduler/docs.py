@@ -49,6 +49,7 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
     local = [call_doc(call, now) for call, _ in zip(device.local, range(LOCAL_KEPT), strict=False)]
     return DeviceDoc(
         device=device.device,
+        closed=device.closed,
         status="busy" if run is not None else "loading" if device.preload is not None else "idle",
         finish_s=device.finish_s(now),
         residents=tuple(

@@ -155,8 +155,8 @@ class Engine:
         self._learnt: dict[tuple[FunctionId, str], None] = {}
         self._freed = False
         """Something changed that may let a waiting call start."""
-        self._touched: dict[DeviceState | FunctionState, None] = {}
-        """Whose docs may be others since they were last taken."""
+        self._touched: list[DeviceState | FunctionState] = []
+        """Whose docs may be others since they were last taken: those that are `touched`."""
         self._settled = False
         """Something was tried since docs were last taken; if only that a call was passed over."""
         self._gone: dict[str, None] = {}
@@ -332,18 +332,28 @@ class Engine:
             owner = self._functions.get(function)
             costs = None if owner is None else owner.costs(kind)
             if costs is not None:
+                costs.noted = False
                 learnt.append(m.Learnt(function, kind, costs.profile()))
         self._learnt.clear()
         return learnt
 
     def take_changed(self) -> list[str]:
         """Return the keys of the docs that may be others since the last call of this, to be asked for with `doc`."""
-        keys = [docs.key_of(each) for each in self._touched]
+        keys = []
+        for each in self._touched:
+            each.touched = False
+            keys.append(docs.key_of(each))
         self._touched.clear()
         keys += self._gone
         self._gone.clear()
         settled, self._settled = self._settled, False
         return [docs.ENGINE_KEY, *keys] if keys or settled else []
+
+    def _touch(self, whose: DeviceState | FunctionState) -> None:
+        """Its doc is another one now. Where a call passes, the flag is looked at first."""
+        if not whose.touched:
+            whose.touched = True
+            self._touched.append(whose)
 
     def doc(self, key: str, now: Seconds) -> DeviceDoc | FunctionDoc | EngineDoc | None:
         """
@@ -384,7 +394,8 @@ class Engine:
 
     def _arrived(self, event: m.Arrived) -> None:
         owner = self._functions.get(event.function)
-        if event.age_s and self._came_again(event):
+        age_s = event.age_s
+        if age_s and self._came_again(event):
             return
         if event.call in self._calls:
             self.ignored["Arrived"] += 1
@@ -406,16 +417,15 @@ class Engine:
             self._wake(owner)
         queue = self._queue
         call = Call(event.call, owner, queue.next_number, self._cluster.now, deadline)
-        if event.age_s:
-            self._back_date(call, event.age_s)
+        if age_s:
+            self._back_date(call, age_s)
         else:
             queue.next_number += 1
-        self._touched[owner] = None
         self._calls[event.call] = call
         owner.waiting += 1
         self._waiting += 1
         self._cluster.note_call(owner)
-        if event.age_s:
+        if age_s:
             self._join_queue(call)
             self._freed = True
             if not owner.exclusive:
@@ -428,6 +438,8 @@ class Engine:
             self._place_shared(call)
         if call.state == RUNNING:
             return
+        if not owner.touched:
+            self._touch(owner)
         # Only now is it clear that it has to wait: a full queue turns away whoever would make it longer.
         if owner.waiting > owner.max_queue or self._waiting > self.max_queue:
             self._overloaded(call)
@@ -458,7 +470,9 @@ class Engine:
             costs = owner.costs(device.kind)
             if costs is not None:
                 costs.learn_service(event.service_s, LEARNING_RATE)
-                self._learnt[(owner.id, device.kind)] = None
+                if not costs.noted:
+                    costs.noted = True
+                    self._learnt[(owner.id, device.kind)] = None
         self._end(call)
         self._proceed(call, device)
 
@@ -470,7 +484,7 @@ class Engine:
         elif call.state == RUNNING:
             call.aborted = True
             assert call.device is not None
-            self._touched[call.device] = None
+            self._touch(call.device)
             self._out.append(m.Abort(call.id, call.device.id))
         else:
             self._give_up(call)
@@ -577,7 +591,7 @@ class Engine:
             device = call.device
             assert device is not None
             self._take_local(device, call)
-            self._touched[device] = None
+            self._touch(device)
             self._freed = True  # perhaps it was what pinned the model
         elif owner.exclusive:
             self._queue.remove(call)
@@ -587,7 +601,7 @@ class Engine:
                 self._homeless.pop(owner.id, None)
         owner.waiting -= 1
         self._waiting -= 1
-        self._touched[owner] = None
+        self._touch(owner)
         del self._calls[call.id]
         if owner.removed:
             self._forget_if_done(owner)
@@ -643,12 +657,14 @@ class Engine:
             cluster.asked = None
             device.hits += 1
         model.running += 1
-        self._touched[device] = None
-        self._touched[owner] = None
+        if not device.touched:
+            self._touch(device)
         local = call.state == LOCAL
         call.state = RUNNING
         call.device = device
         call.model = model
+        if not owner.touched:
+            self._touch(owner)
         owner.waiting -= 1
         owner.running += 1
         self._waiting -= 1
@@ -664,15 +680,9 @@ class Engine:
             self._starts.append((now, call, device.id, call.cold, names, local, call.why))
         elif owner.ready is not None:
             owner.ready.started(model)
-        self._grant(call, device, model, names, local)
-
-    def _grant(
-        self, call: Call, device: DeviceState, model: Model, victims: tuple[CopyId, ...], local: bool = False
-    ) -> None:
         self._lease = number = self._lease + 1
-        owner = call.owner
         lease = m.Lease(
-            self.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, victims, local,
+            self.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, names, local,
             model.copy,
         )  # fmt: skip
         self._out.append(m.Start(lease))
@@ -681,10 +691,10 @@ class Engine:
         self, device: DeviceState, owner: FunctionState, victims: tuple[Model, ...]
     ) -> tuple[Model, tuple[CopyId, ...]]:
         """Evict *victims* and charge the reservation of *owner*, whose load begins now."""
-        self._touched[device] = None
-        self._touched[owner] = None
+        self._touch(device)
+        self._touch(owner)
         for victim in victims:
-            self._touched[victim.owner] = None
+            self._touch(victim.owner)
             self._cluster.evict(device, victim)
             if victim.owner.copies < victim.owner.target:
                 victim.owner.eager = False
@@ -703,8 +713,10 @@ class Engine:
         assert model is not None
         assert device is not None
         del self._calls[call.id]
-        self._touched[device] = None
-        self._touched[owner] = None
+        if not device.touched:
+            self._touch(device)
+        if not owner.touched:
+            self._touch(owner)
         model.running -= 1
         owner.running -= 1
         if device.run is call:
@@ -867,7 +879,7 @@ class Engine:
         device.local.append(call)
         device.local_s += call.estimate_s
         model.queued += 1
-        self._touched[device] = None
+        self._touch(device)
         self._cluster.asked = None
         return None
 
@@ -986,7 +998,7 @@ class Engine:
 
     def _balance(self, owner: FunctionState) -> None:
         """Its number of copies, or what it should be, changed: note what is to be done as soon as it can be."""
-        self._touched[owner] = None
+        self._touch(owner)
         if owner.copies < owner.target and owner.failed is None:
             self._short[owner.id] = owner
         else:
@@ -1006,15 +1018,15 @@ class Engine:
         """Let a copy that drains take calls again; False: there is none that may."""
         for model, device in owner.draining.items():
             if not device.closed:
-                self._touched[owner] = None
-                self._touched[device] = None
+                self._touch(owner)
+                self._touch(device)
                 owner.add(model, owner.draining.pop(model))
                 return True
         return False
 
     def _trim(self, owner: FunctionState) -> None:
         """Evict copies that are surplus and idle; those that are not idle take no new calls."""
-        self._touched[owner] = None
+        self._touch(owner)
         for model, device in list(owner.draining.items()):
             if not model.pinned:
                 self._evict(device, model)
@@ -1023,7 +1035,7 @@ class Engine:
             for model in _dispensable(owner)[:surplus]:
                 owner.excess -= 1
                 if model.pinned:
-                    self._touched[owner.active[model]] = None
+                    self._touch(owner.active[model])
                     owner.draining[model] = owner.drop(model)
                     self._cluster.note_orphan(owner)
                 else:
@@ -1036,8 +1048,8 @@ class Engine:
     def _evict(self, device: DeviceState, model: Model) -> None:
         """Take a copy away from its device for nobody's sake."""
         preload = device.preload
-        self._touched[device] = None
-        self._touched[model.owner] = None
+        self._touch(device)
+        self._touch(model.owner)
         self._cluster.evict(device, model)
         device.evictions += 1
         self._out.append(m.Evict(model.owner.id, device.id, model.copy))
@@ -1090,11 +1102,12 @@ class Engine:
             return
         device, model = found
         owner = model.owner
-        self._touched[device] = None
-        self._touched[owner] = None
+        self._touch(device)
+        self._touch(owner)
         model.loading = False
         owner.loading -= 1
-        owner.add(model, device)
+        if model not in owner.draining:
+            owner.add(model, device)
         owner.failures = 0
         if device.preload is model:
             device.preload = None
@@ -1123,7 +1136,7 @@ class Engine:
         awaited = model.running > 0
         self._lose(device, model)
         owner.failures += 1
-        self._touched[owner] = None
+        self._touch(owner)
         costs = owner.costs(device.kind)
         if event.out_of_memory and self._learn and costs is not None and device.kind not in owner.widened:
             owner.widened.add(device.kind)
@@ -1161,8 +1174,8 @@ class Engine:
     def _drop(self, device: DeviceState, model: Model) -> None:
         """Take a model off the lists that was no victim, with its local queue."""
         owner = model.owner
-        self._touched[device] = None
-        self._touched[owner] = None
+        self._touch(device)
+        self._touch(owner)
         if model.queued:
             for call in [each for each in device.local if each.owner is owner]:
                 self._return_local(device, call)
@@ -1190,8 +1203,8 @@ class Engine:
             self.ignored["Measured"] += 1
             return
         device, model = found
-        self._touched[device] = None
-        self._touched[model.owner] = None
+        self._touch(device)
+        self._touch(model.owner)
         wanted = min(reservation(event.occupation), device.device.memory)
         costs = model.owner.costs(device.kind)
         if costs is not None and self._learn:
@@ -1218,7 +1231,7 @@ class Engine:
         else:
             if known is not None:
                 self._leave(known)  # a node that came back before its absence was noticed: it holds nothing any more
-            self._touched[self._cluster.join(event.device)] = None
+            self._touch(self._cluster.join(event.device))
         self._freed = True
 
     def _device_left(self, event: m.DeviceLeft) -> None:
@@ -1235,7 +1248,7 @@ class Engine:
             self.ignored["DeviceDrained"] += 1
             return
         device.closed = event.drain
-        self._touched[device] = None
+        self._touch(device)
         self._freed = True
         if not event.drain:
             self._cluster.constrained -= 1
@@ -1273,7 +1286,9 @@ class Engine:
                 self._forget_if_done(owner)
 
     def _forget_doc(self, whose: DeviceState | FunctionState, key: str) -> None:
-        self._touched.pop(whose, None)
+        if whose.touched:
+            self._touched.remove(whose)
+            whose.touched = False
         self._gone[key] = None
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]
@@ -1295,7 +1310,7 @@ class Engine:
         if owner is None:
             self.ignored["FunctionRemoved"] += 1
             return
-        self._touched[owner] = None
+        self._touch(owner)
         owner.removed = True
         owner.min_copies = 0
         owner.scale(None)
@@ -1306,7 +1321,7 @@ class Engine:
                 if call.owner is owner and not call.aborted:
                     call.aborted = True
                     assert call.device is not None
-                    self._touched[call.device] = None
+                    self._touch(call.device)
                     self._out.append(m.Abort(call.id, call.device.id))
         self._forget_if_done(owner)
         self._freed = True
@@ -1373,8 +1388,10 @@ class Engine:
             if not device.busy and device.local:
                 changed = True
             self._next_local(device)
-        self._touched.update(dict.fromkeys(self._devices.values()))
-        self._touched.update(dict.fromkeys(self._functions.values()))
+        for device in self._devices.values():
+            self._touch(device)
+        for owner in self._functions.values():
+            self._touch(owner)
         # What came meanwhile: first the calls that nobody here knew, by age, as if they had come in that order.
         aged = [(at, each) for at, each in left.events if isinstance(each, m.Arrived) and each.age_s]
         aged.sort(key=lambda each: each[0] - each[1].age_s)
@@ -1565,11 +1582,14 @@ class Engine:
         taken = {each.order for each in self._devices.values()}
         fresh = doc is None or doc.order in taken or device.id in self._devices
         state = cluster.attach(device, None if fresh or doc is None else doc.order)
-        self._touched[state] = None
+        self._touch(state)
         if doc is not None:
             state.starts, state.served, state.hits = doc.starts, doc.served, doc.hits
             state.misses, state.evictions, state.busy_s = doc.misses, doc.evictions, doc.busy_s
         changed = self._adopt_residents(state, snapshot, at, doc, since)
+        if doc is not None and doc.closed:
+            state.closed = True
+            cluster.constrained += 1
         exclusive: list[tuple[Call, RunningCall]] = []
         for each in snapshot.running:
             model = state.models.models.get(copy_id(each.function, each.copy))
@@ -1648,12 +1668,12 @@ class Engine:
             if before is not None and before.loading and each.loading:
                 model.ready_at = since + before.ready_in_s
             state.models.insert(model)
-            self._touched[owner] = None
-            if before is not None and before.draining and not each.loading:
+            self._touch(owner)
+            owner.loading += each.loading
+            if (before is not None and before.draining) or (doc is not None and doc.closed):
                 owner.draining[model] = state
             else:
                 owner.add(model, state)
-                owner.loading += each.loading
             found.append((key, each.memory, each.loading, model.running))
         return found != [
             (copy_id(each.function, each.copy), each.memory, each.loading, each.running) for each in known.values()
@@ -1698,7 +1718,7 @@ class Engine:
         self._calls[call.id] = call
         owner.running += 1
         if regrant:
-            self._grant(call, state, model, _names(call))
+            self._grant_again(call, state, model)
         return call
 
     def _unqueue(self, call: Call) -> None:
@@ -1714,6 +1734,17 @@ class Engine:
         owner.waiting -= 1
         self._waiting -= 1
         del self._calls[call.id]
+
+    def _grant_again(self, call: Call, device: DeviceState, model: Model) -> None:
+        """A call that has its place already, and whose gateway has not heard of it."""
+        self._lease = number = self._lease + 1
+        owner = call.owner
+        victims = tuple(copy_id(function, copy) for function, copy in call.victims)
+        lease = m.Lease(
+            self.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, victims,
+            copy=model.copy,
+        )  # fmt: skip
+        self._out.append(m.Start(lease))
 
     def _estimate(self, call: Call, running: RunningCall, at: Seconds) -> Seconds:
         """When a call of a model function should end that was not started by this engine."""
@@ -1742,7 +1773,7 @@ class Engine:
         else:
             assert call.device is not None
             assert call.model is not None
-            self._grant(call, call.device, call.model, _names(call))
+            self._grant_again(call, call.device, call.model)
         return True
 
     def _back_date(self, call: Call, age_s: Seconds) -> None:
@@ -1812,10 +1843,6 @@ def _is_homeless(owner: FunctionState) -> bool:
 def _twin(call: CallId, device: DeviceId) -> CallId:
     """What a call goes by on *device* that is known to wait or to run elsewhere as well."""
     return CallId(f"{call} on {device}")
-
-
-def _names(call: Call) -> tuple[CopyId, ...]:
-    return tuple(copy_id(function, copy) for function, copy in call.victims)
 
 
 def _options(why: policies.Why | None) -> tuple[Considered, ...]:

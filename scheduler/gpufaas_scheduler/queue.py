@@ -103,7 +103,8 @@ class FunctionQueue:
     def put_back(self, call: Call) -> None:
         """Insert *call* by its number. O(calls before it), but at the end O(1)."""
         if not self.calls or self.calls[-1].number < call.number:
-            return self.append(call)
+            self.append(call)
+            return
         before = []
         while self.calls and self.calls[0].number < call.number:
             before.append(self.calls.popleft())
@@ -243,6 +244,10 @@ class GlobalQueue:
             if queue.head != NEVER:
                 yield queue.calls[0]
         yield from self.returned
+
+    def heads(self) -> Iterator[tuple[int, FunctionQueue]]:
+        """Yield the queue of each function that waits, with a number that its first call's is not below; any order."""
+        return chain(self._heads, self._aside)
 
     def set_aside(self, call: WaitingCall) -> None:
         """Leave out the function of *call*, which cannot be placed now, until `rewind`."""

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
+from math import exp
 from typing import Final, NamedTuple, TypeAlias, cast
 
 from gpufaas_cache_manager.replacement import Replacement, victims
@@ -35,13 +36,15 @@ class Costs:
     the occupation is a peak and only grows: a worker that was started after small calls must have room for large ones.
     """
 
-    __slots__ = ("load_s", "loaded", "measured", "occupation", "served", "service_s", "sized")
+    __slots__ = ("load_s", "loaded", "measured", "noted", "occupation", "served", "service_s", "sized")
 
     def __init__(self, profile: Profile) -> None:
         self.load_s = profile.load_s
         self.service_s = profile.service_s
         self.occupation = profile.occupation
         self.measured = self.loaded = self.served = self.sized = profile.measured
+        self.noted = False
+        """That it serves in another time than before is noted already, for whoever keeps profiles."""
 
     def learn_load(self, load_s: Seconds, rate: float) -> None:
         self.load_s = self.load_s + rate * (load_s - self.load_s) if self.loaded else load_s
@@ -127,7 +130,8 @@ class FunctionState:
     __slots__ = (
         "_costs", "active", "called", "called_at", "constraints", "declared", "desired", "digest", "draining", "eager",
         "excess", "exclusive", "failed", "failures", "fits", "fits_as_of", "holders", "id", "loading", "max_copies",
-        "max_queue", "min_copies", "queue", "ready", "removed", "running", "slots", "target", "waiting", "widened",
+        "max_queue", "min_copies", "queue", "ready", "removed", "running", "slots", "target", "touched", "waiting",
+        "widened",
     )  # fmt: skip
 
     def __init__(self, function: Function) -> None:
@@ -146,6 +150,8 @@ class FunctionState:
         """Of a CPU function: those of `active` that are loaded. None: it has one at most, which needs no choosing."""
         self.loading = 0
         """How many of `active` are loading."""
+        self.touched = False
+        """Its doc may be another one than was last taken."""
         self.waiting = 0
         """Calls in the global queue, FIFO and local queues."""
         self.running = 0
@@ -278,6 +284,7 @@ class DeviceState:
     __slots__ = (
         "busy_s", "busy_since", "closed", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind", "local",
         "local_s", "misses", "models", "order", "others", "preload", "run", "served", "starts",
+        "touched",
     )  # fmt: skip
 
     def __init__(self, device: Device, order: int) -> None:
@@ -307,6 +314,8 @@ class DeviceState:
         self.idle_key: IdleKey | None = None
         self.closed = False
         """It is being drained: it takes no new calls, and nobody sees it as idle."""
+        self.touched = False
+        """Its doc may be another one than was last taken."""
         self.served = 0
         self.hits = 0
         self.misses = 0
@@ -385,15 +394,20 @@ class Cluster:
         if self._first_call_at is None:
             self._first_call_at = owner.called_at = self._offered_at = now
             self._observed_at = -math.inf
-        owner.called = owner.called * math.exp((owner.called_at - now) / DEMAND_S) + 1.0
+        owner.called = owner.called * exp((owner.called_at - now) / DEMAND_S) + 1.0
         owner.called_at = now
         if not owner.exclusive:
             return
-        costs = next((costs for kind in self.largest if (costs := owner.costs(kind)) is not None), None)
-        service_s = 0.0 if costs is None else costs.service_s
-        self._offered_s = self._offered_s * math.exp((self._offered_at - now) / DEMAND_S) + service_s
+        service_s = 0.0
+        for kind in self.largest:
+            costs = owner.costs(kind)
+            if costs is not None:
+                service_s = costs.service_s
+                break
+        self._offered_s = self._offered_s * exp((self._offered_at - now) / DEMAND_S) + service_s
         self._offered_at = now
-        self.note_orphan(owner)
+        if not owner.holders and owner.waiting:
+            self.orphaned[owner.id] = owner
 
     def note_orphan(self, owner: FunctionState) -> None:
         """One of its calls began to wait, or a device ceased to hold it."""
@@ -543,8 +557,8 @@ class Cluster:
         return largest
 
     def _wanted(self, device: DeviceState) -> bool:
-        """Some waiting call may run on *device*. O(1) without constraints, else O(functions that wait)."""
-        return not self.constrained or any(call.owner.allows(device) for call in self.queue.firsts())
+        """Some waiting call may run on *device*. O(functions that wait): asked when some function has constraints."""
+        return any(call.owner.allows(device) for call in self.queue.firsts())
 
     # --- the view of policies ---
 
@@ -553,12 +567,12 @@ class Cluster:
         if not idle:
             return
         key = idle[0]
-        if self._wanted(key[2]):
+        if not self.constrained or self._wanted(key[2]):
             yield key[2]
         # Devices only drop out during a run: go on behind the last one, wherever that place is now.
-        while (at := bisect_right(idle, key)) < len(idle):
+        while idle and (at := bisect_right(idle, key)) < len(idle):
             key = idle[at]
-            if self._wanted(key[2]):
+            if not self.constrained or self._wanted(key[2]):
                 yield key[2]
 
     def first_hit(self, device: DeviceView) -> Call | None:
@@ -643,6 +657,34 @@ class Cluster:
         if len(self.idle_devices) <= len(holders):
             return [key[2] for key in self.idle_devices[:limit] if key[2].id in holders]
         return [each for each in islice(holders.values(), limit) if each.idle_key is not None]
+
+    def oldest_hit(self, without: Collection[FunctionId], limit: int | None) -> Call | None:
+        best = NEVER
+        found: Call | None = None
+        for least, queue in self.queue.heads():
+            if least >= best or queue.head >= best:
+                continue
+            call = queue.calls[0]
+            owner = call.owner
+            if owner.holders and owner.id not in without and self._has_idle_holder(owner, limit):
+                best, found = call.number, call
+        for call in self.queue.returned:
+            if call.number > best:
+                break
+            if call.function not in without and self._has_idle_holder(call.owner, limit):
+                return call
+        return found
+
+    def _has_idle_holder(self, owner: FunctionState, limit: int | None) -> bool:
+        """Whether `idle_holders` has one; without a limit, whether there is one."""
+        holders = owner.holders
+        idle = self.idle_devices
+        if len(idle) <= len(holders):
+            return any(key[2].id in holders for key in (idle if limit is None else islice(idle, limit)))
+        for device in holders.values() if limit is None else islice(holders.values(), limit):
+            if device.idle_key is not None:
+                return True
+        return False
 
     def holds_function(self, device: DeviceView, function: FunctionView) -> bool:
         return function.id in cast(DeviceState, device).models.models

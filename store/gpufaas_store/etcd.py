@@ -57,7 +57,7 @@ _CHANNEL: Final = (
 )
 # A member that is cut from the others ends streams that say so, instead of keeping them silent.
 _REQUIRE_LEADER: Final = (("hasleader", "true"),)
-_BACKOFF_S: Final = (0.1, 0.25, 0.5, 1.0)
+_BACKOFF_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
 
 
 class EtcdUnreachable(StorageAway):
@@ -74,6 +74,10 @@ class EtcdRefused(StorageFailed):
 
 class EtcdFull(StorageFailed):
     """etcd's database has reached its quota: it only reads and deletes until an operator makes room."""
+
+
+class _Compacted(EtcdRefused):
+    """The revision that was asked for is history that etcd has dropped."""
 
 
 class ForeignKeys(EtcdRefused):
@@ -299,7 +303,13 @@ class Etcd:
         revision = 0
         while True:
             request = rpc.RangeRequest(key=start, range_end=end, limit=_PAGE, revision=revision)
-            page = await self._call(f"list {prefix}", lambda to: to.kv.Range, request, reads=True)
+            try:
+                page = await self._call(f"list {prefix}", lambda to: to.kv.Range, request, reads=True)
+            except _Compacted:
+                # Between two pages: begin anew. Compactions are minutes apart.
+                items.clear()
+                (start, _), revision = self._span(prefix), 0
+                continue
             revision = revision or page.header.revision
             items += map(self._item, page.kvs)
             if not page.more:
@@ -363,12 +373,19 @@ class Etcd:
         :param ttl_s: etcd's least is about 2 s, and it is late by up to one
         """
         asked_at = self.clock()
-        request = rpc.LeaseGrantRequest(TTL=ttl_s)
-        # A lease that was granted without our knowing is nobody's, and ends by itself.
-        granted = await self._call("grant a lease", lambda to: to.lease.LeaseGrant, request, reads=True)
+        granted = await self._grant(ttl_s)
         lease = Lease(self, int(granted.ID), float(min(ttl_s, granted.TTL)), asked_at)
         self._leases.add(lease)
         return lease
+
+    async def grant_once(self, ttl_s: int) -> int:
+        """Return a lease that nobody keeps alive: what is put under it is forgotten after about so long."""
+        return int((await self._grant(ttl_s)).ID)
+
+    async def _grant(self, ttl_s: int) -> Any:
+        # A lease that was granted without our knowing is nobody's, and ends by itself: it may be asked for again.
+        request = rpc.LeaseGrantRequest(TTL=ttl_s)
+        return await self._call("grant a lease", lambda to: to.lease.LeaseGrant, request, reads=True)
 
     async def _revoke(self, lease: int) -> None:
         await self._call("revoke a lease", lambda to: to.lease.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease))
@@ -450,7 +467,7 @@ class Etcd:
             except EtcdUnreachable as exc:
                 if on_trouble is not None:
                     on_trouble(exc)
-                # The first time at once: with several members another one answers.
+                # The first time nearly at once: with several members another one answers.
                 await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                 failures += 1
 
@@ -484,6 +501,9 @@ class Etcd:
                 f"etcd at {member.endpoint} did not begin to watch {prefix} within {self.settings.timeout_s:g} s",
                 maybe_done=False,
             ) from None
+        except asyncio.CancelledError:
+            self._check_closed()
+            raise
         except grpc.aio.AioRpcError as exc:
             failure = self._failure(exc, member, f"watch {prefix}")
             if isinstance(failure, EtcdUnreachable):
@@ -524,6 +544,9 @@ class Etcd:
             try:
                 metadata = await self._authenticated(member, left)
                 return await method(member)(request, timeout=max(left, 0.001), metadata=metadata)
+            except asyncio.CancelledError:
+                self._check_closed()
+                raise
             except grpc.aio.AioRpcError as exc:
                 if self.settings.user and not renewed and any(word in (exc.details() or "") for word in _TOKEN_TROUBLE):
                     renewed = True
@@ -557,13 +580,22 @@ class Etcd:
 
     def _open(self) -> None:
         if self._closed:
-            raise StorageFailed(f"the connection to etcd at {self.endpoint} is closed: this process is stopping")
+            raise self._is_closed()
         loop = asyncio.get_running_loop()
         if self.loop is None:
             self.loop = loop
             self._members = [_Member(each, self._credentials) for each in self.settings.endpoints]
         elif self.loop is not loop:
             raise RuntimeError("Etcd is used on another event loop than it belongs to")
+
+    def _is_closed(self) -> StorageFailed:
+        return StorageFailed(f"the connection to etcd at {self.endpoint} is closed: this process is stopping")
+
+    def _check_closed(self) -> None:
+        """gRPC cancels whoever waits when a channel is closed, who was not cancelled by that."""
+        task = asyncio.current_task()
+        if self._closed and task is not None and not task.cancelling():
+            raise self._is_closed() from None
 
     def _member(self) -> "_Member":
         if self._closed or asyncio.get_running_loop() is not self.loop:
@@ -592,6 +624,8 @@ class Etcd:
             return EtcdRefused(f"{at}: it asks for a user: give one with its password")
         if "invalid user ID or password" in details:
             return EtcdRefused(f"{at}: it does not know the user {self.settings.user}, or not by that password")
+        if "has been compacted" in details:
+            return _Compacted(f"{at}: {_short(details)}")
         if "requested lease not found" in details:
             return EtcdRefused(f"{at}: the lease has ended")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -1,8 +1,8 @@
 """
-`EtcdState`: what the leading scheduler writes behind it, under ``v1/state/`` (port: the write-behind's `StatePort`).
+Where the leading scheduler's state is kept behind it (``v1/state/``), and read by the next one.
 
-Every write holds only while its writer leads, so that one who was replaced without knowing it cannot overwrite what the
-next one knows.
+Only who leads writes: each write is a transaction on the condition that the leader's key is the one that was made for
+this writer, so that one that was replaced without knowing it yet changes nothing.
 """
 
 import logging
@@ -13,48 +13,60 @@ import msgspec
 
 from gpufaas_core.messages import Restored
 from gpufaas_core.snapshot import DeviceDoc, EngineDoc, FunctionDoc
-from gpufaas_store.election import Leadership
-from gpufaas_store.etcd import DoDelete, DoPut, Etcd
+from gpufaas_core.units import Seconds
+from gpufaas_store.etcd import Compare, DoDelete, DoPut, Etcd, Item
 
 log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-
 STATE: Final = "v1/state/"
+_DEVICES: Final = f"{STATE}devices/"
+_FUNCTIONS: Final = f"{STATE}functions/"
+_ENGINE: Final = f"{STATE}engine"
+
+_DocT = TypeVar("_DocT", DeviceDoc, FunctionDoc, EngineDoc)
 
 
 class EtcdState:
-    """:param leadership: of the writer"""
+    """The port of ``gpufaas_cache_manager.write_behind`` on etcd. *leads*: `Leadership.compare` of the writer."""
 
-    def __init__(self, etcd: Etcd, leadership: Leadership) -> None:
+    def __init__(self, etcd: Etcd, leads: Compare) -> None:
         self._etcd = etcd
-        self._leadership = leadership
+        self._leads = leads
 
     async def write(self, puts: Mapping[str, bytes], deletes: Sequence[str]) -> bool:
-        operations = [*(DoPut(STATE + key, value) for key, value in puts.items())]
-        gone = [DoDelete(STATE + key) for key in deletes]
-        return (await self._etcd.txn((self._leadership.compare(),), [*operations, *gone])).succeeded
+        """
+        Do all of it in one step; False: another leads, and nothing was done. Keys are those below ``v1/state/``.
 
-    async def read(self) -> Restored:
-        """Return what an older scheduler left; what cannot be read is left out, and learnt again."""
-        engine: EngineDoc | None = None
-        devices: list[DeviceDoc] = []
-        functions: list[FunctionDoc] = []
-        for item in (await self._etcd.range(STATE)).items:
-            key = item.key.removeprefix(STATE)
-            if key == "engine":
-                engine = _decoded(key, item.value, EngineDoc)
-            elif key.startswith("devices/"):
-                if (device := _decoded(key, item.value, DeviceDoc)) is not None:
-                    devices.append(device)
-            elif key.startswith("functions/") and (function := _decoded(key, item.value, FunctionDoc)) is not None:
-                functions.append(function)
-        return Restored(engine, tuple(functions), tuple(devices))
+        :raises StorageFailed: etcd is away, or full; perhaps it was done
+        """
+        operations = [DoPut(STATE + key, value) for key, value in puts.items()]
+        outcome = await self._etcd.txn((self._leads,), (*operations, *(DoDelete(STATE + key) for key in deletes)))
+        return outcome.succeeded
 
 
-def _decoded(key: str, value: bytes, kind: type[_T]) -> _T | None:
+async def read_state(etcd: Etcd, elapsed_s: Seconds = 0.0) -> Restored:
+    """
+    Return what the last leader left, of one moment. A doc that cannot be read is logged and left out: its node knows.
+
+    :param elapsed_s: since that one wrote last, as far as is known: at least as long as nobody led
+    :raises StorageFailed: etcd is away
+    """
+    engine: EngineDoc | None = None
+    functions: list[FunctionDoc] = []
+    devices: list[DeviceDoc] = []
+    for item in (await etcd.range(STATE)).items:
+        if item.key == _ENGINE:
+            engine = _doc(item, EngineDoc)
+        elif item.key.startswith(_FUNCTIONS) and (function := _doc(item, FunctionDoc)) is not None:
+            functions.append(function)
+        elif item.key.startswith(_DEVICES) and (device := _doc(item, DeviceDoc)) is not None:
+            devices.append(device)
+    return Restored(engine, tuple(functions), tuple(devices), elapsed_s)
+
+
+def _doc(item: Item, kind: type[_DocT]) -> _DocT | None:
     try:
-        return msgspec.json.decode(value, type=kind)
+        return msgspec.json.decode(item.value, type=kind)
     except msgspec.DecodeError as exc:
-        log.warning("state.unreadable key=%s%s reason=%s", STATE, key, exc)
+        log.warning("state.unreadable key=%s reason=%s", item.key, exc)
         return None

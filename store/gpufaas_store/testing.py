@@ -8,7 +8,8 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
@@ -30,13 +31,20 @@ class EtcdProcess:
     :param arguments: more of them, as ``--quota-backend-bytes=…``
     :param scheme: ``https`` with the arguments that this needs
     :param host: the address at which clients find it
+    :param name: of one of several members; see `etcd_cluster`
     """
 
-    def __init__(self, arguments: Sequence[str] = (), *, scheme: str = "http", host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, arguments: Sequence[str] = (), *, scheme: str = "http", host: str = "127.0.0.1", name: str = "test"
+    ) -> None:
         memory = Path("/dev/shm")
         self.folder = Path(tempfile.mkdtemp(prefix="gpufaas-etcd-", dir=memory if memory.is_dir() else None))
         self.port, self._peer_port, self._metrics_port = _free_ports(3)
         self.endpoint = f"{host}:{self.port}"
+        self.peer = f"http://127.0.0.1:{self._peer_port}"
+        self.cluster = f"{name}={self.peer}"
+        """Names and peer addresses of all members, of which this is one."""
+        self._name = name
         self._arguments = tuple(arguments)
         self._scheme = scheme
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,15 +64,15 @@ class EtcdProcess:
 
     def start(self, *, wait: bool = True) -> None:
         """Start it, on the data that is there. :raises RuntimeError: it ends, or is not healthy in time"""
-        peer = f"http://127.0.0.1:{self._peer_port}"
         client = f"{self._scheme}://{self.endpoint}"
         with (self.folder / "log").open("ab") as out:
             self._process = subprocess.Popen(
                 [
-                    "etcd", "--name=test", f"--data-dir={self.folder / 'data'}", "--logger=zap", "--log-level=warn",
+                    "etcd", f"--name={self._name}", f"--data-dir={self.folder / 'data'}",
+                    "--logger=zap", "--log-level=warn",
                     f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
-                    f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
-                    f"--initial-cluster=test={peer}", f"--listen-metrics-urls=http://127.0.0.1:{self._metrics_port}",
+                    f"--listen-peer-urls={self.peer}", f"--initial-advertise-peer-urls={self.peer}",
+                    f"--initial-cluster={self.cluster}", f"--listen-metrics-urls=http://127.0.0.1:{self._metrics_port}",
                     *self._arguments,
                 ],
                 stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=_without_settings(os.environ),
@@ -124,6 +132,22 @@ class EtcdProcess:
                 return b'"true"' in answer.read()
         except OSError:
             return False
+
+
+@contextmanager
+def etcd_cluster(members: int = 3) -> Iterator[list[EtcdProcess]]:
+    """Several members that replicate to each other."""
+    made = [EtcdProcess(name=f"m{number}") for number in range(members)]
+    try:
+        for each in made:
+            each.cluster = ",".join(f"m{number}={member.peer}" for number, member in enumerate(made))
+            each.start(wait=False)
+        for each in made:
+            each.wait()
+        yield made
+    finally:
+        for each in made:
+            each.close()
 
 
 def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:

@@ -60,10 +60,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         )  # fmt: skip
         bars = row.bars or [("nothing lost", "", True)]
         for at, (bar, measured, met) in enumerate(bars):
-            lines.append((row.fault if at == 0 else "", bar, measured + ("" if met else " MISSED"), *(first if at == 0 else ("",) * 7)))
+            lines.append(
+                (
+                    row.fault if at == 0 else "",
+                    bar,
+                    measured + ("" if met else " MISSED"),
+                    *(first if at == 0 else ("",) * 7),
+                )
+            )
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
-        terminalreporter.write_line("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+        terminalreporter.write_line(
+            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        )
     where = config.getoption("--chaos-json")
     if where is not None:
         where.write_text(json.dumps([asdict(row) for row in rows], indent=1))

@@ -28,7 +28,9 @@ RECORDING_MODEL: Final = """
         os.write(FILE, event.body + b"\\n")
         return event.body
 """
-RECORDING: Final = RECORDING_MODEL.replace("def load(device):\n        return None", "").replace("model, event", "event")
+RECORDING: Final = RECORDING_MODEL.replace("def load(device):\n        return None", "").replace(
+    "model, event", "event"
+)
 
 HUNG_S: Final = 30.0
 """A caller waits so long for an answer."""
@@ -186,7 +188,8 @@ class Load:
             body = call.payload.encode()
             writer.write(
                 f"POST /{kind}/{call.function} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n{more}"
-                f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+                f"Content-Length: {len(body)}\r\n\r\n".encode()
+                + body
             )
             headers, answer = await _read_message(reader)
             kept = headers.get("connection") != "close"
@@ -277,7 +280,9 @@ def judge(load: Load, record: Path, since: float, until: float) -> Verdict:
                     say(call, f"accepted as {call.id}, but never called back; executed {count} times")
                 elif not count:
                     say(call, f"called back {call.callbacks}, but never executed")
-                elif {status for status, _ in call.callbacks} != {"200"} or {id_ for _, id_ in call.callbacks} != {call.id}:
+                elif {status for status, _ in call.callbacks} != {"200"} or {id_ for _, id_ in call.callbacks} != {
+                    call.id
+                }:
                     say(call, f"its callbacks are {call.callbacks}")
                 elif count > 1 and not (call.began < until and call.called_back > since):
                     say(call, f"executed {count} times though nothing was broken")

@@ -1,13 +1,14 @@
 """
-A Kubernetes API server for tests: it speaks the real wire format, keeps objects in memory, and its kubelet "runs" pods as
-processes of this machine, so that calls really reach them.
+A Kubernetes API server for tests: it speaks the real wire format, keeps objects in memory, and its kubelet "runs" pods
+as processes of this machine, so that calls really reach them.
 
-What a client can tell it by: LIST with the version of what was seen, WATCH with bookmarks, resumption by version and 410
-where that was compacted, label selectors, deletion in two steps with a grace, collections, ``Status`` for what is refused,
-logs with timestamps that can be followed, service account tokens. kubectl and Helm talk to it as to any other.
+What a client can tell it by: LIST with the version of what was seen, WATCH with bookmarks, resumption by version and
+410 where that was compacted, label selectors, deletion in two steps with a grace, collections, ``Status`` for what is
+refused, logs with timestamps that can be followed, tokens. kubectl and Helm talk to it as to any other.
 
-A pod has an address of its own in 127.0.0.0/8, which HOST tells its process; a program that its image names is run for it;
-who takes more memory than its limit is killed. No isolation at all: secrets are files that secret_mount_path tells.
+A pod has an address of its own in 127.0.0.0/8, which HOST tells its process; the program that stands for its image is
+run; who takes more memory than its limit is killed. There is no isolation: secrets are files that secret_mount_path
+tells.
 """
 
 import asyncio

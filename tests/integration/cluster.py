@@ -287,7 +287,9 @@ class Cluster:
         return made
 
     def _gateway(self, id_: str) -> Gateway:
-        return Gateway(self, id_, self.host, ("--secrets-key", str(self.key), "--allow-local-callbacks", "--auth", "off"))
+        return Gateway(
+            self, id_, self.host, ("--secrets-key", str(self.key), "--allow-local-callbacks", "--auth", "off")
+        )
 
     def node(self, id_: str, device: str, number: int = 0) -> Service:
         """Return another node, not yet started. *number* is that of its network, if it is to have one."""
@@ -376,7 +378,9 @@ class Cluster:
                 labels = name[name.index("{") :]
                 promised = seen.get("gpufaas_device_memory_used_bytes" + labels, -1.0)
                 if promised != reserved:
-                    found.append(f"{labels}: the node holds {reserved:.0f} bytes, the scheduler promised {promised:.0f}")
+                    found.append(
+                        f"{labels}: the node holds {reserved:.0f} bytes, the scheduler promised {promised:.0f}"
+                    )
                 workers = sum(
                     count for key, count in own.items()
                     if key.startswith(f"gpufaas_node_workers{labels[:-1]},") and 'state="gone"' not in key
@@ -384,7 +388,9 @@ class Cluster:
                 residents = seen.get("gpufaas_device_residents" + labels, -1.0)
                 if workers != residents:
                     found.append(f"{labels}: the node has {workers:g} workers, the scheduler knows {residents:g}")
-        stored = re.findall(r"/v1/functions/([^/\s]+)/(\S+)", self.etcd.ctl("get", "--prefix", "/gpufaas/v1/functions/", "--keys-only"))
+        stored = re.findall(
+            r"/v1/functions/([^/\s]+)/(\S+)", self.etcd.ctl("get", "--prefix", "/gpufaas/v1/functions/", "--keys-only")
+        )
         listed = sorted(name for _, name in stored)
         for gateway in self.gateways:
             if gateway.functions() != listed:
@@ -463,7 +469,12 @@ class Network:
     def cut(self, number: int, ports: Sequence[int]) -> None:
         """Let nothing pass between node *number* and these ports, be they its own or others'."""
         for port in ports:
-            for chain, which in (("INPUT", "--sport"), ("INPUT", "--dport"), ("OUTPUT", "--sport"), ("OUTPUT", "--dport")):
+            for chain, which in (
+                ("INPUT", "--sport"),
+                ("INPUT", "--dport"),
+                ("OUTPUT", "--sport"),
+                ("OUTPUT", "--dport"),
+            ):
                 self._filter(number, "-A", chain, "-p", "tcp", which, str(port), "-j", "DROP")
 
     def mend(self, number: int) -> None:

@@ -273,7 +273,9 @@ def test_a_call_that_a_caller_gives_up_ends_on_its_node(cluster: Cluster, tmp_pa
 
 def cli(*arguments: str, fails: bool = False) -> str:
     """Run the CLI; return what it says."""
-    done = subprocess.run([sys.executable, "-m", "gpufaas_cli", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "gpufaas_cli", *arguments], capture_output=True, text=True, check=False
+    )
     assert bool(done.returncode) == fails, done.stdout + done.stderr
     return done.stdout + done.stderr
 

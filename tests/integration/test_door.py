@@ -361,7 +361,7 @@ async def test_a_lease_that_the_node_refuses_is_refused_here(rig: Rig) -> None:
 
     with pytest.raises(LeaseRefused):
         await rig.call(function)  # a hit, and there is no worker
-    assert [each["call"] for each in rig.processes[0].of("Refused")] == ["c1"]
+    await until(lambda: [each["call"] for each in rig.processes[0].of("Refused")] == ["c1"])
     assert await rig.call(function, b"next", cold=True) == b"next"
 
 
@@ -464,6 +464,8 @@ async def test_a_node_that_is_frozen_fails_its_calls_and_no_others(rig: Rig) -> 
     function = await rig.function("gated", GATED)
     echo = await rig.function("echo", ECHO, node="other")
     running = await rig.gated(function, "gate", cold=True)
+    rig.open_gate("other")
+    await whole(await rig.gated(function, "other"))  # its connection is kept
     await rig.call(echo, cold=True, node="other")
 
     frozen.signal(signal.SIGSTOP)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
-from gpufaas_core.errors import GpufaasError, InvalidSpec, LeaseRefused, LoadFailed, WorkerCrashed
+from gpufaas_core.errors import FetchFailed, GpufaasError, InvalidSpec, LeaseRefused, LoadFailed, WorkerCrashed
 from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Event, Finished, Lease, Loaded, Measured, Refused, WorkerExited
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
@@ -530,3 +530,104 @@ async def test_what_an_older_scheduler_granted_is_refused_once_a_newer_one_has_s
     with pytest.raises(LeaseRefused):
         await rig.call(rig.lease(function))
     assert [each.call for each in rig.facts if isinstance(each, Refused)] == [CallId("c2")]
+
+
+# --- what is not here is fetched ---
+
+
+class Fetch:
+    """Brings nothing, but takes until it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.given_up = 0
+        self.result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self, spec: WorkerSpec) -> None:
+        self.asked.append(spec.name)
+        try:
+            await asyncio.shield(self.result)
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+
+
+async def expected(rig: Rig, name: str, source: str = BIG) -> FunctionId:
+    """A function that the node knows, but was never asked to define."""
+    rig.bundles.write(name, source, "model")
+    function = FunctionId(f"{name}.ns@1")
+    rig.node.expect(WorkerSpec(function, name, "ns", name, "model", stall_s=0.4))
+    return function
+
+
+async def test_a_load_fetches_first_and_says_how_long_that_took(rig: Rig) -> None:
+    """Longer than a load may stall: who fetches watches its own progress."""
+    rig.node.fetch = fetch = Fetch()
+    function = await expected(rig, "big")
+
+    lease = rig.lease(function, cold=True)
+    exchange = rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"hello")
+    await asyncio.sleep(0.9)
+    assert fetch.asked == ["big"]
+    fetch.result.set_result(None)
+    async with asyncio.timeout(30):
+        head, _, _ = await exchange.answer()
+
+    assert head.status == 200
+    phases = dict(exchange.phases)
+    assert list(phases)[:3] == ["room", "fetch", "fork"]
+    assert phases["fetch"] >= 0.8
+    assert phases["fork"] >= 0
+
+
+async def test_a_fetch_that_fails_fails_the_load_with_its_reason(rig: Rig) -> None:
+    rig.node.fetch = fetch = Fetch()
+    function = await expected(rig, "big")
+    fetch.result.set_exception(FetchFailed("artifact abc could not be fetched: http://b: Connection refused"))
+
+    with pytest.raises(LoadFailed, match=r"big\.ns did not load on n/cpu:0: artifact abc could not be fetched"):
+        await rig.call(rig.lease(function, cold=True))
+
+    assert len(rig.facts_of(LoadFailedFact)) == 1
+    assert rig.node.reserved(DEVICE) == 0
+    assert rig.node.workers() == []
+
+
+async def test_a_worker_evicted_while_it_fetches_gives_up_and_its_memory_is_free(rig: Rig) -> None:
+    rig.node.fetch = fetch = Fetch()
+    first, second = await expected(rig, "first"), await expected(rig, "second")
+    lease = rig.lease(first, cold=True)
+    rig.node.open(lease)
+    await until(lambda: fetch.asked, 30)
+    rig.node.abort(lease.call, DEVICE)
+
+    lease = rig.lease(second, cold=True, victims=(copy_id(first, 0),))
+    exchange = rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
+    await until(lambda: "second" in fetch.asked, 30)
+    assert fetch.given_up == 1
+    fetch.result.set_result(None)
+    async with asyncio.timeout(30):
+        head, _, _ = await exchange.answer()
+
+    assert head.status == 200
+    assert not rig.facts_of(LoadFailedFact)
+    assert rig.node.reserved(DEVICE) == lease.memory
+
+
+async def test_a_node_that_closes_gives_up_what_it_fetches(rig: Rig) -> None:
+    rig.node.fetch = fetch = Fetch()
+    rig.node.open(rig.lease(await expected(rig, "big"), cold=True))
+    await until(lambda: fetch.asked, 30)
+
+    await rig.node.close()
+    await until(lambda: fetch.given_up)
+    fetch.result.cancel()
+
+
+async def test_defining_and_checking_fetch_too(rig: Rig) -> None:
+    rig.node.fetch = fetch = Fetch()
+    fetch.result.set_result(None)
+
+    await rig.function("big", BIG)
+
+    assert fetch.asked == ["big"]

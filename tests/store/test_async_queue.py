@@ -1,5 +1,9 @@
-"""What every `AsyncQueue` does: the fake that tests use, and SQLite. Another adapter is added to `QUEUES`."""
+"""
+What every `AsyncQueue` does: the fake that tests use, SQLite and etcd. Another adapter is added to `queue`; what only
+one of them does stands below, and in test_etcd_async_queue.py.
+"""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,18 +30,24 @@ from gpufaas_gateway.async_call import (
 from gpufaas_gateway.async_queue import SqliteAsyncQueue
 from gpufaas_gateway.ports import AsyncQueue
 from gpufaas_gateway.testing import MemoryAsyncQueue
+from gpufaas_store.async_queue import EtcdAsyncQueue
 
 F, G = "f.openfaas-fn", "g.openfaas-fn"
-QUEUES: dict[str, Callable[[Path], AsyncQueue]] = {
-    "memory": MemoryAsyncQueue,
-    "sqlite": SqliteAsyncQueue,
-}
 ANSWER = Answer(200, ((b"content-type", b"text/plain"),), b"fine", 0.25, 10)
 
 
-@pytest.fixture(params=QUEUES)
+@pytest.fixture(params=["memory", "sqlite", "etcd"])
 def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AsyncQueue]:
-    made = QUEUES[request.param](tmp_path)
+    made: AsyncQueue
+    match request.param:
+        case "memory":
+            made = MemoryAsyncQueue(tmp_path)
+        case "sqlite":
+            made = SqliteAsyncQueue(tmp_path)
+        case _:
+            loop: asyncio.AbstractEventLoop = request.getfixturevalue("elsewhere")
+            opening = EtcdAsyncQueue.open(request.getfixturevalue("etcd_elsewhere"), "g1", tmp_path)
+            made = asyncio.run_coroutine_threadsafe(opening, loop).result(30)
     yield made
     made.close()
 

@@ -38,7 +38,7 @@ from gpufaas_store.etcd import (
     unchanged,
     value_is,
 )
-from gpufaas_store.testing import EtcdProcess
+from gpufaas_store.testing import EtcdProcess, etcd_cluster
 
 MakeEtcd = Callable[..., EtcdProcess]
 
@@ -452,6 +452,50 @@ async def test_with_several_endpoints_the_next_one_answers(make_etcd: MakeEtcd) 
             await watcher.until(lambda: watcher.state == {"v1/a": b"2"})
 
 
+@pytest.mark.usefixtures("etcd_server")  # skips where there is none
+async def test_with_three_members_one_may_be_lost_and_two_may_not() -> None:
+    with etcd_cluster(3) as members:
+        several = EtcdSettings(tuple(each.endpoint for each in members), timeout_s=3.0)
+        async with Etcd(several) as etcd, watching(etcd, "v1/") as watcher:
+            lease = await etcd.grant(5)
+            await etcd.put("v1/a", b"1", lease.id)
+            used = next(each for each in members if each.endpoint == etcd.endpoint)
+            other, last = (each for each in members if each is not used)
+
+            used.kill()
+            await eventually(lambda: etcd.put("v1/a", b"2", lease.id))
+            await watcher.until(lambda: watcher.state == {"v1/a": b"2"})
+            assert await lease.confirm()
+
+            other.kill()
+            with pytest.raises(EtcdUnreachable):
+                await etcd.put("v1/a", b"3", lease.id)
+            assert lease.holds(etcd.clock())
+
+            used.start(wait=False)
+            other.start(wait=False)
+            await eventually(lambda: etcd.put("v1/a", b"4", lease.id))
+            await watcher.until(lambda: watcher.state == {"v1/a": b"4"})
+            assert await lease.confirm()
+            assert last.pid
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("etcd_server")
+async def test_a_member_that_falls_silent_is_left_for_another() -> None:
+    """Its connections stay open: only that it answers no ping tells."""
+    with etcd_cluster(3) as members:
+        several = EtcdSettings(tuple(each.endpoint for each in members), timeout_s=2.0)
+        async with Etcd(several) as etcd, Etcd(several) as other, watching(etcd, "v1/") as watcher:
+            used = next(each for each in members if each.endpoint == etcd.endpoint)
+
+            used.pause()
+            await eventually(lambda: other.put("v1/a", b"1"))
+
+            await watcher.until(lambda: watcher.state == {"v1/a": b"1"})
+            assert etcd.endpoint != used.endpoint
+
+
 async def test_a_closed_client_says_so(settings: EtcdSettings) -> None:
     etcd = Etcd(settings)
     await etcd.put("v1/a", b"1")
@@ -459,6 +503,45 @@ async def test_a_closed_client_says_so(settings: EtcdSettings) -> None:
 
     with pytest.raises(StorageFailed, match="is closed"):
         await etcd.get("v1/a")
+
+
+async def test_whoever_waits_when_a_client_is_closed_is_told(make_etcd: MakeEtcd) -> None:
+    server = make_etcd()
+    etcd = Etcd(EtcdSettings((server.endpoint,)))
+    await etcd.put("v1/a", b"1")
+    async with watching(etcd, "v1/") as watcher:
+        server.pause()
+        waiting = asyncio.create_task(etcd.get("v1/a"))
+        await asyncio.sleep(0.01)
+
+        await etcd.close()
+
+        with pytest.raises(StorageFailed, match="is closed: this process is stopping"):
+            await waiting
+        await watcher.until(lambda: watcher.failure is not None)
+
+
+async def test_a_list_goes_on_when_its_history_is_compacted_meanwhile(etcd: Etcd, etcd_server: EtcdProcess) -> None:
+    for start in range(0, 1200, 100):
+        await etcd.txn((), [DoPut(f"v1/many/{number:04}", b"x") for number in range(start, start + 100)])
+    asked = etcd._call
+    pages = 0
+
+    async def compact_after_the_first(*args: Any, **kwargs: Any) -> Any:
+        nonlocal pages
+        page = await asked(*args, **kwargs)
+        pages += 1
+        if pages == 1:
+            etcd_server.ctl("put", "/elsewhere", "later")
+            etcd_server.ctl("compact", str(page.header.revision + 1))
+        return page
+
+    etcd._call = compact_after_the_first  # type: ignore[method-assign]
+
+    found = await etcd.range("v1/many/")
+
+    assert [item.key for item in found.items] == [f"v1/many/{number:04}" for number in range(1200)]
+    assert pages == 4
 
 
 async def test_a_full_etcd_is_read_and_says_how_to_make_room(make_etcd: MakeEtcd) -> None:

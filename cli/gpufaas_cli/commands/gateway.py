@@ -33,9 +33,13 @@ Examples:
     "--secrets-key", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Secrets are sealed with the key in FILE, the same for gateways and nodes; made if it is not there.",
 )  # fmt: skip
+@click.option(
+    "--advertise", default="", metavar="HOST",
+    help="By which name or address nodes fetch from here what was uploaded. [default: --host, or this machine's name]",
+)  # fmt: skip
 @status_option(7091)
 @cluster_options
-def command(data: Path | None, object_store: str, secrets_key: Path | None, **given: Any) -> None:
+def command(data: Path | None, object_store: str, secrets_key: Path | None, advertise: str, **given: Any) -> None:
     """
     Start a gateway of a cluster. Any number of them serve the same functions.
 
@@ -43,7 +47,9 @@ def command(data: Path | None, object_store: str, secrets_key: Path | None, **gi
     """
     cluster = cluster_of(given)
     given["data"] = (data or default_data_dir() / f"gateway-{cluster.id}").expanduser().resolve()
-    options = GatewayOptions(cluster=cluster, front=front_of(given), object_store=object_store, secrets_key=secrets_key)
+    options = GatewayOptions(
+        cluster=cluster, front=front_of(given), object_store=object_store, secrets_key=secrets_key, advertise=advertise
+    )
     with needing("gateway", "gateway,cluster"):
         from gpufaas_cli.services import gateway
 

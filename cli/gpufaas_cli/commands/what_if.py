@@ -38,6 +38,10 @@ Examples:
 @click.option("--remove-device", "removed", multiple=True, metavar="ID", help="Without this device. May be repeated.")
 @click.option("--policy", metavar="NAME", help="Instead of the recorded one.")
 @click.option("--o3-limit", type=click.IntRange(0), help="Instead of the recorded one.")
+@click.option(
+    "--wait-bound", type=click.FloatRange(0, max_open=True, max=float("inf")), metavar="SECONDS",
+    help="Instead of the recorded one.",
+)  # fmt: skip
 @click.option("--replacement", metavar="NAME", help="Instead of the recorded one.")
 @click.option(
     "--rate", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, metavar="FACTOR",
@@ -46,7 +50,7 @@ Examples:
 @flags.as_json
 def command(
     journal: Path, added: tuple[str, ...], removed: tuple[str, ...], policy: str | None, o3_limit: int | None,
-    replacement: str | None, rate: float, as_json: bool,
+    wait_bound: float | None, replacement: str | None, rate: float, as_json: bool,
 ) -> None:  # fmt: skip
     """
     Answer from a recorded journal what would have been otherwise.
@@ -65,7 +69,7 @@ def command(
         raise
     except InvalidSpec as exc:
         raise BadWorkload(str(exc)) from exc
-    asked = {"policy": policy, "o3_limit": o3_limit, "replacement": replacement}
+    asked = {"policy": policy, "o3_limit": o3_limit, "wait_bound_s": wait_bound, "replacement": replacement}
     header = msgspec.structs.replace(
         recorded.header, **{name: value for name, value in asked.items() if value is not None}
     )

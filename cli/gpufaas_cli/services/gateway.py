@@ -33,14 +33,14 @@ from gpufaas_cli.serving import _builds, _credentials, _listen, _own
 from gpufaas_core import wire
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import DeviceId
-from gpufaas_gateway.async_queue import SqliteAsyncQueue
 from gpufaas_gateway.ports import Secrets
 from gpufaas_gateway.remote_nodes import RemoteNodes
 from gpufaas_gateway.remote_scheduler import RemoteScheduler
 from gpufaas_gateway.remote_workers import RemoteLogs, RemoteWorkers
+from gpufaas_store.async_queue import EtcdAsyncQueue
 from gpufaas_store.election import register
-from gpufaas_store.etcd import Etcd, Listed
-from gpufaas_store.functions import EntryChanged, EntryRemoved, EtcdFunctionStore
+from gpufaas_store.etcd import Etcd, Listed, Put
+from gpufaas_store.functions import COUNTS, EntryChanged, EntryRemoved, EtcdFunctionStore
 from gpufaas_store.secrets import EtcdSecrets, SecretsKey, create_key_file
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ async def _run(
         secrets = await _secrets(etcd, options.secrets_key)
         artifacts = ArtifactStore(data / "artifacts")
         weights = Weights(me, artifacts, BundleStore(data / "bundles", artifacts), options.object_store)
+        await weights.open()
         nodes = RemoteNodes(me, lambda call, device, reason: scheduler.unreachable(call, DeviceId(device), reason))
 
         def on_view(view: wire.View) -> None:
@@ -101,7 +102,7 @@ async def _run(
         scheduler = RemoteScheduler(me, on_view=on_view)
         workers = RemoteWorkers(nodes)
         logs = RemoteLogs(nodes)
-        async_queue = SqliteAsyncQueue(data / "async")
+        async_queue = await EtcdAsyncQueue.open(etcd, me.id, data / "async")
         front = Front(
             options.front, credentials, spool, store=store,
             artifacts=GatewayArtifacts(artifacts, weights, asyncio.get_running_loop()),
@@ -141,6 +142,16 @@ async def _run(
                 async for _ in changes:
                     await catalogue.namespaces.load()
 
+        async def follow_counts() -> None:
+            """What other gateways counted shows here too."""
+            async with aclosing(etcd.watch(COUNTS)) as changes:
+                async for change in changes:
+                    if isinstance(change, Put) and change.item.value.isdigit():
+                        namespace, _, name = change.item.key.removeprefix(COUNTS).partition("/")
+                        found = catalogue.find(f"{name}.{namespace}")
+                        if found is not None:
+                            found.stats.saved_before = max(0, int(change.item.value) - found.stats.saved)
+
         async def count() -> None:
             """Tell the scheduler what functions with a scaling rule are asked for."""
             while True:
@@ -159,7 +170,8 @@ async def _run(
         async def begin_async() -> None:
             await listed.wait()
             front.async_calls.begin()
-            await asyncio.Event().wait()
+            await front.async_calls.counted.wait()
+            await async_queue.follow(front.async_calls.find, front.async_calls.lose)
 
         def ready() -> str:
             if not catalogue.loaded:
@@ -177,7 +189,8 @@ async def _run(
         async def side_tasks() -> None:
             try:
                 await first_of(
-                    follow_leader(), follow_functions(), follow_namespaces(), scheduler.run(), count(), begin_async(),
+                    follow_leader(), follow_functions(), follow_namespaces(), follow_counts(), scheduler.run(),
+                    count(), begin_async(),
                     weights.run(), stopped.wait(),
                 )  # fmt: skip
             except GpufaasError:
@@ -196,11 +209,13 @@ async def _run(
             await registration.close()
             await front.callbacks.close()
             await nodes.close()
-            async_queue.close()
+            await async_queue.stop()
 
 
 def _own_name(options: GatewayOptions) -> str:
     """Return by which name nodes reach this machine."""
+    if options.advertise:
+        return options.advertise
     host = options.front.host
     return socket.gethostname() if host in ("0.0.0.0", "::") else host
 

@@ -14,6 +14,7 @@ import msgspec
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
+from gpufaas_cli.engines import opened_engine
 from gpufaas_cli.options import NodeOptions
 from gpufaas_cli.services.common import (
     Status,
@@ -35,7 +36,6 @@ from gpufaas_core.units import format_bytes
 from gpufaas_gateway.errors import UnknownName
 from gpufaas_gateway.secret_files import SecretFiles
 from gpufaas_gpu_manager.agent import Agent
-from gpufaas_gpu_manager.containers import Containers
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.door import Door
 from gpufaas_gpu_manager.metrics import node_metrics
@@ -70,12 +70,9 @@ async def _main(options: NodeOptions) -> None:
     secrets = SecretFiles(data / "secrets", data / "secret-mounts")
     artifacts = ArtifactStore(data / "artifacts")
     bundles = BundleStore(data / "bundles", artifacts)
-    containers = None
-    if options.devices.functions != "process":
-        containers = Containers(f"node-{me.id}", 0, _no_inner_door)
-        if options.devices.functions == "docker":
-            await containers.start()
+    containers = await opened_engine(options.devices.functions, f"node-{me.id}", 0, _no_inner_door)
     weights = Weights(me, artifacts, bundles, options.object_store)
+    await weights.open()
     agent = Agent(me, "", prepare=weights.prefetch)
     node = Node(
         devices,

@@ -33,14 +33,15 @@ from gpufaas_scheduler.metrics import scheduler_metrics
 from gpufaas_scheduler.scaler import Scaler, Watched
 from gpufaas_scheduler.server import SchedulerServer
 from gpufaas_scheduler.service import SchedulerService
-from gpufaas_store.election import Leadership, campaign
+from gpufaas_store.election import TTL_S, Leadership, campaign
 from gpufaas_store.etcd import Etcd, Listed
 from gpufaas_store.functions import EntryChanged, EntryRemoved, EtcdFunctionStore, FunctionEntry
-from gpufaas_store.state import EtcdState
+from gpufaas_store.state import EtcdState, read_state
 
 log = logging.getLogger("scheduler")
 
 _SAVE_EVERY_S = 5.0
+_DRAINED = "v1/drained/"
 
 
 def run(options: SchedulerOptions) -> None:
@@ -126,10 +127,21 @@ async def _lead(options: SchedulerOptions, server: SchedulerServer, etcd: Etcd, 
         awaited = {NodeId(key.removeprefix("v1/nodes/")) for key in await etcd.keys("v1/nodes/")}
         listed = asyncio.Event()
         server.may_act = lambda: leadership.still_mine(etcd.clock())
-        state = EtcdState(etcd, leadership)
+        state = EtcdState(etcd, leadership.compare())
         behind = WriteBehind(state, service.changed_docs, service.doc, leadership.epoch)
         service.on_event = behind.note
         server.begin(service, leadership.epoch)
+        server.drained = {NodeId(key.removeprefix(_DRAINED)) for key in await etcd.keys(_DRAINED)}
+        drains: asyncio.Queue[tuple[NodeId, bool]] = asyncio.Queue()
+        server.on_drain = lambda node, drain: drains.put_nowait((node, drain))
+
+        async def keep_drains() -> None:
+            while True:
+                node, drain = await drains.get()
+                try:
+                    await (etcd.put(_DRAINED + node, b"{}") if drain else etcd.delete(_DRAINED + node))
+                except StorageFailed as exc:
+                    log.warning("drain.not_kept node=%s reason=%s", node, exc)
 
         async def follow_functions() -> None:
             seen: set[str] = set()
@@ -187,14 +199,16 @@ async def _lead(options: SchedulerOptions, server: SchedulerServer, etcd: Etcd, 
 
         async def begin() -> None:
             await listed.wait()
-            server.lead(awaited, await state.read())
+            server.lead(awaited, await read_state(etcd, TTL_S))
             await behind.run()
             await asyncio.Event().wait()
 
         stopped = asyncio.Event()
         scaler = Scaler(watched, service.status, service.scale)
         try:
-            await first_of(leadership.lost.wait(), failed, follow_functions(), keep(), begin(), scaler.run(stopped))
+            await first_of(
+                leadership.lost.wait(), failed, follow_functions(), keep(), keep_drains(), begin(), scaler.run(stopped)
+            )
         finally:
             if server.serving and not leadership.lost.is_set():
                 await behind.flush()  # for whoever leads next

@@ -18,7 +18,7 @@ import msgspec
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cache_manager.fetch import Fetcher
-from gpufaas_cache_manager.object_store import ObjectStore
+from gpufaas_cache_manager.object_store import ObjectStore, publish
 from gpufaas_cache_manager.object_store import object_store as open_object_store
 from gpufaas_cache_manager.peers import PeerArtifacts, PeerClient
 from gpufaas_core.bundle import WorkerSpec
@@ -44,7 +44,7 @@ def peer_token(me: Identity) -> str:
 
 
 class Weights:
-    """See module. `join` before anything is fetched or announced; `run` beside the service."""
+    """See module. `open` first, and `join` before anything is fetched or announced; `run` beside the service."""
 
     def __init__(self, me: Identity, artifacts: ArtifactStore, bundles: BundleStore, object_store: str) -> None:
         self._me = me
@@ -59,6 +59,15 @@ class Weights:
         self._joined = asyncio.Event()
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
         self._new: asyncio.Queue[str] = asyncio.Queue()
+
+    async def open(self) -> None:
+        """
+        See that the object store can be used: that it cannot is told at the start, and not at the first deploy.
+
+        :raises StorageFailed: it cannot; says why
+        """
+        if self.store is not None:
+            await self.store.open()
 
     def join(self, etcd: "Etcd", registration: "Registration", url: str) -> None:
         """From now on others can be found, and find this one at *url*."""
@@ -93,6 +102,8 @@ class Weights:
         finally:
             await self._fetcher.close()
             self._peers.close()
+            if self.store is not None:
+                await self.store.close()
 
     async def _announce_all(self) -> None:
         assert self._registration is not None
@@ -125,7 +136,7 @@ class Weights:
     async def publish(self, digest: str) -> None:
         """An upload is whole: others may have it from here, and the object store keeps it if there is one."""
         if self.store is not None:
-            await self.store.write(digest, self._artifacts.path(digest))
+            await publish(self._artifacts, self.store, digest)
         self.announce(digest)
 
 

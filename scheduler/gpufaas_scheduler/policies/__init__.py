@@ -238,6 +238,12 @@ class View(Protocol):
     def idle_holders(self, call: WaitingCall, limit: int) -> list[DeviceView]:
         """Up to *limit* idle devices that hold the call's function, among as many of its holders or idle devices."""
 
+    def oldest_hit(self, without: Collection[FunctionId], limit: int | None) -> WaitingCall | None:
+        """
+        The first waiting call, not of a function in *without*, that could be a hit at once. *limit*: as far as
+        `idle_holders` with that limit says; None: on any idle device. O(functions that wait + holders looked at).
+        """
+
     def holds_function(self, device: DeviceView, function: FunctionView) -> bool: ...
 
     def residents(self, device: DeviceView) -> Collection[ResidentView]:

@@ -198,23 +198,8 @@ class _Decision:
     def _hit(self) -> tuple[WaitingCall, DeviceView] | None:
         """The oldest call whose model an idle device holds, and that device."""
         view = self.view
-        if view.queue.functions <= view.idle_count:
-            for call in self._heads():
-                device = self._idle_holder(call)
-                if device is not None:
-                    view.queue.rewind()
-                    return call, device
-            view.queue.rewind()
-            return None
-        oldest: WaitingCall | None = None
-        for device in view.idle():
-            call_here = view.first_hit(device)
-            if (
-                call_here is not None
-                and (oldest is None or call_here.number < oldest.number)
-                and call_here.function not in self.refused
-            ):
-                oldest = call_here
+        # Where few functions wait, one whose first holders are all busy gives way; where many do, it is looked for all.
+        oldest = view.oldest_hit(self.refused, _HOLDERS if view.queue.functions <= view.idle_count else None)
         if oldest is None:
             return None
         best = self._idle_holder(oldest)

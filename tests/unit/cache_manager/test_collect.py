@@ -102,3 +102,24 @@ def test_a_directory_whose_artifact_is_gone_goes_too(stores: Stores) -> None:
     swept(stores)
 
     assert not directory.exists()
+
+
+def test_what_was_fetched_in_part_goes_when_nobody_went_on_with_it(stores: Stores) -> None:
+    partial = stores.root / "artifacts" / "partial"
+    (partial / ("a" * 64)).write_bytes(b"old")
+    (partial / ("b" * 64)).write_bytes(b"new")
+    then = time.time() - 3 * DAY_S
+    os.utime(partial / ("a" * 64), (then, then))
+
+    assert swept(stores) == set()
+    assert [path.name for path in partial.iterdir()] == ["b" * 64]
+
+
+def test_who_announced_an_artifact_is_told_that_it_goes(stores: Stores) -> None:
+    bundle = stores.put_all()
+    age(stores, bundle, sha256(WEIGHTS))
+    gone: list[str] = []
+
+    collect(stores.artifacts, stores.bundles, set(), time.time() - DAY_S, gone.append)
+
+    assert set(gone) == {bundle, sha256(WEIGHTS)}

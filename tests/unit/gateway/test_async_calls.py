@@ -197,6 +197,52 @@ async def test_an_outcome_that_cannot_be_written_is_written_later(rig: Rig) -> N
     assert rig.functions.called == ["f.openfaas-fn"]
 
 
+async def test_what_cannot_be_claimed_is_accepted_all_the_same(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that is elsewhere may be written to, and be away when it is read from."""
+    claim = rig.queue.claim
+    failures = [StorageFailed("it went away")]
+
+    def fails_once(*args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return claim(*args)
+
+    monkeypatch.setattr(rig.queue, "claim", fails_once)
+
+    await rig.send()
+
+    assert failures == []
+    assert (rig.calls.counts(), rig.seen().state) == ({F: 1}, "queued")  # it is due again a second later
+
+
+async def test_calls_that_are_found_are_executed_and_counted(rig: Rig) -> None:
+    """As those of a gateway that died."""
+    rig.queue.write([AcceptedCall("1", F, "f", b"", b"", (), None, 0, b"x")], [])
+
+    rig.calls.find(rig.queue.waiting())
+
+    await rig.becomes("done")
+    await rig.ends()
+
+
+async def test_a_call_that_is_lost_is_aborted_and_counted_no_more(rig: Rig) -> None:
+    rig.functions.gate = asyncio.Event()
+    await rig.send()
+    await rig.becomes("running")
+    ((cancelled,),) = rig.queue.cancel(["1"], 300.0)
+
+    rig.calls.lose(cancelled.key, F, is_claimed=True)
+
+    assert rig.calls.counts() == {}
+    async with asyncio.timeout(10):
+        while rig.functions.at_once:
+            await asyncio.sleep(0)
+    await rig.send("2")
+    rig.functions.gate.set()
+    await rig.becomes("done", "2")
+    await rig.ends()
+
+
 async def test_the_answer_is_delivered_with_openfaas_headers(rig: Rig) -> None:
     rig.functions.headers = [(b"content-type", b"text/x"), (b"x-start-time", b"7"), (b"transfer-encoding", b"chunked")]
     rig.functions.statuses = [404]

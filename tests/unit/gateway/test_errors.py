@@ -22,7 +22,8 @@ def test_every_error_has_a_line_in_the_table(error: type[GpufaasError]) -> None:
         (core.InvalidSpec, 400), (core.NoDeviceFits, 400), (core.UnknownFunction, 404), (core.FunctionExists, 409),
         (core.BodyTooLarge, 413), (core.Overloaded, 429), (core.CallCancelled, 499), (core.LoadFailed, 502),
         (core.WorkerCrashed, 502), (core.LeaseRefused, 503), (core.DeadlineExceeded, 504), (core.StorageFailed, 507),
-        (core.CorruptArtifact, 500), (core.UnknownArtifact, 400), (core.GpufaasError, 500),
+        (core.StorageAway, 503), (core.CorruptArtifact, 500), (core.UnknownArtifact, 400), (core.GpufaasError, 500),
+        (core.FetchFailed, 503),
     ],
 )  # fmt: skip
 def test_statuses(error: type[GpufaasError], status: int) -> None:
@@ -45,6 +46,7 @@ def test_headers_say_that_the_platform_answered() -> None:
     assert headers_of()["X-OpenFaaS-Internal"] == "gateway"
     assert "Retry-After" not in headers_of(core.InvalidSpec("why"))
     assert "Retry-After" in headers_of(LeaseRefused("restarting"))
+    assert "Retry-After" in headers_of(core.StorageAway("etcd is being started again"))
 
 
 @pytest.mark.parametrize(

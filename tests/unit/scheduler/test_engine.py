@@ -1416,7 +1416,7 @@ def test_a_function_that_is_removed_at_once_rejects_who_waits_and_aborts_who_run
 def test_every_event_has_a_handler() -> None:
     world = World()
 
-    assert set(world.engine._handlers) == set(Event.__args__)
+    assert set(world.engine._handlers) == set(world.engine._listen) == set(Event.__args__)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -27,6 +27,7 @@ from gpufaas_core.snapshot import (
 )
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
+from gpufaas_scheduler.queue import WAITING
 
 SHIFT = 4096.0
 """How much later it is on the second engine's clock."""
@@ -259,7 +260,9 @@ class Site:
 
     def come_or_go(self, pick: int) -> None:
         names = sorted(self.nodes.devices)
-        if names and pick % 3 == 0:
+        if names and pick % 7 == 0:
+            self.tell(m.DeviceDrained(names[pick % len(names)], drain=pick % 2 == 0))
+        elif names and pick % 3 == 0:
             name = names[pick % len(names)]
             del self.nodes.devices[name], self.nodes.workers[name], self.nodes.running[name]
             self.tell(m.DeviceLeft(name, "gone"))
@@ -624,3 +627,32 @@ def test_changes_are_told_once() -> None:
     engine.handle(m.DeviceLeft(A.id, "gone"), 2.0)
     assert "devices/n/a" in engine.take_changed()
     assert engine.doc("devices/n/a", 2.0) is None
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(SEED, STEPS)
+def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: int, steps: int) -> None:
+    """Among all, and among those of functions that were not refused; whoever asks need not look at every device."""
+    rng = random.Random(seed)
+    site = Site("lb", "lru", False, rng)
+    for number in range(4):
+        device = Device(DeviceId(f"n/d{number}"), "kind0", 40 << 20)
+        site.nodes.join(device)
+        site.tell(m.DeviceJoined(device))
+    for number in range(8):
+        site.deploy(FunctionId(f"f{number}"), None)
+    for _ in range(steps):
+        site.step(rng.randrange(2**16))
+    cluster = site.engine._cluster
+    without = {FunctionId(f"f{number}") for number in range(8) if rng.random() < 0.3}
+    for device_state in list(cluster.devices.values()):  # as if all were idle: else nothing waits that could be a hit
+        if device_state.idle_key is None and not device_state.closed and rng.random() < 0.7:
+            cluster.set_idle(device_state)
+
+    hits = [
+        call
+        for call in site.engine._calls.values()
+        if call.state == WAITING and call.function not in without
+        and any(key[2].id in call.owner.holders for key in cluster.idle_devices)
+    ]  # fmt: skip
+    assert cluster.oldest_hit(without, None) is min(hits, key=lambda call: call.number, default=None)

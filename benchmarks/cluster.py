@@ -1,0 +1,315 @@
+"""
+What it costs to be a cluster: a warm call through gateway, scheduler and node as processes of their own against the
+same call embedded, what etcd behind the scheduler costs, and how many placements a second one scheduler makes.
+
+    .venv/bin/python benchmarks/cluster.py [--seconds 3] [--rounds 3] [--json] [--only warm|store|placements]
+
+warm        `echo` (1 KB) by wrk at 1 and 16 connections, rounds of A B A B, the ratio taken round by round (needs etcd
+            and wrk: apt install etcd-server wrk)
+store       a scheduler's warm path (place, finish), in process, with its state written behind to etcd, and to nothing
+placements  a scheduler of its own process, 100 nodes of 8 devices that connect over TCP, a gateway with 256 calls in
+            flight; placements per second of the scheduler's CPU time, so that whoever plays the nodes does not count
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from _platform import GPUFAAS, ROOT, free_port, gpufaas, platform, process
+from overhead import BODY, LUA, wrk
+from rich.console import Console
+from rich.table import Table
+
+from gpufaas_core import messages as m
+from gpufaas_core import wire
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.connection import Identity, connect
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
+from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot
+from gpufaas_scheduler.journal import Header
+from gpufaas_scheduler.server import SchedulerServer
+from gpufaas_scheduler.service import SchedulerService
+from gpufaas_store.testing import EtcdProcess
+
+CONNECTIONS = (1, 16)
+NODES, DEVICES, IN_FLIGHT = 100, 8, 256
+GOALS = {"p50": 2.0, "rps": 0.5, "store": 1.10, "placements": 5_000}
+TOKEN = b"a token for a benchmark"
+
+
+@contextlib.contextmanager
+def cluster(devices: int = 1) -> Iterator[str]:
+    """Give the URL of a cluster of one gateway, one scheduler and one node on this machine, and a real etcd."""
+    home = Path(tempfile.mkdtemp(prefix="gpufaas-bench-"))
+    (home / "token").write_text("0123456789abcdef" * 4)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, home, True)
+        etcd = stack.enter_context(EtcdProcess())
+        shared = ["--etcd", etcd.endpoint, "--token-file", str(home / "token")]
+
+        def start(role: str, *arguments: str, ready: str = "/readyz") -> int:
+            port = free_port()
+            command = [*GPUFAAS, role, "--id", role, "--status-port", str(port), *shared, *arguments]
+            out = (home / f"{role}.log").open("wb")
+            stack.callback(out.close)
+            stack.enter_context(process(command, f"http://127.0.0.1:{port}{ready}", stdout=out, stderr=out))
+            return port
+
+        start("scheduler", "--listen", f"127.0.0.1:{free_port()}")
+        given = [part for index in range(devices) for part in ("--device", f"cpu:{index}=1GiB")]
+        start("node", "--listen", f"127.0.0.1:{free_port()}", "--data", str(home / "node"), *given)
+        port = free_port()
+        start("gateway", "--port", str(port), "--data", str(home / "gateway"))
+        yield f"http://127.0.0.1:{port}"
+
+
+def warm(seconds: float, rounds: int, console: Console) -> dict[str, object]:
+    found: dict[str, object] = {}
+    with tempfile.TemporaryDirectory() as folder, platform("--device", "cpu:0=1GiB") as (alone, _, _), cluster() as url:
+        script = Path(folder) / "post.lua"
+        script.write_text(LUA % BODY)
+        stack_file = ROOT / "functions" / "examples" / "stack.yaml"
+        for each in (alone, url):
+            gpufaas(each, "up", "-f", str(stack_file), "--filter", "echo", cwd=stack_file.parent)
+            wrk(f"{each}/function/echo", 4, 1.0, script)
+        for connections in CONNECTIONS:
+            rows = []
+            for _ in range(rounds):
+                embedded = wrk(f"{alone}/function/echo", connections, seconds, script)
+                apart = wrk(f"{url}/function/echo", connections, seconds, script)
+                rows.append((embedded, apart))
+            assert not any(each["errors"] for row in rows for each in row), rows
+            found[str(connections)] = {
+                "embedded_rps": round(statistics.median(a["rps"] for a, _ in rows)),
+                "cluster_rps": round(statistics.median(b["rps"] for _, b in rows)),
+                "embedded_p50_ms": statistics.median(a["p50_ms"] for a, _ in rows),
+                "cluster_p50_ms": statistics.median(b["p50_ms"] for _, b in rows),
+                "rps_ratio": round(statistics.median(b["rps"] / a["rps"] for a, b in rows), 2),
+                "p50_ratio": round(statistics.median(b["p50_ms"] / a["p50_ms"] for a, b in rows), 2),
+            }
+            console.log(f"warm, {connections} connections: {found[str(connections)]}")
+    return found
+
+
+# --- the store behind -------------------------------------------------------------------------------------------------
+
+
+class _Node:
+    """Takes leases and says nothing."""
+
+    def _nothing(self, *_: object) -> None:
+        pass
+
+    open = load = evict = resize = abort = _nothing
+
+
+async def _place_and_finish(service: SchedulerService, function: FunctionId, calls: int) -> float:
+    """Return microseconds per call, with the loop let go now and then so that what is written behind is written."""
+    spent = 0.0
+    for at in range(calls):
+        began = time.perf_counter()
+        lease = service.place(CallId(f"c{at}"), function, 60.0)
+        assert isinstance(lease, m.Lease)
+        service.report(m.Finished(lease.call, lease.device, 0.001))
+        spent += time.perf_counter() - began
+        if at % 50 == 0:
+            await asyncio.sleep(0)
+    return spent / calls * 1e6
+
+
+async def _store(rounds: int, calls: int) -> dict[str, object]:
+    from gpufaas_cache_manager.write_behind import WriteBehind
+    from gpufaas_store.election import campaign
+    from gpufaas_store.etcd import Etcd, EtcdSettings, open_store
+    from gpufaas_store.state import EtcdState
+
+    rows = []
+    with EtcdProcess() as process_:
+        async with Etcd(EtcdSettings((process_.endpoint,))) as etcd:
+            await open_store(etcd, print)
+            leadership = await campaign(etcd, "bench", "127.0.0.1:1")
+            written = 0
+            for _ in range(rounds):
+                row = []
+                for behind in (False, True):
+                    service = SchedulerService(Header(policy="lalb-o3").engine())
+                    service.join(_Node(), [Device(DeviceId(f"n/cpu:{at}"), "cpu", 100) for at in range(2)])
+                    function = Function(FunctionId("f"), "d", profiles={"*": Profile(1.0, 0.001, 10)})
+                    service.deploy(function)
+                    task = None
+                    if behind:
+                        writer = WriteBehind(
+                            EtcdState(etcd, leadership.compare()), service.changed_docs, service.doc, leadership.epoch
+                        )
+                        service.on_event = writer.note
+                        task = asyncio.create_task(writer.run())
+                    await _place_and_finish(service, function.id, 200)
+                    row.append(await _place_and_finish(service, function.id, calls))
+                    if task is not None:
+                        written += writer.written
+                        task.cancel()
+                        await asyncio.gather(task, return_exceptions=True)
+                rows.append(row)
+            await leadership.resign()
+    ratio = statistics.median(b / a for a, b in rows)
+    return {
+        "nothing_us": round(statistics.median(a for a, _ in rows), 1),
+        "etcd_us": round(statistics.median(b for _, b in rows), 1),
+        "ratio": round(ratio, 3),
+        "docs_written": written,
+    }
+
+
+# --- placements -------------------------------------------------------------------------------------------------------
+
+
+async def _scheduler_process() -> None:
+    """A scheduler without a store: what is measured is the wire and the engine."""
+    server = SchedulerServer(Identity("scheduler", "bench", "b", TOKEN))
+    port = await server.open("127.0.0.1:0")
+    server.begin(SchedulerService(Header(policy=os.environ.get("POLICY", "least-wait")).engine()), 1)
+    server.lead(set(), m.Restored())
+    print(port, flush=True)
+    await asyncio.Event().wait()
+
+
+async def _play(port: int, seconds: float, cpu_s: "CpuClock") -> dict[str, object]:
+    """Be 100 nodes and a gateway: a call that is granted is finished at once, and the next one placed."""
+    functions = [f"f{index}" for index in range(NODES * DEVICES // 2)]
+    links = {}
+    for number in range(NODES):
+        name = f"n{number}"
+        link = await connect(f"127.0.0.1:{port}", Identity("node", name, "b", TOKEN))
+
+        def on_message(message: object, link: object = link) -> None:
+            if isinstance(message, wire.Do) and isinstance(message.command, m.Start):
+                lease = message.command.lease
+                link.send(wire.Fact(m.Loaded(lease.function, lease.device, 0.001, 10)))  # type: ignore[attr-defined]
+
+        link.attend(on_message, lambda why: print("node lost:", why))
+        devices = tuple(DeviceSnapshot(Device(DeviceId(f"{name}/cpu:{at}"), "cpu", 30)) for at in range(DEVICES))
+        link.send(wire.Joining("127.0.0.1:1", msgspec.Raw(msgspec.msgpack.encode(NodeSnapshot(devices))), time.time()))
+        links[name] = link
+    gateway = await connect(f"127.0.0.1:{port}", Identity("gateway", "g", "b", TOKEN))
+    placed = 0
+    serial = 0
+
+    def place() -> None:
+        nonlocal serial
+        serial += 1
+        function = FunctionId(functions[serial * 7919 % len(functions)])
+        gateway.send(wire.Place(CallId(f"c{serial}#@g.b"), function, 60.0))
+
+    def on_answer(message: object) -> None:
+        nonlocal placed
+        if isinstance(message, wire.Granted):
+            placed += 1
+            lease = message.lease
+            node = links[lease.device.partition("/")[0]]
+            node.send(wire.Fact(m.Finished(lease.call, lease.device, 0.001)))
+            place()
+        elif isinstance(message, wire.Rejected):
+            raise SystemExit(f"rejected: {message.message}")
+
+    gateway.attend(on_answer, lambda why: print("gateway lost:", why))
+    gateway.send(wire.Present([]))
+    for name in functions:
+        function = Function(FunctionId(name), "d", profiles={"*": Profile(0.001, 0.001, 10)}, max_queue=10_000)
+        gateway.send(wire.Deploy(function, WorkerSpec(FunctionId(name), name, "ns", "d", "model")))
+    for _ in range(IN_FLIGHT):
+        place()
+    await asyncio.sleep(3.0)  # until what is called is resident
+    began, cpu_began, placed_began = time.perf_counter(), cpu_s(), placed
+    await asyncio.sleep(seconds)
+    wall_s, cpu_used_s, done = time.perf_counter() - began, cpu_s() - cpu_began, placed - placed_began
+    return {
+        "placements": done,
+        "per_s": round(done / wall_s),
+        "per_cpu_s": round(done / cpu_used_s),
+        "cpu_us": round(cpu_used_s / done * 1e6, 1),
+    }
+
+
+class CpuClock:
+    """CPU seconds of a process."""
+
+    def __init__(self, pid: int) -> None:
+        self._stat = Path(f"/proc/{pid}/stat")
+
+    def __call__(self) -> float:
+        fields = self._stat.read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def placements(seconds: float) -> dict[str, object]:
+    import uvloop
+
+    command = [sys.executable, __file__, "--be-scheduler"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            port = int(child.stdout.readline())
+            return uvloop.run(_play(port, seconds, CpuClock(child.pid)))
+        finally:
+            child.kill()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("warm", "store", "placements"))
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--be-scheduler", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.be_scheduler:
+        import uvloop
+
+        uvloop.run(_scheduler_process())
+        return
+    console = Console(stderr=True)
+    found: dict[str, object] = {}
+    if options.only in (None, "placements"):
+        found["placements"] = placements(options.seconds)
+        console.log(f"placements: {found['placements']}")
+    if options.only in (None, "store"):
+        found["store"] = asyncio.run(_store(options.rounds, 20_000))
+        console.log(f"store: {found['store']}")
+    if options.only in (None, "warm"):
+        if not shutil.which("wrk"):
+            raise SystemExit("wrk is not installed: apt install wrk")
+        found["warm"] = warm(options.seconds, options.rounds, console)
+    if options.json:
+        print(json.dumps(found))
+        return
+    table = Table("What", "Embedded, or without", "Cluster, or with", "Ratio", "Goal")
+    for connections, row in found.get("warm", {}).items():  # type: ignore[attr-defined]
+        ratio = f"{row['p50_ratio']:.2f}"
+        a, b = f"{row['embedded_p50_ms']:.2f} ms", f"{row['cluster_p50_ms']:.2f} ms"
+        table.add_row(f"warm call, p50, {connections} connections", a, b, ratio, f"at most {GOALS['p50']}")
+        a, b, ratio = f"{row['embedded_rps']:,}/s", f"{row['cluster_rps']:,}/s", f"{row['rps_ratio']:.2f}"
+        table.add_row(f"requests, {connections} connections", a, b, ratio, f"at least {GOALS['rps']}")
+    if "store" in found:
+        row = found["store"]
+        a, b = f"{row['nothing_us']} us", f"{row['etcd_us']} us"  # type: ignore[index]
+        table.add_row("place and finish, state in etcd", a, b, f"{row['ratio']}", f"at most {GOALS['store']}")  # type: ignore[index]
+    if "placements" in found:
+        row = found["placements"]
+        text = f"{row['per_cpu_s']:,} per CPU second"  # type: ignore[index]
+        table.add_row(f"placements, {NODES} nodes x {DEVICES}", "", text, "", f"at least {GOALS['placements']:,}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

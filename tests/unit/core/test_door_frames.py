@@ -1,0 +1,69 @@
+"""What a gateway and a node's door say, as bytes."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufaas_core import wire
+from gpufaas_core.door_frames import Asked, DoorAnswer, DoorCall, DoorKind, Failure, LogQuery, Room
+from gpufaas_core.errors import LeaseRefused, Overloaded
+from gpufaas_core.frames import AnswerHead, CallHead, FrameReader, Kind, encode_frame
+from gpufaas_core.messages import Lease
+from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId
+
+LEASE = Lease(
+    7, 3, CallId("c@g1"), FunctionId("f.ns@1"), "digest", DeviceId("n/cuda:0"), True, 1 << 30, (CopyId("old.ns@1"),),
+    local=True, copy=2,
+)  # fmt: skip
+HEAD = CallHead("c", "POST", "/a%20b", b"q=1", [(b"host", b"h"), (b"x", b"\xff")], timeout_s=1.5)
+SAID = [
+    (Kind.CALL, DoorCall(LEASE, HEAD), b"body"),
+    (Kind.BODY, None, b"x" * 1000),
+    (Kind.BODY_END, None, b""),
+    (Kind.CANCEL, None, b""),
+    (DoorKind.ASK, Asked("logs"), msgspec.msgpack.encode(LogQuery("f", "ns", tail=3))),
+    (DoorKind.ROOM, Room(1 << 20), b""),
+    (Kind.ANSWER, DoorAnswer(AnswerHead(200, []), 0.5, (("room", 0.25),), LEASE), b"answer"),
+    (DoorKind.REFUSED, Failure("LeaseRefused", "no"), b""),
+    (DoorKind.ERROR, Failure("Overloaded", "full", 2.5), b""),
+    (DoorKind.REPLY, None, b"\xc0"),
+]
+
+
+@given(st.lists(st.integers(1, 400), min_size=1))
+def test_frames_arrive_as_they_were_said_however_the_network_cuts_them(sizes: list[int]) -> None:
+    data = b"".join(encode_frame(*each) for each in SAID)
+    reader, found, at, turn = FrameReader(), [], 0, 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)]
+        found += reader.feed(data[at : at + size])
+        at, turn = at + size, turn + 1
+
+    heads = [
+        None if head is None else msgspec.msgpack.decode(header, type=type(head))
+        for (_, head, _), (_, header, _) in zip(SAID, found, strict=True)
+    ]
+    assert [kind for kind, _, _ in found] == [kind for kind, _, _ in SAID]
+    assert heads == [head for _, head, _ in SAID]
+    assert [body for _, _, body in found] == [body for _, _, body in SAID]
+
+
+def test_no_kind_means_two_things() -> None:
+    assert not {int(each) for each in Kind} & {int(each) for each in DoorKind}
+
+
+@pytest.mark.parametrize("error", [LeaseRefused("no"), Overloaded("full", 2.5)])
+def test_an_error_arrives_as_it_was_raised(error: LeaseRefused | Overloaded) -> None:
+    failure = Failure(wire.error_name(error), str(error), getattr(error, "retry_after_s", 1.0))
+    arrived = wire.make_error(failure.name, failure.message, failure.retry_after_s)
+
+    assert (type(arrived), str(arrived)) == (type(error), str(error))
+    assert getattr(arrived, "retry_after_s", 0) == getattr(error, "retry_after_s", 0)
+
+
+def test_who_does_not_say_so_brings_no_calls() -> None:
+    """A `Hello` of a release that did not know the field."""
+    said = msgspec.msgpack.encode([2, 1, "gateway", "g", "boot", b"nonce", b"proof", "0.1.0"])
+
+    assert msgspec.msgpack.decode(said, type=wire.Hello).calls is False
