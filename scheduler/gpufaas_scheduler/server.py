@@ -402,6 +402,8 @@ class SchedulerServer:
             for device in node.devices:
                 self.service.handle(DeviceLeft(device.id, f"node {node.id} is gone: {why}"))
             self.service.part(node.id)
+            if self._awaited is None:
+                self._show_view(self.service)
 
     # --- within ---
 
@@ -412,6 +414,8 @@ class SchedulerServer:
         if self._awaited:
             log.warning("leader.without nodes=%s", ",".join(sorted(self._awaited)))
         self._awaited = None
+        # Not before: a view of some of the nodes would have gateways give the others up, and what runs there.
+        self._show_view(service)
         early, self._early = self._early, []
         log.info("leader.serves epoch=%d placed=%d because=%s", self._epoch, len(early), why)
         answered: set[CallId] = set()
