@@ -42,9 +42,9 @@ def another_leader(cluster: Cluster, old: Service) -> Callable[[], bool]:
     """Return what says whether another one leads and both gateways are with it, and it places calls."""
 
     def claim() -> bool:
-        leader = cluster.leader()
+        leader = cluster.leader(old)
         return (
-            leader is not None and leader is not old
+            leader is not None
             and all(each.readiness()[0] == 200 for each in cluster.gateways)
             and bool(leader.metrics().get("gpufaas_scheduler_serving"))
         )  # fmt: skip
