@@ -1,5 +1,6 @@
-"""What breaks, what its users see of it, and for how long. The bars are the product's; the table has what was measured."""
+"""What breaks, what its users see of it, and for how long. The bars are fixed; the table has what was measured."""
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -206,8 +207,7 @@ def test_etcd_stands_still(cluster: Cluster, chaos: Begin) -> None:
 
 # --- networks ---
 
-needs_network = pytest.mark.skipif("bool(__import__('tests.integration.cluster', fromlist=['Network']).Network.missing())",
-                                   reason=Network.missing() or "-")  # fmt: skip
+needs_network = pytest.mark.skipif(bool(Network.missing()), reason=Network.missing() or "-")
 
 
 def cut_for_10_s(cluster: Cluster, it: Chaos, ports: list[int], *, leaves: bool) -> None:
