@@ -165,7 +165,8 @@ class Link(asyncio.Protocol):
             return
         if now - self._sent >= wire.BEAT_S * 0.9:
             self.send(wire.Beat())
-        self._beat = self._loop.call_later(wire.BEAT_S, self._on_beat)
+        silent_in_s = self._heard + wire.SILENCE_S - now
+        self._beat = self._loop.call_later(min(wire.BEAT_S, silent_in_s + 0.001), self._on_beat)
 
     # --- asyncio's side ---
 

@@ -168,6 +168,12 @@ class Ask(Message, frozen=True, array_like=True, tag=41):
     value: str = ""
 
 
+class Unlinked(Message, frozen=True, array_like=True, tag=42):
+    """The nodes of the view to whose doors this gateway has no link now; said as it connects, and after each change."""
+
+    nodes: list[NodeId]
+
+
 class Granted(Message, frozen=True, array_like=True, tag=48):
     lease: Lease
 
@@ -259,7 +265,7 @@ class Do(Message, frozen=True, array_like=True, tag=82):
 
 _MESSAGES: Final[tuple[type[Message], ...]] = (
     Challenge, Hello, Welcome, Turned, Beat,
-    Present, Place, Cancel, Again, Unreachable, Deploy, Remove, Scale, Counted, Ask,
+    Present, Place, Cancel, Again, Unreachable, Deploy, Remove, Scale, Counted, Ask, Unlinked,
     Granted, Rejected, Unknown, View, Answered,
     Joining, Fact, Used, Noted, Define, Forget, Do,
 )  # fmt: skip

@@ -102,6 +102,10 @@ class RemoteNodes:
     def nodes(self) -> "list[RemoteNode]":
         return list(self._nodes.values())
 
+    def unlinked(self) -> list[NodeId]:
+        """Return those that cannot be reached."""
+        return sorted(node.id for node in self._nodes.values() if node.down)
+
     def get(self, id_: str) -> "RemoteNode | None":
         return self._nodes.get(id_)
 
@@ -292,10 +296,11 @@ class RemoteNode:
             try:
                 link = await connect(self.address, self._nodes.me, DIAL_S)
             except GpufaasError as exc:
-                if not self.down:
-                    log.warning("node %s cannot be reached: %s", self.id, exc)
-                self.down = str(exc)
+                known, self.down = bool(self.down), str(exc)
                 self._refuse_waiting(self.down)
+                if not known:
+                    log.warning("node %s cannot be reached: %s", self.id, exc)
+                    self._nodes.changed()
                 await asyncio.sleep(retry_s)
                 retry_s = min(_LONGEST_RETRY_S, 2 * retry_s)
                 continue
@@ -310,8 +315,8 @@ class RemoteNode:
                 self._link = None
             log.warning("node %s is lost: %s", self.id, why)
             self.down = why
+            self._nodes.changed()  # first: the scheduler, if it is told by this, places no call there again
             self._lost(why)
-            self._nodes.changed()
 
     def _close_idle(self) -> None:
         unneeded, self._idle = self._idle[: self._least_idle], self._idle[self._least_idle :]

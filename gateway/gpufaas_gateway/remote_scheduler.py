@@ -20,7 +20,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.connection import Identity, Link, NotReached, TurnedAway, connect
 from gpufaas_core.errors import InvalidSpec, LeaseRefused, UnknownFunction
 from gpufaas_core.messages import Lease
-from gpufaas_core.model import CallId, DeviceId, EngineStatus, Explanation, Function, FunctionId, Seconds
+from gpufaas_core.model import CallId, DeviceId, EngineStatus, Explanation, Function, FunctionId, NodeId, Seconds
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ class RemoteScheduler:
         self._changed = asyncio.Event()
         self._ready: dict[FunctionId, list[tuple[DeviceId, int]]] | None = None
         self._direct: dict[DeviceId, int] = {}
+        self._unlinked: list[NodeId] = []
 
     # --- the invocation path ---
 
@@ -137,6 +138,13 @@ class RemoteScheduler:
         """The node of a lease could not be reached. *call* as in the lease."""
         if self._link is not None:
             self._link.send(wire.Unreachable(call, device, reason))
+
+    def unlinked(self, nodes: list[NodeId]) -> None:
+        """The doors of *nodes* are not reached from here."""
+        if nodes != self._unlinked:
+            self._unlinked = nodes
+            if self._link is not None:
+                self._link.send(wire.Unlinked(nodes))
 
     # --- management ---
 
@@ -211,13 +219,16 @@ class RemoteScheduler:
             address = self.leader
             lost: asyncio.Future[str] = self._loop.create_future()
             try:
-                link = await connect(address, self.me)
+                link = await self._connect(address)
             except (NotReached, TurnedAway) as exc:
                 if isinstance(exc, TurnedAway) and exc.code == "not_leader" and exc.leader not in ("", address):
                     self.leader = exc.leader
                 else:
                     level = logging.INFO if tries else logging.WARNING
                     log.log(level, "scheduler.unreachable address=%s reason=%s", address, exc)
+                if isinstance(exc, NotReached) and self.leader not in ("", address):
+                    tries = 0
+                    continue
                 self._changed.clear()
                 is_there = isinstance(exc, TurnedAway) and exc.code == "not_leader"  # and may lead in a moment
                 delay = _BACKOFF_S[1 if is_there else min(tries, len(_BACKOFF_S) - 1)] * random.uniform(0.8, 1.2)
@@ -246,6 +257,24 @@ class RemoteScheduler:
                 self._end()
             log.warning("scheduler.lost address=%s reason=%s", address, why)
 
+    async def _connect(self, address: str) -> Link:
+        """
+        Return a link to *address*, as long as it is the leader's: one that stands still takes connections, too.
+
+        :raises NotReached: nobody answers, or somebody else leads now
+        :raises TurnedAway: it does not want us
+        """
+        connecting = self._loop.create_task(connect(address, self.me))
+        moved = self._loop.create_task(self._moved(address))
+        try:
+            await asyncio.wait((connecting, moved), return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise NotReached(f"{address} did not answer, and another one leads")
+            return connecting.result()
+        finally:
+            moved.cancel()
+            connecting.cancel()
+
     async def _moved(self, address: str) -> None:
         """Return when somebody else leads. That nobody does is no reason to leave: the store may be down."""
         while self.leader in ("", address):
@@ -257,6 +286,7 @@ class RemoteScheduler:
         self._link = link
         self._early.clear()
         link.send(wire.Present(list(self._running)))
+        link.send(wire.Unlinked(self._unlinked))
         now = self._loop.time()
         waiting, self._waiting = self._waiting, {}
         for each in sorted(waiting.values(), key=lambda each: each.since):

@@ -92,7 +92,7 @@ class Agent:
                 continue
             address = self.leader
             try:
-                link = await connect(address, self.me)
+                link = await self._connect(address)
             except (NotReached, TurnedAway) as exc:
                 if isinstance(exc, TurnedAway) and exc.code == "not_leader":
                     if exc.leader not in ("", address):
@@ -100,6 +100,9 @@ class Agent:
                 elif str(exc) != self.refused:
                     log.warning("scheduler.unreachable address=%s reason=%s", address, exc)
                 self.refused = str(exc)
+                if isinstance(exc, NotReached) and self.leader not in ("", address):
+                    tries = 0
+                    continue
                 self._changed.clear()
                 is_there = isinstance(exc, TurnedAway) and exc.code == "not_leader"  # and may lead in a moment
                 delay = _BACKOFF_S[1 if is_there else min(tries, len(_BACKOFF_S) - 1)] * random.uniform(0.8, 1.2)
@@ -143,6 +146,24 @@ class Agent:
             moved.cancel()
             used.cancel()
             link.close("this node goes elsewhere")
+
+    async def _connect(self, address: str) -> Link:
+        """
+        Return a link to *address*, as long as it is the leader's: one that stands still takes connections, too.
+
+        :raises NotReached: nobody answers, or somebody else leads now
+        :raises TurnedAway: it does not want us
+        """
+        connecting = self._loop.create_task(connect(address, self.me))
+        moved = self._loop.create_task(self._moved(address))
+        try:
+            await asyncio.wait((connecting, moved), return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise NotReached(f"{address} did not answer, and another one leads")
+            return connecting.result()
+        finally:
+            moved.cancel()
+            connecting.cancel()
 
     async def _moved(self, address: str) -> None:
         """Return when somebody else leads. That nobody does is no reason to leave: the store may be down."""

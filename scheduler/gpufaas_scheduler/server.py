@@ -50,6 +50,10 @@ class RemoteNode:
         self.address = ""
         self.devices: list[Device] = []
         self.draining = False
+        self.shut = False
+        """No gateway reaches its door."""
+        self.closed = False
+        """It takes no calls, because of one or the other."""
         self.clock_note = ""
         self.note = ""
         self.joined_at = time.monotonic()
@@ -72,7 +76,8 @@ class RemoteNode:
         self.link.send(wire.Do(Abort(call, device)))
 
     def view(self) -> wire.NodeView:
-        note = "; ".join(filter(None, (self.note, self.clock_note)))
+        shut = f"no gateway reaches its door at {self.address}: it gets no calls" if self.shut else ""
+        note = "; ".join(filter(None, (self.note, self.clock_note, shut)))
         joined_s = time.monotonic() - self.joined_at
         return wire.NodeView(self.id, self.address, self.devices, self.draining, note, self.version, joined_s)
 
@@ -87,6 +92,8 @@ class _Gateway:
         self.present: set[CallId] = set()
         """The calls that it knew to run when it came."""
         self.gone: asyncio.TimerHandle | None = None
+        self.unlinked: frozenset[NodeId] | None = None
+        """The nodes whose doors it does not reach; None: it has not said."""
 
     def answer(self, call: CallId, answer: Lease | GpufaasError) -> None:
         self.present.discard(call)
@@ -304,6 +311,9 @@ class SchedulerServer:
             self.remove(message.function, message.drain)
         elif kind is wire.Scale:
             service.scale(message.function, message.copies)
+        elif kind is wire.Unlinked:
+            gateway.unlinked = frozenset(message.nodes)
+            self._look_at_doors()
         elif kind is wire.Ask:
             self._asked(service, gateway, message)
 
@@ -328,15 +338,34 @@ class SchedulerServer:
         """Let the node take no new calls: what runs there ends, what waits goes elsewhere; or take it back."""
         (self.drained.add if drain else self.drained.discard)(id_)
         node = self.nodes.get(id_)
-        if node is not None and node.draining != drain and self.service is not None:
+        if node is not None and node.draining != drain:
             node.draining = drain
-            for device in node.devices:
-                self.service.drain(device.id, drain)
-            self._view_due = True
+            self._open_or_close(node)
         self.on_drain(id_, drain)
+
+    def _open_or_close(self, node: RemoteNode) -> None:
+        closed = node.draining or node.shut
+        if closed != node.closed and self.service is not None:
+            node.closed = closed
+            for device in node.devices:
+                self.service.drain(device.id, closed)
+        self._view_due = True
+
+    def _look_at_doors(self) -> None:
+        """A node whose door no gateway reaches gets no calls: unless it is so with all nodes, which helps nobody."""
+        told = [each.unlinked for each in self._gateways.values() if each.unlinked is not None and not each.link.closed]
+        shut = {id_ for id_ in self.nodes if told and all(id_ in each for each in told)}
+        if len(shut) == len(self.nodes):
+            shut.clear()
+        for node in self.nodes.values():
+            if node.shut != (node.id in shut):
+                node.shut = not node.shut
+                log.warning("node.%s id=%s address=%s", "unreached" if node.shut else "reached", node.id, node.address)
+                self._open_or_close(node)
 
     def _gateway_lost(self, gateway: _Gateway, why: str) -> None:
         log.warning("gateway.lost id=%s reason=%s", gateway.name, why)
+        self._look_at_doors()
         gateway.gone = self._loop.call_later(GRACE_S, self._gateway_gone, gateway)
 
     def _gateway_gone(self, gateway: _Gateway) -> None:
@@ -384,6 +413,7 @@ class SchedulerServer:
         service.join_with(node, list(snapshot.devices))
         if node.id in self.drained:
             self.drain(node.id, True)
+        self._look_at_doors()
         self._view_due = True
         log.info("node.joined id=%s address=%s devices=%d", node.id, node.address, len(node.devices))
         if self._awaited is not None:
@@ -402,6 +432,8 @@ class SchedulerServer:
             for device in node.devices:
                 self.service.handle(DeviceLeft(device.id, f"node {node.id} is gone: {why}"))
             self.service.part(node.id)
+            if self._awaited is None:
+                self._show_view(self.service)
 
     # --- within ---
 
@@ -412,6 +444,8 @@ class SchedulerServer:
         if self._awaited:
             log.warning("leader.without nodes=%s", ",".join(sorted(self._awaited)))
         self._awaited = None
+        # Not before: a view of some of the nodes would have gateways give the others up, and what runs there.
+        self._show_view(service)
         early, self._early = self._early, []
         log.info("leader.serves epoch=%d placed=%d because=%s", self._epoch, len(early), why)
         answered: set[CallId] = set()

@@ -258,7 +258,7 @@ def judge(load: Load, record: Path, since: float, until: float) -> Verdict:
     :param until: from then on calls must succeed again; times of `time.monotonic`
     """
     executed = Counter(record.read_text().split()) if record.exists() else Counter()
-    wrong: list[str] = list(f"a callback of no call: {each}" for each in load.strange[:3])
+    wrong: list[str] = [f"a callback of no call: {each}" for each in load.strange[:3]]
     failures: Counter[int] = Counter()
     texts: Counter[str] = Counter()
     accepted = again = 0
@@ -266,7 +266,9 @@ def judge(load: Load, record: Path, since: float, until: float) -> Verdict:
     took: list[float] = []
 
     def say(call: Call, what: str) -> None:
-        times = f"from {call.began - since:+.2f} s to {call.ended - since:+.2f} s after the fault (over at {until - since:+.2f} s)"
+        times = (
+            f"{call.began - since:+.2f} s to {call.ended - since:+.2f} s after the fault, over at {until - since:+.2f}"
+        )
         wrong.append(f"{call.function} {call.payload} by gateway {call.gateway + 1}, {times}: {what}")
 
     for call in load.calls:

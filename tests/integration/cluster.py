@@ -322,11 +322,11 @@ class Cluster:
         there = {each.id for each in self.nodes if each.runs}
         return all(set(each.nodes()) == there for each in self.gateways if each.runs)
 
-    def leader(self) -> Service | None:
-        """Return the scheduler that says that it leads."""
+    def leader(self, *but: Service) -> Service | None:
+        """Return the scheduler that says that it leads; *but* these, which may not answer."""
         for each in self.schedulers:
             with contextlib.suppress(httpx.TransportError):
-                if each.runs and each.metrics().get("gpufaas_scheduler_leads"):
+                if each not in but and each.runs and each.metrics().get("gpufaas_scheduler_leads"):
                     return each
         return None
 

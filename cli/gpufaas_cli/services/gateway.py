@@ -100,6 +100,7 @@ async def _run(
             nodes.set_nodes(view.nodes)
 
         scheduler = RemoteScheduler(me, on_view=on_view)
+        nodes.watchers.add(lambda: scheduler.unlinked(nodes.unlinked()))
         workers = RemoteWorkers(nodes)
         logs = RemoteLogs(nodes)
         async_queue = await EtcdAsyncQueue.open(etcd, me.id, data / "async")
