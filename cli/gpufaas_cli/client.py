@@ -181,6 +181,15 @@ class Client:
         path = f"/system/namespace/{quote(name, safe='')}"
         self._check(self._send("DELETE", path, json={"name": name, "labels": {"openfaas": "1"}}))
 
+    def quota(self, namespace: str) -> dict[str, Any]:
+        return self._object(_quota_path(namespace))
+
+    def put_quota(self, namespace: str, limits: Mapping[str, object]) -> None:
+        self._check(self._send("PUT", _quota_path(namespace), json=limits))
+
+    def remove_quota(self, namespace: str) -> None:
+        self._check(self._send("DELETE", _quota_path(namespace)))
+
     # --- asynchronous calls ---
 
     def call(self, call_id: str) -> dict[str, Any]:
@@ -333,7 +342,8 @@ class Client:
     def _check(self, answer: httpx.Response) -> None:
         if answer.is_success:
             return
-        if answer.status_code in (401, 403):
+        over_quota = answer.headers.get("x-gpufaas-error") == "quota-exceeded"
+        if answer.status_code in (401, 403) and not over_quota:
             raise NotAuthorised(
                 f"the gateway at {self.shown} does not let us in ({answer.status_code}): "
                 f"log in with 'gpufaas login -g {self.shown} --password-stdin'"
@@ -373,6 +383,10 @@ def _retry_after(answer: httpx.Response) -> Seconds | None:
     """Return the seconds after which the gateway wants to be asked again, at most 5; None when it does not."""
     after = answer.headers.get("Retry-After", "")
     return min(float(after), 5.0) if answer.status_code == 503 and after.isdecimal() else None
+
+
+def _quota_path(namespace: str) -> str:
+    return f"/system/namespace/{quote(namespace, safe='')}/quota"
 
 
 def _in(namespace: str | None) -> dict[str, str]:

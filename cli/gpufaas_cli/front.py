@@ -34,7 +34,7 @@ from gpufaas_gateway.invoke import PREFIX, BrokenAnswer, Invocations, NodePort, 
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.node_api import Cluster, node_routes
 from gpufaas_gateway.placement import read_profiles
-from gpufaas_gateway.ports import Artifacts, AsyncQueue, FunctionLogs, FunctionStore, Scheduler, Secrets, Workers
+from gpufaas_gateway.ports import Artifacts, AsyncQueue, FunctionLogs, Scheduler, Secrets, Store, Workers
 from gpufaas_gateway.protocol import BoundedHttp, BoundedWebSocket
 from gpufaas_gateway.retry import WHILE_MISSING, RetryPolicy, read_policy
 from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
@@ -62,7 +62,7 @@ class Front:
         credentials: Credentials | None,
         spool: Path,
         *,
-        store: FunctionStore,
+        store: Store,
         artifacts: Artifacts,
         workers: Workers,
         scheduler: PlacingScheduler,

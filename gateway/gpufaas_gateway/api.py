@@ -1,6 +1,6 @@
 """
 The management routes: functions, logs, artifacts, health, metrics (openfaas.md §3; ours begin with /system/artifacts
-and /system/status). Invocations do not come here: `invoke.py` serves them without FastAPI.
+and /system/status, or end in /quota). Invocations do not come here: `invoke.py` serves them without FastAPI.
 
 Statuses are what real clients need, which is not always what one would choose: 202 and 200 but never 201 or 204 for
 functions, text/plain errors, DELETE with a JSON body, and no 422 for bodies.
@@ -33,7 +33,7 @@ from gpufaas_gateway.metrics import CONTENT_TYPE, Metrics
 from gpufaas_gateway.openapi import document
 from gpufaas_gateway.page import PAGE
 from gpufaas_gateway.ports import Artifacts, FunctionLogs, Scheduler, Secrets
-from gpufaas_gateway.resource_api import add_namespace_routes, add_secret_routes
+from gpufaas_gateway.resource_api import add_namespace_routes, add_quota_routes, add_secret_routes
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, check_digest, full_name_of
 from gpufaas_gateway.wire import DeleteFunctionRequest, FunctionDeployment, ScaleServiceRequest, parse, spec_fields
 
@@ -144,6 +144,7 @@ def management_app(
 
     add_alert_route(app, catalogue, scheduler)
     add_namespace_routes(app, catalogue)
+    add_quota_routes(app, catalogue)
     add_secret_routes(app, catalogue, secrets)
 
     @app.get("/system/logs")

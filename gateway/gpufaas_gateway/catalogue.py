@@ -23,11 +23,12 @@ from gpufaas_core.messages import Learnt
 from gpufaas_core.model import Device, EngineStatus, Function, FunctionId, Profile
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
-from gpufaas_gateway.errors import Unavailable
+from gpufaas_gateway.errors import QuotaExceeded, Unavailable
 from gpufaas_gateway.metrics import FunctionStats, Metrics
 from gpufaas_gateway.namespaces import Namespaces
 from gpufaas_gateway.placement import NOTHING_ASKED, Placement
-from gpufaas_gateway.ports import Artifacts, FunctionStore, Scheduler, Secrets, Workers
+from gpufaas_gateway.ports import Artifacts, Scheduler, Secrets, Store, Workers
+from gpufaas_gateway.quotas import Gate, NamespaceQuotas
 from gpufaas_gateway.spec import (
     DEFAULT_NAMESPACE,
     DEFAULT_QUEUE,
@@ -88,6 +89,13 @@ class Deployed:
     """On which devices it may run, and by whose wish."""
     unavailable: str | None = None
     """Why it cannot be called; None: it can."""
+    gate: Gate | None = None
+    """What its calls have to pass; None: its namespace has no limit on calls."""
+
+    @property
+    def reserved(self) -> Bytes:
+        """What it has of its namespace's quota: its first reservation, as often as copies of it are kept."""
+        return self.spec.memory * max(1, self.function.min_copies)
 
     @property
     def invocations(self) -> int:
@@ -103,7 +111,7 @@ class Catalogue:
 
     def __init__(
         self,
-        store: FunctionStore,
+        store: Store,
         artifacts: Artifacts,
         workers: Workers,
         scheduler: Scheduler,
@@ -130,8 +138,10 @@ class Catalogue:
         self._new_revision = new_revision
         self.on_replaced: Callable[[FunctionId], None] = lambda _: None
         """Told of a revision that was updated, after which it takes no more calls and those that it has run on."""
-        drop_secrets = secrets.drop if secrets else lambda _: None
-        self.namespaces = Namespaces(store, lambda name: bool(self.all(name)), drop_secrets)
+        self.quotas = NamespaceQuotas(store, self._change_gate)
+        self.namespaces = Namespaces(
+            store, lambda name: bool(self.all(name)), self._drop_contents, lambda name: self.quotas.adopt(name, None)
+        )
         self._functions: dict[str, Deployed] = {}
         """By ``NAME.NAMESPACE``."""
         self._called: dict[str, Deployed] = {}
@@ -141,6 +151,8 @@ class Catalogue:
         self._unsaved: dict[tuple[str, str], Profile] = {}
         self._deploying: dict[str, int] = {}
         """Functions that are being deployed or removed here: what the store says of them meanwhile is our own doing."""
+        self._claims: dict[str, tuple[str, Bytes]] = {}
+        """Namespace, and what they will reserve, of functions that are being deployed here, by `Deployed.full_name`."""
         self._loaded = False
 
     @property
@@ -158,6 +170,7 @@ class Catalogue:
         :raises StorageFailed: the store cannot be read
         """
         await self.namespaces.load()
+        await self.quotas.load()
         at_once = asyncio.Semaphore(_LOADS_AT_ONCE)
         records = await asyncio.to_thread(self._store.all)
         async with asyncio.TaskGroup() as tasks:
@@ -226,6 +239,12 @@ class Catalogue:
         """Return the functions of *namespace* by name; none when there is no such namespace."""
         return sorted((each for each in self._functions.values() if each.namespace == namespace), key=lambda d: d.name)
 
+    def used(self, namespace: str) -> dict[str, int]:
+        """Return what *namespace* has of what a quota bounds, by the fields of the wire; calls only while they are."""
+        functions, gate = self.all(namespace), self.quotas.gate(namespace)
+        calls = {} if gate is None else {"inFlight": gate.in_flight, "waiting": gate.waiting}
+        return {"functions": len(functions), "memory": sum(each.reserved for each in functions), **calls}
+
     def everywhere(self) -> list[Deployed]:
         """Return the functions of all namespaces, ordered by namespace and name."""
         return sorted(self._functions.values(), key=lambda each: (each.namespace, each.name))
@@ -236,6 +255,7 @@ class Catalogue:
 
         :raises InvalidSpec: what is asked for cannot be; the message says where
         :raises NoDeviceFits: it needs more memory than any device has
+        :raises QuotaExceeded: its namespace would have more functions, or more memory, than it may
         :raises FunctionExists: not an update, and the name is taken
         :raises UnknownFunction: an update of what is not there
         :raises UnknownArtifact: weights that the bundle names were never uploaded
@@ -251,6 +271,7 @@ class Catalogue:
                     return await self._deploy(spec, namespace, update)
                 finally:
                     del self._deploying[full_name]
+                    self._claims.pop(full_name, None)
 
     async def _deploy(self, spec: FunctionSpec, namespace: str, update: bool) -> Deployed:
         """`deploy`, with the name and its namespace held."""
@@ -262,6 +283,7 @@ class Catalogue:
             raise FunctionExists(
                 f"function {spec.service} in {namespace} exists: update it with PUT, or remove it first"
             )
+        self._claim(full_name, namespace, 0)
         options = read_options(spec, self._defaults)
         options.placement.check(spec.service, self._workers.devices())
         await self._check_secrets(spec.secrets or (), namespace)
@@ -279,6 +301,7 @@ class Catalogue:
         )
         try:
             new = await self._define(record, options)
+            self._claim(full_name, namespace, new.reserved)
             self._check_fits(new)
             await self._workers.check(new.spec)
             await self._commit(new, old)
@@ -476,6 +499,46 @@ class Catalogue:
         known = self._metrics.functions.get(record.full_name)
         return known if known is not None else FunctionStats(record.full_name, record.invocations)
 
+    def _claim(self, full_name: str, namespace: str, memory: Bytes) -> None:
+        """
+        Take what a deployment needs of its namespace's quota; `deploy` gives it back, once the function itself counts.
+
+        What asks for no more than the function has is let in, also where the quota is below what is in use.
+
+        :raises QuotaExceeded: it is not there to be taken
+        """
+        has = {each.full_name: each.reserved for each in self._functions.values() if each.namespace == namespace}
+        before = has.pop(full_name, None)
+        for other, (where, claimed) in self._claims.items():
+            if where == namespace and other != full_name:
+                has[other] = max(claimed, has.get(other, 0))
+        quota, command = self.quotas.get(namespace), f"'gpufaas namespace quota {namespace}"
+        if before is None and quota.max_functions is not None and len(has) >= quota.max_functions:
+            raise QuotaExceeded(
+                f"namespace {namespace} is at its quota of functions ({len(has)} of {quota.max_functions}), and "
+                f"{full_name} would be one more: remove a function, or raise the quota with {command} --functions N'"
+            )
+        if quota.max_memory is not None and memory > (before or 0) and sum(has.values()) + memory > quota.max_memory:
+            raise QuotaExceeded(
+                f"{full_name} reserves {format_bytes(memory)}, and the other functions of namespace {namespace} have "
+                f"{format_bytes(sum(has.values()))} of the {format_bytes(quota.max_memory)} that its quota allows: "
+                "remove a function, declare less (annotation gpufaas.memory) or keep fewer copies, or raise the quota "
+                f"with {command} --memory SIZE'"
+            )
+        self._claims[full_name] = namespace, memory
+
+    def _change_gate(self, namespace: str) -> None:
+        gate = self.quotas.gate(namespace)
+        for each in self._functions.values():
+            if each.namespace == namespace:
+                each.gate = gate
+
+    def _drop_contents(self, namespace: str) -> None:
+        """Remove what the stores have of a namespace that goes. Blocks."""
+        if self._secrets is not None:
+            self._secrets.drop(namespace)
+        self._store.remove_quota(namespace)
+
     def _check_fits(self, new: Deployed) -> None:
         devices = self._workers.devices()
         devices = new.placement.among(devices) or devices
@@ -512,6 +575,7 @@ class Catalogue:
         new.stats = self._metrics.adopt(new.stats)
         new.stats.replicas = max(1, new.function.min_copies)
         new.stats.scaling = new.scaling
+        new.gate = self.quotas.gate(new.namespace)
         self._functions[new.full_name] = new
         self._called[new.full_name] = new
         if new.namespace == DEFAULT_NAMESPACE:

@@ -57,6 +57,10 @@ class NotEmpty(GpufaasError):
     """The namespace has functions: remove them first."""
 
 
+class QuotaExceeded(GpufaasError):
+    """What is asked for is more than its namespace may have: remove something, or raise the quota."""
+
+
 class Unavailable(GpufaasError):
     """The function is deployed, but its bundle is missing or corrupt: deploy it again."""
 
@@ -69,6 +73,7 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     InvalidSpec: 400,
     NoDeviceFits: 400,
     UnknownArtifact: 400,  # named by a deploy; a route that serves artifacts answers 404 itself
+    QuotaExceeded: 403,  # as Kubernetes answers it
     UnknownFunction: 404,
     UnknownCall: 404,
     UnknownName: 404,

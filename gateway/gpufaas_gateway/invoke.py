@@ -35,6 +35,7 @@ from gpufaas_core.units import format_bytes, parse_duration
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import METHODS, BodyTooSlow, MethodNotAllowed, Unavailable, headers_of, status_of
 from gpufaas_gateway.metrics import Metrics
+from gpufaas_gateway.quotas import Passage
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -223,6 +224,7 @@ class Invocations:
 
         deployed: Deployed | None = None
         call = _Call()
+        passage: Passage | None = None
         lease: Lease | None = None
         status = 500
         queue_s = load_s = run_s = 0.0
@@ -230,6 +232,8 @@ class Invocations:
         try:
             deployed = self._find(name, method)
             deployed.stats.started()
+            if deployed.gate is not None:
+                passage = deployed.gate.enter()
             if not forwarded and scope.get("client"):
                 host, port = scope["client"]
                 headers.append((b"x-forwarded-for", f"{host}:{port}".encode()))
@@ -264,6 +268,12 @@ class Invocations:
                 if isinstance(placed, Lease):
                     lease = placed
                 else:
+                    if passage is not None:
+                        try:
+                            passage.wait()
+                        except GpufaasError:
+                            placed.cancel()  # nobody will ask it
+                            raise
                     call.future = placed
                     if call.watched or not self._suffix:
                         # Where the scheduler is another process, every call waits for it, but few wait long.
@@ -280,6 +290,8 @@ class Invocations:
                         placed = self._scheduler.place(call_id, deployed.function_id, left_s)
                         continue
                     call.future = None
+                if passage is not None:
+                    passage.granted()
                 try:
                     exchange = call.exchange = self._node.call(lease, head, body)
                     if call.error is not None:
@@ -374,6 +386,8 @@ class Invocations:
                 await send_error(send, error, answered)
         finally:
             self._scheduler.over(call_id)
+            if passage is not None:
+                passage.leave()
             self._stop_watching(call)
             if call.exchange is not None:
                 call.exchange.fail(_OVER)  # nothing, if it ended: only then a node elsewhere knows that nobody reads

@@ -22,15 +22,21 @@ class Namespaces:
     One event loop owns it. The default one is always there, and cannot be altered.
 
     :param has_functions: whether the namespace must stay
-    :param drop_secrets: remove the secrets of a namespace that goes; blocks
+    :param drop_contents: remove what is kept of a namespace that goes: its secrets, its quota; blocks
+    :param on_removed: told of a namespace that is gone
     """
 
     def __init__(
-        self, store: FunctionStore, has_functions: Callable[[str], bool], drop_secrets: Callable[[str], None]
+        self,
+        store: FunctionStore,
+        has_functions: Callable[[str], bool],
+        drop_contents: Callable[[str], None],
+        on_removed: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._has_functions = has_functions
-        self._drop_secrets = drop_secrets
+        self._drop_contents = drop_contents
+        self._on_removed = on_removed
         self._namespaces = {DEFAULT_NAMESPACE: _DEFAULT}
         self._entering: Counter[str] = Counter()
 
@@ -97,7 +103,7 @@ class Namespaces:
 
     async def remove(self, name: str) -> None:
         """
-        Remove it, and the secrets in it.
+        Remove it, its secrets and its quota.
 
         :raises InvalidSpec: it is the default one
         :raises UnknownName: it is not there
@@ -111,11 +117,12 @@ class Namespaces:
         removed = self._namespaces.pop(name)
         try:
             # In this order a platform that is killed half-way finds the namespace again, and it can be removed again.
-            await asyncio.to_thread(self._drop_secrets, name)
+            await asyncio.to_thread(self._drop_contents, name)
             await asyncio.to_thread(self._store.remove_namespace, name)
         except BaseException:
             self._namespaces[name] = removed
             raise
+        self._on_removed(name)
         log.info("namespace.removed name=%s", name)
 
     async def _put(self, namespace: Namespace) -> None:

@@ -30,14 +30,14 @@ _REASONS: Final[Mapping[int, str]] = {
     301: "The path is spelled otherwise: Location says how.",
     400: "What was sent is malformed or cannot be; the text names the field.",
     401: "The password is missing or wrong.",
-    403: "The signature is missing, or not of this body.",
+    403: "It is not allowed: the signature is missing or not of this body, or the namespace's quota is in use.",
     404: "There is none of that name.",
     405: "The method is not served here.",
     408: "The body did not come in time.",
     409: "It exists already, or is in use.",
     413: "The body is too large.",
     422: "A value of the query is malformed.",
-    429: "The queue is full: Retry-After says when to try again.",
+    429: "The queue is full, or the namespace's quota of calls: Retry-After says when to try again.",
     500: "What was asked for failed in part; one line each.",
     502: "The function failed.",
     503: "The platform is starting, or the function cannot be called.",
@@ -93,6 +93,25 @@ _SCHEMAS: Final[Mapping[str, _Json]] = {
         "type": "object",
         "required": ["name"],
         "properties": {"name": _STRING, "labels": _STRINGS, "annotations": _STRINGS},
+    },
+    "QuotaStatus": {
+        "type": "object",
+        "required": ["namespace", "used"],
+        "properties": {
+            "namespace": _STRING, "maxFunctions": _COUNT, "maxMemory": {**_COUNT, "description": "bytes"},
+            "maxInFlight": _COUNT, "maxWaiting": _COUNT,
+            "used": {
+                "type": "object",
+                "required": ["functions", "memory"],
+                "properties": {
+                    "functions": _COUNT, "memory": {**_COUNT, "description": "bytes"},
+                    "inFlight": {**_COUNT, "description": "at this gateway; where calls have a limit"},
+                    "waiting": {**_COUNT, "description": "at this gateway; where calls have a limit"},
+                },
+                "additionalProperties": False,
+            },
+        },
+        "additionalProperties": False,
     },
     "SecretName": {
         "type": "object",
@@ -174,9 +193,9 @@ def _paths() -> _Json:
     paths: _Json = {
         "/system/functions": {
             "get": _op("List functions", ["namespace"], {200: _list("FunctionStatus")}, 503),
-            "post": _op("Deploy a function", ["namespace"], {202: None}, *_BODY_ERRORS, 409, 502, 507,
+            "post": _op("Deploy a function", ["namespace"], {202: None}, *_BODY_ERRORS, 403, 409, 502, 507,
                         body="FunctionDeployment"),
-            "put": _op("Update a function", ["namespace"], {200: None}, *_BODY_ERRORS, 404, 502, 507,
+            "put": _op("Update a function", ["namespace"], {200: None}, *_BODY_ERRORS, 403, 404, 502, 507,
                        body="FunctionDeployment"),
             "delete": _op("Remove a function", ["namespace"], {202: None}, *_BODY_ERRORS, 404, 507,
                           body="DeleteFunctionRequest"),
@@ -190,6 +209,12 @@ def _paths() -> _Json:
         },
         "/system/alert": {
             "post": _op("AlertManager's webhook", [], {200: None}, *_BODY_ERRORS, 500, body="AlertMessage"),
+        },
+        "/system/namespace/{name}/quota": {
+            "get": _op("What a namespace may use, and uses", ["name"], {200: _one("QuotaStatus")}, 404, 503),
+            "put": _op("Set what a namespace may use", ["name"], {202: None}, *_BODY_ERRORS, 404, 507,
+                       body="NamespaceQuota"),
+            "delete": _op("Let a namespace have no quota", ["name"], {202: None}, 404, 503, 507),
         },
         "/system/secrets": {
             "get": _op("List secrets, without their values", ["namespace"], {200: _list("SecretName")}, 503, 507),

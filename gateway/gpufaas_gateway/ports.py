@@ -80,6 +80,10 @@ class Quotas(Protocol):
         ...
 
 
+class Store(FunctionStore, Quotas, Protocol):
+    """What is deployed, and what may be."""
+
+
 class Secrets(Protocol):
     """
     Values by namespace and name, that only functions are shown. Calls block; every one may raise `StorageFailed`.

@@ -1,4 +1,4 @@
-"""The management routes of what functions live in and read: namespaces and secrets (openfaas.md §3.8, §3.9)."""
+"""The management routes of what functions live in and read: namespaces and quotas, secrets (openfaas.md §3.8, §3.9)."""
 
 import asyncio
 from typing import Final
@@ -10,7 +10,7 @@ from gpufaas_gateway.answers import json_answer, read_body, starting
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.ports import Secrets
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, check_secret
-from gpufaas_gateway.wire import FunctionNamespace, Secret, namespace_fields, parse
+from gpufaas_gateway.wire import FunctionNamespace, NamespaceQuota, Secret, namespace_fields, parse, quota_fields
 
 # The documentation says one thing, the SDKs another, faas-cli adds a slash: all of them are meant (§3.2, appendix C).
 _ALL: Final = ("/system/namespaces", "/system/namespaces/", "/system/namespace", "/system/namespace/")
@@ -69,6 +69,41 @@ def add_namespace_routes(app: FastAPI, catalogue: Catalogue) -> None:
         app.post(path)(create)
         app.put(path)(update)
         app.delete(path)(remove)
+
+
+def add_quota_routes(app: FastAPI, catalogue: Catalogue) -> None:
+    """Ours: OpenFaaS has no quotas."""
+    namespaces, quotas = catalogue.namespaces, catalogue.quotas
+
+    @app.get("/system/namespace/{name}/quota")
+    async def show_quota(name: str) -> Response:
+        if not catalogue.loaded:
+            return starting()
+        namespaces.get(name)
+        return json_answer(quota_fields(name, quotas.get(name), catalogue.used(name)))
+
+    @app.put("/system/namespace/{name}/quota")
+    async def set_quota(name: str, request: Request) -> Response:
+        asked = parse(NamespaceQuota, await read_body(request))
+        if not catalogue.loaded:
+            return starting()
+        namespaces.get(name)
+        if asked.namespace not in (None, name):
+            raise InvalidSpec(
+                f"namespace: the body says {asked.namespace[:80]!r}, the path {name[:80]!r}: which one is meant?"
+            )
+        with namespaces.entered(name):
+            await quotas.put(name, asked.quota())
+        return Response(status_code=202)
+
+    @app.delete("/system/namespace/{name}/quota")
+    async def clear_quota(name: str) -> Response:
+        if not catalogue.loaded:
+            return starting()
+        namespaces.get(name)
+        with namespaces.entered(name):
+            await quotas.remove(name)
+        return Response(status_code=202)
 
 
 def add_secret_routes(app: FastAPI, catalogue: Catalogue, secrets: Secrets) -> None:

@@ -106,11 +106,11 @@ class Quota(Struct, frozen=True, omit_defaults=True):
 
     max_functions: int | None = None
     max_waiting: int | None = None
-    """Calls that wait for a device, in all queues."""
+    """Calls that have no lease yet, at one gateway."""
     max_in_flight: int | None = None
-    """Calls that run."""
+    """Calls that were taken and are not answered to the end, those that wait included, at one gateway."""
     max_memory: Bytes | None = None
-    """Device memory that is reserved for its functions, over all devices."""
+    """The first reservations of its functions, each as often as copies of it are kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ from gpufaas_gateway.invoke import (
     new_call_id,
     placement_headers,
 )
+from gpufaas_gateway.quotas import Passage
 
 MAX_MESSAGE: Final[Bytes] = 16 * MiB
 """Either way: a message is held whole, twice for a moment."""
@@ -94,12 +95,15 @@ class WebSocketCalls:
         answered = [(b"x-call-id", public_id), (b"x-start-time", b"%d" % time.time_ns())]
         connection = _Connection(receive, send)
         deployed: Deployed | None = None
+        passage: Passage | None = None
         lease: Lease | None = None
         status = _SWITCHED
         queue_s = load_s = run_s = 0.0
         try:
             deployed = self._find(name)
             deployed.stats.started()
+            if deployed.gate is not None:
+                passage = deployed.gate.enter()
             connection.listen(deployed)
             placed = self._scheduler.place(call_id, deployed.function_id, deployed.timeout_s)
             key = base64.b64encode(os.urandom(16))
@@ -108,7 +112,18 @@ class WebSocketCalls:
                 _request_headers(scope, key, answered), UPGRADE, "", deployed.timeout_s,
             )  # fmt: skip
             while True:
-                lease = placed if isinstance(placed, Lease) else await connection.placed(placed)
+                if isinstance(placed, Lease):
+                    lease = placed
+                else:
+                    if passage is not None:
+                        try:
+                            passage.wait()
+                        except GpufaasError:
+                            placed.cancel()  # nobody will ask it
+                            raise
+                    lease = await connection.placed(placed)
+                if passage is not None:
+                    passage.granted()
                 try:
                     exchange = self._node.call(lease, head, b"")
                     queue_s = time.perf_counter() - began
@@ -159,6 +174,8 @@ class WebSocketCalls:
             raise
         finally:
             self._scheduler.over(call_id)
+            if passage is not None:
+                passage.leave()
             connection.end()
             if deployed is not None:
                 self._forget(deployed.function_id, connection)

@@ -10,17 +10,35 @@ import binascii
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import models_json_schema
 
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace
+from gpufaas_core.units import parse_bytes
+from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 _ERRORS_SHOWN: Final = 5
 _Required = Annotated[str, Field(min_length=1)]
+_Limit = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+def _in_bytes(size: object) -> object:
+    """``8Gi`` is a number of bytes too."""
+    try:
+        return parse_bytes(size) if isinstance(size, str) else size
+    except InvalidSpec as exc:
+        raise ValueError(str(exc)) from None
+
+
+_Size = Annotated[
+    int,
+    BeforeValidator(_in_bytes),
+    Field(ge=0, le=2**63 - 1),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}], "description": "bytes, or 8Gi"}),
+]
 
 
 class _Body(BaseModel):
@@ -70,6 +88,31 @@ class FunctionNamespace(_Body):
 
     def namespace(self) -> Namespace:
         return Namespace(self.name, self.labels, self.annotations)
+
+
+class NamespaceQuota(_Body):
+    """
+    Limits of a namespace; what is absent or null has none. What a GET shows beside them may come along.
+
+    Unlike OpenFaaS's bodies it knows all its fields: one that is spelled wrongly would be a limit that does not hold.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    namespace: str | None = None
+    max_functions: _Limit | None = None
+    max_memory: _Size | None = None
+    max_in_flight: _Limit | None = None
+    max_waiting: _Limit | None = None
+    used: Any = None
+
+    def quota(self) -> Quota:
+        return Quota(
+            max_functions=self.max_functions,
+            max_memory=self.max_memory,
+            max_in_flight=self.max_in_flight,
+            max_waiting=self.max_waiting,
+        )
 
 
 class Secret(_Body):
@@ -127,6 +170,8 @@ def parse(model: type[_Model], body: bytes) -> _Model:
     except ValidationError as exc:
         errors = exc.errors(include_url=False, include_input=False, include_context=False)
         shown = [_describe(tuple(error["loc"]), error["type"], error["msg"]) for error in errors[:_ERRORS_SHOWN]]
+        if any(error["type"] == "extra_forbidden" for error in errors):
+            shown.append(f"known are {', '.join(each.alias or name for name, each in model.model_fields.items())}")
         if len(errors) > _ERRORS_SHOWN:
             shown.append(f"and {len(errors) - _ERRORS_SHOWN} more")
         raise InvalidSpec("; ".join(shown)) from None  # the original shows the values, which may be secrets
@@ -135,7 +180,8 @@ def parse(model: type[_Model], body: bytes) -> _Model:
 def body_schemas(reference: str) -> dict[str, Any]:
     """Return the JSON schemas of all bodies by name. *reference* is how they refer to each other, with ``{model}``."""
     bodies = (
-        FunctionDeployment, DeleteFunctionRequest, FunctionNamespace, Secret, ScaleServiceRequest, AlertMessage,
+        FunctionDeployment, DeleteFunctionRequest, FunctionNamespace, NamespaceQuota, Secret, ScaleServiceRequest,
+        AlertMessage,
     )  # fmt: skip
     _, found = models_json_schema([(each, "validation") for each in bodies], ref_template=reference)
     schemas: dict[str, Any] = found["$defs"]
@@ -174,6 +220,21 @@ def namespace_fields(namespace: Namespace) -> dict[str, object]:
     return {"name": namespace.name, **{field: value for field, value in given.items() if value is not None}}
 
 
+def quota_fields(namespace: str, quota: Quota, used: dict[str, int]) -> dict[str, object]:
+    """Return the limits as `NamespaceQuota` takes them, absent where there is none, and what is in use of them."""
+    limits = {
+        "maxFunctions": quota.max_functions,
+        "maxMemory": quota.max_memory,
+        "maxInFlight": quota.max_in_flight,
+        "maxWaiting": quota.max_waiting,
+    }
+    return {
+        "namespace": namespace,
+        **{field: limit for field, limit in limits.items() if limit is not None},
+        "used": used,
+    }
+
+
 def timestamp(unix_s: float) -> str:
     """Return RFC 3339 with a zone; without one, Go clients cannot read the whole list."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -192,5 +253,9 @@ def _describe(where: tuple[int | str, ...], kind: str, message: str) -> str:
     match kind:
         case "missing" | "string_too_short":
             return f"{field} is missing"
+        case "extra_forbidden":
+            return f"{field} is not a field that is known here"
+        case "value_error":
+            return f"{field}: {message.removeprefix('Value error, ')}"
         case _:
             return f"{field}: {message[:1].lower()}{message[1:]}"

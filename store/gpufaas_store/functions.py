@@ -83,6 +83,15 @@ class EntryRemoved(Struct, frozen=True, tag=True):
 EntryChange: TypeAlias = EntryChanged | EntryRemoved | Listed
 
 
+class QuotaChanged(Struct, frozen=True, tag=True):
+    namespace: str
+    quota: Quota | None
+    """None: it has none any more."""
+
+
+QuotaChange: TypeAlias = QuotaChanged | Listed
+
+
 class EtcdFunctionStore:
     """
     The port's methods block, and are called from other threads than that of *etcd*'s loop; those that are coroutines
@@ -182,6 +191,19 @@ class EtcdFunctionStore:
                             yield EntryChanged(entry)
                     case Deleted(key):
                         yield EntryRemoved(_name(key.removeprefix(FUNCTIONS)))
+                    case Listed():
+                        yield change
+
+    async def watch_quotas(self) -> AsyncGenerator[QuotaChange]:
+        """Yield what is there, then `Listed`, then each change, for ever; see `Etcd.watch`."""
+        async with aclosing(self._etcd.watch(QUOTAS)) as changes:
+            async for change in changes:
+                match change:
+                    case Put(item):
+                        # An unreadable one is logged, and holds nobody to anything.
+                        yield QuotaChanged(item.key.removeprefix(QUOTAS), _decoded(item, Quota))
+                    case Deleted(key):
+                        yield QuotaChanged(key.removeprefix(QUOTAS), None)
                     case Listed():
                         yield change
 

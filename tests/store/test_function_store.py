@@ -23,7 +23,14 @@ from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
 from gpufaas_gateway.store import SqliteStore
 from gpufaas_gateway.testing import MemoryStore
 from gpufaas_store.etcd import Etcd, EtcdSettings, Listed
-from gpufaas_store.functions import EntryChange, EntryChanged, EntryRemoved, EtcdFunctionStore, FunctionEntry
+from gpufaas_store.functions import (
+    EntryChange,
+    EntryChanged,
+    EntryRemoved,
+    EtcdFunctionStore,
+    FunctionEntry,
+    QuotaChanged,
+)
 from gpufaas_store.testing import EtcdProcess
 
 Store: TypeAlias = MemoryStore | SqliteStore | EtcdFunctionStore
@@ -359,6 +366,26 @@ async def test_etcd_tells_all_who_watch_what_is_deployed(etcd: Etcd, settings: E
 
         assert await anext(changes) == EntryChanged(entry(revision="r2"))
         assert await anext(changes) == EntryRemoved("echo.openfaas-fn")
+
+
+async def test_etcd_tells_all_who_watch_what_namespaces_may_use(etcd: Etcd, settings: EtcdSettings) -> None:
+    store = EtcdFunctionStore(etcd)
+    await asyncio.to_thread(store.put_quota, "dev", Quota(max_functions=1))
+    async with (
+        asyncio.timeout(30),
+        Etcd(settings) as other,
+        aclosing(EtcdFunctionStore(other).watch_quotas()) as changes,
+    ):
+        assert await anext(changes) == QuotaChanged("dev", Quota(max_functions=1))
+        assert isinstance(await anext(changes), Listed)
+
+        await asyncio.to_thread(store.put_quota, "dev", Quota(max_in_flight=2))
+        await asyncio.to_thread(store.remove_quota, "dev")
+        await etcd.put("v1/quotas/dev", b"tomatoes")
+
+        assert await anext(changes) == QuotaChanged("dev", Quota(max_in_flight=2))
+        assert await anext(changes) == QuotaChanged("dev", None)
+        assert await anext(changes) == QuotaChanged("dev", None), "what nobody can read holds nobody"
 
 
 async def test_etcd_shows_what_is_deployed_to_who_looks(etcd: Etcd) -> None:

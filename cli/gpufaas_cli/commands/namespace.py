@@ -8,9 +8,17 @@ import click
 
 from gpufaas_cli import flags, output
 from gpufaas_cli.publish import pairs
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.units import format_bytes, parse_bytes
 
 _OURS: Final[Mapping[str, str]] = {"openfaas": "1"}
 """What makes a namespace one for functions, in OpenFaaS: every client sends it, so every gateway sees it."""
+_NONE: Final = "none"
+_FIELDS: Final[Mapping[str, str]] = {
+    "max_functions": "maxFunctions", "max_memory": "maxMemory", "max_in_flight": "maxInFlight",
+    "max_waiting": "maxWaiting",
+}  # fmt: skip
+"""Of a quota: options, and what they are called on the wire."""
 
 
 @click.group(
@@ -20,6 +28,7 @@ _OURS: Final[Mapping[str, str]] = {"openfaas": "1"}
 Examples:
   gpufaas namespace create dev
   gpufaas namespace list
+  gpufaas namespace quota dev --functions 10 --memory 8Gi
 """,
 )
 def command() -> None:
@@ -141,6 +150,91 @@ def list_command(as_json: bool, gateway: str | None, yaml_file: Path | None) -> 
     output.show("Namespaces:")
     for each in found:
         output.show(f" - {each}")
+
+
+def _number(_: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
+    if text is None or text == _NONE:
+        return text
+    if not text.isascii() or not text.isdigit():
+        raise click.BadParameter(
+            f"{text!r} is no whole number: write for example 10, or none for no limit", param=param
+        )
+    return int(text)
+
+
+def _size(_: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
+    if text is None or text == _NONE:
+        return text
+    try:
+        return parse_bytes(text)
+    except InvalidSpec as exc:
+        raise click.BadParameter(f"{exc}; none is no limit", param=param) from None
+
+
+@command.command(
+    "quota",
+    epilog="""
+\b
+Examples:
+  gpufaas namespace quota dev
+  gpufaas namespace quota dev --functions 10 --memory 8Gi --in-flight 64 --waiting 200
+  gpufaas namespace quota dev --memory none
+  gpufaas namespace quota dev --clear
+""",
+)
+@click.argument("name")
+@click.option("--functions", "max_functions", callback=_number, metavar="N", help="Functions at most.")
+@click.option(
+    "--memory", "max_memory", callback=_size, metavar="SIZE", help="Memory that they reserve at most, as 8Gi."
+)
+@click.option(
+    "--in-flight", "max_in_flight", callback=_number, metavar="N",
+    help="Calls at one time at most, those that wait included; each gateway counts its own.",
+)  # fmt: skip
+@click.option(
+    "--waiting", "max_waiting", callback=_number, metavar="N",
+    help="Calls that wait for a device at most; each gateway counts its own.",
+)  # fmt: skip
+@click.option("--clear", is_flag=True, help="Let it have no limits.")
+@flags.as_json
+@flags.gateway
+@flags.yaml_file
+def quota(
+    name: str, clear: bool, as_json: bool, gateway: str | None, yaml_file: Path | None, **limits: int | str | None
+) -> None:
+    """
+    Show what a namespace may use and uses, or set it: limits that are not given stay, none takes one away.
+
+    What is deployed or runs already stays when a limit is lowered.
+    """
+    given = {
+        field: None if limits[each] == _NONE else limits[each]
+        for each, field in _FIELDS.items()
+        if limits[each] is not None
+    }
+    if clear and given:
+        raise click.UsageError("--clear takes all limits away: give it alone, or the limits that are to be")
+    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
+        if clear:
+            client.remove_quota(name)
+        elif given:
+            has = client.quota(name)
+            client.put_quota(name, {field: has.get(field) for field in _FIELDS.values()} | given)
+        found = client.quota(name)
+    if as_json:
+        output.show_json(found)
+        return
+    used = found.get("used") or {}
+    rows = []
+    for title, field, count, show in (
+        ("functions", "maxFunctions", "functions", str),
+        ("memory", "maxMemory", "memory", format_bytes),
+        ("calls in flight", "maxInFlight", "inFlight", str),
+        ("calls waiting", "maxWaiting", "waiting", str),
+    ):
+        limit = found.get(field)
+        rows.append((title, show(used[count]) if count in used else "-", _NONE if limit is None else show(limit)))
+    output.table((name, "Used", "Limit"), rows)
 
 
 def _whole(name: str, labels: Mapping[str, str], annotations: Mapping[str, str]) -> dict[str, object]:

@@ -40,7 +40,7 @@ from gpufaas_gateway.remote_workers import RemoteLogs, RemoteWorkers
 from gpufaas_store.async_queue import EtcdAsyncQueue
 from gpufaas_store.election import register
 from gpufaas_store.etcd import Etcd, Listed, Put
-from gpufaas_store.functions import COUNTS, EntryChanged, EntryRemoved, EtcdFunctionStore
+from gpufaas_store.functions import COUNTS, EntryChanged, EntryRemoved, EtcdFunctionStore, QuotaChanged
 from gpufaas_store.secrets import EtcdSecrets, SecretsKey, create_key_file
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ async def _run(
         status.more = weights.served
         status.metrics = lambda: b""  # they are at the front door, as OpenFaaS has them
         catalogue = front.catalogue
-        listed = asyncio.Event()
+        listed, limited = asyncio.Event(), asyncio.Event()
 
         async def follow_leader() -> None:
             await scheduler.follow(leader_addresses(etcd))
@@ -135,6 +135,7 @@ async def _run(
                             for each in catalogue.everywhere():
                                 if each.full_name not in seen:
                                     catalogue.dropped(each.full_name)
+                            await limited.wait()  # no call gets past a quota because it is an early one
                             catalogue.complete()
                             listed.set()
 
@@ -142,6 +143,21 @@ async def _run(
             async with aclosing(etcd.watch("v1/namespaces/")) as changes:
                 async for _ in changes:
                     await catalogue.namespaces.load()
+
+        async def follow_quotas() -> None:
+            seen: set[str] = set()
+            async with aclosing(store.watch_quotas()) as changes:
+                async for change in changes:
+                    match change:
+                        case QuotaChanged(namespace, None):
+                            seen.discard(namespace)
+                            catalogue.quotas.adopt(namespace, None)
+                        case QuotaChanged(namespace, quota):
+                            seen.add(namespace)
+                            catalogue.quotas.adopt(namespace, quota)
+                        case Listed():
+                            catalogue.quotas.keep_only(seen)
+                            limited.set()
 
         async def follow_counts() -> None:
             """What other gateways counted shows here too."""
@@ -190,8 +206,8 @@ async def _run(
         async def side_tasks() -> None:
             try:
                 await first_of(
-                    follow_leader(), follow_functions(), follow_namespaces(), follow_counts(), scheduler.run(),
-                    count(), begin_async(),
+                    follow_leader(), follow_functions(), follow_namespaces(), follow_quotas(), follow_counts(),
+                    scheduler.run(), count(), begin_async(),
                     weights.run(), stopped.wait(),
                 )  # fmt: skip
             except GpufaasError:

@@ -729,6 +729,54 @@ def test_a_namespace_is_made_changed_shown_and_removed() -> None:
     assert run("namespace", "get", "dev").exit_code == 1
 
 
+@pytest.mark.usefixtures("gateway")
+def test_a_quota_is_shown_set_limit_by_limit_and_cleared() -> None:
+    run("namespace", "create", "dev")
+
+    first = run("namespace", "quota", "dev", "--functions", "2", "--memory", "8Gi", "--in-flight", "64")
+    second = run("namespace", "quota", "dev", "--functions", "3", "--memory", "none", "--json")
+    shown = run("namespace", "quota", "dev")
+    cleared = run("namespace", "quota", "dev", "--clear", "--json")
+
+    assert [line.split() for line in first.stdout.splitlines()] == [
+        ["dev", "Used", "Limit"],
+        ["functions", "0", "2"],
+        ["memory", "0", "B", "8.0", "GiB"],
+        ["calls", "in", "flight", "0", "64"],
+        ["calls", "waiting", "0", "none"],
+    ]
+    limits = json.loads(second.stdout)
+    assert {key: limits[key] for key in limits if key.startswith("max")} == {"maxFunctions": 3, "maxInFlight": 64}
+    assert [line.split()[-1] for line in shown.stdout.splitlines()] == ["Limit", "3", "none", "64", "none"]
+    assert json.loads(cleared.stdout) == {"namespace": "dev", "used": {"functions": 0, "memory": 0}}
+
+
+@pytest.mark.usefixtures("gateway")
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("none",), 1, "namespace none not found"),
+        (("openfaas-fn", "--functions", "-1"), 2, "'-1' is no whole number: write for example 10, or none"),
+        (("openfaas-fn", "--memory", "much"), 2, "'much'"),
+        (("openfaas-fn", "--clear", "--waiting", "1"), 2, "--clear takes all limits away"),
+    ],
+)
+def test_what_is_no_quota_is_said(arguments: tuple[str, ...], status: int, message: str) -> None:
+    result = run("namespace", "quota", *arguments)
+
+    assert (result.exit_code, message in result.output) == (status, True), result.output
+
+
+def test_a_deployment_over_the_quota_is_told_so_and_not_to_log_in(gateway: Gateway) -> None:
+    run("namespace", "quota", "openfaas-fn", "--functions", "0")
+
+    result = run("deploy", "--image", "x", "--name", "hello", "-g", gateway.url)
+
+    assert result.exit_code == 1
+    assert "namespace openfaas-fn is at its quota of functions (0 of 0)" in result.output
+    assert "log in" not in result.output
+
+
 # --- invoke ---
 
 

@@ -1,0 +1,164 @@
+"""
+What namespaces may use: the quotas that were set, and the gates that hold calls to them.
+
+Functions and memory are held to where they are deployed (`Catalogue.deploy`). Calls pass a `Gate`, which only a
+namespace with a limit on its calls has: for all others the invocation path looks once, and finds None.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gpufaas_core.errors import Overloaded
+from gpufaas_gateway.ports import Quotas
+from gpufaas_gateway.spec import Quota
+
+log = logging.getLogger(__name__)
+
+_NO_LIMITS = Quota()
+
+
+class Gate:
+    """
+    The calls of one namespace that this gateway has. One event loop owns it; everything is O(1).
+
+    It counts those that came since there is a limit: those before are never refused, and bear on nobody.
+    """
+
+    __slots__ = ("in_flight", "max_in_flight", "max_waiting", "namespace", "waiting")
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self.max_in_flight: int | None = None
+        self.max_waiting: int | None = None
+        self.in_flight = 0
+        """Taken and not yet answered to the end, those that wait included."""
+        self.waiting = 0
+        """Of these, those that have no lease."""
+
+    def enter(self) -> "Passage":
+        """
+        Let a call in; it must `Passage.leave`, whatever becomes of it.
+
+        :raises Overloaded: as many are in flight as may be
+        """
+        limit = self.max_in_flight
+        if limit is not None and self.in_flight >= limit:
+            raise self._full("in flight", self.in_flight, limit, "--in-flight")
+        self.in_flight += 1
+        return Passage(self)
+
+    def full(self) -> Overloaded | None:
+        """Return why no further call may wait; None: one may."""
+        limit = self.max_waiting
+        if limit is None or self.waiting < limit:
+            return None
+        return self._full("waiting for a device", self.waiting, limit, "--waiting")
+
+    def _full(self, what: str, count: int, limit: int, option: str) -> Overloaded:
+        return Overloaded(
+            f"namespace {self.namespace} is at its quota of calls {what} ({count} of {limit}, at this gateway): call "
+            f"again later, or raise it with 'gpufaas namespace quota {self.namespace} {option} N'"
+        )
+
+
+class Passage:
+    """One call's way through a `Gate`."""
+
+    __slots__ = ("_gate", "_granted", "_waits")
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._waits = False
+        self._granted = False
+
+    def wait(self) -> None:
+        """
+        The call has to wait for its lease. One that had a lease, which was refused, waits in any case.
+
+        :raises Overloaded: as many wait as may
+        """
+        if self._waits:
+            return
+        if not self._granted and (error := self._gate.full()) is not None:
+            raise error
+        self._waits = True
+        self._gate.waiting += 1
+
+    def granted(self) -> None:
+        """It has its lease."""
+        self._granted = True
+        if self._waits:
+            self._waits = False
+            self._gate.waiting -= 1
+
+    def leave(self) -> None:
+        """It is over. Once."""
+        self.granted()
+        self._gate.in_flight -= 1
+
+
+class NamespaceQuotas:
+    """The quotas of all namespaces. One event loop owns it."""
+
+    def __init__(self, store: Quotas, on_changed: Callable[[str], None] = lambda _: None) -> None:
+        """:param on_changed: told of a namespace whose `gate` may be another one than before"""
+        self._store = store
+        self._on_changed = on_changed
+        self._quotas: dict[str, Quota] = {}
+        self._gates: dict[str, Gate] = {}
+        self._writing = asyncio.Lock()
+        """What is kept last is what holds."""
+
+    async def load(self) -> None:
+        """:raises StorageFailed: the store cannot be read"""
+        found = await asyncio.to_thread(self._store.quotas)
+        for namespace in self._quotas.keys() - found.keys():
+            self.adopt(namespace, None)
+        for namespace, quota in found.items():
+            self.adopt(namespace, quota)
+
+    def get(self, namespace: str) -> Quota:
+        """Return the limits of *namespace*, which may be none. Whether there is such a namespace is not looked at."""
+        return self._quotas.get(namespace, _NO_LIMITS)
+
+    def gate(self, namespace: str) -> Gate | None:
+        """Return what calls of *namespace* have to pass; None: nothing."""
+        return self._gates.get(namespace)
+
+    async def put(self, namespace: str, quota: Quota) -> None:
+        """
+        Keep *quota*, in place of an earlier one, and hold to it. What is deployed, runs or waits already stays.
+
+        :raises StorageFailed: it could not be kept, and nothing has changed
+        """
+        async with self._writing:
+            if quota == _NO_LIMITS:
+                await asyncio.to_thread(self._store.remove_quota, namespace)
+            else:
+                await asyncio.to_thread(self._store.put_quota, namespace, quota)
+            self.adopt(namespace, quota)
+        log.info("quota.set namespace=%s quota=%s", namespace, quota)
+
+    async def remove(self, namespace: str) -> None:
+        """:raises StorageFailed: it could not be removed, and holds"""
+        await self.put(namespace, _NO_LIMITS)
+
+    def adopt(self, namespace: str, quota: Quota | None) -> None:
+        """Hold to what the store has; None: to nothing."""
+        if quota is None or quota == _NO_LIMITS:
+            self._quotas.pop(namespace, None)
+            self._gates.pop(namespace, None)
+        else:
+            self._quotas[namespace] = quota
+            if quota.max_in_flight is None and quota.max_waiting is None:
+                self._gates.pop(namespace, None)
+            else:
+                gate = self._gates.setdefault(namespace, Gate(namespace))
+                gate.max_in_flight, gate.max_waiting = quota.max_in_flight, quota.max_waiting
+        self._on_changed(namespace)
+
+    def keep_only(self, namespaces: set[str]) -> None:
+        """The store has quotas of *namespaces*, and no others."""
+        for namespace in self._quotas.keys() - namespaces:
+            self.adopt(namespace, None)
