@@ -115,7 +115,7 @@ class _Node:
 
 
 async def _place_and_finish(service: SchedulerService, function: FunctionId, calls: int) -> float:
-    """Return microseconds of this thread's CPU per call, with the loop let go now and then so that what is written behind is written."""
+    """Return microseconds of this thread's CPU per call; the loop is let go now and then, to write behind."""
     spent = 0.0
     for at in range(calls):
         began = time.thread_time()
