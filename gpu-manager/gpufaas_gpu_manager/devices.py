@@ -43,6 +43,9 @@ class NodeDevice(Protocol):
     def used_bytes(self, pids: Sequence[int]) -> Bytes | None:
         """Memory of the device that the processes *pids* occupy by its driver's account; None: it keeps none."""
 
+    def fault(self) -> str:
+        """Return why the device cannot be used any more; empty: it can. Blocks, perhaps for long: ask in a thread."""
+
 
 class CpuDevice:
     """A share of the machine's memory as a device: real, and enforced on each worker by RLIMIT_DATA."""
@@ -59,6 +62,9 @@ class CpuDevice:
 
     def used_bytes(self, pids: Sequence[int]) -> Bytes | None:  # noqa: ARG002 - the port's
         return None
+
+    def fault(self) -> str:
+        return ""
 
 
 class CudaDevice:
@@ -82,6 +88,9 @@ class CudaDevice:
 
     def used_bytes(self, pids: Sequence[int]) -> Bytes | None:
         return self._nvml.used_by(self._index, pids)
+
+    def fault(self) -> str:
+        return self._nvml.fault(self.uuid)
 
 
 class Nvml:
@@ -109,6 +118,15 @@ class Nvml:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
         total = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
         return total, _text(self._nvml.nvmlDeviceGetName(handle)), _text(self._nvml.nvmlDeviceGetUUID(handle))
+
+    def fault(self, uuid: str) -> str:
+        """Return why the GPU *uuid* does not answer any more: it fell off the bus, or its driver was unloaded."""
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        except self._nvml.NVMLError as exc:
+            return f"NVML says {exc}"
+        return ""
 
     def used_by(self, index: int, pids: Sequence[int]) -> Bytes | None:
         """Return the bytes of GPU *index* that *pids* hold; None where the driver does not tell (MIG, containers)."""

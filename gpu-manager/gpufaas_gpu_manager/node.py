@@ -21,7 +21,7 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.constraints import satisfied
 from gpufaas_core.errors import InvalidSpec, LeaseRefused, UnknownFunction, WorkerCrashed
 from gpufaas_core.frames import STREAM, UPGRADE, CallHead
-from gpufaas_core.messages import Event, Finished, Lease, Load, Refused
+from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Load, Refused
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds, copy_id
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
@@ -148,6 +148,31 @@ class Node:
         for exchange in list(self._leases.values()):
             exchange.fail(WorkerCrashed("the platform is stopping: call again when it is back"))
         self._leases.clear()
+
+    async def watch_devices(self, on_lost: Callable[[str], None], every_s: Seconds = 5.0) -> None:
+        """
+        Give up devices that cannot be used any more, until cancelled: their workers are killed, and the scheduler is
+        told that they left. *on_lost* gets a line for people. A device that comes back is found at the next start.
+        """
+        while True:
+            await asyncio.sleep(every_s)
+            for device in list(self._devices.values()):
+                reason = await asyncio.to_thread(device.source.fault)
+                if reason:
+                    self._lose(device, reason)
+                    on_lost(f"device {device.id} is gone: {reason}; restart the node when it is back")
+
+    def _lose(self, device: WorkerDevice, reason: str) -> None:
+        del self._devices[device.id]
+        waiting = [each for each in device.waiting if each.state is WorkerState.WAITING]
+        device.waiting.clear()
+        for worker in list(device.workers.values()):
+            why = f"its device {device.id} is gone: {reason}"
+            if worker in waiting:
+                worker.fail_unstarted(why)
+            else:
+                worker.kill(why)
+        self.report(DeviceLeft(device.id, reason))
 
     def devices(self) -> list[Device]:
         return [each.source.device for each in self._devices.values()]

@@ -385,6 +385,9 @@ class SchedulerServer:
         kind = type(message)
         if kind is wire.Fact:
             if self.nodes.get(node.id) is node:
+                if type(message.event) is DeviceLeft:
+                    node.devices = [each for each in node.devices if each.id != message.event.device]
+                    self._view_due = True
                 service.report(message.event)
         elif kind is wire.Joining:
             self._join(service, node, message)

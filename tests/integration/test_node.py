@@ -13,7 +13,7 @@ import pytest
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import FetchFailed, GpufaasError, InvalidSpec, LeaseRefused, LoadFailed, WorkerCrashed
 from gpufaas_core.frames import CallHead
-from gpufaas_core.messages import Event, Finished, Lease, Loaded, Measured, Refused, WorkerExited
+from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Loaded, Measured, Refused, WorkerExited
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, copy_id
 from gpufaas_core.units import MiB
@@ -631,3 +631,34 @@ async def test_defining_and_checking_fetch_too(rig: Rig) -> None:
     await rig.function("big", BIG)
 
     assert fetch.asked == ["big"]
+
+
+async def test_a_device_that_falls_off_the_bus_is_given_up_with_what_ran_there(rig: Rig, tmp_path: Path) -> None:
+    waits = f"""
+        import os
+        def handle(event, context):
+            open({str(tmp_path / "began")!r}, "w").close()
+            os.open({str(tmp_path / "go")!r}, os.O_RDONLY)
+    """
+    os.mkfifo(tmp_path / "go")
+    function = await rig.function("f", waits, "http")
+    answer = asyncio.ensure_future(rig.call(rig.lease(function, cold=True)))
+    await until((tmp_path / "began").exists)
+    faults: list[str] = []
+    lost: list[str] = []
+    (source,) = (each.source for each in rig.node._devices.values())
+    source.fault = lambda: "".join(faults)  # type: ignore[method-assign]
+    watch = asyncio.ensure_future(rig.node.watch_devices(lost.append, 0.01))
+
+    await asyncio.sleep(0.05)
+    assert rig.node.devices()
+    faults.append("NVML says GPU is lost")
+    with pytest.raises(WorkerCrashed, match="GPU is lost"):
+        await answer
+    watch.cancel()
+
+    assert rig.node.devices() == []
+    assert [each.device for each in rig.facts_of(DeviceLeft)] == [DEVICE]
+    assert lost == [f"device {DEVICE} is gone: NVML says GPU is lost; restart the node when it is back"]
+    with pytest.raises(LeaseRefused):
+        await rig.call(rig.lease(function, cold=True))

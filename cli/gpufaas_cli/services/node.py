@@ -136,7 +136,13 @@ async def _serve(
         host, _ = split_address(address)
         weights.join(etcd, registration, f"http://{host}:{status_port}")
         try:
-            await first_of(follow(), agent.run(), weights.run(), _follow_secrets(etcd, options, secrets))
+            await first_of(
+                follow(),
+                node.watch_devices(agent.tell),
+                agent.run(),
+                weights.run(),
+                _follow_secrets(etcd, options, secrets),
+            )
         finally:
             await registration.close()
 
