@@ -92,8 +92,8 @@ class _Gateway:
         self.present: set[CallId] = set()
         """The calls that it knew to run when it came."""
         self.gone: asyncio.TimerHandle | None = None
-        self.unlinked: frozenset[NodeId] | None = None
-        """The nodes whose doors it does not reach; None: it has not said."""
+        self.unlinked: frozenset[NodeId] = frozenset()
+        """The nodes whose doors it does not reach."""
 
     def answer(self, call: CallId, answer: Lease | GpufaasError) -> None:
         self.present.discard(call)
@@ -353,7 +353,7 @@ class SchedulerServer:
 
     def _look_at_doors(self) -> None:
         """A node whose door no gateway reaches gets no calls: unless it is so with all nodes, which helps nobody."""
-        told = [each.unlinked for each in self._gateways.values() if each.unlinked is not None and not each.link.closed]
+        told = [each.unlinked for each in self._gateways.values() if not each.link.closed]
         shut = {id_ for id_ in self.nodes if told and all(id_ in each for each in told)}
         if len(shut) == len(self.nodes):
             shut.clear()

@@ -1,0 +1,168 @@
+"""The scheduler's door, with gateways and nodes that say over real connections what the test has them say."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_core import wire
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.connection import Identity, Link, connect
+from gpufaas_core.messages import Restored
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId, Profile
+from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot
+from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.policies import make_policy
+from gpufaas_scheduler.server import SchedulerServer
+from gpufaas_scheduler.service import SchedulerService
+
+TOKEN = b"a token of sixteen bytes"
+F = FunctionId("f")
+
+
+class Party:
+    """A gateway or node at the other end."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.said: asyncio.Queue[Any] = asyncio.Queue()
+        link.attend(self.said.put_nowait, lambda _: None)
+
+    async def hears(self, kind: type[Any]) -> Any:
+        """Return the next message of *kind*; others are passed over."""
+        async with asyncio.timeout(10):
+            while type(message := await self.said.get()) is not kind:
+                pass
+        return message
+
+    async def sees(self, *nodes: str) -> wire.View:
+        """Return the first view that has exactly these nodes."""
+        while True:
+            view: wire.View = await self.hears(wire.View)
+            if sorted(each.id for each in view.nodes) == sorted(nodes):
+                return view
+
+
+class Rig:
+    def __init__(self, server: SchedulerServer, address: str) -> None:
+        self.server, self.address = server, address
+        self.parties: list[Party] = []
+
+    async def _connected(self, role: wire.Role, id_: str) -> Party:
+        self.parties.append(Party(await connect(self.address, Identity(role, id_, "boot", TOKEN, "1"))))
+        return self.parties[-1]
+
+    async def gateway(self, id_: str) -> Party:
+        return await self._connected("gateway", id_)
+
+    async def node(self, id_: str, *resident: str) -> Party:
+        party = await self._connected("node", id_)
+        device = Device(DeviceId(f"{id_}/cpu:0"), "cpu", 100)
+        residents = tuple(ResidentSnapshot(FunctionId(each), "d", 10) for each in resident)
+        snapshot = NodeSnapshot((DeviceSnapshot(device, residents),))
+        party.link.send(wire.Joining(f"{id_}:7080", msgspec.Raw(msgspec.msgpack.encode(snapshot)), 0.0))
+        return party
+
+    def lead(self, *awaited: str) -> None:
+        self.server.lead({NodeId(each) for each in awaited}, Restored())
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    """A scheduler that has won, and knows one model function."""
+    server = SchedulerServer(Identity("scheduler", "s1", "boot", TOKEN, "1"))
+    port = await server.open("127.0.0.1:0")
+    engine = Engine(policy=make_policy("least-wait"), replacement=make_replacement("lru"), epoch=1)
+    server.begin(SchedulerService(engine), 1)
+    server.deploy(
+        Function(F, "d", profiles={"*": Profile(3.0, 1.0, 10)}),
+        WorkerSpec(function=F, name="f", namespace="openfaas-fn", digest="d", kind="model"),
+    )
+    made = Rig(server, f"127.0.0.1:{port}")
+    yield made
+    for each in made.parties:
+        each.link.close()
+    await server.close()
+
+
+async def place(gateway: Party, number: int) -> DeviceId:
+    """Return where a call of `F` was placed."""
+    gateway.link.send(wire.Place(CallId(f"{number}@g1.boot"), F, 60.0))
+    granted = await gateway.hears(wire.Granted)
+    gateway.link.send(wire.Cancel(granted.lease.call))
+    device: DeviceId = granted.lease.device
+    return device
+
+
+async def test_a_gateway_knows_the_nodes_before_it_gets_a_lease(rig: Rig) -> None:
+    rig.lead()
+    first = await rig.gateway("g0")
+    await rig.node("n1")
+    await first.sees("n1")
+
+    late = await rig.gateway("g1")
+    late.link.send(wire.Place(CallId("1@g1.boot"), F, 60.0))
+
+    assert type(await late.said.get()) is wire.View
+    assert type(await late.hears(wire.Granted)) is wire.Granted
+
+
+async def test_a_new_leader_shows_no_view_before_the_nodes_that_it_waits_for_are_there(rig: Rig) -> None:
+    """A gateway that sees only some of them gives up the others, and what runs there."""
+    rig.lead("n1", "n2")
+    gateway = await rig.gateway("g1")
+
+    await rig.node("n1")
+    await rig.node("n2")
+
+    assert sorted(each.id for each in (await gateway.hears(wire.View)).nodes) == ["n1", "n2"]
+
+
+async def test_a_node_that_is_gone_leaves_the_view_at_once(rig: Rig) -> None:
+    rig.lead()
+    gateway = await rig.gateway("g1")
+    node = await rig.node("n1")
+    await rig.node("n2")
+    await gateway.sees("n1", "n2")
+
+    node.link.abort("killed")
+
+    await gateway.sees("n2")
+
+
+async def test_a_node_whose_door_no_gateway_reaches_gets_no_calls_until_one_does(rig: Rig) -> None:
+    rig.lead()
+    gateway, other = await rig.gateway("g1"), await rig.gateway("g2")
+    await rig.node("n1", "f")
+    await rig.node("n2")
+    await gateway.sees("n1", "n2")
+    other.link.send(wire.Unlinked([NodeId("n1")]))
+    assert await place(gateway, 1) == "n1/cpu:0", "one of them reaches it"
+
+    gateway.link.send(wire.Unlinked([NodeId("n1")]))
+    assert await place(gateway, 2) == "n2/cpu:0"
+    view = await gateway.sees("n1", "n2")
+    while not any(each.note for each in view.nodes):
+        view = await gateway.sees("n1", "n2")
+    assert {each.id: each.note for each in view.nodes} == {
+        "n1": "no gateway reaches its door at n1:7080: it gets no calls",
+        "n2": "",
+    }
+
+    other.link.send(wire.Unlinked([]))
+    while any(each.note for each in view.nodes):
+        view = await gateway.sees("n1", "n2")
+
+
+async def test_that_no_node_can_be_reached_closes_none(rig: Rig) -> None:
+    rig.lead()
+    gateway = await rig.gateway("g1")
+    await rig.node("n1", "f")
+    await gateway.sees("n1")
+
+    gateway.link.send(wire.Unlinked([NodeId("n1")]))
+
+    assert await place(gateway, 1) == "n1/cpu:0"
