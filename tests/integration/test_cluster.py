@@ -21,6 +21,7 @@ from tests.integration.test_streaming import STEPS_HTTP, STEPS_MODEL
 from tests.integration.test_websockets import deploy as deploy_server
 from websockets.sync.client import connect as connect_sync
 
+from gpufaas_cli.client import Refused
 from gpufaas_core import wire
 from gpufaas_store.testing import etcd_missing
 
@@ -133,6 +134,55 @@ def test_an_update_is_seen_by_both_gateways_and_a_removal_too(cluster: Cluster) 
     until(lambda: other.call(path).status_code == 404, timeout_s=5.0)
     assert "there is no function 'changing'" in other.call(path).text
     until(lambda: not any(node.workers() for node in cluster.nodes), "its workers end on the nodes")
+
+
+def test_a_quota_that_is_set_at_one_gateway_holds_at_all_and_each_counts_its_own_calls(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    one, other = cluster.gateways
+    quota = "/system/namespace/openfaas-fn/quota"
+    path = one.deploy("gated", GATED_MODEL)
+    until(lambda: other.functions() == ["gated"])
+    one.web.put(quota, json={"maxFunctions": 1, "maxInFlight": 1}).raise_for_status()
+    until(lambda: other.web.get(quota).json().get("maxInFlight") == 1)
+    running: list[httpx.Response] = []
+
+    def call(gateway: Gateway) -> None:
+        running.append(gateway.call(path, str(tmp_path / "gate").encode()))
+
+    callers = [threading.Thread(target=call, args=(each,)) for each in cluster.gateways]
+    for each in callers:
+        each.start()
+    try:
+        for gateway in cluster.gateways:
+            until(lambda: gateway.web.get(quota).json()["used"]["inFlight"] == 1)  # noqa: B023
+        refused = [each.call(path) for each in cluster.gateways]
+        with pytest.raises(Refused, match=r"quota of functions \(1 of 1\)"):
+            other.deploy("second", ECHO, HTTP)
+    finally:
+        (tmp_path / "gate").touch()
+        for each in callers:
+            each.join()
+        other.web.delete(quota).raise_for_status()
+
+    assert [each.status_code for each in refused] == [429, 429]
+    assert [each.status_code for each in running] == [200, 200]
+    until(lambda: "maxInFlight" not in one.web.get(quota).json())
+    assert one.call(path, str(tmp_path / "gate").encode()).status_code == 200
+
+
+def test_a_gateway_that_starts_holds_to_the_quotas_that_there_are(cluster: Cluster) -> None:
+    one, other = cluster.gateways
+    quota = "/system/namespace/openfaas-fn/quota"
+    path = one.deploy("model", ECHO_MODEL)
+    one.web.put(quota, json={"maxInFlight": 0}).raise_for_status()
+    try:
+        other.stop()
+        other.start()
+        assert other.call(path).status_code == 429, "from its first call on"
+    finally:
+        one.web.delete(quota).raise_for_status()
+    until(lambda: other.call(path, b"x").status_code == 200)
 
 
 def test_copies_that_are_asked_for_at_one_gateway_are_spread_over_the_nodes(cluster: Cluster) -> None:

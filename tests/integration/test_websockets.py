@@ -125,6 +125,26 @@ def test_messages_go_both_ways_as_text_and_bytes(platform: Platform) -> None:
     until(platform.is_idle)
 
 
+def test_a_connection_is_a_call_in_flight_of_its_namespaces_quota(platform: Platform) -> None:
+    url = deploy(platform)
+    quota = "/system/namespace/openfaas-fn/quota"
+    platform.http.put(quota, json={"maxInFlight": 1}).raise_for_status()
+    try:
+        with open_(url):
+            with pytest.raises(InvalidStatus) as refused:
+                open_(url)
+            assert platform.http.get(quota).json()["used"]["inFlight"] == 1
+        until(lambda: platform.http.get(quota).json()["used"]["inFlight"] == 0)
+        with open_(url) as connection:
+            connection.send("again")
+            assert connection.recv(LIMIT_S) == "again"
+    finally:
+        platform.http.delete(quota).raise_for_status()
+
+    assert refused.value.response.status_code == 429
+    assert refused.value.response.headers["Retry-After"] == "1"
+
+
 def test_large_messages_and_those_in_pieces_arrive_whole(platform: Platform) -> None:
     url = deploy(platform)
     large = bytes(range(256)) * (12 * 4096)
