@@ -50,7 +50,7 @@ from gpufaas_core.frames import (
 )
 from gpufaas_core.logs import LogLine
 from gpufaas_core.messages import Lease
-from gpufaas_core.model import FunctionId
+from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.node import Node
@@ -89,6 +89,9 @@ class Door:
         self.logs = logs
         self.me = me
         self.spool = spool
+        self.closing = False
+        """Calls are refused: the node is about to stop."""
+        self._finished = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._links: dict[tuple[str, str], Link] = {}
         self._connections: dict[tuple[str, str], set[_Connection]] = {}
@@ -117,6 +120,17 @@ class Door:
     def open_calls(self) -> int:
         """How many calls and questions are on its connections."""
         return sum(each.busy for of in self._connections.values() for each in of)
+
+    async def finish(self, within_s: Seconds) -> None:
+        """Refuse new calls; return when those that run are answered, or after *within_s*."""
+        self.closing = True
+        self.call_ended()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._finished.wait(), within_s)
+
+    def call_ended(self) -> None:
+        if self.closing and not any(each.has_call for of in self._connections.values() for each in of):
+            self._finished.set()
 
     async def close(self) -> None:
         """Take nothing more, and end all connections; what was written to them still goes out."""
@@ -202,6 +216,10 @@ class _Connection(asyncio.Protocol):
         self._lost = False
 
     @property
+    def has_call(self) -> bool:
+        return self._exchange is not None or self._spool is not None
+
+    @property
     def busy(self) -> bool:
         return self._exchange is not None or self._spool is not None or self._task is not None
 
@@ -251,6 +269,9 @@ class _Connection(asyncio.Protocol):
             if self.busy:
                 raise BrokenFrame("a call before the end of the last one")
             call = _decode_call(header)
+            if self._door.closing:
+                self._refuse(LeaseRefused(f"node {self._door.me.id} stops"))
+                return
             self._lease = call.lease
             if call.head.body_mode == FILE:
                 self._spool_body(call.lease, call.head)
@@ -362,6 +383,8 @@ class _Connection(asyncio.Protocol):
             with contextlib.suppress(OSError):
                 os.unlink(self._spooled)
             self._spooled = ""
+        if self._door.closing:
+            self._door.call_ended()
 
     def _give_up(self) -> None:
         """Nobody waits for the call any more."""

@@ -77,7 +77,9 @@ def test_a_node_is_killed_and_comes_back(cluster: Cluster, chaos: Begin) -> None
     with chaos("node killed") as it:
         since = it.broke()
         left = node.kill()
-        it.bar("out of the view", GONE_S, seconds_until(lambda: not sees(cluster, node), since, "it is out of the view"))
+        it.bar(
+            "out of the view", GONE_S, seconds_until(lambda: not sees(cluster, node), since, "it is out of the view")
+        )
         it.mended(1.0)
         it.run_on(2.0)
         node.start()
@@ -154,7 +156,9 @@ def test_a_node_stands_still(cluster: Cluster, chaos: Begin) -> None:
     with chaos("node stopped 10 s") as it:
         since = it.broke()
         node.pause()
-        it.bar("out of the view", GONE_S, seconds_until(lambda: not sees(cluster, node), since, "it is out of the view"))
+        it.bar(
+            "out of the view", GONE_S, seconds_until(lambda: not sees(cluster, node), since, "it is out of the view")
+        )
         out = time.monotonic()
         it.run_on(STOPPED_S - (out - since))
         late = it.failed(since=out + 0.5)
@@ -212,7 +216,9 @@ def cut_for_10_s(cluster: Cluster, it: Chaos, ports: list[int], *, leaves: bool)
     since = it.broke()
     network.cut(1, ports)
     if leaves:
-        it.bar("out of the view", GONE_S, seconds_until(lambda: not sees(cluster, node), since, "it is out of the view"))
+        it.bar(
+            "out of the view", GONE_S, seconds_until(lambda: not sees(cluster, node), since, "it is out of the view")
+        )
     out = time.monotonic()
     it.run_on(STOPPED_S - (out - since))
     late = it.failed(since=out + 3.0)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -319,6 +320,28 @@ def test_a_call_that_a_caller_gives_up_ends_on_its_node(cluster: Cluster, tmp_pa
 
     until(lambda: not gateway.status()["running"].get("gated", 0))
     assert gateway.call(path).status_code == 200
+
+
+def test_a_node_that_is_stopped_lets_its_calls_end_and_gets_no_others(cluster: Cluster, tmp_path: Path) -> None:
+    gateway = cluster.gateways[0]
+    path = gateway.deploy("gated", GATED_MODEL)
+    gate = tmp_path / "gate"
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(gateway.call, path, str(gate).encode())
+        until((tmp_path / "gate.began").exists)
+        (busy,) = [node for node in cluster.nodes if node.workers()]
+
+        busy.signal(signal.SIGTERM)
+        until(lambda: busy.id not in gateway.nodes(), "it is out of the view")
+        elsewhere = gateway.call(path)
+        gate.touch()
+
+        assert running.result().status_code == 200, running.result().text
+    assert elsewhere.status_code == 200
+    assert not elsewhere.headers["x-gpufaas-device"].startswith(busy.id)
+    assert busy.end() == 0
+    busy.start()
+    until(cluster.whole)
 
 
 def cli(*arguments: str, fails: bool = False) -> str:

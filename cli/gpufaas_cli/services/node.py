@@ -46,6 +46,9 @@ from gpufaas_store.secrets import EtcdSecrets, SecretChanged, SecretRemoved, Sec
 
 log = logging.getLogger("node")
 
+_FINISH_S = 8.0
+"""Calls that run when the node is told to stop may take so long; whoever stops containers waits 10 s."""
+
 
 def run(options: NodeOptions) -> None:
     own_directory(options.data, "--data")
@@ -105,6 +108,8 @@ async def _main(options: NodeOptions) -> None:
                 serving.cancel()
             await asyncio.gather(serving, return_exceptions=not serving.done() or serving.cancelled())
     finally:
+        # No scheduler hears us any more, so that nothing new comes; what runs may end.
+        await door.finish(_FINISH_S)
         await door.close()
         await node.close()
         logs.close()
