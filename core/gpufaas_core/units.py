@@ -22,7 +22,7 @@ _BYTE_UNITS: Final[dict[str, int]] = {
 _DURATION_UNITS: Final[dict[str, float]] = {
     "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0,
 }  # fmt: skip
-_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+_BYTES: Final = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)")  # more digits are no float in the end
 _DURATION_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 
 
@@ -35,7 +35,7 @@ def parse_bytes(text: str) -> Bytes:
     found = _BYTES.fullmatch(text.strip())
     unit = _BYTE_UNITS.get(found[2].lower()) if found else None
     if found is None or unit is None:
-        raise InvalidSpec(f"{text!r} is not a memory size: write for example 512Mi, 2GiB or 1500M")
+        raise InvalidSpec(f"{text[:80]!r} is not a memory size: write for example 512Mi, 2GiB or 1500M")
     return int(float(found[1]) * unit)
 
 

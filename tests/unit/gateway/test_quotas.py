@@ -82,6 +82,8 @@ async def test_quotas_hold_after_a_restart_and_go_with_their_namespace(dev: Gate
         ({"maxInFlight": 1.5}, "maxInFlight: input should be a valid integer"),
         ({"maxWaiting": True}, "maxWaiting: input should be a valid integer"),
         ({"maxMemory": "8 gigs"}, "maxMemory: '8 gigs'"),
+        ({"maxMemory": "9" * 400}, "is not a memory size: write for example 512Mi"),
+        ({"maxMemory": "999999999999999999Ti"}, "maxMemory: input should be less than or equal to"),
         ({"maxMemory": -5}, "maxMemory: input should be greater"),
         ({"maxFunction": 3}, "maxFunction is not a field that is known here; known are namespace, maxFunctions,"),
         ({"namespace": "other"}, "the body says 'other', the path 'dev'"),
