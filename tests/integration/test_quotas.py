@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.integration.conftest import GATED_MODEL, HTTP, TORCH, Platform, until
+from tests.integration.test_async import deploy as deploy_async
 
 from gpufaas_cli.client import Refused
 
@@ -31,7 +32,8 @@ def used(platform: Platform) -> dict[str, int]:
 def test_quotas_hold_deployments_and_calls_also_after_a_kill(make_platform: Make) -> None:
     """One call runs, one waits, the third is told to come again; asynchronous ones wait until there is room."""
     platform = make_platform("--device", "cpu:0=400MiB").start()
-    path = platform.deploy("gated", GATED_MODEL, TORCH)
+    path = "/function/gated"
+    deploy_async(platform, "gated", GATED_MODEL, TORCH, min_wait="200ms")
     set_quota(platform, "--functions", "1", "--memory", "100Mi")
     set_quota(platform, "--in-flight", "2", "--waiting", "1")
     platform.kill()
