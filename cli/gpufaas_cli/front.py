@@ -73,6 +73,7 @@ class Front:
         usage_of: UsageOf,
         end_logs: Callable[[], None],
         builds: Builds | None = None,
+        door: InnerDoor | None = None,
         call_suffix: str = "",
         cluster: Cluster | None = None,
     ) -> None:
@@ -80,7 +81,7 @@ class Front:
         self.options = options
         self.builds = builds
         self._end_logs = end_logs
-        self.door = InnerDoor(options.host, options.port, guarded=credentials is not None)
+        self.door = door or InnerDoor(options.host, options.port, guarded=credentials is not None)
         self.metrics = Metrics(scheduler.status, lambda: self.async_calls.counts(), lambda: self.async_calls.queues())
         defaults = Defaults(
             max_body=options.max_body, max_queue=options.max_queue, profiles=read_profiles(options.profiles)

@@ -161,6 +161,7 @@ async def _serve(
     from gpufaas_cache_manager.collect import collect
     from gpufaas_cli.engines import opened_engine
     from gpufaas_cli.front import Front
+    from gpufaas_cli.inner_door import InnerDoor
     from gpufaas_core.logs import FunctionLogs
     from gpufaas_gateway.async_queue import SqliteAsyncQueue
     from gpufaas_gateway.secret_files import SecretFiles
@@ -191,9 +192,7 @@ async def _serve(
         fatal.append(error)
         front.server.should_exit = True
 
-    async def found(address: str, subnet: str) -> None:
-        await front.door.found(address, subnet)
-
+    door = InnerDoor(options.host, options.port, guarded=credentials is not None)
     service = SchedulerService(engine, journal=journal, on_fatal=stop_for)
     artifacts = ArtifactStore(options.data / "artifacts")
     logs = FunctionLogs(options.data / "logs")
@@ -201,7 +200,7 @@ async def _serve(
     secrets = SecretFiles(options.data / "secrets", options.data / "secret-mounts")
     # Of this data directory: what another platform on this machine runs is left alone.
     instance = hashlib.sha256(bytes(options.data)).hexdigest()[:16]
-    containers = await opened_engine(options.functions, instance, options.port, found)
+    containers = await opened_engine(options.functions, instance, options.port, door.found)
     bundles = BundleStore(options.data / "bundles", artifacts)
     node = Node(
         devices,
@@ -217,7 +216,7 @@ async def _serve(
     front = Front(
         options, credentials, spool, store=store, artifacts=artifacts, workers=node, scheduler=service, node=node,
         secrets=secrets, logs=logs, async_queue=async_queue, usage_of=node.usage_of, end_logs=logs.end_followers,
-        builds=builds,
+        builds=builds, door=door,
     )  # fmt: skip
     catalogue, async_calls = front.catalogue, front.async_calls
 
