@@ -6,8 +6,9 @@ ones are served. Everything is put into that one unit:
 
 - *A copy* of function f, of k copies, is worth ``rate(f) x (delay(f, k - 1) - delay(f, k))``. ``delay(f, 0)`` adds a
   load, weighted by how much of the cluster's time is in demand; ``delay(f, k)`` is the wait for one of k holders that
-  all are busy, by Sakasegawa's approximation of the M/D/k queue. So the last copy of a function that is called is worth
-  a load for each call, a second copy of a busy one a queue, and a twelfth copy next to nothing.
+  all are busy, by Sakasegawa's approximation of the M/G/k queue: services are even, but a holder is also away for
+  loads and for the other functions on it. So the last copy of a function that is called is worth a load for each call,
+  a second copy of a busy one a queue, and a twelfth copy next to nothing.
 - *Victims* are the models with the least worth that make enough room; a function that has calls waiting keeps its
   last copy if anything else can go.
 - *Where to load*: the idle device on which the victims are worth the least; ties go to the less demanded device.
@@ -59,6 +60,11 @@ _OWN_LOAD: Final = 0.25
 """Of a function's own demand, this share is felt by each of its holders beyond the cluster's mean: its calls are given
 to the holder that is idle, and others avoid it."""
 _SATURATED: Final = 0.98
+_VARIABILITY: Final = 0.7
+"""Squared coefficient of variation of how long a holder is away, for a call or for something else: 0 if it did nothing
+but serve equal calls, 1 if the times were exponential."""
+_SPREAD: Final = (1.0 + _VARIABILITY) / 2.0
+"""What that does to a wait: by Kingman's factor, with arrivals that are independent."""
 _LOAD_WEIGHT: Final = 3.0
 """A load occupies a device that others wait for: at full utilisation it counts so many times more."""
 _INDEX_AGE: Final = 0.7
@@ -317,7 +323,7 @@ class _Decision:
         if busy >= _SATURATED:
             return miss_s * (1.0 + busy - _SATURATED)  # no queue has a mean there, but another copy helps still
         power: float = busy ** (sqrt(2.0 * (copies + 1)) - 1.0)
-        return min(miss_s, 0.5 * service_s * power / (copies * (1.0 - busy)))
+        return min(miss_s, _SPREAD * service_s * power / (copies * (1.0 - busy)))
 
     def _miss_s(self, function: FunctionView) -> Seconds:
         return function.load_s(self._kind) * (1.0 + self.pressure + _LOAD_WEIGHT * self.demand)
