@@ -246,6 +246,7 @@ async def connect(
     except OSError as exc:
         raise NotReached(f"{address} cannot be reached: {exc.strerror or exc}") from exc
     except BaseException:
+        answer.cancel()
         link.abort("handshake failed")
         raise
     if isinstance(said, wire.Turned):
