@@ -19,8 +19,8 @@ from gpufaas_core.errors import GpufaasError
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final[Seconds] = 5.0
-_LATE_S: Final[Seconds] = 0.1
-"""A timer of ours that is so late was held up: by us, or by the machine."""
+_LATE_S: Seconds = 1.0
+"""A timer of ours that is so late says that we stood still, or the machine; it is less on one that is only busy."""
 _HIGH: Final = 32 * 1024 * 1024
 """Bytes that the other end has not taken: it is not reading, and is given up."""
 
@@ -246,6 +246,7 @@ async def connect(
     except OSError as exc:
         raise NotReached(f"{address} cannot be reached: {exc.strerror or exc}") from exc
     except BaseException:
+        answer.cancel()
         link.abort("handshake failed")
         raise
     if isinstance(said, wire.Turned):

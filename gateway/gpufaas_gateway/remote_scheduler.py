@@ -133,6 +133,8 @@ class RemoteScheduler:
         """Its caller was answered."""
         sent = self._sent.pop(call, call) if self._sent else call
         self._running.pop(sent, None)
+        if self._early and self._early.pop(sent, None) is not None and self._link is not None:
+            self._link.send(wire.Cancel(sent))  # nobody will open it
 
     def unreachable(self, call: CallId, device: DeviceId, reason: str) -> None:
         """The node of a lease could not be reached. *call* as in the lease."""
@@ -298,13 +300,15 @@ class RemoteScheduler:
                 link.send(wire.Place(each.sent, each.function, each.deadline - now, now - each.since))
         log.info("scheduler.connected address=%s epoch=%d waiting=%d", self.leader, link.epoch, len(waiting))
 
+    def _another_id(self, sent: CallId) -> CallId:
+        self._serial += 1
+        stem, _, name = sent.rpartition("@")
+        return CallId(f"{stem.partition('~')[0]}~{self._serial}@{name}")
+
     def _place_anew(self, waiting: _Waiting, now: float) -> None:
         if waiting.future.done() or self._link is None:
             return
-        self._serial += 1
-        stem, _, name = waiting.sent.rpartition("@")
-        waiting.sent = CallId(f"{stem.partition('~')[0]}~{self._serial}@{name}")
-        self._sent[waiting.call] = waiting.sent
+        waiting.sent = self._sent[waiting.call] = self._another_id(waiting.sent)
         self._waiting[waiting.sent] = waiting
         self._link.send(wire.Place(waiting.sent, waiting.function, waiting.deadline - now, now - waiting.since))
 
@@ -316,9 +320,11 @@ class RemoteScheduler:
         self._asked.clear()
         # Those that can do without a leader do so; the others have until their patience is over.
         for sent, each in list(self._waiting.items()):
-            lease = self._without_leader(each.sent, each.function)
+            # By another id: the scheduler that we lost may have granted this one elsewhere, and would wait for its end.
+            lease = self._without_leader(self._another_id(sent), each.function)
             if lease is not None:
                 del self._waiting[sent]
+                each.sent = self._sent[each.call] = lease.call
                 self._running[lease.call] = each.function
                 if not each.future.done():
                     each.future.set_result(lease)

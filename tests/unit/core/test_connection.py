@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpufaas_core import wire
+from gpufaas_core import connection, wire
 from gpufaas_core.connection import Identity, Link, connect, listen
 
 TOKEN = b"a token of sixteen bytes"
@@ -18,6 +18,7 @@ async def ends(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Link, Lin
     """Both ends of a link whose silence may last 0.4 s, and why they ended."""
     monkeypatch.setattr(wire, "SILENCE_S", 0.4)
     monkeypatch.setattr(wire, "BEAT_S", 0.1)
+    monkeypatch.setattr(connection, "_LATE_S", 0.2)
     taken: list[Link] = []
     ended: list[str] = []
 

@@ -11,9 +11,10 @@ from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import wire
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.connection import Identity, Link, connect
-from gpufaas_core.messages import Restored
+from gpufaas_core.messages import Finished, Lease, Restored
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot
+from gpufaas_gateway.remote_scheduler import WITHOUT_LEADER, RemoteScheduler
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
 from gpufaas_scheduler.server import SchedulerServer
@@ -166,3 +167,39 @@ async def test_that_no_node_can_be_reached_closes_none(rig: Rig) -> None:
     gateway.link.send(wire.Unlinked([NodeId("n1")]))
 
     assert await place(gateway, 1) == "n1/cpu:0"
+
+
+async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody(rig: Rig) -> None:
+    """Its gateway lost the link while it waited, and sent it straight to a node: no place is kept for it."""
+    rig.lead()
+    node = await rig.node("n1", "f")
+    gateway = RemoteScheduler(Identity("gateway", "g1", "boot", TOKEN, "1"))
+    gateway.leader = rig.address
+    keeping = asyncio.create_task(gateway.run())
+    first, second = CallId("1@g1.boot"), CallId("2@g1.boot")
+    async with asyncio.timeout(10):
+        while gateway.view is None or not gateway.view.nodes:
+            await asyncio.sleep(0.01)
+        placed = gateway.place(first, F, 60.0)
+        running = placed if isinstance(placed, Lease) else await placed
+        waiting = gateway.place(second, F, 60.0)
+        assert isinstance(waiting, asyncio.Future)
+        service = rig.server.service
+        assert service is not None
+        while not service.knows(second):
+            await asyncio.sleep(0.01)
+
+        gateway._link.abort("lost")  # type: ignore[union-attr]
+        lease = await waiting
+
+        assert (lease.number, lease.call != second) == (WITHOUT_LEADER, True)
+        while not gateway.connected:
+            await asyncio.sleep(0.01)
+        gateway.over(second)
+        gateway.over(first)
+        node.link.send(wire.Fact(Finished(lease.call, lease.device, 1.0)))
+        node.link.send(wire.Fact(Finished(running.call, running.device, 1.0)))
+        while service.all_calls():
+            await asyncio.sleep(0.01)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
