@@ -468,14 +468,13 @@ class Network:
 
     def cut(self, number: int, ports: Sequence[int]) -> None:
         """Let nothing pass between node *number* and these ports, be they its own or others'."""
-        for port in ports:
-            for chain, which in (
-                ("INPUT", "--sport"),
-                ("INPUT", "--dport"),
-                ("OUTPUT", "--sport"),
-                ("OUTPUT", "--dport"),
-            ):
-                self._filter(number, "-A", chain, "-p", "tcp", which, str(port), "-j", "DROP")
+        rules = [
+            f"-A {chain} -p tcp {which} {port} -j DROP"
+            for port in ports for chain in ("INPUT", "OUTPUT") for which in ("--sport", "--dport")
+        ]  # fmt: skip
+        text = "\n".join(("*filter", *rules, "COMMIT", ""))
+        # All at once: one by one, they take longer than what is measured from then on.
+        _run("ip", "netns", "exec", f"{self._name}-{number}", "iptables-restore", "--noflush", given=text)
 
     def mend(self, number: int) -> None:
         self._filter(number, "-F")
@@ -495,7 +494,7 @@ def _ip(*arguments: str) -> None:
     _run("ip", *arguments)
 
 
-def _run(*arguments: str) -> None:
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+def _run(*arguments: str, given: str = "") -> None:
+    done = subprocess.run(arguments, input=given, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip()}")
