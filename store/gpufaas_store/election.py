@@ -130,16 +130,20 @@ class Leadership:
 
     async def _watch(self) -> None:
         """A leader whose key is deleted or taken by hand has a lease that lives, and leads no more all the same."""
+        is_there = False
         try:
             async with aclosing(self._etcd.watch(LEADER, exact=True)) as changes:
                 async for change in changes:
                     match change:
-                        case Put(item) if item.create_revision != self.epoch:
-                            return self._lose("another leads")
+                        case Put(item):
+                            is_there = item.create_revision == self.epoch
+                            if not is_there:
+                                return self._lose("another leads")
                         case Deleted():
                             return self._lose("its key was deleted")
-                        case _:
-                            pass
+                        case Listed():
+                            if not is_there:
+                                return self._lose("its key was deleted")
         except StorageFailed as exc:
             self._lose(str(exc))
 

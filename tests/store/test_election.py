@@ -239,6 +239,25 @@ async def test_a_leader_steps_down_when_etcd_comes_back_with_another(make_etcd: 
         await leadership.abandon()
 
 
+async def test_a_leader_whose_key_is_deleted_by_hand_leads_no_more(etcd: Etcd, etcd_server: EtcdProcess) -> None:
+    """Even in the moment in which it was elected."""
+    key = f"{etcd.settings.prefix}/{LEADER}"
+    first = await campaign(etcd, "s1", "a:1")
+    etcd_server.ctl("del", key)  # blocks the loop: before anything of the leader's has run
+    async with asyncio.timeout(30):
+        await first.lost.wait()
+    second = await campaign(etcd, "s1", "a:1")
+    assert await second.confirm()
+
+    etcd_server.ctl("del", key)
+
+    async with asyncio.timeout(30):
+        await second.lost.wait()
+    assert second.epoch > first.epoch
+    await first.abandon()
+    await second.abandon()
+
+
 async def test_what_an_earlier_leader_writes_is_refused(etcd: Etcd) -> None:
     first = await campaign(etcd, "s1", "a:1")
     await first.resign()
