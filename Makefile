@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo test fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-live chaos chaos-async cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo test test-all fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-live chaos chaos-async cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
 	@echo "make test    set up, run all tests"
+	@echo "make test-all   the long ones too (more of the cluster, of pods, of object stores)"
 	@echo "make fuzz    three minutes of requests that nobody means to send, to a real platform"
 	@echo "make cluster a cluster by docker-compose on this machine: etcd, gateways, schedulers, nodes (KEEP=1, PUBLIC=1)"
 	@echo "make test-charts   the Helm chart, installed by Helm's library and held against Kubernetes' schemas"
@@ -37,6 +38,10 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# What takes minutes is in it: more of the cluster, of pods, of object stores.
+test-all: setup
+	GPUFAAS_TESTS=all $(BIN)/python -m pytest
 
 fuzz: setup
 	FUZZ_SECONDS=60 $(BIN)/python -m pytest tests/integration/test_fuzz.py

@@ -12,6 +12,16 @@ from hypothesis import settings
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`make test` is to end within half an hour on two cores: what is marked ``long`` is for `make test-all`."""
+    if config.getoption("-m") or os.environ.get("GPUFAAS_TESTS") == "all":
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="one of many that take minutes together: make test-all"))
+
+
 _IMAGES = Path(__file__).parent / "images"
 sys.path.insert(0, str(Path(__file__).parent / "fakes"))  # stand-ins for servers of others: `import kubernetes_server`
 

@@ -150,7 +150,7 @@ async def until(claim: Callable[[], object], timeout_s: float = 15.0) -> None:
             await asyncio.sleep(0.005)
 
 
-@pytest.fixture(params=["process", "docker", "kubernetes"])
+@pytest.fixture(params=["process", "docker", pytest.param("kubernetes", marks=pytest.mark.long)])
 async def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Programs]:
     if request.param == "kubernetes":
         server = KubernetesServer({"test:1": [sys.executable, "-u", str(SERVER)]})

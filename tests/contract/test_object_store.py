@@ -84,7 +84,9 @@ async def test_a_new_store_is_empty(store: ObjectStore) -> None:
     assert await digests(store) == set()
 
 
-@pytest.mark.parametrize("data", [b"", SMALL, LARGE], ids=["nothing", "small", "large"])
+@pytest.mark.parametrize(
+    "data", [b"", SMALL, pytest.param(LARGE, marks=pytest.mark.long)], ids=["nothing", "small", "large"]
+)
 async def test_what_was_written_from_a_file_is_read(store: ObjectStore, tmp_path: Path, data: bytes) -> None:
     (tmp_path / "file").write_bytes(data)
 
@@ -95,6 +97,7 @@ async def test_what_was_written_from_a_file_is_read(store: ObjectStore, tmp_path
     assert await digests(store) == {sha256(data)}
 
 
+@pytest.mark.long
 async def test_what_was_written_from_pieces_is_read(store: ObjectStore) -> None:
     await store.write(sha256(LARGE), pieces(LARGE[:100], LARGE[100:]))
 
@@ -108,6 +111,7 @@ async def test_any_range_can_be_read(store: ObjectStore) -> None:
         assert await whole(store, sha256(LARGE), start, end) == LARGE[start:end]
 
 
+@pytest.mark.long
 async def test_a_read_that_is_given_up_half_way_leaves_the_store_usable(store: ObjectStore) -> None:
     await store.write(sha256(LARGE), pieces(LARGE))
 
@@ -118,7 +122,7 @@ async def test_a_read_that_is_given_up_half_way_leaves_the_store_usable(store: O
     assert await whole(store, sha256(LARGE), 0, 10) == LARGE[:10]
 
 
-@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("data", [SMALL, pytest.param(LARGE, marks=pytest.mark.long)], ids=["small", "large"])
 async def test_other_bytes_than_those_of_the_digest_are_refused_and_not_kept(
     store: ObjectStore, tmp_path: Path, data: bytes
 ) -> None:

@@ -137,6 +137,7 @@ def test_an_update_is_seen_by_both_gateways_and_a_removal_too(cluster: Cluster) 
     until(lambda: not any(node.workers() for node in cluster.nodes), "its workers end on the nodes")
 
 
+@pytest.mark.long
 def test_a_quota_that_is_set_at_one_gateway_holds_at_all_and_each_counts_its_own_calls(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_quota_that_is_set_at_one_gateway_holds_at_all_and_each_counts_its_own
     assert one.call(path, str(tmp_path / "gate").encode()).status_code == 200
 
 
+@pytest.mark.long
 def test_a_gateway_that_starts_holds_to_the_quotas_that_there_are(cluster: Cluster) -> None:
     one, other = cluster.gateways
     quota = "/system/namespace/openfaas-fn/quota"
@@ -186,6 +188,7 @@ def test_a_gateway_that_starts_holds_to_the_quotas_that_there_are(cluster: Clust
     until(lambda: other.call(path, b"x").status_code == 200)
 
 
+@pytest.mark.long
 def test_copies_that_are_asked_for_at_one_gateway_are_spread_over_the_nodes(cluster: Cluster) -> None:
     one, other = cluster.gateways
     path = one.deploy("scaled", ECHO_MODEL)
@@ -197,6 +200,7 @@ def test_copies_that_are_asked_for_at_one_gateway_are_spread_over_the_nodes(clus
     until(lambda: {one.call(path).headers["x-gpufaas-device"] for _ in range(8)} >= {"n1/cpu:0"})
 
 
+@pytest.mark.long
 def test_namespaces_are_those_of_all_gateways(cluster: Cluster) -> None:
     one, other = cluster.gateways
     one.cli.put_namespace({"name": "team", "annotations": {"gpufaas": "true"}}, update=False)
@@ -227,6 +231,7 @@ def test_secrets_reach_functions_on_nodes_sealed_on_their_way(cluster: Cluster) 
     one.cli.remove_secret("key")
 
 
+@pytest.mark.long
 def test_what_functions_print_is_read_through_any_gateway(cluster: Cluster) -> None:
     one, other = cluster.gateways
     path = one.deploy("talking", "def handle(event, context): print('I heard', event.text, flush=True)", HTTP)
@@ -240,6 +245,7 @@ def test_what_functions_print_is_read_through_any_gateway(cluster: Cluster) -> N
         assert any("I heard that" in json.loads(line)["text"] for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("lang", "source"), [(TORCH, STEPS_MODEL), (HTTP, STEPS_HTTP)])
 def test_answers_stream_through_gateway_and_node(cluster: Cluster, tmp_path: Path, lang: str, source: str) -> None:
     gateway = cluster.gateways[1]
@@ -253,6 +259,7 @@ def test_answers_stream_through_gateway_and_node(cluster: Cluster, tmp_path: Pat
             assert next(pieces).strip() == f"data: {number}"
 
 
+@pytest.mark.long
 def test_websockets_reach_functions_on_nodes(cluster: Cluster) -> None:
     gateway = cluster.gateways[0]
     deploy_server(_AsPlatform(gateway), "talk")  # type: ignore[arg-type]
@@ -270,6 +277,7 @@ class _AsPlatform:
         self.http, self.port = gateway.web, gateway.port
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lang", [TORCH, HTTP])
 def test_large_bodies_arrive_whole(cluster: Cluster, lang: str) -> None:
     gateway = cluster.gateways[0]
@@ -309,6 +317,7 @@ def test_the_cli_lists_nodes_and_drains_one(cluster: Cluster) -> None:
     assert "there is no node 'n9'" in cli("node", "drain", "n9", "--gateway", gateway.url, fails=True)
 
 
+@pytest.mark.long
 def test_a_call_that_a_caller_gives_up_ends_on_its_node(cluster: Cluster, tmp_path: Path) -> None:
     gateway = cluster.gateways[0]
     path = gateway.deploy("gated", GATED_MODEL)
@@ -322,6 +331,7 @@ def test_a_call_that_a_caller_gives_up_ends_on_its_node(cluster: Cluster, tmp_pa
     assert gateway.call(path).status_code == 200
 
 
+@pytest.mark.long
 def test_a_node_that_is_stopped_lets_its_calls_end_and_gets_no_others(cluster: Cluster, tmp_path: Path) -> None:
     gateway = cluster.gateways[0]
     path = gateway.deploy("gated", GATED_MODEL)
@@ -446,6 +456,7 @@ def test_an_etcd_with_somebody_elses_keys_is_refused_at_once(tmp_path: Path) -> 
         cluster.close()
 
 
+@pytest.mark.long
 def test_without_etcd_services_say_which_endpoint_and_begin_when_it_comes(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, schedulers=1, nodes=1, gateways=1)
     try:
@@ -464,6 +475,7 @@ def test_without_etcd_services_say_which_endpoint_and_begin_when_it_comes(tmp_pa
         cluster.close()
 
 
+@pytest.mark.long
 def test_a_service_that_waits_for_etcd_can_be_stopped(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, schedulers=1, nodes=1, gateways=1)
     try:
