@@ -16,7 +16,7 @@ DEFAULT_ASYNC_QUEUE_LIMIT: Final = 1_000_000
 DEFAULT_MAX_BODY: Final = 100 * MiB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FrontOptions:
     """What every process with a gateway in it is told."""
 
@@ -48,7 +48,7 @@ class FrontOptions:
     """Largest request body, in bytes, unless the function says otherwise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
     """How decisions are made."""
 
@@ -62,7 +62,7 @@ class PolicyOptions:
     """Every event of the engine goes here as a JSON line, to be replayed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
     """What a node runs functions on."""
 
@@ -75,18 +75,9 @@ class DeviceOptions:
     """How functions of images run: not at all, in Docker, as pods, in Docker if it answers when they are deployed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions(FrontOptions):
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(FrontOptions, DeviceOptions, PolicyOptions):
     """The whole platform in one process tree, on this machine."""
-
-    devices: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
-    functions: Literal["process", "docker", "kubernetes", "auto"] = "auto"
-    policy: str = DEFAULT_POLICY
-    o3_limit: int = DEFAULT_O3_LIMIT
-    wait_bound_s: float = DEFAULT_WAIT_BOUND_S
-    replacement: str = "lru"
-    journal: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

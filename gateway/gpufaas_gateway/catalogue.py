@@ -149,8 +149,8 @@ class Catalogue:
         self._by_id: dict[FunctionId, Deployed] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._unsaved: dict[tuple[str, str], Profile] = {}
-        self._deploying: dict[str, int] = {}
-        """Functions that are being deployed or removed here: what the store says of them meanwhile is our own doing."""
+        self._deploying: dict[str, Callable[[], None]] = {}
+        """Functions that are being deployed here, with what the store said of them last meanwhile, to be done after."""
         self._claims: dict[str, tuple[str, Bytes]] = {}
         """Namespace, and what they will reserve, of functions that are being deployed here, by `Deployed.full_name`."""
         self._loaded = False
@@ -186,8 +186,11 @@ class Catalogue:
         It was checked and stored by the one that deployed it; the scheduler is told as well, since calls of it may be
         placed from here before it has heard of it otherwise.
         """
+        if record.full_name in self._deploying:
+            self._deploying[record.full_name] = lambda: self.adopt(record, worker, function)
+            return
         old = self._functions.get(record.full_name)
-        if old is not None and (old.record.revision == record.revision or self._deploying.get(record.full_name)):
+        if old is not None and old.record.revision == record.revision:
             return
         try:
             options = read_options(record.spec, self._defaults)
@@ -195,24 +198,7 @@ class Catalogue:
             log.warning("function.unavailable id=%s reason=%s", record.function_id, exc)
             self._show(self._unavailable(record, str(exc)))
             return
-        new = Deployed(
-            name=record.name,
-            namespace=record.namespace,
-            full_name=record.full_name,
-            function_id=record.function_id,
-            spec=worker,
-            record=record,
-            function=function,
-            timeout_s=options.timeout_s,
-            max_body=options.max_body,
-            body_patience_s=options.body_patience_s,
-            async_queue=options.async_queue,
-            exclusive=function.exclusive,
-            stats=self._stats(record),
-            profiles={},
-            scaling=options.scaling,
-            placement=options.placement,
-        )
+        new = self._served(record, worker, options, function, {})
         self._scheduler.deploy(function, worker)
         self._show(new)
         if old is not None:
@@ -221,8 +207,11 @@ class Catalogue:
 
     def dropped(self, full_name: str) -> None:
         """Another gateway removed the function, if it is still here."""
+        if full_name in self._deploying:
+            self._deploying[full_name] = lambda: self.dropped(full_name)
+            return
         old = self._functions.get(full_name)
-        if old is None or self._deploying.get(full_name):
+        if old is None:
             return
         self._drop(old)
         del self._by_id[old.function_id]
@@ -266,11 +255,11 @@ class Catalogue:
         full_name = f"{spec.service}.{namespace}"
         with self.namespaces.entered(namespace):
             async with self._lock(full_name):
-                self._deploying[full_name] = 1
+                self._deploying[full_name] = lambda: None
                 try:
                     return await self._deploy(spec, namespace, update)
                 finally:
-                    del self._deploying[full_name]
+                    self._deploying.pop(full_name)()
                     self._claims.pop(full_name, None)
 
     async def _deploy(self, spec: FunctionSpec, namespace: str, update: bool) -> Deployed:
@@ -455,6 +444,16 @@ class Catalogue:
             max_queue=options.max_queue,
             constraints=options.placement.constraints,
         )
+        return self._served(record, spec, options, function, learnt)
+
+    def _served(
+        self,
+        record: FunctionRecord,
+        spec: WorkerSpec,
+        options: Options,
+        function: Function,
+        learnt: dict[str, Profile],
+    ) -> Deployed:
         return Deployed(
             name=record.name,
             namespace=record.namespace,
@@ -467,7 +466,7 @@ class Catalogue:
             max_body=options.max_body,
             body_patience_s=options.body_patience_s,
             async_queue=options.async_queue,
-            exclusive=exclusive,
+            exclusive=function.exclusive,
             stats=self._stats(record),
             profiles=dict(learnt),
             scaling=options.scaling,

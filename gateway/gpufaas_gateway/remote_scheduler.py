@@ -187,9 +187,15 @@ class RemoteScheduler:
         if self._link is None:
             raise LeaseRefused("no scheduler leads at the moment: ask again in a few seconds")
         self._serial += 1
-        future = self._asked[self._serial] = self._loop.create_future()
-        self._link.send(wire.Ask(self._serial, what, value))
-        answer: bytes = await future
+        number = self._serial
+        future = self._asked[number] = self._loop.create_future()
+        self._link.send(wire.Ask(number, what, value))
+        try:
+            answer: bytes = await asyncio.wait_for(future, PATIENCE_S)
+        except TimeoutError:
+            raise LeaseRefused("the scheduler does not answer: ask again in a few seconds") from None
+        finally:
+            self._asked.pop(number, None)
         return answer
 
     def nodes(self) -> list[wire.NodeView]:

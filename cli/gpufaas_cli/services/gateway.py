@@ -31,7 +31,7 @@ from gpufaas_cli.services.common import (
 from gpufaas_cli.services.weights import GatewayArtifacts, Weights
 from gpufaas_cli.serving import _builds, _credentials, _listen, _own
 from gpufaas_core import wire
-from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.model import DeviceId
 from gpufaas_gateway.ports import Secrets
 from gpufaas_gateway.remote_nodes import RemoteNodes
@@ -142,7 +142,10 @@ async def _run(
         async def follow_namespaces() -> None:
             async with aclosing(etcd.watch("v1/namespaces/")) as changes:
                 async for _ in changes:
-                    await catalogue.namespaces.load()
+                    try:
+                        await catalogue.namespaces.load()
+                    except StorageFailed as exc:
+                        log.warning("namespaces.not_read, will be at the next change: %s", exc)
 
         async def follow_quotas() -> None:
             seen: set[str] = set()

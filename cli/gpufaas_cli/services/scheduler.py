@@ -166,7 +166,11 @@ async def _lead(options: SchedulerOptions, server: SchedulerServer, etcd: Etcd, 
                 return  # half of it is still to come
             entries[name] = entry
             if old is None or old.record.revision != entry.record.revision:
-                profiles = await store.read_profiles(entry.function.digest)
+                profiles = {}
+                try:
+                    profiles = await store.read_profiles(entry.function.digest)
+                except StorageFailed as exc:
+                    log.warning("profiles.not_read, are learnt again: %s", exc)
                 function = replace(entry.function, profiles={**entry.function.profiles, **profiles})
                 server.deploy(function, entry.worker)
                 if old is not None and old.function is not None:
