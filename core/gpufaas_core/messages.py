@@ -165,6 +165,8 @@ class Refused(Struct, frozen=True, tag=True):
     call: CallId
     device: DeviceId
     reason: str
+    opened: bool = False
+    """Its gateway did not reach the node, which has opened the lease all the same: what it loads for it stays."""
 
 
 class Woken(Struct, frozen=True, tag=True):

@@ -37,7 +37,7 @@ from gpufaas_core.errors import (
     WorkerCrashed,
 )
 from gpufaas_core.messages import Command, Event, Lease
-from gpufaas_core.model import CallId, Device, EngineStatus, Function, FunctionId, NodeId
+from gpufaas_core.model import CallId, Device, DeviceId, EngineStatus, Function, FunctionId, NodeId
 
 PROTOCOL: Final = 1
 """Both ends must have the same: a newer release that changes what messages mean counts it up."""
@@ -248,6 +248,13 @@ class Noted(Message, frozen=True, array_like=True, tag=67):
     note: str
 
 
+class Holds(Message, frozen=True, array_like=True, tag=68):
+    """The answer to the `Check` of that number. `snapshot`: as in `Joining`."""
+
+    number: int
+    snapshot: msgspec.Raw
+
+
 class Define(Message, frozen=True, array_like=True, tag=80):
     """Leases of this revision may come. `fetch`: have its bundle here soon, so that it survives the loss of others."""
 
@@ -263,11 +270,21 @@ class Do(Message, frozen=True, array_like=True, tag=82):
     command: Command
 
 
+class Check(Message, frozen=True, array_like=True, tag=83):
+    """
+    Say what you hold, after all that came before this. Of the calls in `doubted` (call, device), which the last answers
+    lacked, those that are not there have ended: a lease of theirs that comes later is refused.
+    """
+
+    number: int
+    doubted: list[tuple[CallId, DeviceId]] = field(default_factory=list)
+
+
 _MESSAGES: Final[tuple[type[Message], ...]] = (
     Challenge, Hello, Welcome, Turned, Beat,
     Present, Place, Cancel, Again, Unreachable, Deploy, Remove, Scale, Counted, Ask, Unlinked,
     Granted, Rejected, Unknown, View, Answered,
-    Joining, Fact, Used, Noted, Define, Forget, Do,
+    Joining, Fact, Used, Noted, Holds, Define, Forget, Do, Check,
 )  # fmt: skip
 
 _LENGTH: Final = struct.Struct("<I")

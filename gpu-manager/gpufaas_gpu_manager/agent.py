@@ -129,8 +129,7 @@ class Agent:
         link.attend(self._heard, lambda why: None if lost.done() else lost.set_result(why))
         self._epoch, self.refused = link.epoch, ""
         node.obey(link.epoch)
-        snapshot = msgspec.Raw(msgspec.msgpack.encode(node.snapshot()))
-        link.send(wire.Joining(self.address, snapshot, self._clock()))
+        link.send(wire.Joining(self.address, _encoded(node), self._clock()))
         self._link = link
         if self.note:
             link.send(wire.Noted(self.note))
@@ -196,6 +195,11 @@ class Agent:
                 node.load(command)
             elif isinstance(command, Evict):
                 node.evict(command.function, command.device, command.copy)
+        elif type(message) is wire.Check:
+            for call, device in message.doubted:
+                node.settle(call, device)
+            if self._link is not None:
+                self._link.send(wire.Holds(message.number, _encoded(node)))
         elif type(message) is wire.Define:
             node.expect(message.worker)
             if message.worker.image:
@@ -216,3 +220,7 @@ class Agent:
             await node.define(spec)
         except GpufaasError as exc:
             log.warning("image.not_pulled image=%s reason=%s", spec.image, exc)
+
+
+def _encoded(node: Node) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(node.snapshot()))

@@ -65,8 +65,8 @@ class Exchange:
 
     __slots__ = (
         "_bound", "_buffered", "_chunks", "_error", "_limit", "_loop", "_paused", "_waiter", "abandoned", "body",
-        "bound_at", "end", "finished", "head", "lease", "load_s", "opened_at", "phases", "slot", "taken", "untouched",
-        "watcher", "worker",
+        "bound_at", "coming", "end", "finished", "head", "lease", "load_s", "opened_at", "phases", "slot", "taken",
+        "untouched", "watcher", "worker",
     )  # fmt: skip
 
     def __init__(self, lease: Lease, worker: Any, loop: asyncio.AbstractEventLoop, now: float) -> None:
@@ -80,6 +80,8 @@ class Exchange:
         self.abandoned = False
         self.taken = False
         """Its call has come; before that it is a lease that was opened ahead of it."""
+        self.coming = False
+        """Its body is on its way here."""
         self.untouched = False
         """Its slot found nobody there, and still has all of it: the call can be placed again."""
         self.finished = False

@@ -8,6 +8,7 @@ the memory that they held is promised to the next worker.
 
 import asyncio
 import contextlib
+import math
 import os
 import sys
 import time
@@ -41,7 +42,6 @@ from gpufaas_gpu_manager.zygote import Exec
 
 _SHIM: Final = Path(__file__).with_name("shim")
 _FORGOTTEN_KEPT: Final = 1000
-_UNTAKEN_KEPT_S: Final = 60.0
 _SETTLE_S: Final = 2.0
 """How long a GPU driver may take to give the memory of a dead process back before the node goes on regardless."""
 
@@ -78,6 +78,8 @@ class Containers(Protocol):
 class NodeSettings:
     abort_grace_s: Seconds = 10.0
     """How long an abandoned call may run on before its worker is killed for the device's sake."""
+    untaken_s: Seconds = 60.0
+    """How long a lease that was opened, or that one is void, is kept for a call that has not come."""
     term_grace_s: Seconds = 2.0
     """How long a server that is evicted may take to end by itself: the next one waits for its memory."""
     check_timeout_s: Seconds = 120.0
@@ -119,6 +121,8 @@ class Node:
         self._specs: dict[FunctionId, WorkerSpec] = {}
         self._workers: dict[int, Worker] = {}
         self._leases: dict[CallId, Exchange] = {}
+        self._revoked: dict[CallId, float] = {}
+        """Calls that were reported as finished before they came, with the number of the last lease that is void."""
         self._forgotten: deque[FunctionId] = deque()
         self._next_worker = 1
         self._epoch = 0
@@ -285,8 +289,11 @@ class Node:
         None: it was refused, and `Refused` is reported.
         """
         exchange = self._leases.get(lease.call)
-        if exchange is not None:
+        if exchange is not None and not (exchange.finished and exchange.lease.number < lease.number):
             return exchange
+        if lease.call in self._revoked and lease.number <= self._revoked[lease.call]:
+            self.report(Refused(lease.call, lease.device, "the call was given up before its lease came"))
+            return None
         device = self._devices.get(lease.device)
         spec = self._specs.get(lease.function)
         if lease.epoch < self._epoch or device is None or spec is None or self._closing:
@@ -309,6 +316,8 @@ class Node:
         exchange = Exchange(lease, worker, asyncio.get_running_loop(), now)
         self._leases[lease.call] = exchange
         worker.exchanges[lease.call] = exchange
+        if lease.cold:
+            asyncio.get_running_loop().call_later(self.settings.untaken_s, self._expire, exchange)
         return exchange
 
     def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> Exchange:
@@ -317,7 +326,7 @@ class Node:
 
         :raises LeaseRefused: nothing was taken; the scheduler has been told and places it again
         """
-        exchange = self._leases.get(lease.call) or self.open(lease)
+        exchange = self.open(lease)
         if exchange is None:
             raise LeaseRefused(f"{lease.device} refused call {lease.call}")
         worker = exchange.worker
@@ -342,7 +351,7 @@ class Node:
         exchange = self._leases.get(call)
         if exchange is None:
             # Its caller went between the grant of the lease and its arrival here: there is nothing to stop.
-            self.report(Finished(call, device, 0.0, ok=False))
+            self.settle(call, device)
             return
         if exchange.abandoned:
             return
@@ -358,7 +367,14 @@ class Node:
             worker.unbound.remove(exchange)
         worker.exchanges.pop(call, None)
         self.over(exchange)
+        self._revoke(call, exchange.lease.number)
         self.report(Finished(call, exchange.lease.device, 0.0, ok=False))
+
+    def settle(self, call: CallId, device: DeviceId) -> None:
+        """The scheduler thinks that *call* runs here: if it does not, it is over, and a lease that comes late void."""
+        if call not in self._leases:
+            self._revoke(call, math.inf)
+            self.report(Finished(call, device, 0.0, ok=False))
 
     def load(self, command: Load) -> None:
         """Load without a call."""
@@ -485,13 +501,27 @@ class Node:
             self._leases.pop(exchange.lease.call, None)
         else:
             # It failed before its call came, which would otherwise open the lease, and load, once more.
-            asyncio.get_running_loop().call_later(_UNTAKEN_KEPT_S, self._leases.pop, exchange.lease.call, None)
+            asyncio.get_running_loop().call_later(self.settings.untaken_s, self._forget_failed, exchange)
         device = exchange.worker.device
         while device.unled and not _busy(device):
             following = device.unled.popleft()
             if not following.finished and following.worker.state is WorkerState.READY:
                 following.untouched = False
                 following.worker.bind(following)
+
+    def _forget_failed(self, exchange: Exchange) -> None:
+        if self._leases.get(exchange.lease.call) is exchange:
+            del self._leases[exchange.lease.call]
+
+    def _expire(self, exchange: Exchange) -> None:
+        """A lease that was opened, and whose call does not come: its gateway died, or does not reach this node."""
+        if not (exchange.taken or exchange.coming or exchange.finished):
+            self.abort(exchange.lease.call, exchange.lease.device)
+
+    def _revoke(self, call: CallId, number: float) -> None:
+        """Leases of *call* up to that *number* are void: they may be on their way here."""
+        self._revoked[call] = number
+        asyncio.get_running_loop().call_later(self.settings.untaken_s, self._revoked.pop, call, None)
 
     def drop(self, worker: Worker) -> None:
         """*worker* has no process, and will not have one."""

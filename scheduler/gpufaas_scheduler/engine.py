@@ -29,7 +29,7 @@ became free. One run after each event (specs/gpu-faas.md, 3.4).
 """
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, TypeAlias
 
@@ -56,6 +56,7 @@ from gpufaas_core.model import (
 from gpufaas_core.snapshot import CallDoc, DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc, RunningCall
 from gpufaas_core.units import MiB, format_bytes
 from gpufaas_scheduler import docs, policies
+from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.policies import Action, Refusal, SchedulingPolicy
 from gpufaas_scheduler.queue import IMPLICIT, LOCAL, RUNNING, WAITING, Call
 from gpufaas_scheduler.state import Cluster, Demand, DeviceState, FunctionState, Model
@@ -238,6 +239,14 @@ class Engine:
     def calls(self) -> list[CallId]:
         """Return those that wait or run. O(calls)."""
         return list(self._calls)
+
+    def holdings(self, devices: Iterable[DeviceId]) -> dict[DeviceId, Holding]:
+        """Return what these devices should have, by what this engine was told. O(calls + residents)."""
+        found = {id_: Holding(dict(self._devices[id_].models.models), set()) for id_ in devices if id_ in self._devices}
+        for call in self._calls.values():
+            if call.state == RUNNING and call.device is not None and call.device.id in found:
+                found[call.device.id].calls.add(CallId(call.id.removesuffix(_twin(CallId(""), call.device.id))))
+        return found
 
     def status(self, now: Seconds) -> EngineStatus:
         """O(devices, residents, functions)."""
@@ -506,7 +515,7 @@ class Engine:
         self._end(call)
         if not call.cold:
             device.hits -= 1
-        else:
+        elif not event.opened:
             device.misses -= 1
             if model.loading and device.models.models.get(model.key) is model:
                 self._drop(device, model)
@@ -1712,6 +1721,8 @@ class Engine:
             if not call.aborted:
                 call.aborted = True
                 self._out.append(m.Abort(running.call, state.id))
+        elif call.aborted and not running.abandoned:
+            self._out.append(m.Abort(running.call, state.id))  # the node has not heard of it
         call.state, call.device, call.model, call.cold = RUNNING, state, model, running.cold
         if running.begun:
             call.why = _TAKEN_OVER

@@ -28,6 +28,11 @@ class _Collector:
         yield CounterMetricFamily(
             "gpufaas_scheduler_events", "Events that the engine was told.", server.service.changes
         )
+        yield CounterMetricFamily(
+            "gpufaas_scheduler_node_differences",
+            "Workers and calls that a node had, or lacked, against what the scheduler knew; each was settled.",
+            server.differences,
+        )
         used = GaugeMetricFamily("gpufaas_device_memory_used_bytes", "Memory promised to workers.", labels=["device"])
         whole = GaugeMetricFamily("gpufaas_device_memory_bytes", "Memory that may be promised.", labels=["device"])
         resident = GaugeMetricFamily("gpufaas_device_residents", "Copies in memory.", labels=["device"])

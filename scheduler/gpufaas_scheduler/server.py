@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, Final
 
 import msgspec
@@ -20,10 +20,12 @@ from gpufaas_core import wire
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.connection import Identity, Link, listen
 from gpufaas_core.errors import GpufaasError, Overloaded
-from gpufaas_core.messages import Abort, DeviceLeft, Evict, Lease, Load, Resize, Restored, Serving, Start
+from gpufaas_core.messages import Abort, DeviceLeft, Evict, Lease, Load, Resize, Restored, Serving, Start, WorkerExited
 from gpufaas_core.messages import Refused as RefusedFact
 from gpufaas_core.model import Bytes, CallId, Device, DeviceId, Function, FunctionId, NodeId, Seconds
 from gpufaas_core.snapshot import NodeSnapshot
+from gpufaas_scheduler import check
+from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.service import SchedulerService
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ GRACE_S: Final[Seconds] = 2.0
 """A gateway that comes back within this keeps the calls that run for it."""
 CLOCK_OFF_S: Final[Seconds] = 5.0
 """Clocks that differ by more are said to people. No decision is made by them."""
+CHECK_EVERY_S: Final[Seconds] = 5.0
+"""How often nodes are asked what they hold (`check.py`)."""
 _REMOVED_KEPT: Final = 10_000
 _decode_snapshot: Final = msgspec.msgpack.Decoder(NodeSnapshot).decode
 
@@ -58,6 +62,14 @@ class RemoteNode:
         self.note = ""
         self.joined_at = time.monotonic()
         self.cpu_s: dict[FunctionId, Seconds] = {}
+        self.check = 0
+        """Number of the last one."""
+        self.asked: dict[DeviceId, Holding] = {}
+        """What it should have had then."""
+        self.absent: dict[DeviceId, Set[CallId]] = {}
+        """Calls that the last answer lacked."""
+        self.doubted: list[tuple[CallId, DeviceId]] = []
+        """Those that the one before lacked, too."""
 
     def open(self, lease: Lease) -> object:
         self.link.send(wire.Do(Start(lease)))
@@ -144,7 +156,10 @@ class SchedulerServer:
         self._open = False
         self._loop = asyncio.get_running_loop()
         self._view_timer: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
         self._seen_changes = -1
+        self.differences = 0
+        """In what nodes differed from what they should have had, since the start."""
         self._view_due = True
 
     # --- life ---
@@ -171,6 +186,7 @@ class SchedulerServer:
         else:
             self._release("nobody is waited for")
         self._view_timer = self._loop.call_later(VIEW_EVERY_S, self._push_view)
+        self._check_timer = self._loop.call_later(CHECK_EVERY_S, self._check)
 
     @property
     def serving(self) -> bool:
@@ -180,8 +196,9 @@ class SchedulerServer:
     def step_down(self) -> None:
         """Another one leads, or will: whoever is connected goes there."""
         self.service = None
-        if self._view_timer is not None:
-            self._view_timer.cancel()
+        for timer in (self._view_timer, self._check_timer):
+            if timer is not None:
+                timer.cancel()
         nodes, self.nodes = self.nodes, {}
         gateways, self._gateways = self._gateways, {}
         for link in [*(each.link for each in nodes.values()), *(each.link for each in gateways.values())]:
@@ -240,6 +257,8 @@ class SchedulerServer:
     # --- who connects ---
 
     def _accept(self, link: Link, hello: wire.Hello) -> int | wire.Turned:
+        if self.service is not None and not self.may_act():
+            return wire.Turned("not_leader", f"scheduler {self.me.id} stood still, and asks whether it still leads")
         if self.service is None or not self._open:
             where = f"the scheduler at {self.leader} leads" if self.leader else "none leads yet"
             return wire.Turned("not_leader", f"scheduler {self.me.id} does not lead: {where}", self.leader)
@@ -279,11 +298,23 @@ class SchedulerServer:
             return self._epoch
         return wire.Turned("protocol", f"a {hello.role} has no business here")
 
+    def _acting(self, link: Link) -> SchedulerService | None:
+        """
+        Return the service, if it may act on what came over *link*.
+
+        If it may not for now, and leads still when it has asked etcd, it would have missed this: whoever said it comes
+        again with all that it knows.
+        """
+        if self.service is not None and not self.may_act():
+            link.close("this scheduler stood still, and may not lead any more")
+            return None
+        return self.service
+
     # --- gateways ---
 
     def _from_gateway(self, gateway: _Gateway, message: Any) -> None:
-        service = self.service
-        if service is None or not self.may_act():
+        service = self._acting(gateway.link)
+        if service is None:
             return
         kind = type(message)
         if kind is wire.Place:
@@ -296,7 +327,7 @@ class SchedulerServer:
             if not service.knows(message.call):
                 gateway.link.send(wire.Unknown(message.call))
         elif kind is wire.Unreachable:
-            service.report(RefusedFact(message.call, DeviceId(message.device), message.reason))
+            service.report(RefusedFact(message.call, DeviceId(message.device), message.reason, opened=True))
             if not service.knows(message.call):
                 gateway.link.send(wire.Unknown(message.call))
         elif kind is wire.Present:
@@ -379,8 +410,8 @@ class SchedulerServer:
     # --- nodes ---
 
     def _from_node(self, node: RemoteNode, message: Any) -> None:
-        service = self.service
-        if service is None or not self.may_act():
+        service = self._acting(node.link)
+        if service is None:
             return
         kind = type(message)
         if kind is wire.Fact:
@@ -391,6 +422,8 @@ class SchedulerServer:
                 service.report(message.event)
         elif kind is wire.Joining:
             self._join(service, node, message)
+        elif kind is wire.Holds:
+            self._compare(service, node, message)
         elif kind is wire.Used:
             node.cpu_s = message.cpu_s
         elif kind is wire.Noted:
@@ -437,6 +470,45 @@ class SchedulerServer:
             self.service.part(node.id)
             if self._awaited is None:
                 self._show_view(self.service)
+
+    def _check(self) -> None:
+        self._check_timer = self._loop.call_later(CHECK_EVERY_S, self._check)
+        service = self.service
+        if service is None or self._awaited is not None or not self.may_act():
+            return
+        held = service.holdings([device.id for node in self.nodes.values() for device in node.devices])
+        for node in self.nodes.values():
+            if node.asked:
+                continue  # it has not answered yet: its link says whether it lives
+            node.check += 1
+            node.asked = {device.id: held[device.id] for device in node.devices if device.id in held}
+            node.link.send(wire.Check(node.check, node.doubted))
+
+    def _compare(self, service: SchedulerService, node: RemoteNode, holds: wire.Holds) -> None:
+        if self.nodes.get(node.id) is not node or holds.number != node.check:
+            return
+        asked, node.asked = node.asked, {}
+        before, node.absent = node.absent, {}
+        held = service.holdings(asked)
+        for told in _decode_snapshot(holds.snapshot).devices:
+            id_ = told.device.id
+            if id_ not in held or id_ not in asked:
+                continue
+            difference = check.compare(asked[id_], told, held[id_])
+            if difference.absent:
+                node.absent[id_] = difference.absent
+            self.differences += len(difference.lost) + len(difference.extra)
+            for model in difference.lost:
+                log.error("node.differs device=%s function=%s: it has no such worker", id_, model.owner.id)
+                reason = "the node does not have it, and did not say so"
+                service.report(WorkerExited(model.owner.id, id_, reason, model.copy))
+            for extra in difference.extra:
+                log.error("node.differs device=%s function=%s: nobody knows of this worker", id_, extra.function)
+                node.evict(extra.function, id_, extra.copy)
+        node.doubted = check.lasting(before, node.absent)
+        self.differences += len(node.doubted)
+        for call, id_ in node.doubted:
+            log.error("node.differs device=%s call=%s: it does not run there", id_, call)
 
     # --- within ---
 

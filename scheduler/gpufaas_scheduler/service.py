@@ -6,7 +6,7 @@ gets the answer from the same function call whenever a lease can be granted at o
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
@@ -53,6 +53,7 @@ from gpufaas_core.model import (
     Seconds,
 )
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc
+from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.engine import Engine
 
 
@@ -177,6 +178,10 @@ class SchedulerService:
     def all_calls(self) -> list[CallId]:
         """Return all that wait or run."""
         return self._engine.calls()
+
+    def holdings(self, devices: Iterable[DeviceId]) -> dict[DeviceId, Holding]:
+        """Return what these devices should have. O(calls + residents)."""
+        return self._engine.holdings(devices)
 
     def changed_docs(self) -> list[str]:
         """Return the keys of what should be written behind; see `Engine.take_changed`."""

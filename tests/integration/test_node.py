@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import FetchFailed, GpufaasError, InvalidSpec, LeaseRefused, LoadFailed, WorkerCrashed
@@ -60,13 +61,13 @@ class Lines:
 class Rig:
     """A node with one CPU device of 200 MiB, and a hand that grants leases."""
 
-    def __init__(self, root: Path, memory: str = "200MiB") -> None:
+    def __init__(self, root: Path, memory: str = "200MiB", untaken_s: float = 60.0) -> None:
         self.bundles = Bundles(root)
         self.logs = Lines()
         self.facts: list[Event] = []
         self.node = Node(
             open_devices([f"cpu:0={memory}"], NodeId("n")), self.bundles, self.logs, self.facts.append,
-            settings=NodeSettings(abort_grace_s=0.5),
+            settings=NodeSettings(abort_grace_s=0.5, untaken_s=untaken_s),
         )  # fmt: skip
         self.number = 0
 
@@ -322,6 +323,69 @@ async def test_aborting_a_lease_whose_call_never_came_frees_it(rig: Rig) -> None
     rig.node.abort(CallId("never"), DEVICE)
 
     assert rig.facts == [Finished(CallId("never"), DEVICE, 0.0, ok=False)]
+
+
+async def test_a_call_that_comes_after_it_was_aborted_takes_nothing(rig: Rig) -> None:
+    """The engine was told that it is over: a worker that its lease started now would be known to nobody."""
+    function = await rig.function("late", BIG)
+    lease = rig.lease(function, cold=True)
+    rig.node.abort(lease.call, DEVICE)
+
+    with pytest.raises(LeaseRefused):
+        await rig.call(lease)
+
+    assert rig.node.workers() == []
+    assert [each.call for each in rig.facts_of(Refused)] == [lease.call]  # type: ignore[union-attr]
+
+
+async def test_what_the_scheduler_doubts_is_over_if_it_is_not_there_and_goes_on_if_it_is(rig: Rig) -> None:
+    function = await rig.function("there", BIG)
+    lease = rig.lease(function, cold=True)
+    rig.node.open(lease)
+
+    rig.node.settle(lease.call, DEVICE)
+    rig.node.settle(CallId("lost"), DEVICE)
+
+    assert rig.facts_of(Finished) == [Finished(CallId("lost"), DEVICE, 0.0, ok=False)]
+    assert (await rig.call(lease))[0] == 200
+
+
+async def test_a_lease_whose_call_does_not_come_expires_and_its_worker_stays(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, untaken_s=0.2)
+    await rig.node.start()
+    try:
+        function = await rig.function("big", BIG)
+        lease = rig.lease(function, cold=True)
+        rig.node.open(lease)
+
+        await until(lambda: rig.facts_of(Finished))
+
+        assert rig.facts_of(Finished) == [Finished(lease.call, DEVICE, 0.0, ok=False)]
+        await until(lambda: rig.facts_of(Loaded))
+        assert (await rig.call(rig.lease(function)))[0] == 200
+    finally:
+        await rig.node.close()
+
+
+async def test_a_newer_lease_of_a_call_whose_first_load_failed_loads_again(rig: Rig, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    source = f"""
+        import os, pathlib
+        def load(device):
+            if not pathlib.Path({str(flag)!r}).exists():
+                os._exit(3)
+        def handle(model, event, context):
+            return "ok"
+    """
+    function = await rig.function("second", source)
+    first = rig.lease(function, cold=True)
+    rig.node.open(first)
+    await until(lambda: rig.facts_of(LoadFailedFact))
+    flag.touch()
+
+    again = replace(rig.lease(function, cold=True), call=first.call)
+
+    assert await rig.call(again) == (200, b"ok")
 
 
 async def test_a_slow_reader_does_not_hold_the_device(rig: Rig) -> None:

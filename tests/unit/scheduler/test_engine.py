@@ -285,6 +285,23 @@ def test_a_refused_call_is_placed_again_and_its_reservation_is_undone() -> None:
     assert world.on("a").misses == 2
 
 
+def test_what_a_node_loads_for_a_call_whose_gateway_does_not_reach_it_stays() -> None:
+    world = World()
+    world.deploy("f", size=60)
+    world.deploy("g", size=60)
+    world.device("a")
+    world.warm("g", "a")
+    world.call("c", "f")
+
+    world.refuse("c", opened=True)
+
+    again = world.running["c"]
+    assert not any(isinstance(each, m.Evict) for each in world.out)
+    assert (again.device, again.cold) == ("a", False), "it hits what is loading there"
+    assert world.models("a") == ["f"]
+    assert world.on("a").misses == 2
+
+
 def test_a_refused_call_keeps_its_place_in_the_queue() -> None:
     world = World("lalb")
     for name in "fgh":

@@ -11,9 +11,9 @@ from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import wire
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.connection import Identity, Link, connect
-from gpufaas_core.messages import Finished, Lease, Restored
+from gpufaas_core.messages import Evict, Finished, Lease, Restored
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId, Profile
-from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot
+from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_gateway.remote_scheduler import WITHOUT_LEADER, RemoteScheduler
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
@@ -66,6 +66,17 @@ class Rig:
         snapshot = NodeSnapshot((DeviceSnapshot(device, residents),))
         party.link.send(wire.Joining(f"{id_}:7080", msgspec.Raw(msgspec.msgpack.encode(snapshot)), 0.0))
         return party
+
+    async def check(self, node: Party, *resident: str, calls: tuple[str, ...] = ()) -> wire.Check:
+        """Have the nodes asked what they hold; *node* answers that it is this."""
+        self.server._check()
+        asked: wire.Check = await node.hears(wire.Check)
+        device = Device(DeviceId("n1/cpu:0"), "cpu", 100)
+        residents = tuple(ResidentSnapshot(FunctionId(each), "d", 10) for each in resident)
+        running = tuple(RunningCall(CallId(each), F) for each in calls)
+        snapshot = NodeSnapshot((DeviceSnapshot(device, residents, running),))
+        node.link.send(wire.Holds(asked.number, msgspec.Raw(msgspec.msgpack.encode(snapshot))))
+        return asked
 
     def lead(self, *awaited: str) -> None:
         self.server.lead({NodeId(each) for each in awaited}, Restored())
@@ -203,3 +214,100 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
             await asyncio.sleep(0.01)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
+
+
+# --- what a node does not have ---
+
+
+async def granted(gateway: Party, number: int) -> Lease:
+    gateway.link.send(wire.Place(CallId(f"{number}@g1.boot"), F, 60.0))
+    lease: Lease = (await gateway.hears(wire.Granted)).lease
+    return lease
+
+
+async def test_a_worker_that_a_node_does_not_have_is_loaded_again(rig: Rig) -> None:
+    rig.lead()
+    gateway = await rig.gateway("g1")
+    node = await rig.node("n1", "f")
+    await gateway.sees("n1")
+    lease = await granted(gateway, 1)
+    assert not lease.cold
+    node.link.send(wire.Fact(Finished(lease.call, lease.device, 1.0)))
+
+    await rig.check(node)
+
+    while not (lease := await granted(gateway, 2)).cold:
+        node.link.send(wire.Fact(Finished(lease.call, lease.device, 1.0)))
+    assert lease.device == "n1/cpu:0"
+
+
+async def test_a_worker_that_nobody_knows_of_is_evicted_unless_it_serves(rig: Rig) -> None:
+    rig.lead()
+    gateway = await rig.gateway("g1")
+    node = await rig.node("n1", "f")
+    await gateway.sees("n1")
+
+    await rig.check(node, "f", "g")
+
+    assert (await node.hears(wire.Do)).command == Evict(FunctionId("g"), DeviceId("n1/cpu:0"))
+
+
+async def test_a_call_that_is_not_there_twice_is_doubted_and_the_node_ends_it(rig: Rig) -> None:
+    rig.lead()
+    gateway = await rig.gateway("g1")
+    node = await rig.node("n1", "f")
+    await gateway.sees("n1")
+    lease = await granted(gateway, 1)
+    service = rig.server.service
+    assert service is not None
+
+    async def answered() -> None:
+        async with asyncio.timeout(10):
+            while rig.server.nodes[NodeId("n1")].asked:
+                await asyncio.sleep(0.005)
+
+    first = await rig.check(node, "f")
+    await answered()
+    second = await rig.check(node, "f")
+    await answered()
+    third = await rig.check(node, "f")
+
+    assert (first.doubted, second.doubted) == ([], []), "the call may be on its way"
+    assert third.doubted == [(lease.call, lease.device)]
+    assert service.runs(lease.call), "only its node can tell that it will not come"
+    await answered()
+    await rig.check(node, "f", calls=(lease.call,))
+    await answered()
+    assert (await rig.check(node, "f", calls=(lease.call,))).doubted == []
+
+
+async def test_a_scheduler_that_stood_still_misses_nothing_that_it_is_told_meanwhile(rig: Rig) -> None:
+    """It may not act until etcd has said that it leads; what it is told until then is told again."""
+    rig.lead()
+    node = await rig.node("n1", "f")
+    gateway = RemoteScheduler(Identity("gateway", "g1", "boot", TOKEN, "1"))
+    gateway.leader = rig.address
+    keeping = asyncio.create_task(gateway.run())
+    service = rig.server.service
+    assert service is not None
+    async with asyncio.timeout(10):
+        while gateway.view is None or not gateway.view.nodes:
+            await asyncio.sleep(0.005)
+        placed = gateway.place(CallId("1@g1.boot"), F, 60.0)
+        running = placed if isinstance(placed, Lease) else await placed
+
+        rig.server.may_act = lambda: False
+        node.link.send(wire.Fact(Finished(running.call, running.device, 1.0)))
+        gateway.over(running.call)
+        while not node.link.closed:
+            await asyncio.sleep(0.005)
+        late = gateway.place(CallId("2@g1.boot"), F, 60.0)
+        await asyncio.sleep(0.3)
+        rig.server.may_act = lambda: True
+        await rig.node("n1", "f")
+        lease = late if isinstance(late, Lease) else await late
+
+        assert not lease.cold
+        while service.runs(running.call):
+            await asyncio.sleep(0.005)
+    keeping.cancel()

@@ -86,8 +86,8 @@ class World:
             self.loaded(lease.function, lease.device, lease.copy)
         return self.tell(m.Finished(CallId(call), lease.device, service_s, ok))
 
-    def refuse(self, call: str) -> list[m.Command]:
-        return self.tell(m.Refused(CallId(call), self.running[call].device, "no"))
+    def refuse(self, call: str, *, opened: bool = False) -> list[m.Command]:
+        return self.tell(m.Refused(CallId(call), self.running[call].device, "no", opened))
 
     def warm(self, function: str, device: str) -> None:
         """Make *function* resident on the only idle device, *device*."""
