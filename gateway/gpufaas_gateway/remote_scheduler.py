@@ -9,16 +9,16 @@ are named, those that wait are placed again with their age.
 
 import asyncio
 import logging
-import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from gpufaas_core import wire
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.connection import Identity, Link, NotReached, TurnedAway, connect
+from gpufaas_core.connection import Identity, Link
 from gpufaas_core.errors import InvalidSpec, LeaseRefused, UnknownFunction
+from gpufaas_core.leader_link import LeaderLink
 from gpufaas_core.messages import Lease
 from gpufaas_core.model import CallId, DeviceId, EngineStatus, Explanation, Function, FunctionId, NodeId, Seconds
 
@@ -28,7 +28,6 @@ PATIENCE_S: Final[Seconds] = 10.0
 """How long a call waits for a scheduler that leads."""
 WITHOUT_LEADER: Final = -1
 """The number of a lease that no scheduler granted."""
-_BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 _NOBODY: Final = EngineStatus("", (), {}, {})
 
 
@@ -53,15 +52,14 @@ class _Waiting:
 
 
 class RemoteScheduler:
-    """See module. `run` keeps the connection; one event loop owns it."""
+    """See module. `leaders` keeps the connection; one event loop owns it."""
 
     def __init__(self, me: Identity, *, on_view: Callable[[wire.View], None] = lambda _: None) -> None:
         """:param on_view: told of nodes and residents when they change"""
         self.me = me
         self.name = f"{me.id}.{me.boot}"
         self.view: wire.View | None = None
-        self.leader = ""
-        """Its address; empty: none is known."""
+        self.leaders = LeaderLink(me, self)
         self._on_view = on_view
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
@@ -77,7 +75,6 @@ class RemoteScheduler:
         """Leases that came before the refusal of the one before."""
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         self._serial = 0
-        self._changed = asyncio.Event()
         self._ready: dict[FunctionId, list[tuple[DeviceId, int]]] | None = None
         self._direct: dict[DeviceId, int] = {}
         self._unlinked: list[NodeId] = []
@@ -210,86 +207,7 @@ class RemoteScheduler:
 
     # --- the connection ---
 
-    async def follow(self, leaders: AsyncIterator[str]) -> None:
-        """Learn from *leaders* who leads: addresses, empty while nobody does."""
-        async for address in leaders:
-            self.leader = address
-            self._changed.set()
-
-    async def run(self) -> None:
-        """Keep connected to the scheduler that leads, until cancelled."""
-        tries = 0
-        while True:
-            if not self.leader:
-                self._changed.clear()
-                await self._changed.wait()
-                continue
-            address = self.leader
-            lost: asyncio.Future[str] = self._loop.create_future()
-            try:
-                link = await self._connect(address)
-            except (NotReached, TurnedAway) as exc:
-                if isinstance(exc, TurnedAway) and exc.code == "not_leader" and exc.leader not in ("", address):
-                    self.leader = exc.leader
-                else:
-                    level = logging.INFO if tries else logging.WARNING
-                    log.log(level, "scheduler.unreachable address=%s reason=%s", address, exc)
-                if isinstance(exc, NotReached) and self.leader not in ("", address):
-                    tries = 0
-                    continue
-                self._changed.clear()
-                is_there = isinstance(exc, TurnedAway) and exc.code == "not_leader"  # and may lead in a moment
-                delay = _BACKOFF_S[1 if is_there else min(tries, len(_BACKOFF_S) - 1)] * random.uniform(0.8, 1.2)
-                tries += 1
-                try:
-                    await asyncio.wait_for(self._changed.wait(), delay)
-                    tries = 0  # somebody else leads, and may be about to begin
-                except TimeoutError:
-                    pass
-                continue
-            if link.epoch < self._epoch:
-                link.close("an older scheduler")  # it does not know yet that another one leads
-                await asyncio.sleep(_BACKOFF_S[2])
-                continue
-            tries = 0
-            self._begin(link)
-            link.attend(self._heard, lambda why, lost=lost: None if lost.done() else lost.set_result(why))  # type: ignore[misc]
-            try:
-                self._changed.clear()
-                moved = self._loop.create_task(self._moved(address))
-                await asyncio.wait((lost, moved), return_when=asyncio.FIRST_COMPLETED)
-                moved.cancel()
-                why = lost.result() if lost.done() else "another one leads"
-            finally:
-                link.close("this gateway goes elsewhere")
-                self._end()
-            log.warning("scheduler.lost address=%s reason=%s", address, why)
-
-    async def _connect(self, address: str) -> Link:
-        """
-        Return a link to *address*, as long as it is the leader's: one that stands still takes connections, too.
-
-        :raises NotReached: nobody answers, or somebody else leads now
-        :raises TurnedAway: it does not want us
-        """
-        connecting = self._loop.create_task(connect(address, self.me))
-        moved = self._loop.create_task(self._moved(address))
-        try:
-            await asyncio.wait((connecting, moved), return_when=asyncio.FIRST_COMPLETED)
-            if not connecting.done():
-                raise NotReached(f"{address} did not answer, and another one leads")
-            return connecting.result()
-        finally:
-            moved.cancel()
-            connecting.cancel()
-
-    async def _moved(self, address: str) -> None:
-        """Return when somebody else leads. That nobody does is no reason to leave: the store may be down."""
-        while self.leader in ("", address):
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _begin(self, link: Link) -> None:
+    def begin(self, link: Link) -> None:
         is_new, self._epoch = link.epoch != self._epoch, link.epoch
         self._link = link
         self._early.clear()
@@ -304,7 +222,8 @@ class RemoteScheduler:
                 # What its predecessor left has this id, and with it the call's place in the queue.
                 self._waiting[each.sent] = each
                 link.send(wire.Place(each.sent, each.function, each.deadline - now, now - each.since))
-        log.info("scheduler.connected address=%s epoch=%d waiting=%d", self.leader, link.epoch, len(waiting))
+        if waiting:
+            log.info("scheduler.placed_anew calls=%d", len(waiting))
 
     def _another_id(self, sent: CallId) -> CallId:
         self._serial += 1
@@ -318,7 +237,7 @@ class RemoteScheduler:
         self._waiting[waiting.sent] = waiting
         self._link.send(wire.Place(waiting.sent, waiting.function, waiting.deadline - now, now - waiting.since))
 
-    def _end(self) -> None:
+    def end(self) -> None:
         self._link = None
         for question in self._asked.values():
             if not question.done():
@@ -343,7 +262,7 @@ class RemoteScheduler:
                 LeaseRefused(f"no scheduler leads since {PATIENCE_S:g} s, and no copy is known to be ready: call again")
             )
 
-    def _heard(self, message: Any) -> None:
+    def heard(self, message: Any) -> None:
         kind = type(message)
         if kind is wire.Granted:
             self._granted(message.lease)

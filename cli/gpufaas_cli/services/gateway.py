@@ -117,7 +117,7 @@ async def _run(
         listed, limited = asyncio.Event(), asyncio.Event()
 
         async def follow_leader() -> None:
-            await scheduler.follow(leader_addresses(etcd))
+            await scheduler.leaders.follow(leader_addresses(etcd))
 
         async def follow_functions() -> None:
             seen: set[str] = set()
@@ -197,7 +197,7 @@ async def _run(
             if not catalogue.loaded:
                 return "functions are being read from etcd"
             if not scheduler.connected:
-                return f"no scheduler: {scheduler.leader or 'none leads'}"
+                return f"no scheduler: {scheduler.leaders.leader or 'none leads'}"
             return ""
 
         status.ready = ready
@@ -210,7 +210,7 @@ async def _run(
             try:
                 await first_of(
                     follow_leader(), follow_functions(), follow_namespaces(), follow_quotas(), follow_counts(),
-                    scheduler.run(), count(), begin_async(),
+                    scheduler.leaders.run(), count(), begin_async(),
                     weights.run(), stopped.wait(),
                 )  # fmt: skip
             except GpufaasError:

@@ -122,7 +122,7 @@ async def _serve(
     me = agent.me
 
     async def follow() -> None:
-        await agent.follow(leader_addresses(etcd))
+        await agent.leaders.follow(leader_addresses(etcd))
 
     async with opened(options.cluster) as etcd:
         about = {
@@ -136,7 +136,7 @@ async def _serve(
             same=lambda value: msgspec.json.decode(value).get("address") == address,
         )
         status.ready = lambda: (
-            "" if agent.connected else f"no scheduler: {agent.refused or agent.leader or 'none leads'}"
+            "" if agent.connected else f"no scheduler: {agent.leaders.refused or agent.leaders.leader or 'none leads'}"
         )
         host, _ = split_address(address)
         weights.join(etcd, registration, f"http://{host}:{status_port}")
@@ -144,7 +144,7 @@ async def _serve(
             await first_of(
                 follow(),
                 node.watch_devices(agent.tell),
-                agent.run(),
+                agent.leaders.run(),
                 weights.run(),
                 _follow_secrets(etcd, options, secrets),
             )

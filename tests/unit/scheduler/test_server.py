@@ -185,8 +185,8 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
     rig.lead()
     node = await rig.node("n1", "f")
     gateway = RemoteScheduler(Identity("gateway", "g1", "boot", TOKEN, "1"))
-    gateway.leader = rig.address
-    keeping = asyncio.create_task(gateway.run())
+    gateway.leaders.leader = rig.address
+    keeping = asyncio.create_task(gateway.leaders.run())
     first, second = CallId("1@g1.boot"), CallId("2@g1.boot")
     async with asyncio.timeout(10):
         while gateway.view is None or not gateway.view.nodes:
@@ -286,8 +286,8 @@ async def test_a_scheduler_that_stood_still_misses_nothing_that_it_is_told_meanw
     rig.lead()
     node = await rig.node("n1", "f")
     gateway = RemoteScheduler(Identity("gateway", "g1", "boot", TOKEN, "1"))
-    gateway.leader = rig.address
-    keeping = asyncio.create_task(gateway.run())
+    gateway.leaders.leader = rig.address
+    keeping = asyncio.create_task(gateway.leaders.run())
     service = rig.server.service
     assert service is not None
     async with asyncio.timeout(10):

@@ -1,0 +1,139 @@
+"""
+The link that a gateway or node keeps to the scheduler that leads, made anew whenever it breaks or another one leads.
+
+Who leads is told by `follow`, and by schedulers that turn us away because they do not. A link to one of an older epoch
+than was seen is given up: it does not know yet that another one leads.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator
+from typing import Any, Final, Protocol
+
+from gpufaas_core._types import Seconds
+from gpufaas_core.connection import Identity, Link, NotReached, TurnedAway, connect
+
+log = logging.getLogger(__name__)
+
+_BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+_STANDBY_RETRY_S: Final[Seconds] = 0.1
+"""It is there, and may lead in a moment."""
+_OLDER_RETRY_S: Final[Seconds] = 0.2
+
+
+class Party(Protocol):
+    """Whose link it is."""
+
+    def begin(self, link: Link) -> None:
+        """A leader hears us: say what it needs to know."""
+
+    def heard(self, message: Any) -> None:
+        """The leader says something; what it had said before `end` may still come."""
+
+    def end(self) -> None:
+        """The link is over."""
+
+
+class LeaderLink:
+    """`run` keeps the link while `follow` says to whom. One event loop owns it."""
+
+    def __init__(self, me: Identity, party: Party) -> None:
+        self.me = me
+        self.leader = ""
+        """Address of the scheduler that leads; empty: none is known."""
+        self.refused = ""
+        """Why there is no link, as far as that was said; empty while there is one."""
+        self.epoch = 0
+        """The highest that was seen."""
+        self._party = party
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+
+    async def follow(self, leaders: AsyncIterator[str]) -> None:
+        """Learn from *leaders* who leads: addresses, empty while nobody does."""
+        async for address in leaders:
+            self.leader = address
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Keep the link until cancelled."""
+        tries = 0
+        while True:
+            if not self.leader:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            address = self.leader
+            try:
+                link = await self._connect(address)
+            except (NotReached, TurnedAway) as exc:
+                tries = await self._wait_after(exc, address, tries)
+                continue
+            tries = 0
+            if link.epoch < self.epoch:
+                link.close("an older scheduler")
+                await asyncio.sleep(_OLDER_RETRY_S)
+                continue
+            why = await self._attend(link, address)
+            log.warning("scheduler.lost address=%s reason=%s", address, why)
+
+    async def _wait_after(self, exc: NotReached | TurnedAway, address: str, tries: int) -> int:
+        """Wait for as long as is due after one more vain try; return how many there were in a row."""
+        is_standby = isinstance(exc, TurnedAway) and exc.code == "not_leader"
+        if isinstance(exc, TurnedAway) and is_standby:
+            if exc.leader:
+                self.leader = exc.leader
+        elif str(exc) != self.refused:
+            log.warning("scheduler.unreachable address=%s reason=%s", address, exc)
+        self.refused = str(exc)
+        if isinstance(exc, NotReached) and self.leader not in ("", address):
+            return 0
+        self._changed.clear()
+        delay_s = _STANDBY_RETRY_S if is_standby else _BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)]
+        try:
+            await asyncio.wait_for(self._changed.wait(), delay_s * random.uniform(0.8, 1.2))
+        except TimeoutError:
+            return tries + 1
+        return 0  # somebody else leads, and may be about to begin
+
+    async def _attend(self, link: Link, address: str) -> str:
+        """Hear the leader behind *link* for as long as it is there and leads; return why that ended."""
+        lost: asyncio.Future[str] = self._loop.create_future()
+        self.epoch, self.refused = link.epoch, ""
+        self._changed.clear()
+        moved = self._loop.create_task(self._moved(address))
+        self._party.begin(link)
+        log.info("scheduler.connected address=%s epoch=%d", address, link.epoch)
+        try:
+            link.attend(self._party.heard, lambda why: None if lost.done() else lost.set_result(why))
+            await asyncio.wait((lost, moved), return_when=asyncio.FIRST_COMPLETED)
+            return lost.result() if lost.done() else "another one leads"
+        finally:
+            moved.cancel()
+            link.close(f"this {self.me.role} goes elsewhere")
+            self._party.end()
+
+    async def _connect(self, address: str) -> Link:
+        """
+        Return a link to *address*, as long as it is the leader's: one that stands still takes connections, too.
+
+        :raises NotReached: nobody answers, or somebody else leads now
+        :raises TurnedAway: it does not want us
+        """
+        connecting = self._loop.create_task(connect(address, self.me))
+        moved = self._loop.create_task(self._moved(address))
+        try:
+            await asyncio.wait((connecting, moved), return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise NotReached(f"{address} did not answer, and another one leads")
+            return connecting.result()
+        finally:
+            moved.cancel()
+            connecting.cancel()
+
+    async def _moved(self, address: str) -> None:
+        """Return when somebody else leads. That nobody does is no reason to leave: the store may be down."""
+        while self.leader in ("", address):
+            self._changed.clear()
+            await self._changed.wait()
