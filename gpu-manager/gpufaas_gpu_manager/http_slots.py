@@ -90,6 +90,7 @@ class HttpSlot:
         else:
             self._may_retry = False
             self._drop()
+            exchange.untouched = head.body_mode != STREAM  # the worker may die before the connection is there
             self._task = self.loop.create_task(self._connect(head, body))
 
     def cancel(self) -> None:
@@ -152,6 +153,8 @@ class HttpSlot:
 
     def _send(self, connection: "_Connection", head: CallHead, body: bytes | memoryview) -> None:
         self._sent = True
+        if self._exchange is not None:
+            self._exchange.untouched = False
         lines = [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in _OURS]
         mode = head.body_mode
         self._sending = self._chunked = False

@@ -43,11 +43,13 @@ MAX_VALUE: Final[Bytes] = 1 * MiB
 
 _PAGE: Final = 500
 _RECONNECT_MS: Final = 500
+_CONNECT_MS: Final = 2_000
+"""For one try; an etcd whose machine is busy, or that has just started, needs more than a moment for the handshake."""
 # gRPC's own backoff goes up to two minutes: a watch would come back that long after etcd did. Pings find out about a
 # connection that is cut without a word; etcd refuses clients that ping more often than every 5 s.
 _CHANNEL: Final = (
     ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS),
-    ("grpc.min_reconnect_backoff_ms", _RECONNECT_MS),
+    ("grpc.min_reconnect_backoff_ms", _CONNECT_MS),
     ("grpc.max_reconnect_backoff_ms", 2 * _RECONNECT_MS),
     ("grpc.keepalive_time_ms", 6_000),
     ("grpc.keepalive_timeout_ms", 3_000),

@@ -416,6 +416,7 @@ def test_nothing_outlives_a_killed_platform_and_its_successor_knows_everything(m
         with sqlite3.connect(f"file:{platform.data / 'gpufaas.db'}?mode=ro", uri=True) as db:
             found = {of: json.loads(profile) for of, profile in db.execute("SELECT digest, profile FROM profiles")}
         db.close()
+        print(found)
         return len(found) == 3 and found[digest]["occupation"] < 48 * MiB
 
     until(kept, "profiles are saved every 5 s")

@@ -25,7 +25,7 @@ from gpufaas_cli.services.common import (
     status_served,
 )
 from gpufaas_core.connection import split_address
-from gpufaas_core.errors import StorageFailed
+from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.model import NodeId
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_scheduler.journal import Header, Journal
@@ -84,6 +84,9 @@ async def _serve(options: SchedulerOptions, server: SchedulerServer, address: st
                 print(f"✓ leads      epoch {leadership.epoch}", flush=True)
                 try:
                     await _lead(options, server, etcd, leadership)
+                except StorageAway as exc:
+                    # It went between the election and the first look at what is there: nothing was decided yet.
+                    log.warning("leader.cannot_begin epoch=%d reason=%s", leadership.epoch, exc)
                 finally:
                     server.step_down()
                     if leadership.lost.is_set():

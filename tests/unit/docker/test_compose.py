@@ -65,10 +65,18 @@ def test_all_that_prometheus_scrapes_is_there() -> None:
     }
 
 
+def compose() -> list[str]:
+    """Return the command of whichever version is here; empty: none is."""
+    for command in (["docker-compose"], ["docker", "compose"]):
+        if shutil.which(command[0]) and subprocess.run([*command, "version"], capture_output=True).returncode == 0:
+            return command
+    return []
+
+
 @pytest.mark.parametrize("overrides", OVERRIDES, ids=lambda files: files[0] if files else "alone")
 def test_compose_takes_it(overrides: list[str], tmp_path: Path) -> None:
-    command = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
-    if shutil.which(command[0]) is None:
+    command = compose()
+    if not command:
         pytest.skip("there is no docker-compose")
     secrets = {**read("docker-compose.yml")["secrets"]}
     files = [part for each in ("docker-compose.yml", *overrides) for part in ("-f", str(ROOT / each))]
