@@ -396,13 +396,10 @@ class _Connection(asyncio.Protocol):
     # --- bodies in files ---
 
     def _spool_body(self, lease: Lease, head: CallHead) -> None:
-        if lease.cold:
-            exchange = self._door.node.open(lease)  # it loads while the body comes
-            if exchange is None:
-                self._over()
-                self._refuse(LeaseRefused(f"{lease.device} refused call {lease.call}"))
-                return
-            exchange.coming = True
+        if not self._door.node.prepare(lease):
+            self._over()
+            self._refuse(LeaseRefused(f"{lease.device} refused call {lease.call}"))
+            return
         try:
             self._spool = _Spool(self._door.spool, lease, head)
             self._spooled = self._spool.path

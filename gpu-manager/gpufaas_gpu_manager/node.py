@@ -320,6 +320,13 @@ class Node:
             asyncio.get_running_loop().call_later(self.settings.untaken_s, self._expire, exchange)
         return exchange
 
+    def prepare(self, lease: Lease) -> bool:
+        """Open *lease* while the body of its call comes, so that a miss loads meanwhile. False: it was refused."""
+        exchange = self.open(lease)
+        if exchange is not None:
+            exchange.coming = exchange.untouched = True
+        return exchange is not None
+
     def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> Exchange:
         """
         Give the call to its worker and return the exchange.
@@ -337,6 +344,7 @@ class Node:
             return exchange  # its worker failed before the call came: the exchange has the reason
         exchange.head = head
         exchange.body = body
+        exchange.untouched = False
         if lease.number < 0 and worker.exclusive and _busy(worker.device):
             exchange.untouched = head.body_mode not in (STREAM, UPGRADE)  # of those, pieces may come at once
             worker.device.unled.append(exchange)

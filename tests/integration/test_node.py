@@ -350,6 +350,23 @@ async def test_what_the_scheduler_doubts_is_over_if_it_is_not_there_and_goes_on_
     assert (await rig.call(lease))[0] == 200
 
 
+async def test_a_worker_that_dies_while_the_body_of_a_call_comes_has_taken_nothing_of_it(rig: Rig) -> None:
+    function = await rig.function("big", BIG)
+    await rig.call(rig.lease(function, cold=True))
+    lease = rig.lease(function)
+    assert rig.node.prepare(lease)
+    assert [each.call for each in rig.node.snapshot().devices[0].running] == [lease.call]
+    pid = rig.node.workers()[0].pid
+    assert pid is not None
+
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: rig.facts_of(WorkerExited))
+
+    with pytest.raises(LeaseRefused):
+        await rig.call(lease)
+    assert [each.call for each in rig.facts_of(Refused)] == [lease.call]  # type: ignore[union-attr]
+
+
 async def test_a_lease_whose_call_does_not_come_expires_and_its_worker_stays(tmp_path: Path) -> None:
     rig = Rig(tmp_path, untaken_s=0.2)
     await rig.node.start()
