@@ -16,13 +16,13 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 
 from gpufaas_core import wire
+from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.connection import Identity, Link, NotReached, connect
 from gpufaas_core.door_frames import Asked, DoorAnswer, DoorCall, DoorKind, Failure, Room
 from gpufaas_core.errors import GpufaasError, LeaseRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import (
     CHUNK_BYTES,
     FILE,
-    AnswerHead,
     BrokenFrame,
     CallHead,
     EndHead,
@@ -435,19 +435,16 @@ class _Connection(asyncio.Protocol):
         self._end(self._why or (str(exc) if exc else "the node closed the connection"))
 
 
-class RemoteExchange:
+class RemoteExchange(AnswerBuffer):
     """`CallExchange`."""
 
     __slots__ = (
-        "_body", "_buffered", "_cancelled", "_chunks", "_connection", "_error", "_head", "_nodes", "_over", "_paused",
-        "_room", "_roomy", "_sender", "_waiter", "end", "lease", "load_s", "phases",
+        "_body", "_cancelled", "_connection", "_head", "_nodes", "_over", "_room", "_roomy", "_sender", "lease",
     )  # fmt: skip
 
     def __init__(self, nodes: RemoteNodes, lease: Lease, head: CallHead, body: bytes | memoryview) -> None:
+        super().__init__(nodes.loop, _BUFFER)
         self.lease = lease
-        self.load_s: Seconds = 0.0
-        self.phases: tuple[tuple[str, Seconds], ...] = ()
-        self.end: EndHead | None = None
         self._nodes = nodes
         self._head = head
         self._body = body
@@ -456,12 +453,6 @@ class RemoteExchange:
         self._over = False
         """The node has said the last of it, or is gone."""
         self._cancelled = False
-        self._error: GpufaasError | None = None
-        self._chunks: deque[tuple[AnswerHead, bytes, bool] | bytes] = deque()
-        self._buffered = 0
-        self._paused = False
-        self._waiter: asyncio.Future[None] | None = None
-        """Whoever reads the answer."""
         self._room = 0
         """So many bytes of a body that streams the node takes now."""
         self._roomy: asyncio.Future[None] | None = None
@@ -469,40 +460,6 @@ class RemoteExchange:
         self._sender: asyncio.Task[None] | None = None
 
     # --- the gateway's side ---
-
-    async def answer(self) -> tuple[AnswerHead, bytes, bool]:
-        """
-        Return head, body and whether that is all; when it is not, `chunk` gives the rest.
-
-        :raises LeaseRefused: nothing was taken, and the scheduler knows
-        :raises GpufaasError: there is no answer
-        """
-        while not self._chunks:
-            if self._error is not None:
-                raise self._error
-            await self._wait()
-        first = self._chunks.popleft()
-        assert isinstance(first, tuple)
-        return first
-
-    async def chunk(self) -> bytes | None:
-        """
-        Return the next piece of a streamed answer; None at its end.
-
-        :raises GpufaasError: it broke off
-        """
-        while not self._chunks:
-            if self._error is not None:
-                raise self._error
-            if self.end is not None:
-                return None
-            await self._wait()
-        piece = self._chunks.popleft()
-        assert isinstance(piece, bytes)
-        self._buffered -= len(piece)
-        if self._paused and self._buffered <= _BUFFER // 2:
-            self._resume()
-        return piece
 
     async def send_body(self, piece: bytes) -> None:
         """
@@ -546,25 +503,19 @@ class RemoteExchange:
             raise self._error
         return self._error is None and not self._over
 
-    async def _wait(self) -> None:
-        # No deadline of its own: the gateway's timer of the call ends it through `fail`.
-        self._waiter = self._nodes.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._wake_reader()
         if self._roomy is not None and not self._roomy.done():
             self._roomy.set_result(None)
 
-    def _resume(self) -> None:
-        if self._paused:
-            self._paused = False
-            if self._connection is not None:
-                self._connection.resume()
+    def _pause_source(self) -> bool:
+        if self._connection is not None:
+            self._connection.pause()
+        return self._connection is not None
+
+    def _resume_source(self) -> None:
+        if self._connection is not None:
+            self._connection.resume()
 
     # --- the connection's side ---
 
@@ -606,11 +557,7 @@ class RemoteExchange:
             return whole
         if kind == Kind.CHUNK:
             if not self._cancelled:
-                self._chunks.append(body)
-                self._buffered += len(body)
-                if self._buffered > _BUFFER and not self._paused and self._connection is not None:
-                    self._paused = True
-                    self._connection.pause()
+                self._keep(body)
                 self._wake()
             return False
         if kind == DoorKind.ROOM:

@@ -6,12 +6,12 @@ its caller may still be reading: a device is held for the model's work, not for 
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
 import msgspec
 
+from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import (
     STREAM,
@@ -27,7 +27,6 @@ from gpufaas_core.frames import (
     encode_prefix,
 )
 from gpufaas_core.messages import Lease
-from gpufaas_core.model import Seconds
 
 _decode_answer: Final = msgspec.msgpack.Decoder(AnswerHead).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
@@ -60,16 +59,16 @@ class Slot(Protocol):
     def resume(self) -> None: ...
 
 
-class Exchange:
-    """See module. `load_s` is the time that the call waited for its worker to become ready, in seconds."""
+class Exchange(AnswerBuffer):
+    """See module."""
 
     __slots__ = (
-        "_bound", "_buffered", "_chunks", "_error", "_limit", "_loop", "_paused", "_waiter", "abandoned", "body",
-        "bound_at", "coming", "end", "finished", "head", "lease", "load_s", "opened_at", "phases", "slot", "taken",
+        "_bound", "abandoned", "body", "bound_at", "coming", "finished", "head", "lease", "opened_at", "slot", "taken",
         "untouched", "watcher", "worker",
     )  # fmt: skip
 
     def __init__(self, lease: Lease, worker: Any, loop: asyncio.AbstractEventLoop, now: float) -> None:
+        super().__init__(loop, MODEL_BUFFER)
         self.lease = lease
         self.worker = worker
         """The node's `Worker`, which imports this module."""
@@ -85,78 +84,14 @@ class Exchange:
         self.untouched = False
         """Its slot found nobody there, and still has all of it: the call can be placed again."""
         self.finished = False
-        self.end: EndHead | None = None
         self.opened_at = now
         self.bound_at = now
-        self.load_s = 0.0
-        self.phases: tuple[tuple[str, Seconds], ...] = ()
-        """What the load consisted of, if the call waited for one: room (its victims end), fork, import, load."""
-        self._loop = loop
-        self._chunks: deque[tuple[AnswerHead, bytes, bool] | bytes] = deque()
-        self._buffered = 0
-        self._limit = MODEL_BUFFER
-        self._paused = False
-        self._error: GpufaasError | None = None
         self.watcher: Callable[[], None] | None = None
         """Whoever takes the answer by `take`, and is called when there may be more of it."""
-        self._waiter: asyncio.Future[None] | None = None
-        """Whoever reads the answer."""
         self._bound: asyncio.Future[None] | None = None
         """Whoever sends a streamed body, and does so beside the one who reads: waits for a slot."""
 
     # --- the gateway's side ---
-
-    async def answer(self) -> tuple[AnswerHead, bytes, bool]:
-        """
-        Return head, body and whether that is all; when it is not, `chunk` gives the rest.
-
-        :raises LeaseRefused: the worker was gone before it took anything; the scheduler knows, and places it again
-        :raises GpufaasError: there is no answer: the load failed, the worker crashed, the call was cancelled
-        """
-        while not self._chunks:
-            if self._error is not None:
-                raise self._error
-            await self._wait()
-        first = self._chunks.popleft()
-        assert isinstance(first, tuple)
-        return first
-
-    async def chunk(self) -> bytes | None:
-        """
-        Return the next piece of a streamed answer; None at its end.
-
-        :raises GpufaasError: it broke off
-        """
-        while not self._chunks:
-            if self._error is not None:
-                raise self._error
-            if self.end is not None:
-                return None
-            await self._wait()
-        piece = self._chunks.popleft()
-        assert isinstance(piece, bytes)
-        self._release(piece)
-        return piece
-
-    def take(self) -> tuple[AnswerHead, bytes, bool] | bytes | None:
-        """Return what `answer` and then `chunk` would return if they need not wait; None: nothing is there now."""
-        if not self._chunks:
-            return None
-        piece = self._chunks.popleft()
-        if type(piece) is bytes:
-            self._release(piece)
-        return piece
-
-    @property
-    def error(self) -> GpufaasError | None:
-        """Why nothing more will come than is there, if that is so."""
-        return self._error
-
-    def _release(self, piece: bytes) -> None:
-        self._buffered -= len(piece)
-        if self._paused and self._buffered <= self._limit // 2 and self.slot is not None:
-            self._paused = False
-            self.slot.resume()
 
     async def send_body(self, piece: bytes) -> None:
         """Send a piece of a streamed body; waits while the worker does not read. Quietly nothing once it is over."""
@@ -183,19 +118,20 @@ class Exchange:
             await self._bound
         return self.slot
 
-    async def _wait(self) -> None:
-        # No deadline of its own: the gateway's timer of the call ends it through `fail`.
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+    def _pause_source(self) -> bool:
+        if self.slot is not None:
+            self.slot.pause()
+        return self.slot is not None
+
+    def _resume_source(self) -> None:
+        if self.slot is not None:
+            self.slot.resume()
 
     def _wake(self) -> None:
         if self.watcher is not None:
             self.watcher()
-        elif self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        else:
+            self._wake_reader()
 
     def _wake_sender(self) -> None:
         if self._bound is not None and not self._bound.done():
@@ -228,11 +164,7 @@ class Exchange:
     def on_chunk(self, piece: bytes) -> None:
         if self.abandoned:
             return
-        self._chunks.append(piece)
-        self._buffered += len(piece)
-        if self._buffered > self._limit and not self._paused and self.slot is not None:
-            self._paused = True
-            self.slot.pause()
+        self._keep(piece)
         self._wake()
 
     def on_end(self, end: EndHead) -> None:
