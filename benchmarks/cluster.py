@@ -195,9 +195,9 @@ async def _play(port: int, seconds: float, cpu_s: "CpuClock") -> dict[str, objec
         link = await connect(f"127.0.0.1:{port}", Identity("node", name, "b", TOKEN))
 
         def on_message(message: object, link: object = link) -> None:
-            if isinstance(message, wire.Do) and isinstance(message.command, m.Start):
-                lease = message.command.lease
-                link.send(wire.Fact(m.Loaded(lease.function, lease.device, 0.001, 10)))  # type: ignore[attr-defined]
+            if isinstance(message, wire.Do) and isinstance(message.command, m.Start | m.Load):
+                load = message.command.lease if isinstance(message.command, m.Start) else message.command
+                link.send(wire.Fact(m.Loaded(load.function, load.device, 0.001, 10)))  # type: ignore[attr-defined]
 
         link.attend(on_message, lambda why: print("node lost:", why))
         devices = tuple(DeviceSnapshot(Device(DeviceId(f"{name}/cpu:{at}"), "cpu", 30)) for at in range(DEVICES))
