@@ -24,6 +24,7 @@ from starlette.routing import Match
 from gpufaas_core.errors import CorruptArtifact, GpufaasError, InvalidSpec, UnknownFunction
 from gpufaas_core.logs import LogLine
 from gpufaas_core.model import CallId, DeviceId, EngineStatus, FunctionId
+from gpufaas_core.status_metrics import full_name_of
 from gpufaas_core.units import Bytes, MiB
 from gpufaas_gateway.alerts import add_alert_route
 from gpufaas_gateway.answers import encode, error_answer, json_answer, pieces, read_body, starting
@@ -34,7 +35,7 @@ from gpufaas_gateway.openapi import document
 from gpufaas_gateway.page import PAGE
 from gpufaas_gateway.ports import Artifacts, FunctionLogs, Scheduler, Secrets
 from gpufaas_gateway.resource_api import add_namespace_routes, add_quota_routes, add_secret_routes
-from gpufaas_gateway.spec import DEFAULT_NAMESPACE, check_digest, full_name_of
+from gpufaas_gateway.spec import DEFAULT_NAMESPACE, check_digest
 from gpufaas_gateway.wire import DeleteFunctionRequest, FunctionDeployment, ScaleServiceRequest, parse, spec_fields
 
 UsageOf = Callable[[FunctionId], Awaitable[tuple[float, Bytes] | None]]

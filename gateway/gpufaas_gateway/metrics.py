@@ -19,9 +19,9 @@ from prometheus_client.registry import Collector
 
 from gpufaas_core.model import EngineStatus
 from gpufaas_core.scaling import ScalingRule
+from gpufaas_core.status_metrics import full_name_of, status_metrics
 from gpufaas_core.units import Seconds
 from gpufaas_gateway.async_call import QueueStatus
-from gpufaas_gateway.spec import full_name_of
 
 BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -136,7 +136,9 @@ class Metrics:
         self._requests: dict[tuple[str, str, str], list[float]] = {}
         """Of management routes, by method, path and status: as `FunctionStats.by_code`."""
         self._registry = CollectorRegistry()
-        self._registry.register(_Families(self, self._requests, status))
+        self._registry.register(_Families(self, self._requests, status, with_status=True))
+        self._own = CollectorRegistry()
+        self._own.register(_Families(self, self._requests, status, with_status=False))
 
     def adopt(self, stats: FunctionStats) -> FunctionStats:
         """Show *stats* from now on; return those that are shown, which are older ones if the name has any."""
@@ -179,7 +181,14 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return everything in Prometheus' text format (`CONTENT_TYPE`)."""
-        text = generate_latest(self._registry)
+        return self._text(self._registry)
+
+    def render_own(self) -> bytes:
+        """Return it without what the scheduler of a cluster tells: several gateways would tell it several times."""
+        return self._text(self._own)
+
+    def _text(self, registry: CollectorRegistry) -> bytes:
+        text = generate_latest(registry)
         # OpenFaaS's name for this counter does not end in _total, which prometheus_client insists on.
         return text.replace(b"gateway_function_invocation_started_total", b"gateway_function_invocation_started")
 
@@ -198,10 +207,13 @@ class _Families(Collector):
         metrics: Metrics,
         requests: Mapping[tuple[str, str, str], list[float]],
         status: Callable[[], EngineStatus],
+        *,
+        with_status: bool,
     ) -> None:
         self._metrics = metrics
         self._requests = requests
         self._status = status
+        self._with_status = with_status
 
     def describe(self) -> list[Metric]:
         return []  # registering must not ask for a status: the engine may not run yet
@@ -215,9 +227,8 @@ class _Families(Collector):
         yield _pending(self._metrics.pending())
         yield from _async_queues(self._metrics.queues())
         yield from _management(self._requests)
-        yield from _devices(status)
-        yield _residents(status)
-        yield _queues(status)
+        if self._with_status:
+            yield from status_metrics(status)
 
 
 def _calls(functions: list[FunctionStats]) -> Iterator[Metric]:
@@ -311,53 +322,6 @@ def _management(requests: Mapping[tuple[str, str, str], list[float]]) -> Iterato
         total.add_metric(list(key), sum(counts[:_BUCKETS]))
         seconds.add_metric(list(key), _cumulative(counts), counts[_SUM])
     yield from (total, seconds)
-
-
-def _devices(status: EngineStatus) -> Iterator[Metric]:
-    total = _gauge("gpufaas_device_memory_bytes", "Memory that may be promised to workers", "device")
-    used = _gauge("gpufaas_device_memory_used_bytes", "Memory that is promised to workers", "device")
-    busy = _gauge("gpufaas_device_busy", "1 while a model function runs there", "device")
-    busy_s = _counter("gpufaas_device_busy_seconds", "Time that model functions ran or loaded there", "device")
-    waiting = _gauge("gpufaas_device_queue_length", "Calls in the device's local queue", "device")
-    served = _counter("gpufaas_device_calls", "Calls placed on the device", "device")
-    hits = _counter("gpufaas_device_hits", "Calls that found their model there", "device")
-    misses = _counter("gpufaas_device_misses", "Calls whose model was loaded there", "device")
-    evictions = _counter("gpufaas_device_evictions", "Models evicted from it", "device")
-    for each in status.devices:
-        labels = [each.device.id]
-        total.add_metric(labels, each.device.memory)
-        used.add_metric(labels, each.used)
-        busy.add_metric(labels, each.busy)
-        busy_s.add_metric(labels, each.busy_s)
-        waiting.add_metric(labels, each.local_queue)
-        served.add_metric(labels, each.served)
-        hits.add_metric(labels, each.hits)
-        misses.add_metric(labels, each.misses)
-        evictions.add_metric(labels, each.evictions)
-    yield from (total, used, busy, busy_s, waiting, served, hits, misses, evictions)
-
-
-def _residents(status: EngineStatus) -> Metric:
-    family = GaugeMetricFamily(
-        "gpufaas_resident_memory_bytes", "Memory promised to a function's workers", labels=["function_name", "device"]
-    )
-    memory: defaultdict[tuple[str, str], int] = defaultdict(int)  # two revisions of one function may be there
-    for each in status.devices:
-        for resident in each.resident:
-            memory[full_name_of(resident.function), each.device.id] += resident.memory
-    for labels, size in sorted(memory.items()):
-        family.add_metric(list(labels), size)
-    return family
-
-
-def _queues(status: EngineStatus) -> Metric:
-    family = _gauge("gpufaas_queue_length", "Calls that wait, in the global and the local queues")
-    queued: defaultdict[str, int] = defaultdict(int)
-    for function, length in status.queued.items():
-        queued[full_name_of(function)] += length
-    for name, length in sorted(queued.items()):
-        family.add_metric([name], length)
-    return family
 
 
 def _cumulative(counts: list[float]) -> list[tuple[str, float]]:

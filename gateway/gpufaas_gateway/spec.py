@@ -168,11 +168,6 @@ class Options:
     """gpufaas.memory alone: of a device, which for an image on a GPU is not what limits.memory speaks of."""
 
 
-def full_name_of(function: FunctionId) -> str:
-    """Return ``NAME.NAMESPACE`` of a revision."""
-    return function.partition("@")[0]
-
-
 def check_name(name: str) -> None:
     """:raises InvalidSpec: *name* is not a DNS label, which is what function names are"""
     if not _NAME.fullmatch(name):

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gpufaas_core.status_metrics import status_metrics
+
 if TYPE_CHECKING:
     from gpufaas_scheduler.server import SchedulerServer
 
@@ -33,22 +35,11 @@ class _Collector:
             "Workers and calls that a node had, or lacked, against what the scheduler knew; each was settled.",
             server.differences,
         )
-        used = GaugeMetricFamily("gpufaas_device_memory_used_bytes", "Memory promised to workers.", labels=["device"])
-        whole = GaugeMetricFamily("gpufaas_device_memory_bytes", "Memory that may be promised.", labels=["device"])
         resident = GaugeMetricFamily("gpufaas_device_residents", "Copies in memory.", labels=["device"])
-        starts = CounterMetricFamily(
-            "gpufaas_device_starts", "Calls started, by hit or miss.", labels=["device", "start"]
-        )
-        evictions = CounterMetricFamily("gpufaas_device_evictions", "Copies evicted.", labels=["device"])
         for each in status.devices:
-            name = each.device.id
-            used.add_metric([name], each.used)
-            whole.add_metric([name], each.device.memory)
-            resident.add_metric([name], len(each.resident))
-            starts.add_metric([name, "hit"], each.hits)
-            starts.add_metric([name, "miss"], each.misses)
-            evictions.add_metric([name], each.evictions)
-        yield from (used, whole, resident, starts, evictions)
+            resident.add_metric([each.device.id], len(each.resident))
+        yield resident
+        yield from status_metrics(status)
 
 
 def scheduler_metrics(server: "SchedulerServer") -> bytes:

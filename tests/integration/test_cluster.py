@@ -91,6 +91,22 @@ def test_a_model_is_resident_on_one_node_and_calls_of_both_gateways_hit_it(clust
     until(lambda: all(each.residents()[node] == ["model"] for each in cluster.gateways))
 
 
+def test_what_is_scraped_of_all_services_has_each_device_and_function_once(cluster: Cluster) -> None:
+    gateway = cluster.gateways[0]
+    path = gateway.deploy("model", ECHO_MODEL)
+    for each in cluster.gateways:
+        until(lambda: each.call(path, b"x").status_code == 200)  # noqa: B023
+
+    told = [name for each in cluster.services for name in each.metrics()]
+    documented = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+
+    assert sum(name.startswith("gpufaas_device_calls_total{") for name in told) == 2, "one of each device"
+    assert told.count('gateway_function_invocation_total{code="200",function_name="model.openfaas-fn"}') == 2
+    for name in {name.partition("{")[0] for name in told} - {"gateway_functions_seconds_bucket"}:
+        base = name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
+        assert f"| `{name}` |" in documented or f"| `{base}` |" in documented, name
+
+
 def test_models_beyond_the_memory_of_all_nodes_evict_each_other_within_budgets(cluster: Cluster) -> None:
     """Eight models of 120 MiB on two devices of 400 MiB."""
     gateway = cluster.gateways[0]

@@ -112,7 +112,7 @@ async def _run(
             builds=_builds(options.front, spool), cluster=scheduler,
         )  # fmt: skip
         status.more = weights.served
-        status.metrics = lambda: b""  # they are at the front door, as OpenFaaS has them
+        status.metrics = front.metrics.render_own
         catalogue = front.catalogue
         listed, limited = asyncio.Event(), asyncio.Event()
 
