@@ -240,10 +240,15 @@ class Engine:
         """Return those that wait or run. O(calls)."""
         return list(self._calls)
 
-    def holdings(self, devices: Iterable[DeviceId]) -> dict[DeviceId, Holding]:
-        """Return what these devices should have, by what this engine was told. O(calls + residents)."""
+    def holdings(self, devices: Iterable[DeviceId], among: Iterable[CallId] | None = None) -> dict[DeviceId, Holding]:
+        """
+        Return what these devices should have, by what this engine was told. O(calls + residents).
+
+        :param among: the calls that are looked at; None: all
+        """
         found = {id_: Holding(dict(self._devices[id_].models.models), set()) for id_ in devices if id_ in self._devices}
-        for call in self._calls.values():
+        known = self._calls if among is None else among
+        for call in filter(None, map(self._calls.get, known)):
             if call.state == RUNNING and call.device is not None and call.device.id in found:
                 found[call.device.id].calls.add(CallId(call.id.removesuffix(_twin(CallId(""), call.device.id))))
         return found

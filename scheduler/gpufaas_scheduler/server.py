@@ -489,7 +489,7 @@ class SchedulerServer:
             return
         asked, node.asked = node.asked, {}
         before, node.absent = node.absent, {}
-        held = service.holdings(asked)
+        held = service.holdings(asked, {call for each in asked.values() for call in each.calls})
         for told in _decode_snapshot(holds.snapshot).devices:
             id_ = told.device.id
             if id_ not in held or id_ not in asked:

@@ -179,9 +179,9 @@ class SchedulerService:
         """Return all that wait or run."""
         return self._engine.calls()
 
-    def holdings(self, devices: Iterable[DeviceId]) -> dict[DeviceId, Holding]:
-        """Return what these devices should have. O(calls + residents)."""
-        return self._engine.holdings(devices)
+    def holdings(self, devices: Iterable[DeviceId], among: Iterable[CallId] | None = None) -> dict[DeviceId, Holding]:
+        """Return what these devices should have, of calls those *among* these. O(calls + residents)."""
+        return self._engine.holdings(devices, among)
 
     def changed_docs(self) -> list[str]:
         """Return the keys of what should be written behind; see `Engine.take_changed`."""
