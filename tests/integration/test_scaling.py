@@ -178,7 +178,8 @@ def test_a_minimum_of_five_copies_is_there_after_the_deploy_and_after_an_update(
 
 
 def test_the_memory_of_a_device_bounds_what_is_available(platform: Platform) -> None:
-    platform.deploy("large", TELLS_PID, HTTP, memory="150Mi")
+    # Not the bundle of other tests: what was measured of it would be its reservation.
+    platform.deploy("large", f"{TELLS_PID}\n    # large\n", HTTP, memory="150Mi")
 
     scale(platform, "large", 9)
 

@@ -511,6 +511,7 @@ async def test_whoever_waits_when_a_client_is_closed_is_told(make_etcd: MakeEtcd
     await etcd.put("v1/a", b"1")
     async with watching(etcd, "v1/") as watcher:
         server.pause()
+        await asyncio.sleep(0.2)  # all of its threads stand still
         waiting = asyncio.create_task(etcd.get("v1/a"))
         await asyncio.sleep(0.01)
 
