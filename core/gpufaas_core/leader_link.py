@@ -103,9 +103,9 @@ class LeaderLink:
         self.epoch, self.refused = link.epoch, ""
         self._changed.clear()
         moved = self._loop.create_task(self._moved(address))
-        self._party.begin(link)
-        log.info("scheduler.connected address=%s epoch=%d", address, link.epoch)
         try:
+            self._party.begin(link)
+            log.info("scheduler.connected address=%s epoch=%d", address, link.epoch)
             link.attend(self._party.heard, lambda why: None if lost.done() else lost.set_result(why))
             await asyncio.wait((lost, moved), return_when=asyncio.FIRST_COMPLETED)
             return lost.result() if lost.done() else "another one leads"

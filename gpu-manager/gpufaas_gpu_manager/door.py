@@ -396,7 +396,7 @@ class _Connection(asyncio.Protocol):
     # --- bodies in files ---
 
     def _spool_body(self, lease: Lease, head: CallHead) -> None:
-        if not self._door.node.prepare(lease):
+        if not self._door.node.open_for_body(lease):
             self._over()
             self._refuse(LeaseRefused(f"{lease.device} refused call {lease.call}"))
             return

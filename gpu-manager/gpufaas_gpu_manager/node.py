@@ -320,7 +320,7 @@ class Node:
             asyncio.get_running_loop().call_later(self.settings.untaken_s, self._expire, exchange)
         return exchange
 
-    def prepare(self, lease: Lease) -> bool:
+    def open_for_body(self, lease: Lease) -> bool:
         """Open *lease* while the body of its call comes, so that a miss loads meanwhile. False: it was refused."""
         exchange = self.open(lease)
         if exchange is not None:

@@ -27,6 +27,7 @@ from gpufaas_core.snapshot import NodeSnapshot
 from gpufaas_scheduler import check
 from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.service import SchedulerService
+from gpufaas_scheduler.state import Model
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +63,10 @@ class RemoteNode:
         self.note = ""
         self.joined_at = time.monotonic()
         self.cpu_s: dict[FunctionId, Seconds] = {}
-        self.check = 0
-        """Number of the last one."""
+        self.checks = 0
+        """How often it was asked what it holds; the number of the last `wire.Check`."""
         self.asked: dict[DeviceId, Holding] = {}
-        """What it should have had then."""
+        """What it should have had then; empty once it has answered."""
         self.absent: dict[DeviceId, Set[CallId]] = {}
         """Calls that the last answer lacked."""
         self.doubted: list[tuple[CallId, DeviceId]] = []
@@ -480,16 +481,17 @@ class SchedulerServer:
         for node in self.nodes.values():
             if node.asked:
                 continue  # it has not answered yet: its link says whether it lives
-            node.check += 1
+            node.checks += 1
             node.asked = {device.id: held[device.id] for device in node.devices if device.id in held}
-            node.link.send(wire.Check(node.check, node.doubted))
+            node.link.send(wire.Check(node.checks, node.doubted))
 
     def _compare(self, service: SchedulerService, node: RemoteNode, holds: wire.Holds) -> None:
-        if self.nodes.get(node.id) is not node or holds.number != node.check:
+        if self.nodes.get(node.id) is not node or holds.number != node.checks:
             return
         asked, node.asked = node.asked, {}
         before, node.absent = node.absent, {}
         held = service.holdings(asked, {call for each in asked.values() for call in each.calls})
+        lost: list[tuple[DeviceId, Model]] = []
         for told in _decode_snapshot(holds.snapshot).devices:
             id_ = told.device.id
             if id_ not in held or id_ not in asked:
@@ -497,14 +499,16 @@ class SchedulerServer:
             difference = check.compare(asked[id_], told, held[id_])
             if difference.absent:
                 node.absent[id_] = difference.absent
+            lost += [(id_, model) for model in difference.lost]
             self.differences += len(difference.lost) + len(difference.extra)
-            for model in difference.lost:
-                log.error("node.differs device=%s function=%s: it has no such worker", id_, model.owner.id)
-                reason = "the node does not have it, and did not say so"
-                service.report(WorkerExited(model.owner.id, id_, reason, model.copy))
             for extra in difference.extra:
                 log.error("node.differs device=%s function=%s: nobody knows of this worker", id_, extra.function)
                 node.evict(extra.function, id_, extra.copy)
+        # After all evictions: what the engine starts because of these may be what was to be evicted.
+        for id_, model in lost:
+            log.error("node.differs device=%s function=%s: it has no such worker", id_, model.owner.id)
+            reason = "the node does not have it, and did not say so"
+            service.report(WorkerExited(model.owner.id, id_, reason, model.copy))
         node.doubted = check.lasting(before, node.absent)
         self.differences += len(node.doubted)
         for call, id_ in node.doubted:

@@ -354,7 +354,7 @@ async def test_a_worker_that_dies_while_the_body_of_a_call_comes_has_taken_nothi
     function = await rig.function("big", BIG)
     await rig.call(rig.lease(function, cold=True))
     lease = rig.lease(function)
-    assert rig.node.prepare(lease)
+    assert rig.node.open_for_body(lease)
     assert [each.call for each in rig.node.snapshot().devices[0].running] == [lease.call]
     pid = rig.node.workers()[0].pid
     assert pid is not None

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.messages import Event
-from gpufaas_core.model import CallId, DeviceId, FunctionId, Profile
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
+from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.units import MiB
-from gpufaas_scheduler.engine import MAX_LOADING, reservation
+from gpufaas_scheduler.engine import MAX_LOADING, Engine, reservation
 from gpufaas_scheduler.policies import POLICIES, make_policy
 
 
@@ -263,13 +265,19 @@ def test_the_local_queue_of_a_device_goes_before_the_global_queue() -> None:
 # --- calls that come back ---------------------------------------------------------------------------------------------
 
 
-def test_a_refused_call_is_placed_again_and_its_reservation_is_undone() -> None:
+def loading_in_place_of_another() -> World:
+    """The call ``c`` loads ``f`` on the only device, and ``g`` had to leave for it."""
     world = World()
     world.deploy("f", size=60)
     world.deploy("g", size=60)
     world.device("a")
     world.warm("g", "a")
     world.call("c", "f")
+    return world
+
+
+def test_a_refused_call_is_placed_again_and_its_reservation_is_undone() -> None:
+    world = loading_in_place_of_another()
     first = world.running["c"]
     assert first.victims == ("g",)
 
@@ -286,12 +294,7 @@ def test_a_refused_call_is_placed_again_and_its_reservation_is_undone() -> None:
 
 
 def test_what_a_node_loads_for_a_call_whose_gateway_does_not_reach_it_stays() -> None:
-    world = World()
-    world.deploy("f", size=60)
-    world.deploy("g", size=60)
-    world.device("a")
-    world.warm("g", "a")
-    world.call("c", "f")
+    world = loading_in_place_of_another()
 
     world.refuse("c", opened=True)
 
@@ -300,6 +303,22 @@ def test_what_a_node_loads_for_a_call_whose_gateway_does_not_reach_it_stays() ->
     assert (again.device, again.cold) == ("a", False), "it hits what is loading there"
     assert world.models("a") == ["f"]
     assert world.on("a").misses == 2
+
+
+def test_a_node_that_comes_back_without_having_heard_of_an_abort_is_told_again() -> None:
+    engine = Engine(policy=make_policy("lalb"), replacement=make_replacement("lru"))
+    function, call = FunctionId("f"), CallId("c")
+    device = Device(DeviceId("n/gpu:0"), "gpu", 100)
+    engine.handle(m.FunctionDeployed(Function(function, "d", profiles={"*": Profile(1.0, 1.0, 60)})), 0.0)
+    engine.handle(m.DeviceJoined(device), 0.0)
+    engine.handle(m.Arrived(call, function), 0.0)
+    assert engine.handle(m.Cancelled(call), 1.0) == [m.Abort(call, device.id)]
+    resident = ResidentSnapshot(function, "d", 60)
+
+    for abandoned, told in ((False, [m.Abort(call, device.id)]), (True, [])):
+        running = RunningCall(call, function, begun=True, abandoned=abandoned)
+        snapshot = DeviceSnapshot(device, (resident,), (running,))
+        assert engine.handle(m.DeviceJoined(device, snapshot), 2.0) == told
 
 
 def test_a_refused_call_keeps_its_place_in_the_queue() -> None:

@@ -180,17 +180,24 @@ async def test_that_no_node_can_be_reached_closes_none(rig: Rig) -> None:
     assert await place(gateway, 1) == "n1/cpu:0"
 
 
+async def connected_gateway(rig: Rig) -> tuple[RemoteScheduler, "asyncio.Task[None]"]:
+    """Return a gateway's own end of the link once it sees a node, and the task that keeps the link."""
+    gateway = RemoteScheduler(Identity("gateway", "g1", "boot", TOKEN, "1"))
+    gateway.leaders.leader = rig.address
+    keeping = asyncio.create_task(gateway.leaders.run())
+    async with asyncio.timeout(10):
+        while gateway.view is None or not gateway.view.nodes:
+            await asyncio.sleep(0.005)
+    return gateway, keeping
+
+
 async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody(rig: Rig) -> None:
     """Its gateway lost the link while it waited, and sent it straight to a node: no place is kept for it."""
     rig.lead()
     node = await rig.node("n1", "f")
-    gateway = RemoteScheduler(Identity("gateway", "g1", "boot", TOKEN, "1"))
-    gateway.leaders.leader = rig.address
-    keeping = asyncio.create_task(gateway.leaders.run())
+    gateway, keeping = await connected_gateway(rig)
     first, second = CallId("1@g1.boot"), CallId("2@g1.boot")
     async with asyncio.timeout(10):
-        while gateway.view is None or not gateway.view.nodes:
-            await asyncio.sleep(0.01)
         placed = gateway.place(first, F, 60.0)
         running = placed if isinstance(placed, Lease) else await placed
         waiting = gateway.place(second, F, 60.0)
@@ -285,14 +292,10 @@ async def test_a_scheduler_that_stood_still_misses_nothing_that_it_is_told_meanw
     """It may not act until etcd has said that it leads; what it is told until then is told again."""
     rig.lead()
     node = await rig.node("n1", "f")
-    gateway = RemoteScheduler(Identity("gateway", "g1", "boot", TOKEN, "1"))
-    gateway.leaders.leader = rig.address
-    keeping = asyncio.create_task(gateway.leaders.run())
+    gateway, keeping = await connected_gateway(rig)
     service = rig.server.service
     assert service is not None
     async with asyncio.timeout(10):
-        while gateway.view is None or not gateway.view.nodes:
-            await asyncio.sleep(0.005)
         placed = gateway.place(CallId("1@g1.boot"), F, 60.0)
         running = placed if isinstance(placed, Lease) else await placed
 
