@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo test test-all fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-live chaos chaos-async cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo test test-all fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-live chaos chaos-async incidents cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
@@ -14,6 +14,7 @@ help:
 	@echo "make cluster a cluster by docker-compose on this machine: etcd, gateways, schedulers, nodes (KEEP=1, PUBLIC=1)"
 	@echo "make test-charts   the Helm chart, installed by Helm's library and held against Kubernetes' schemas"
 	@echo "make lint    ruff, mypy --strict, import-linter"
+	@echo "make incidents   what once went wrong in real use, replayed against a real platform"
 	@echo "make chaos   what a cluster's users see when its parts die, stop and are cut off: a table of faults (JSON=FILE)"
 	@echo "make bench   the engine's cost, the overhead of a warm call (needs wrk), cold starts"
 	@echo "make bench-paper   the published evaluation in the simulator: writes docs/evaluation.md (TRACE=FILE adds the Azure trace)"
@@ -77,6 +78,10 @@ bench-live: setup
 # their own (ip netns, iptables) and small disks; what cannot be done here is skipped, and says why. JSON=FILE: the table.
 chaos: setup
 	$(BIN)/python -m pytest -m slow -q -s $(if $(JSON),--chaos-json=$(JSON)) tests/chaos
+
+# What is quick of it is in `make test`, all of it in `make test-all`.
+incidents: setup
+	GPUFAAS_TESTS=all $(BIN)/python -m pytest -v tests/integration/incidents
 
 # 10,000 accepted calls over 20 kills; the tests have a short one.
 chaos-async: setup
