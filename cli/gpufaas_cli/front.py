@@ -76,6 +76,7 @@ class Front:
         door: InnerDoor | None = None,
         call_suffix: str = "",
         cluster: Cluster | None = None,
+        fault: Callable[[], str] = lambda: "",
     ) -> None:
         product = f"gpufaas/{version('gpufaas')}"
         self.options = options
@@ -94,7 +95,7 @@ class Front:
         self.catalogue.on_replaced = websocket_calls.close_old
         management = management_app(
             self.catalogue, scheduler, logs, artifacts, self.metrics, secrets, version=version("gpufaas"),
-            usage_of=usage_of,
+            usage_of=usage_of, fault=fault,
         )  # fmt: skip
         self.management = management
         self.callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks)

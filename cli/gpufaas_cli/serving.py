@@ -216,7 +216,7 @@ async def _serve(
     front = Front(
         options, credentials, spool, store=store, artifacts=artifacts, workers=node, scheduler=service, node=node,
         secrets=secrets, logs=logs, async_queue=async_queue, usage_of=node.usage_of, end_logs=logs.end_followers,
-        builds=builds, door=door,
+        builds=builds, door=door, fault=lambda: node.fault,
     )  # fmt: skip
     catalogue, async_calls = front.catalogue, front.async_calls
 

@@ -59,11 +59,13 @@ def management_app(
     version: str,
     commit: str = "unknown",
     usage_of: UsageOf | None = None,
+    fault: Callable[[], str] = lambda: "",
 ) -> FastAPI:
     """
     Return the ASGI app of the management routes.
 
     :param version: of the platform, for ``/system/info``; like *commit* not empty
+    :param fault: why the node in this process can start no worker; empty: it can, or there is none here
     """
     app = FastAPI(title="gpufaas", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(GpufaasError, _platform_error)
@@ -222,6 +224,8 @@ def management_app(
             return starting()
         if not scheduler.status().devices:
             return error_answer(503, "no device has joined yet: calls would wait")
+        if reason := fault():
+            return error_answer(503, f"{reason}; functions that are loaded answer meanwhile")
         return PlainTextResponse("OK")
 
     @app.api_route("/", methods=["GET", "HEAD"])

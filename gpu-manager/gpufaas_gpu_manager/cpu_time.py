@@ -1,10 +1,12 @@
-"""CPU time of worker processes, for scaling by cpu and for metrics."""
+"""CPU time of worker processes, for scaling by cpu and for metrics; and whether a process does anything."""
 
 import os
 from typing import Final
 
 from gpufaas_core.units import Seconds
 
+Progress = tuple[int, ...]
+"""What changes while a process works: CPU ticks, bytes read, resident pages (in steps of 1 MiB). Empty: it is gone."""
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -21,3 +23,16 @@ def cpu_seconds(pid: int) -> Seconds:
     except OSError:
         return 0.0
     return sum(map(int, fields[11:15])) / _TICKS_PER_S
+
+
+def progress_of(pid: int) -> Progress:
+    """Return what a process has done so far, to be compared with what it has done a while later."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        with open(f"/proc/{pid}/io", "rb") as file:
+            read = int(file.readline().split()[1])
+    except (OSError, IndexError, ValueError):
+        return ()
+    # utime and stime are fields 14 and 15 of stat, rss is field 24; `fields` begins at field 3.
+    return int(fields[11]) + int(fields[12]), read, int(fields[21]) // 256

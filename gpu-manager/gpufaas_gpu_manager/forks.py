@@ -8,14 +8,31 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from gpufaas_functions.runner import WorkerStart
-from gpufaas_gpu_manager.zygote import MAX_MESSAGE, Exec, Exited, Forked, Hello, Said, Spawn, SpawnFailed
+from gpufaas_gpu_manager.cpu_time import progress_of
+from gpufaas_gpu_manager.stuck import LOOK_S, Replaced, Silence, state_of
+from gpufaas_gpu_manager.zygote import (
+    MAX_MESSAGE,
+    Exec,
+    Exited,
+    Forked,
+    Guard,
+    Hello,
+    Ping,
+    Said,
+    Spawn,
+    SpawnFailed,
+)
 
 _RESTART_BACKOFF_S: Final = (0.1, 0.5, 2.0, 5.0)
+_ASKED_AT_MOST: Final = 2
+"""Fork servers that are asked for one worker: what two of them died of, a third would die of."""
+_READ_AT_ONCE: Final = 64
 _INHERITED: Final = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_.*|TZ|TMPDIR|HOSTNAME|VIRTUAL_ENV|PYTHON.*|LD_LIBRARY_PATH|LD_PRELOAD"
     r"|CUDA.*|NVIDIA.*|TORCH.*|PYTORCH.*|MALLOC.*|.*_CA_BUNDLE|SSL_CERT_.*|(?i:https?_proxy|no_proxy|all_proxy)"
@@ -25,9 +42,27 @@ _decode: Final = msgspec.msgpack.Decoder(Said).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A worker that was asked for and is not forked yet. `fds` are copies, so that it can be asked for once more."""
+
+    message: Spawn | Exec
+    fds: list[int]
+    sent: int = 0
+    """To so many fork servers."""
+    unsent: bool = True
+    """This one has not been asked."""
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+
+
 class Zygote:
     """
-    One fork server, restarted when it dies (its workers die with it, and are reported as killed).
+    One fork server, started again when it dies (its workers die with it, and are reported as killed), and replaced when
+    it is stuck (its workers live on). What it was asked for and has not forked goes to the next one.
 
     `on_forked(worker, pid)` and `on_exited(worker, status)` are called on the event loop.
     """
@@ -44,19 +79,38 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._ready: asyncio.Future[Hello] | None = None
-        self._alive: set[int] = set()
+        self._alive: dict[int, int] = {}
+        """Workers that this fork server has forked, and their process ids."""
+        self._asked: dict[int, _Asked] = {}
+        self._replaced: list[Replaced] = []
+        self._silence = Silence()
+        self._owes = False
+        """It has not answered yet: to the last ping, or at all."""
+        self._fault = ""
         self._deaths = 0
         self._closing = False
-        self._restarts: set[asyncio.TimerHandle] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
+    @property
+    def fault(self) -> str:
+        """Why no worker can be started now, for people; empty: they can, or it starts for the first time."""
+        if self._fault or self._silence.looks < 2 or self._starting:
+            return self._fault
+        return f"the fork server has not answered for {self._silence.looks * LOOK_S:g} s"
+
+    @property
+    def _starting(self) -> bool:
+        return self._ready is None or not self._ready.done()
+
     def start(self) -> None:
         """Start it in the background; `ready` says when it can fork."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)  # a fork server that does not read must not hold the loop up
         # Threads of math libraries would not survive a fork: the zygote must not start any. Workers set their own.
         env = {**inherited(os.environ), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with theirs:
@@ -70,7 +124,9 @@ class Zygote:
         self._control = ours
         if self._ready is None or self._ready.done():
             self._ready = loop.create_future()
+        self._silence, self._owes = Silence(), True
         loop.add_reader(ours, self._read)
+        self._timers["look"] = loop.call_later(LOOK_S, self._look)
 
     async def ready(self) -> Hello:
         """Wait until it can fork. No deadline of its own: importing torch from a cold disk may take a minute."""
@@ -88,73 +144,152 @@ class Zygote:
 
     async def _ask(self, message: Spawn | Exec, fds: Sequence[int]) -> None:
         await self.ready()
-        assert self._control is not None
-        self._alive.add(message.worker)
+        self._asked[message.worker] = _Asked(message, [os.dup(fd) for fd in fds])
+        self._send_asked()
+
+    def _send_asked(self) -> None:
+        """Ask for what was not asked for yet, as far as it takes that; the rest follows when it has answered."""
+        if self._starting:
+            return
+        for each in self._asked.values():
+            if each.unsent:
+                if not self._send(each.message, each.fds):
+                    return
+                each.unsent = False
+                each.sent += 1
+
+    def _send(self, message: Spawn | Exec | Ping | Guard, fds: Sequence[int] = ()) -> bool:
+        if self._control is None:
+            return False
         try:
             socket.send_fds(self._control, [_encode(message)], list(fds))
         except OSError:
-            # It has just died: `_read` finds that out and reports every worker of it, this one included.
-            pass
+            # It takes nothing more for now, or has just died: `_read` finds that out.
+            return False
+        return True
 
     def _read(self) -> None:
-        assert self._control is not None
-        while True:
-            try:
-                data = self._control.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
-            except BlockingIOError:
+        """At most so many messages that the loop turns; a fork server has one for each worker that comes or goes."""
+        for _ in range(_READ_AT_ONCE):
+            if self._control is None:
                 return
+            try:
+                data = self._control.recv(MAX_MESSAGE)
+            except BlockingIOError:
+                break
             except OSError:
                 data = b""
             if not data:
                 self._died()
                 return
-            said = _decode(data)
-            if isinstance(said, Hello):
-                self._deaths = 0
-                if said.missing:
-                    self._on_said(f"workers start without {', '.join(said.missing)}: not installed here")
-                assert self._ready is not None
-                if not self._ready.done():
-                    self._ready.set_result(said)
-            elif isinstance(said, Forked):
-                self._on_forked(said.worker, said.pid)
-            elif isinstance(said, Exited):
-                self._alive.discard(said.worker)
-                self._on_exited(said.worker, said.status)
-            elif isinstance(said, SpawnFailed):
-                self._on_said(f"a worker could not be forked: {said.reason}")
-                self._alive.discard(said.worker)
-                self._on_exited(said.worker, -9)
+            self._on_message(_decode(data))
+        self._send_asked()
+
+    def _on_message(self, said: Said) -> None:
+        self._owes = False
+        self._silence.broken()
+        if isinstance(said, Hello):
+            self._deaths = 0
+            self._fault = ""
+            if said.missing:
+                self._on_said(f"workers start without {', '.join(said.missing)}: not installed here")
+            assert self._ready is not None
+            if not self._ready.done():
+                self._ready.set_result(said)
+            self._guard()
+        elif isinstance(said, Forked):
+            self._forget_asked(said.worker)
+            self._alive[said.worker] = said.pid
+            self._on_forked(said.worker, said.pid)
+        elif isinstance(said, Exited):
+            self._alive.pop(said.worker, None)
+            self._on_exited(said.worker, said.status)
+        elif isinstance(said, SpawnFailed):
+            self._on_said(f"a worker could not be forked: {said.reason}")
+            self._forget_asked(said.worker)
+            self._on_exited(said.worker, -9)
+
+    def _forget_asked(self, worker: int) -> None:
+        asked = self._asked.pop(worker, None)
+        if asked is not None:
+            asked.close()
+
+    # --- when it is stuck, or dead ---
+
+    def _look(self) -> None:
+        """Every second: is it there? A stopped one is noticed although nobody asks for a worker."""
+        self._timers["look"] = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        if not self._owes:
+            self._owes = True
+            self._send(Ping())
+            self._send_asked()
+            return
+        assert self._process is not None
+        pid = self._process.pid
+        stuck = self._silence.look(state_of(pid), progress_of(pid), self._starting)
+        if stuck:
+            self._replace(stuck)
+
+    def _replace(self, reason: str) -> None:
+        process, workers, self._alive = self._process, self._alive, {}
+        assert process is not None
+        lived = f"; its {len(workers)} workers go on" if workers else ""
+        self._on_said(f"the fork server is stuck: {reason}: another one is started{lived}")
+        self._detach()
+        self._replaced.append(Replaced(process, workers, self._on_exited, self._is_over))
+        self._start_again(f"the fork server was stuck: {reason}")
+
+    def _is_over(self, replaced: Replaced) -> None:
+        self._replaced.remove(replaced)
+        self._guard()
+
+    def _guard(self) -> None:
+        self._send(Guard([pid for each in self._replaced for pid in each.pids]))
 
     def _died(self) -> None:
-        loop = asyncio.get_running_loop()
         self._detach()
         if self._closing:
             return
         assert self._process is not None
         status = self._process.wait()  # its socket is closed, so it is gone or about to be
         self._on_said(f"the fork server ended with status {status}: it is started again, its workers are gone")
+        lost, self._alive = self._alive, {}
+        self._start_again(f"the fork server ended with status {status}")
+        for worker in lost:
+            self._on_exited(worker, -9)
+
+    def _start_again(self, fault: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._fault = f"{fault}; another one starts"
         if self._ready is None or self._ready.done():
             self._ready = loop.create_future()
         delay = _RESTART_BACKOFF_S[min(self._deaths, len(_RESTART_BACKOFF_S) - 1)]
         self._deaths += 1
-        self._restarts = {loop.call_later(delay, self.start)}
-        lost, self._alive = self._alive, set()
-        for worker in lost:
-            self._on_exited(worker, -9)
+        self._timers["start"] = loop.call_later(delay, self.start)
+        for worker, asked in list(self._asked.items()):
+            asked.unsent = True
+            if asked.sent >= _ASKED_AT_MOST:
+                self._forget_asked(worker)
+                self._on_exited(worker, -9)
 
     def _detach(self) -> None:
         if self._control is not None:
             asyncio.get_running_loop().remove_reader(self._control)
             self._control.close()
             self._control = None
+        if "look" in self._timers:
+            self._timers.pop("look").cancel()
 
     async def close(self) -> None:
         """End it and, with it, every worker. Returns when it is reaped."""
         self._closing = True
-        for handle in self._restarts:
-            handle.cancel()
         self._detach()
+        for handle in self._timers.values():
+            handle.cancel()
+        for worker in list(self._asked):
+            self._forget_asked(worker)
+        for replaced in self._replaced:
+            replaced.close()
         if self._process is not None:
             process = self._process
             with contextlib.suppress(subprocess.TimeoutExpired):

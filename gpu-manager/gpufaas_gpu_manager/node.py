@@ -178,6 +178,11 @@ class Node:
                 worker.kill(why)
         self.report(DeviceLeft(device.id, reason))
 
+    @property
+    def fault(self) -> str:
+        """Why it can start no worker now, for people; empty: it can, or starts itself. Those that run are not meant."""
+        return self.zygote.fault
+
     def devices(self) -> list[Device]:
         return [each.source.device for each in self._devices.values()]
 

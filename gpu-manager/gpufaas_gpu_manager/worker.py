@@ -18,6 +18,7 @@ from gpufaas_core.messages import Finished, Loaded, Measured, Refused, WorkerExi
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, CopyId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
+from gpufaas_gpu_manager.cpu_time import progress_of
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.exchange import Exchange, Slot, SlotOwner
 from gpufaas_gpu_manager.ledger import MemoryLedger
@@ -222,7 +223,7 @@ class Worker(SlotOwner):
         """Loading may take as long as it takes, as long as something happens: CPU time, bytes read, memory."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        seen = _progress_of(self.pid) if self.pid else ()
+        seen = progress_of(self.pid) if self.pid else ()
         if seen != self._progress or not self.pid:
             self._progress, self._progress_at = seen, now
         elif now - self._progress_at >= self.spec.stall_s:
@@ -408,16 +409,3 @@ class Worker(SlotOwner):
         handle = self._timers.pop(name, None)
         if handle is not None:
             handle.cancel()
-
-
-def _progress_of(pid: int) -> tuple[int, ...]:
-    """Return what changes while a process works: CPU ticks, bytes read, resident pages (in steps of 1 MiB)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        with open(f"/proc/{pid}/io", "rb") as file:
-            read = int(file.readline().split()[1])
-    except (OSError, IndexError, ValueError):
-        return ()
-    # utime and stime are fields 14 and 15 of stat, rss is field 24; `fields` begins at field 3.
-    return int(fields[11]) + int(fields[12]), read, int(fields[21]) // 256

@@ -6,8 +6,9 @@ manager holds. It stays single-threaded and never touches CUDA or a tensor, so t
 begin. (`multiprocessing`'s fork server would re-import the parent's ``__main__``, the CLI, in each child.)
 
 Manager → zygote: `Spawn`, with the worker's sockets and its stderr pipe attached. Zygote → manager: `Forked`, later
-`Exited`; first of all `Hello`. The zygote is the workers' parent, so it is the one that reaps them: `Exited` means that
-the kernel has taken the memory back. It ends when its socket closes, and no worker outlives it (PR_SET_PDEATHSIG).
+`Exited`; first of all `Hello`; `Pong` to each `Ping`. The zygote is the workers' parent, so it is the one that reaps
+them: `Exited` means that the kernel has taken the memory back. It ends when its socket closes, and no worker outlives
+it (PR_SET_PDEATHSIG).
 """
 
 import contextlib
@@ -31,6 +32,7 @@ COPIED: Final = 8 * 1024 * 1024
 """Memory that a worker takes by writing to pages shared with the zygote: 4 MB measured for an idle one, doubled."""
 _PR_SET_PDEATHSIG: Final = 1
 _MAX_FDS: Final = 253  # SCM_MAX_FD of the kernel
+_guarded: Final[list[int]] = []
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True):
@@ -50,6 +52,19 @@ class Exec(msgspec.Struct, frozen=True, tag=True):
     cwd: str
     limit: int
     """RLIMIT_DATA in bytes; 0: none."""
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Say that you are there."""
+
+
+class Guard(msgspec.Struct, frozen=True, tag=True):
+    """
+    From now on, `pids` are to be killed when the manager is gone, each with the group that it leads: an earlier fork
+    server, which is stopped and would not notice, and its workers.
+    """
+
+    pids: list[int]
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -78,7 +93,11 @@ class SpawnFailed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Said = Hello | Forked | Exited | SpawnFailed
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """Here I am."""
+
+
+Said = Hello | Forked | Exited | SpawnFailed | Pong
 
 
 def main() -> None:
@@ -97,26 +116,35 @@ def main() -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     gc.collect()
     gc.freeze()  # collections in a child would otherwise write to, and so copy, every page of ours
-    decode = msgspec.msgpack.Decoder(Spawn | Exec).decode
+    decode = msgspec.msgpack.Decoder(Spawn | Exec | Ping | Guard).decode
     _say(control, children, Hello(len(os.listdir("/proc/self/task")), missing))
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(wake_read, select.POLLIN)
     own_fds = (wake_read, wake_write)
     while True:
-        for fd, _ in poll.poll():
+        for fd, event in poll.poll():
             if fd == wake_read:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
                 _reap(control, children)
                 continue
+            if event & select.POLLHUP:
+                _end(children)  # with what it left unread: another fork server may have been asked for that by now
             try:
                 data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, _MAX_FDS)
             except ConnectionError:
                 data, fds = b"", []
             if not data:
                 _end(children)
-            spawn: Spawn | Exec = decode(data)
+            asked: Spawn | Exec | Ping | Guard = decode(data)
+            if isinstance(asked, Ping):
+                _say(control, children, Pong())
+                continue
+            if isinstance(asked, Guard):
+                _guarded[:] = asked.pids
+                continue
+            spawn: Spawn | Exec = asked
             try:
                 pid = os.fork()
             except OSError as exc:
@@ -166,7 +194,7 @@ def _reap(control: socket.socket, children: dict[int, int]) -> None:
 
 
 def _end(children: dict[int, int]) -> None:
-    for pid in children:
+    for pid in [*children, *_guarded]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
     os._exit(0)

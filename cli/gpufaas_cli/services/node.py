@@ -136,7 +136,9 @@ async def _serve(
             same=lambda value: msgspec.json.decode(value).get("address") == address,
         )
         status.ready = lambda: (
-            "" if agent.connected else f"no scheduler: {agent.leaders.refused or agent.leaders.leader or 'none leads'}"
+            node.fault
+            if agent.connected
+            else f"no scheduler: {agent.leaders.refused or agent.leaders.leader or 'none leads'}"
         )
         host, _ = split_address(address)
         weights.join(etcd, registration, f"http://{host}:{status_port}")

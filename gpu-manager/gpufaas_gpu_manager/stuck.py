@@ -1,0 +1,164 @@
+"""
+A fork server that does not answer: when it counts as stuck, and what becomes of its workers when another replaces it.
+
+They run on. Only the fork server is stuck, and to kill it would kill them (PR_SET_PDEATHSIG), with their calls and
+their loaded models. So it is held stopped, its workers are watched one by one, and it is killed when the last of them
+has ended.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from gpufaas_gpu_manager.cpu_time import Progress
+
+LOOK_S: Final = 1.0
+"""Between two looks at a fork server."""
+_STOPPED_LOOKS: Final = 3
+_ASLEEP_LOOKS: Final = 10
+_STARTS_ASLEEP_LOOKS: Final = 60
+"""An import may wait for a disk or a network; a fork server that runs waits for nothing but us."""
+_SILENT_LOOKS: Final = 60
+
+
+class Silence:
+    """
+    How long a process owes an answer, counted in looks at it and not by the clock: a manager that was held up itself,
+    or suspended, has looked only once meanwhile.
+
+    A process that is only slow, on a loaded machine, is runnable or waits for a disk; it is given a minute.
+    """
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self._stopped = 0
+        self._asleep = 0
+        self._seen: Progress = ()
+
+    def broken(self) -> None:
+        """It has answered."""
+        self.looks = self._stopped = self._asleep = 0
+
+    def look(self, state: str, progress: Progress, starting: bool) -> str:
+        """
+        Return why it is stuck; empty: it is not, or not yet.
+
+        :param state: the letter of proc(5): T is stopped, S asleep
+        :param starting: it still imports, and may take as long as it likes while something happens
+        """
+        self.looks += 1
+        self._stopped = self._stopped + 1 if state in ("T", "t") else 0
+        self._asleep = self._asleep + 1 if state == "S" and progress == self._seen else 0
+        self._seen = progress
+        if self._stopped >= _STOPPED_LOOKS:
+            return "it is stopped (SIGSTOP, or a debugger)"
+        if self._asleep >= (_STARTS_ASLEEP_LOOKS if starting else _ASLEEP_LOOKS):
+            return f"it sleeps and has not answered for {self._asleep * LOOK_S:g} s"
+        if self.looks >= _SILENT_LOOKS and not starting:
+            return f"it has not answered for {self.looks * LOOK_S:g} s"
+        return ""
+
+
+class Replaced:
+    """A fork server that was stuck, while workers of it live. `pids` is what must not outlive the platform."""
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        workers: Mapping[int, int],
+        on_exited: Callable[[int, int], None],
+        on_over: Callable[["Replaced"], None],
+    ) -> None:
+        """:param workers: worker to process id; `on_exited(worker, status)` is called for each of them"""
+        self._process = process
+        self._on_exited = on_exited
+        self._on_over = on_over
+        self._loop = asyncio.get_running_loop()
+        self._workers = dict(workers)
+        self._watched: dict[int, int] = {}
+        """Worker to pidfd."""
+        os.kill(process.pid, signal.SIGSTOP)  # should it come to itself, it must not fork what another one forks now
+        for pid in _children(process.pid) - set(workers.values()):
+            _kill(pid)  # it was forked, and nobody was told
+        for worker, pid in workers.items():
+            try:
+                self._watched[worker] = fd = os.pidfd_open(pid)
+            except OSError:  # gone; or a kernel that has none of these: the worker ends with the fork server
+                _kill(pid)
+                self._loop.call_soon(self._ended, worker)
+            else:
+                self._loop.add_reader(fd, self._ended, worker)
+        if not workers:
+            self._loop.call_soon(self._end)
+
+    @property
+    def pids(self) -> list[int]:
+        return [*self._workers.values(), self._process.pid]
+
+    def close(self) -> None:
+        """End all of them."""
+        for worker in list(self._watched):
+            self._unwatch(worker)
+        for pid in self.pids:
+            _kill(pid)
+        self._process.wait()
+
+    def _ended(self, worker: int) -> None:
+        pid = self._workers.pop(worker, None)
+        if pid is None:
+            return
+        self._unwatch(worker)
+        status = _exit_status(pid)
+        _kill(pid)  # what it started itself: nobody else does, and the process id is not reused before it is reaped
+        self._on_exited(worker, status)
+        if not self._workers:
+            self._end()
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()  # it is stopped: it dies at once
+        self._on_over(self)
+
+    def _unwatch(self, worker: int) -> None:
+        fd = self._watched.pop(worker, None)
+        if fd is not None:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state in proc(5); empty: it is gone."""
+    fields = _stat(pid)
+    return fields[0].decode() if fields else ""
+
+
+def _exit_status(pid: int) -> int:
+    """Return the status of a process that ended and is not reaped, as `subprocess` has it; -9 if nobody knows."""
+    fields = _stat(pid)
+    return os.waitstatus_to_exitcode(int(fields[49])) if len(fields) > 49 else -signal.SIGKILL  # field 52, exit_code
+
+
+def _stat(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def _children(pid: int) -> set[int]:
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as children:
+            return set(map(int, children.read().split()))
+    except OSError:
+        return set()
+
+
+def _kill(pid: int) -> None:
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)

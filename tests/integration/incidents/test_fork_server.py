@@ -1,0 +1,83 @@
+"""
+A fork server that was stopped (SIGSTOP, a debugger) took every later load with it: calls waited for their time limits,
+nothing said why, and with a dozen loads outstanding the platform itself hung on the fork server's full socket.
+"""
+
+import signal
+import time
+
+import psutil
+import pytest
+from tests.integration.conftest import ECHO, ECHO_MODEL, HTTP, LIMIT_S, Platform, until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_a_stopped_fork_server_is_replaced_and_its_workers_go_on(make_platform: object) -> None:
+    platform: Platform = make_platform("--device", "cpu:0=600MiB").start()  # type: ignore[operator]
+    warm, cold = platform.deploy("warm", ECHO_MODEL), platform.deploy("cold", ECHO_MODEL)
+    platform.call(warm, b"loads")
+    stopped = platform.zygote()
+    (survivor,) = platform.workers()
+
+    stopped.suspend()
+    began = time.monotonic()
+    waiting = platform.begin(cold, b"placed on the next one")
+    until(lambda: platform.http.get("/readyz").status_code == 503, "/readyz shows it")
+    assert "fork server" in platform.http.get("/readyz").text
+    answer = waiting.result()
+
+    assert (answer.status_code, answer.text) == (200, "placed on the next one")
+    assert time.monotonic() - began < LIMIT_S
+    assert platform.http.get("/readyz").status_code == 200
+    again = platform.call(warm, b"still loaded")
+    assert (again.text, again.headers["x-gpufaas-start"]) == ("still loaded", "hit")
+    assert survivor.is_running()
+    assert "the fork server is stuck: it is stopped" in platform.said()
+
+    # When the last of its workers has ended, so does the stopped one, and the device has its memory back.
+    platform.remove("warm")
+    until(lambda: not (lives(stopped) or lives(survivor)), "the stopped fork server and its worker are gone")
+    platform.remove("cold")
+    until(lambda: not any(each["used"] for each in platform.status()["devices"]), "the memory is free")
+    assert platform.stop() == 0
+
+
+def test_a_dozen_loads_while_it_is_stopped_do_not_hang_the_platform(make_platform: object) -> None:
+    """The kernel's queue of the socket between them takes some ten messages."""
+    platform: Platform = make_platform("--device", "cpu:0=2GiB").start()  # type: ignore[operator]
+    paths = [platform.deploy(f"f{number}", ECHO, HTTP) for number in range(16)]
+    platform.zygote().suspend()
+
+    calls = [platform.begin(path, b"x") for path in paths]
+
+    until(lambda: platform.status()["queued"] or platform.status()["running"])
+    assert platform.http.get("/healthz", timeout=5).status_code == 200
+    assert {call.result().text for call in calls} == {"x"}
+    assert platform.stop() == 0
+
+
+@pytest.mark.long
+def test_nothing_is_left_when_the_platform_is_killed_beside_a_stopped_fork_server(make_platform: object) -> None:
+    """A stopped process does not notice that its parent died: the fork server that replaced it ends it."""
+    platform: Platform = make_platform("--device", "cpu:0=600MiB").start()  # type: ignore[operator]
+    platform.call(platform.deploy("warm", ECHO_MODEL), b"x")
+    stopped = platform.zygote()
+    stopped.suspend()
+    until(lambda: "the fork server is stuck" in platform.said())
+    until(lambda: platform.http.get("/readyz").status_code == 200)
+    tree = platform.tree()
+    assert stopped in tree
+
+    platform.signal(signal.SIGKILL)
+    platform.wait()
+
+    until(lambda: not any(map(lives, tree)), "all of it is gone")
+
+
+def lives(process: psutil.Process) -> bool:
+    """Not so is one that has ended and was not reaped yet, by whoever adopted it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
