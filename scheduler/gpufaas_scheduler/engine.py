@@ -936,12 +936,12 @@ class Engine:
         if costs is None or not owner.allows(device):
             return self._why_no_room(owner, device)
         free = device.models.free
-        victims = []
+        victims: list[Model] = []
         for name in dict.fromkeys(names):
             model = device.models.models.get(name)
             if model is None:
                 return f"{name} cannot be evicted: {device.id} does not hold it"
-            if not self._cluster.evictable(model):
+            if not self._cluster.evictable(model, [each.owner for each in victims].count(model.owner)):
                 return f"{name} cannot be evicted from {device.id}: it is pinned, or within its minimum of copies"
             victims.append(model)
             free += model.memory

@@ -692,11 +692,11 @@ class Cluster:
     def residents(self, device: DeviceView) -> Collection[ResidentView]:
         return cast(DeviceState, device).models.models.values()
 
-    def evictable(self, resident: ResidentView) -> bool:
+    def evictable(self, resident: ResidentView, others: int = 0) -> bool:
         model = cast(Resident[FunctionState], resident)
         if model.running or model.loading or model.queued:
             return False
-        return len(model.owner.holders) > model.owner.min_copies
+        return model.owner.copies - others > model.owner.min_copies
 
     def free(self, device: DeviceView) -> Bytes:
         return cast(DeviceState, device).models.free

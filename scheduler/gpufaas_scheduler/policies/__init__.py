@@ -96,13 +96,21 @@ Plan = Generator[Action, Refusal | None, None]
 
 
 class FunctionView(Protocol):
-    """A model function. Times and sizes are of its profile: learnt live, given in a simulation."""
+    """A function. Times and sizes are of its profile: learnt live, given in a simulation."""
 
     @property
     def id(self) -> FunctionId: ...
     @property
+    def exclusive(self) -> bool:
+        """A model function: one of its calls has the device to itself. False: a CPU function, seen as a resident."""
+
+    @property
+    def slots(self) -> int:
+        """Calls that one copy runs at once; 1 for a model function."""
+
+    @property
     def copies(self) -> int:
-        """Devices that hold it, from the start of the load."""
+        """From the start of the load. Of a model function, as many as devices that hold it."""
 
     @property
     def waiting(self) -> int:
@@ -249,8 +257,8 @@ class View(Protocol):
     def residents(self, device: DeviceView) -> Collection[ResidentView]:
         """What it holds, least recently used first."""
 
-    def evictable(self, resident: ResidentView) -> bool:
-        """It may be a victim: neither pinned nor within its function's minimum of copies."""
+    def evictable(self, resident: ResidentView, others: int = 0) -> bool:
+        """It may be a victim, also if *others* of its function go: not pinned, nor within the minimum of copies."""
 
     def free(self, device: DeviceView) -> Bytes: ...
 

@@ -45,6 +45,7 @@ from gpufaas_scheduler.policies import (
     Load,
     Option,
     Plan,
+    ResidentView,
     Start,
     View,
     WaitingCall,
@@ -315,18 +316,24 @@ class _Decision:
 
     def _delay_s(self, function: FunctionView, copies: int, rate: float) -> Seconds:
         """Mean wait of a call for one of *copies* holders; about what a miss costs at most."""
-        kind = self._kind
         miss_s = self._miss_s(function)
-        service_s = function.service_s(kind)
+        service_s = function.service_s(self._kind)
         own = rate * service_s
-        busy = max(own / copies, self.demand + _OWN_LOAD * own * (1.0 / copies - 1.0 / self.devices))
+        if function.exclusive:
+            busy = max(own / copies, self.demand + _OWN_LOAD * own * (1.0 / copies - 1.0 / self.devices))
+        else:
+            copies *= function.slots
+            busy = own / copies
         if busy >= _SATURATED:
             return miss_s * (1.0 + busy - _SATURATED)  # no queue has a mean there, but another copy helps still
         power: float = busy ** (sqrt(2.0 * (copies + 1)) - 1.0)
         return min(miss_s, _SPREAD * service_s * power / (copies * (1.0 - busy)))
 
     def _miss_s(self, function: FunctionView) -> Seconds:
-        return function.load_s(self._kind) * (1.0 + self.pressure + _LOAD_WEIGHT * self.demand)
+        load_s = function.load_s(self._kind)
+        if not function.exclusive:
+            return load_s  # its load occupies no device
+        return load_s * (1.0 + self.pressure + _LOAD_WEIGHT * self.demand)
 
     def _worth_of(self, function: FunctionView) -> float:
         """What losing one copy costs, in seconds of waiting per second."""
@@ -360,9 +367,7 @@ class _Decision:
             return _Place(0.0, device.order, device, (), 0.0)
         models = []
         one: tuple[float, CopyId] | None = None
-        for each in view.residents(device):
-            if not view.evictable(each):
-                continue
+        for each in self._evictable(device):
             worth, memory, name = self._worth_of(each.owner), each.memory, each.key
             models.append((worth / max(1, memory), worth, memory, name))
             if memory >= need and (one is None or worth < one[0]):
@@ -386,12 +391,21 @@ class _Decision:
             worth, victims = one[0], (one[1],)
         return _Place(worth * _HORIZON_S, device.order, device, victims, worth)
 
+    def _evictable(self, device: DeviceView) -> Iterator[ResidentView]:
+        """What may leave *device*, all of it at once: of the copies of a CPU function, those above its minimum."""
+        seen: dict[FunctionId, int] = {}
+        for each in self.view.residents(device):
+            others = 0 if each.owner.exclusive else seen.get(each.owner.id, 0)
+            if self.view.evictable(each, others):
+                seen[each.owner.id] = others + 1
+                yield each
+
     def _crowd(self, device: DeviceView, victims: Collection[CopyId]) -> float:
         """The demand for what *device* would go on to hold, each function's divided by its copies."""
         demand = 0.0
         for each in self.view.residents(device):
             owner = each.owner
-            if each.key not in victims and owner.copies:
+            if owner.exclusive and owner.copies and each.key not in victims:
                 demand += self.view.rate(owner) * owner.service_s(device.kind) / owner.copies
         return demand
 
@@ -404,7 +418,7 @@ class _Decision:
                 continue
             need -= view.free(device)
             if need > 0:
-                need -= sum(each.memory for each in view.residents(device) if view.evictable(each))
+                need -= sum(each.memory for each in self._evictable(device))
             if need <= 0:
                 return device
         return None
@@ -440,7 +454,7 @@ class _Decision:
             missed = 0.0
             for each in view.residents(device):
                 owner = each.owner
-                if owner.id != call.function:
+                if owner.exclusive and owner.id != call.function:
                     missed += view.rate(owner) * self.demand ** (owner.copies - 1)
             if missed < least:
                 best, least = device, missed
@@ -458,7 +472,7 @@ class _Decision:
             wait_s = view.finish_s(device)
             for each in view.residents(device):
                 other = each.owner
-                if other.waiting and other.copies:
+                if other.waiting and other.exclusive and other.copies:
                     wait_s += other.waiting * other.service_s(kind) / other.copies
             soonest = min(soonest, wait_s - owner.service_s(kind) / owner.copies)
             if soonest < enough_s:

@@ -109,7 +109,7 @@ def test_waiting_exactly_as_long_as_a_load_is_too_long() -> None:
 
 
 def test_of_several_busy_holders_the_one_that_finishes_earliest_is_waited_for() -> None:
-    world = World()
+    world = World("lalb-o3")
     world.deploy("f", load_s=3.0, service_s=1.0, min_copies=2)
     for name in "ab":
         world.device(name)
@@ -127,7 +127,7 @@ def test_of_several_busy_holders_the_one_that_finishes_earliest_is_waited_for() 
 
 
 def test_a_device_that_is_still_loading_a_model_holds_it() -> None:
-    world = World()
+    world = World("lalb-o3")
     world.deploy("f", load_s=3.0, service_s=1.0)
     world.deploy("g", load_s=10.0)
     world.device("a", 20)
@@ -206,7 +206,7 @@ def test_victims_are_the_least_recently_used_until_it_fits() -> None:
 
 def test_a_hit_overtakes_up_to_the_limit_and_not_further() -> None:
     """Two calls of f arrive for each that ends, so that f could go on forever; g waits its turn twice."""
-    world = World(limit=2)
+    world = World("lalb-o3", limit=2)
     for name in "fg":
         world.deploy(name, size=60)
     world.device("a")
@@ -1142,7 +1142,7 @@ def test_a_model_gives_up_the_copies_that_it_was_asked_to_have_and_no_others() -
 
 
 def test_a_model_that_drains_serves_its_local_queue_and_gets_no_more_into_it() -> None:
-    world = World()
+    world = World("lalb-o3")
     world.deploy("f", load_s=9.0)
     for name in "ab":
         world.device(name)

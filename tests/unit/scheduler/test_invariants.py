@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, FunctionId
-from gpufaas_scheduler.policies import CountPass, EnqueueLocal, Load, Plan, Start, View
+from gpufaas_scheduler.policies import POLICIES, CountPass, EnqueueLocal, Load, Plan, Start, View
 
 
 def _beside(name: str):  # type: ignore[no-untyped-def]
@@ -65,12 +65,14 @@ class Hostile:
             yield "nonsense"  # type: ignore[misc]
 
 
-POLICY = st.sampled_from(["lb", "lalb", "lalb-o3", "least-wait", "hostile"])
+TRIED = st.sampled_from([*POLICIES, "hostile"])
+LARGEST = 60 << 20
+"""What a function may be measured as, with its headroom."""
 EVENTS = st.lists(st.integers(0, 2**16), min_size=20, max_size=120)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(POLICY, st.sampled_from(["lru", "cost-aware"]), st.booleans(), st.integers(0, 2**32), EVENTS)
+@given(TRIED, st.sampled_from(["lru", "cost-aware"]), st.booleans(), st.integers(0, 2**32), EVENTS)
 def test_no_call_is_lost_and_no_memory_is_promised_twice(
     policy: str, replacement: str, learn: bool, seed: int, events: list[int]
 ) -> None:
@@ -81,10 +83,11 @@ def test_no_call_is_lost_and_no_memory_is_promised_twice(
     for number in range(rng.randint(1, 4)):
         world.device(f"d{number}", rng.randint(20, 60) << 20)
     functions = [f"f{i}" for i in range(8)]
+    least = rng.choice([[0], [0, 0, 0, 1, 2, 4]])
     for function in functions:
         slots = rng.choice([None, None, 1, 3])
         world.deploy(
-            function, rng.randint(2, 30) << 20, slots=slots, min_copies=rng.choice([0, 0, 0, 1, 2, 4]), max_queue=12,
+            function, rng.randint(2, 30) << 20, slots=slots, min_copies=rng.choice(least), max_queue=12,
             max_copies=rng.choice([0, 0, 4]),
         )  # fmt: skip
     for number, choice in enumerate(events):
@@ -96,13 +99,13 @@ def test_no_call_is_lost_and_no_memory_is_promised_twice(
             world.tell(m.Woken())
 
     if policy != "hostile":
-        drain(world)
+        drain(world, LARGEST)
         assert world.ended >= {f"c{i}" for i in range(len(events))} & seen(world)
         rest(world)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(["lb", "lalb", "lalb-o3", "least-wait"]), st.booleans(), st.integers(0, 2**32), EVENTS)
+@given(st.sampled_from(list(POLICIES)), st.booleans(), st.integers(0, 2**32), EVENTS)
 def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: int, events: list[int]) -> None:
     """Nothing breaks here and nobody gives up, so each call is served by a revision that was deployed when it came."""
     rng = random.Random(seed)
@@ -130,14 +133,15 @@ def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: 
             world.deploy(f"f@{revision}", 10, slots=slots, min_copies=pick % 4)
             world.tell(m.FunctionRemoved(FunctionId(f"f@{revision - 1}"), drain=True))
 
-    drain(world)
+    drain(world, 10)
+    world.device("room", 1000)
     rest(world)
     assert not [each for each in world.log if isinstance(each, m.Reject | m.Abort)]
     assert world.ended == calls.keys()
     served = {each.lease.call: each.lease.function for each in world.log if isinstance(each, m.Start)}
     assert served == calls
     assert set(world.copies) <= {"other", f"f@{revision}"}, "an old revision was left behind"
-    if not model:  # the device on which all came to its end has room for every copy that was asked for
+    if not model:  # there is room for every copy that was asked for
         last = FunctionId(f"f@{revision}")
         asked = max(world.functions[last].min_copies, world.status.desired.get(last, 0))
         assert world.copies.get(last, 0) >= asked
@@ -195,7 +199,8 @@ def step(world, choice: int, number: int, rng: random.Random) -> None:  # type: 
             world.tell(m.Finished(CallId(running[0]), DeviceId("elsewhere"), 1.0))
         else:
             world.deploy(
-                f"f{pick % 8}", rng.randint(4, 30) << 20, min_copies=pick % 2, max_queue=12,
+                f"f{pick % 8}", rng.randint(4, 30) << 20, max_queue=12,
+                min_copies=pick % 2 if any(each.min_copies for each in world.functions.values()) else 0,
                 slots=None if world.functions[f"f{pick % 8}"].exclusive else 3,  # more, never fewer than run
             )  # fmt: skip
 
@@ -204,12 +209,19 @@ def seen(world) -> set[str]:  # type: ignore[no-untyped-def]
     return {*world.ended, *world.running, *world.waiting}
 
 
-def drain(world) -> None:  # type: ignore[no-untyped-def]
-    """Let everything come to its end: with a device that is large enough for all, nobody waits forever."""
-    world.device("large", 10_000 << 20)
+def drain(world, largest: int) -> None:  # type: ignore[no-untyped-def]
+    """
+    Let everything come to its end: with a device as large as the largest function, beside what the minimum of copies
+    may take for good, nobody waits forever.
+    """
+    pinned = sum(world.functions[each].min_copies for each in world.functions.keys() - world.removed)
+    world.device("large", (1 + pinned) * largest)
     for _ in range(1000):
         if not world.running and not world.waiting:
             return
+        world.now += 1.0
+        if (wake_at := world.engine.wake_at) is not None and wake_at <= world.now:
+            world.tell(m.Woken())
         for place in world.loading():
             if place in world.loading():
                 world.loaded(*place)
@@ -234,6 +246,33 @@ def rest(world) -> None:  # type: ignore[no-untyped-def]
     for function, desired in world.status.desired.items():
         if not world.functions[function].exclusive or desired == 0:
             assert world.copies.get(function, 0) <= desired
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("resident", ["model", "CPU function", "CPU function above its minimum", "replica"])
+def test_a_model_gets_the_room_of_whatever_is_idle_on_a_device_as_large_as_itself(policy: str, resident: str) -> None:
+    world = World(policy)
+    least = 20 if resident == "CPU function above its minimum" else 0
+    world.device("d0", 40 + least)
+    world.deploy("large", 40)
+    if resident == "model":
+        world.deploy("other", 40)
+        world.warm("other", "d0")
+    elif resident == "replica":
+        world.deploy("other", 40)
+        world.scale("other", 1)
+        world.loaded("other", "d0")
+    else:
+        world.deploy("other", 20, slots=1, min_copies=1 if least else 0)
+        world.scale("other", 3 if least else 2)
+        while loading := world.loading():
+            world.loaded(*loading[0])
+        assert world.copies["other"] * 20 == 40 + least
+
+    world.call("c", "large")
+
+    assert world.started == [("c", "d0")]
+    assert world.copies.get("other", 0) * 20 == least
 
 
 def test_a_policy_that_never_stops_proposing_is_stopped() -> None:

@@ -6,7 +6,7 @@ from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, EngineStatus, Function, FunctionId, Profile
 from gpufaas_scheduler.engine import Engine
-from gpufaas_scheduler.policies import SchedulingPolicy, make_policy
+from gpufaas_scheduler.policies import DEFAULT_POLICY, SchedulingPolicy, make_policy
 
 
 class World:
@@ -18,7 +18,7 @@ class World:
 
     def __init__(
         self,
-        policy: str | SchedulingPolicy = "lalb-o3",
+        policy: str | SchedulingPolicy = DEFAULT_POLICY,
         *,
         limit: int = 25,
         learn: bool = False,
