@@ -112,7 +112,8 @@ class Engine:
     """
     `handle` is told each event once, in order, with a clock that does not go back. Not thread-safe: one owner.
 
-    `learn`: profiles follow what is measured; off for simulations and tests, where they are the truth.
+    `learn`: profiles follow what is measured; off for simulations and tests, where they are the truth. How service
+    times vary about their estimate is learnt all the same.
     """
 
     def __init__(
@@ -480,11 +481,11 @@ class Engine:
             assert call.device is not None
         device, owner = call.device, call.owner
         device.served += 1
-        if event.ok and self._learn:
+        if event.ok:
             costs = owner.costs(device.kind)
             if costs is not None:
-                costs.learn_service(event.service_s, LEARNING_RATE)
-                if not costs.noted:
+                costs.learn_service(event.service_s, LEARNING_RATE if self._learn else 0.0)
+                if self._learn and not costs.noted:
                     costs.noted = True
                     self._learnt[(owner.id, device.kind)] = None
         self._end(call)
@@ -687,7 +688,8 @@ class Engine:
             ready = model.ready_at if model.loading and model.ready_at > now else now
             device.run = call
             device.busy_since = now
-            device.free_at = ready + (0.0 if costs is None else costs.service_s)
+            call.estimate_s = 0.0 if costs is None else costs.service_s
+            device.free_at = ready + call.estimate_s
             device.starts += 1
             if device.idle_key is not None:
                 cluster.set_busy(device)
@@ -747,8 +749,9 @@ class Engine:
         """Of several model functions' calls on *device*, which should not have been, the next one has it now."""
         device.run = following = device.others.pop(0)
         costs = following.owner.costs(device.kind)
+        following.estimate_s = 0.0 if costs is None else costs.service_s
         device.busy_since = self._cluster.now
-        device.free_at = self._cluster.now + (0.0 if costs is None else costs.service_s)
+        device.free_at = self._cluster.now + following.estimate_s
 
     def _proceed(self, call: Call, device: DeviceState) -> None:
         """After `_end`: the place on the worker goes to the next that waits for it."""
@@ -1134,7 +1137,8 @@ class Engine:
             self._learnt[(owner.id, device.kind)] = None
         run = device.run
         if run is not None and run.model is model and costs is not None:
-            device.free_at = self._cluster.now + costs.service_s  # the load is over: what is left is known better
+            run.estimate_s = costs.service_s
+            device.free_at = self._cluster.now + run.estimate_s  # the load is over: what is left is known better
         if not owner.exclusive:
             self._serve_fifo(owner)
         if not model.pinned or owner.copies < owner.target or owner.surplus:
@@ -1768,10 +1772,10 @@ class Engine:
         assert model is not None
         assert device is not None
         costs = call.owner.costs(device.kind)
-        service_s = 0.0 if costs is None else costs.service_s
+        call.estimate_s = 0.0 if costs is None else costs.service_s
         if running.begun:
-            return at - running.age_s + service_s
-        return max(at, model.ready_at if model.loading else at) + service_s
+            return at - running.age_s + call.estimate_s
+        return max(at, model.ready_at if model.loading else at) + call.estimate_s
 
     def _came_again(self, event: m.Arrived) -> bool:
         """A gateway says that a call still waits. True: it is known here, and where it is has been said or will be."""

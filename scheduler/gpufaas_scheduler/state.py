@@ -20,6 +20,7 @@ from gpufaas_core.constraints import satisfied
 from gpufaas_core.model import Bytes, Device, DeviceId, Function, FunctionId, Profile, Seconds, copy_id
 from gpufaas_scheduler.policies import DeviceView, FunctionView, ResidentView, WaitingCall
 from gpufaas_scheduler.queue import NEVER, Call, FunctionQueue, GlobalQueue
+from gpufaas_scheduler.times import SHARE, ServiceTimes
 
 DEMAND_S: Final = 120.0
 """Time constant of the estimates of demand: two thirds of the weight is on the last two minutes."""
@@ -32,11 +33,12 @@ class Costs:
     """
     A `Profile` that learns, without making a new value for each call.
 
-    The first measurement of each figure takes the place of what was declared or guessed. Times then follow slowly;
-    the occupation is a peak and only grows: a worker that was started after small calls must have room for large ones.
+    The first measurement of each figure takes the place of what was declared or guessed. Times then follow slowly, the
+    service time the slower the more it varies; how it varies is learnt beside it. The occupation is a peak and only
+    grows: a worker that was started after small calls must have room for large ones.
     """
 
-    __slots__ = ("load_s", "loaded", "measured", "noted", "occupation", "served", "service_s", "sized")
+    __slots__ = ("load_s", "loaded", "measured", "noted", "occupation", "served", "service_s", "sized", "times")
 
     def __init__(self, profile: Profile) -> None:
         self.load_s = profile.load_s
@@ -45,14 +47,31 @@ class Costs:
         self.measured = self.loaded = self.served = self.sized = profile.measured
         self.noted = False
         """That it serves in another time than before is noted already, for whoever keeps profiles."""
+        self.times = ServiceTimes()
+        """What calls took, in units of what was estimated."""
 
     def learn_load(self, load_s: Seconds, rate: float) -> None:
         self.load_s = self.load_s + rate * (load_s - self.load_s) if self.loaded else load_s
         self.loaded = self.measured = True
 
     def learn_service(self, service_s: Seconds, rate: float) -> None:
-        self.service_s = self.service_s + rate * (service_s - self.service_s) if self.served else service_s
-        self.served = self.measured = True
+        """*rate*: 0 if the mean is given, and only how the times vary about it is learnt."""
+        if not 0.0 <= service_s < math.inf:
+            return
+        if self.served or not rate:
+            estimate_s = self.service_s
+            self.times.add(service_s / estimate_s if estimate_s > 0.0 else 1.0)
+            self.service_s = estimate_s + self.times.rate(rate) * (service_s - estimate_s)
+        else:
+            self.service_s = service_s
+        if rate:
+            self.served = self.measured = True
+
+    def left_s(self, ran_s: Seconds, estimate_s: Seconds) -> Seconds:
+        """Expected time until a call ends that has run for *ran_s* and was estimated at *estimate_s*."""
+        if estimate_s <= 0.0:
+            return SHARE * max(0.0, ran_s)
+        return estimate_s * self.times.left(ran_s / estimate_s)
 
     def learn_size(self, occupation: Bytes) -> bool:
         """Return whether the occupation is another one now."""
@@ -277,6 +296,14 @@ class FunctionState:
         costs = self.costs(kind)
         return math.inf if costs is None else costs.service_s
 
+    def service_cv(self, kind: str) -> float:
+        costs = self.costs(kind)
+        return 0.0 if costs is None else costs.times.cv
+
+    def service_quantile_s(self, kind: str, share: float) -> Seconds:
+        costs = self.costs(kind)
+        return math.inf if costs is None else costs.service_s * costs.times.quantile(share)
+
 
 class DeviceState:
     """One device: what is in its memory, what runs, what waits for it."""
@@ -329,6 +356,29 @@ class DeviceState:
         """Seconds until it has nothing to do, by estimate: time left of what runs plus its local queue (3.4)."""
         left = self.free_at - now if self.busy else 0.0
         return (left if left > 0.0 else 0.0) + self.local_s
+
+    def overrun_s(self, now: Seconds) -> Seconds:
+        """For how long what has the device should have ended; 0.0 if it is not late, or idle."""
+        return max(0.0, now - self.free_at) if self.busy else 0.0
+
+    def left_s(self, now: Seconds) -> Seconds:
+        """As `finish_s`, but what runs takes as long from here on as calls did on average that had run for so long."""
+        run = self.run
+        left = self.free_at - now
+        if run is not None:
+            began_at = self.free_at - run.estimate_s
+            costs = run.owner.costs(self.kind)
+            if costs is None or now <= began_at:
+                left = max(0.0, left)
+            elif run.model is not None and run.model.loading:
+                left = run.estimate_s + SHARE * (now - began_at)  # it still loads, and that takes longer than estimated
+            else:
+                left = costs.left_s(now - began_at, run.estimate_s)
+        elif self.preload is None:
+            left = 0.0
+        elif left < 0.0:
+            left = -SHARE * left
+        return left + self.local_s
 
 
 Model: TypeAlias = Resident[FunctionState]
@@ -625,6 +675,13 @@ class Cluster:
                 best, best_s = device, finish_s
         return None if best is None else (best, best_s)
 
+    def soonest_left(self, call: WaitingCall) -> tuple[DeviceState, Seconds] | None:
+        busy = [each for each in cast(Call, call).owner.holders.values() if each.busy]
+        if not busy:
+            return None
+        left_s, _, best = min((each.left_s(self.now), each.order, each) for each in busy)
+        return best, left_s
+
     def allows(self, device: DeviceView, call: WaitingCall) -> bool:
         return cast(Call, call).owner.allows(cast(DeviceState, device))
 
@@ -708,6 +765,15 @@ class Cluster:
 
     def finish_s(self, device: DeviceView) -> Seconds:
         return cast(DeviceState, device).finish_s(self.now)
+
+    def left_s(self, device: DeviceView) -> Seconds:
+        return cast(DeviceState, device).left_s(self.now)
+
+    def overrun_s(self, device: DeviceView) -> Seconds:
+        return cast(DeviceState, device).overrun_s(self.now)
+
+    def estimate_s(self, call: WaitingCall, kind: str) -> Seconds:
+        return cast(Call, call).owner.service_s(kind)
 
     def orphans(self, limit: int) -> list[WaitingCall]:
         found: list[WaitingCall] = []

@@ -123,7 +123,17 @@ class FunctionView(Protocol):
     def load_s(self, kind: str) -> Seconds:
         """Infinite where it cannot run."""
 
-    def service_s(self, kind: str) -> Seconds: ...
+    def service_s(self, kind: str) -> Seconds:
+        """The mean."""
+
+    def service_cv(self, kind: str) -> float:
+        """
+        Coefficient of variation of the service times about their estimates: standard deviation over mean. 1 of a
+        function that nobody has called yet; 0 where it cannot run.
+        """
+
+    def service_quantile_s(self, kind: str, share: float) -> Seconds:
+        """What *share* (0 to 1) of its calls do not exceed; infinite where it cannot run. O(buckets)."""
 
 
 class ResidentView(Protocol):
@@ -233,6 +243,12 @@ class View(Protocol):
 
     def service_s(self, device: DeviceView, call: WaitingCall) -> Seconds: ...
 
+    def overrun_s(self, device: DeviceView) -> Seconds:
+        """
+        For how long the call or load that has a busy device should have ended by estimate; 0.0 if it is not late, or
+        if the device is idle. `finish_s` and `soonest_holder` say of one that is late that it ends now.
+        """
+
     # What follows is there for policies that weigh costs; those of the paper do without.
 
     @property
@@ -267,6 +283,22 @@ class View(Protocol):
 
     def finish_s(self, device: DeviceView) -> Seconds:
         """Seconds until a busy device has nothing to do, by estimate."""
+
+    def left_s(self, device: DeviceView) -> Seconds:
+        """
+        Expected seconds until a device has nothing to do: as `finish_s`, but a call that has run for t takes as much
+        longer as calls of its function did on average that had run for t (E[X - t | X > t]); past all that was seen, at
+        least half of t. So it grows while a call overruns. 0.0 if idle. O(1), O(buckets) after a call has finished.
+        """
+
+    def soonest_left(self, call: WaitingCall) -> tuple[DeviceView, Seconds] | None:
+        """As `soonest_holder`, by `left_s`. O(holders)."""
+
+    def estimate_s(self, call: WaitingCall, kind: str) -> Seconds:
+        """
+        Expected service time of this very call on devices of that kind: by its size where the function's times depend
+        on it, else the mean; infinite where it cannot run.
+        """
 
     def orphans(self, limit: int) -> list[WaitingCall]:
         """The first waiting calls of up to *limit* functions that no device holds, in the order they got there."""

@@ -1,0 +1,226 @@
+"""
+How long calls of a function take, as a distribution (docs/adr/0027; specs/uncertainty.md).
+
+A number says of a call that runs longer that it ends now, for as long as it runs. So beside the mean, which is the
+profile's, the *shape* is kept: a histogram of the ratios of what calls took to what was estimated for them, in
+logarithmic buckets, by function and kind of device. It decays, and it is mixed with a prior while it has few calls.
+Ratios and not seconds: the estimate may follow a mean that drifts, or the size of the request, and the shape stays.
+
+Nothing here raises: a time that no call can have taken (NaN, infinite, negative) is ignored.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import erf, inf, log, sqrt
+from typing import Final
+
+RATIO: Final = 1.25
+"""Of a bucket's ends: times are told apart to 12 %. One bucket has 1 in its middle."""
+
+HALF_LIFE: Final = 200
+"""Calls: half of the weight is on so many last ones."""
+
+PRIOR_CALLS: Final = 5.0
+"""What the prior, a log-normal distribution with cv 1, is worth; half a call less with each that was seen."""
+
+SHARE: Final = 0.5
+"""Of the time already run: what is left of a call that has run for longer than any. So it is, on average, with times
+whose tail falls with the cube of the time; and it is more than a bucket."""
+
+_TAIL_CALLS: Final = 0.5
+"""Of a call that has run for as long as few did, `SHARE` counts as much as so many calls that were seen."""
+
+_POINT_CV: Final = 0.03
+"""Below, times are as good as equal: what is left is exactly what is missing, and not that of a bucket."""
+
+_STEADY: Final = 0.15
+"""A mean that is followed with a rate of so much over cv^2 varies with a cv of about 0.3 itself, whatever cv is."""
+
+_SIDE: Final = 40
+"""Buckets below the middle, and above: ratios from 1/7,500 to 7,500. What is beyond is in the last one."""
+
+_COUNT: Final = 2 * _SIDE + 1
+_LOG: Final = log(RATIO)
+_LOWS: Final[list[float]] = [RATIO ** (index - _SIDE - 0.5) for index in range(_COUNT + 1)]
+_MEANS: Final = [low * (RATIO - 1.0) / _LOG for low in _LOWS]
+"""Of times in a bucket, spread evenly over their logarithms."""
+
+_GROWTH: Final = 2.0 ** (1.0 / HALF_LIFE)
+"""Of the weight from call to call: in place of all old weights, which would shrink, the new one grows."""
+_MAX_UNIT: Final = 2.0**40
+
+
+def _prior() -> list[float]:
+    """Return the shares of a log-normal distribution with mean 1 and cv 1 in the buckets, leaving out less than 1 %."""
+    sigma = sqrt(log(2.0))
+    below = [0.5 * (1.0 + erf((log(low) + sigma * sigma / 2.0) / (sigma * sqrt(2.0)))) for low in _LOWS]
+    shares = [high - low for low, high in pairwise(below)]
+    kept = [share if share > 5e-4 else 0.0 for share in shares]
+    return [share / sum(kept) for share in kept]
+
+
+_PRIOR: Final = _prior()
+_PRIOR_FIRST: Final = next(index for index, share in enumerate(_PRIOR) if share)
+_PRIOR_LAST: Final = max(index for index, share in enumerate(_PRIOR) if share)
+
+
+class ServiceTimes:
+    """
+    Of one function on devices of one kind. `add` is O(1); after it, the first question is O(buckets), others O(1).
+    All that is asked is in units of the estimate: 1 is what was estimated.
+    """
+
+    __slots__ = (
+        "_above", "_count", "_cv", "_first", "_high", "_last", "_low", "_mean", "_mixed", "_stale", "_sum", "_sum2",
+        "_unit", "_weights", "calls",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.calls = 0
+        """How many were seen, whatever they weigh by now."""
+        self._weights: list[float] = []
+        """By bucket, in units of `_unit`; empty until the first call."""
+        self._low, self._high = _COUNT, -1
+        """The first and the last bucket that have weight."""
+        self._unit = 1.0
+        """Weight of the newest call."""
+        self._count = self._sum = self._sum2 = 0.0
+        """Of all weights; of weights times ratios; of weights times squares of ratios."""
+        # What follows is found when it is asked for, from what is above and the prior:
+        self._stale = True
+        self._mean = self._cv = 0.0
+        self._first = self._last = 0
+        """The first and the last bucket of `_mixed`."""
+        self._mixed: list[float] = []
+        """How many calls are in a bucket."""
+        self._above: list[tuple[float, float]] = []
+        """From `_first` to behind `_last`: how many calls are in this bucket and those above, and the sum of their
+        ratios."""
+
+    def add(self, ratio: float) -> None:
+        """A call took *ratio* times what was estimated."""
+        if not 0.0 <= ratio < inf:
+            return
+        if not self._weights:
+            self._weights = [0.0] * _COUNT
+        index, ratio = _bucket(ratio), min(ratio, _LOWS[-1])
+        unit = self._unit = self._unit * _GROWTH
+        self._weights[index] += unit
+        self._count += unit
+        self._sum += unit * ratio
+        self._sum2 += unit * ratio * ratio
+        self._low, self._high = min(self._low, index), max(self._high, index)
+        self.calls += 1
+        self._stale = True
+        if unit > _MAX_UNIT:
+            self._weights = [each / unit for each in self._weights]
+            self._count, self._sum, self._sum2 = self._count / unit, self._sum / unit, self._sum2 / unit
+            self._unit = 1.0
+
+    @property
+    def weight(self) -> float:
+        """How many calls what is known is worth, the prior included; at most `HALF_LIFE` / ln 2, nearly."""
+        return self._count / self._unit + self._prior_calls
+
+    @property
+    def mean(self) -> float:
+        self._refresh()
+        return self._mean
+
+    @property
+    def cv(self) -> float:
+        """Coefficient of variation: standard deviation over mean."""
+        self._refresh()
+        return self._cv
+
+    def rate(self, rate: float) -> float:
+        """
+        Return with which weight the newest time is to go into a mean: *rate*, or less where times vary so much that the
+        mean would follow each of them; but never less than that of one call among those that were seen.
+        """
+        if not rate or not self.calls:
+            return rate
+        unit = self._unit
+        calls, mean = self._count / unit, self._sum / self._count
+        variance = self._sum2 / self._count - mean * mean
+        if variance <= 0.0 or rate * variance <= _STEADY * mean * mean:
+            return rate
+        return min(rate, max(1.0 / (calls + 1.0), _STEADY * mean * mean / variance))
+
+    def left(self, ran: float) -> float:
+        """
+        Return how much longer a call takes on average that has run for *ran*: E[X - ran | X > ran]. Never negative;
+        once it has run for longer than any, `SHARE` of *ran*.
+        """
+        self._refresh()
+        if not ran > 0.0:
+            return self._mean
+        if ran == inf:
+            return inf
+        if self._cv < _POINT_CV:
+            over = ran - self._mean
+            # From the moment on at which it should have ended, by and by, until it is late by a bucket or so.
+            return -over if over <= 0.0 else min(SHARE * ran, over / (RATIO - 1.0))
+        calls, total = self._beyond(ran)
+        return max(0.0, (total - calls * ran + _TAIL_CALLS * SHARE * ran) / (calls + _TAIL_CALLS))
+
+    def quantile(self, share: float) -> float:
+        """Return what *share* (0 to 1) of the calls do not exceed."""
+        self._refresh()
+        if self._cv < _POINT_CV:
+            return self._mean
+        missing = share * self._above[0][0]
+        for index, calls in enumerate(self._mixed, self._first):
+            if calls >= missing and calls > 0.0:
+                return _LOWS[index] * float(RATIO ** (missing / calls))
+            missing -= calls
+        return _LOWS[self._last + 1]
+
+    @property
+    def _prior_calls(self) -> float:
+        return max(0.0, PRIOR_CALLS - 0.5 * self.calls)
+
+    def _beyond(self, ran: float) -> tuple[float, float]:
+        """How many calls took longer than *ran*, and the sum of their ratios."""
+        index = _bucket(ran)
+        if index < self._first:
+            return self._above[0]
+        if index > self._last or ran >= _LOWS[index + 1]:
+            return 0.0, 0.0
+        at = index - self._first
+        calls, total = self._above[at + 1]
+        high, low = _LOWS[index + 1], max(ran, _LOWS[index])
+        per_log = self._mixed[at] / _LOG
+        return calls + per_log * log(high / low), total + per_log * (high - low)
+
+    def _refresh(self) -> None:
+        if not self._stale:
+            return
+        self._stale = False
+        prior, unit = self._prior_calls, self._unit
+        weight = self.weight
+        self._mean = mean = (self._sum / unit + prior) / weight
+        second = (self._sum2 / unit + 2.0 * prior) / weight
+        self._cv = sqrt(max(0.0, second / (mean * mean) - 1.0)) if mean > 0.0 else 0.0
+        first, last = self._low, self._high
+        if prior:
+            first, last = min(first, _PRIOR_FIRST), max(last, _PRIOR_LAST)
+        mixed = [each / unit for each in self._weights[first : last + 1]] or [0.0] * (last + 1 - first)
+        if prior:
+            for index in range(_PRIOR_FIRST, _PRIOR_LAST + 1):
+                mixed[index - first] += prior * _PRIOR[index]
+        calls = total = 0.0
+        above = [(0.0, 0.0)]
+        for index in range(last, first - 1, -1):
+            calls += mixed[index - first]
+            total += mixed[index - first] * _MEANS[index]
+            above.append((calls, total))
+        above.reverse()
+        self._first, self._last, self._mixed, self._above = first, last, mixed, above
+
+
+def _bucket(ratio: float) -> int:
+    if ratio <= _LOWS[0]:
+        return 0
+    return min(_COUNT - 1, int(log(ratio) / _LOG + (_SIDE + 0.5)))
