@@ -22,6 +22,7 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import format_bytes
+from gpufaas_gpu_manager.line_limit import LineLimit
 from gpufaas_gpu_manager.served import Face
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ class Containers:
 
     def follow(self, container: "Container", engine_id: str) -> None:
         """Give *container* its lines, until it has ended. The stream of an engine that restarts is opened again."""
-        since, left = 0.0, b""
+        since, limit = 0.0, LineLimit(time.monotonic())
         while not self._closing:
             try:
                 stream = self._client.api.logs(
@@ -302,17 +303,32 @@ class Containers:
                 )
                 for piece in stream:
                     since = time.time()
-                    *lines, left = (left + piece).split(b"\n")
-                    for line in lines:
-                        self._post(container.on_line, line.decode(errors="replace"))
+                    limit.feed(piece)
+                    self._give(container, limit)
             except Exception as exc:
                 log.debug("docker.logs_lost error=%s", exc)
             if container.dead or engine_id not in self._running or not self._is_running(engine_id):
                 break
             time.sleep(_AGAIN_S)
-        if left:
-            self._post(container.on_line, left.decode(errors="replace"))
-        self._post(container.on_line, None)
+        rest = limit.rest()
+        if note := limit.note(time.monotonic(), idle=True):
+            rest.insert(0, note)
+        self._post(container.on_lines, rest)
+        self._post(container.on_lines, None)
+
+    def _give(self, container: "Container", limit: LineLimit) -> None:
+        """Give *container* the lines that have come; takes as long as `LineLimit` says, and the engine waits."""
+        while True:
+            now = time.monotonic()
+            lines = limit.take(now)
+            if note := limit.note(now):
+                lines.append(note)
+            if lines:
+                self._post(container.on_lines, lines)
+            pause = limit.wait()
+            if not pause or self._closing:
+                return
+            time.sleep(pause)  # a thread of its own
 
     def _is_running(self, engine_id: str) -> bool:
         try:
@@ -320,9 +336,9 @@ class Containers:
         except Exception:
             return False
 
-    def _post(self, action: Callable[[str | None], None], line: str | None) -> None:
+    def _post(self, action: Callable[[list[str] | None], None], lines: list[str] | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(action, line)
+            self._loop.call_soon_threadsafe(action, lines)
 
     def end(self, engine_id: str, grace_s: Seconds) -> None:
         with contextlib.suppress(Exception):  # it is gone, which is what was wanted
@@ -411,10 +427,10 @@ class Container:
 
     # --- what the engine tells ---
 
-    def on_line(self, line: str | None) -> None:
-        """A line that it printed; None: there will be no more."""
-        if line is not None:
-            self.worker.output.say(line)
+    def on_lines(self, lines: list[str] | None) -> None:
+        """Lines that it printed; None: there will be no more."""
+        if lines is not None:
+            self.worker.output.extend(lines)
         else:
             self._told_all = True
             self.worker.on_slot_lost()

@@ -15,6 +15,7 @@ import hashlib
 import logging
 import re
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.containers import CAPABILITIES, PORT, SECRETS
 from gpufaas_gpu_manager.kubernetes_api import Access, ApiError, ApiLost, ApiServer
+from gpufaas_gpu_manager.line_limit import LineLimit
 from gpufaas_gpu_manager.served import Face
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ _NEVER: Final = frozenset(
      "RunContainerError"}
 )  # fmt: skip
 """What a container waits for in vain. ErrImagePull is left out: the kubelet tries once more, and then backs off."""
+_STAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT")
 _KILL_GRACE_S: Final = 1
 """Not 0: that takes the pod from the API server's list before its process is dead, and its memory free."""
 _AGAIN_S: Final[Seconds] = 1.0
@@ -298,27 +301,43 @@ class Pods:
 
     async def _follow(self, server: ApiServer, pod: "Pod") -> None:
         """Give *pod* its lines until it has ended. A stream that breaks is opened again behind its last line."""
-        last = ""
+        last, limit = "", LineLimit(time.monotonic())
         params = {"follow": "true", "container": _CONTAINER, "timestamps": "true"}
         while True:
             ended = pod.dead
             try:
                 since = {"sinceTime": last} if last else {}
-                async for line in server.lines(server.path("pods", pod.name, "log"), params | since):
-                    stamp, _, text = line.decode(errors="replace").partition(" ")
-                    if not last or stamp > last:  # those of the second that it broke in come again
-                        last = stamp
-                        pod.on_line(text)
+                async for piece in server.pieces(server.path("pods", pod.name, "log"), params | since):
+                    limit.feed(piece)
+                    last = await self._give(pod, limit, last)
                 ended = True  # it follows the container to its end
             except ApiError as exc:
                 log.debug("kubernetes.no_log pod=%s: %s", pod.name, exc)
                 ended = ended or exc.status == 404
             except ApiLost as exc:
                 log.debug("kubernetes.log_lost pod=%s: %s", pod.name, exc)
+            rest, last = _behind(limit.rest(), last)
+            if note := limit.note(time.monotonic(), idle=True):
+                rest.insert(0, note)
+            pod.on_lines(rest)
             if ended:
                 break
             await asyncio.sleep(_AGAIN_S)
-        pod.on_line(None)
+        pod.on_lines(None)
+
+    async def _give(self, pod: "Pod", limit: LineLimit, last: str) -> str:
+        """Give *pod* the lines that have come behind the one of *last*; return the stamp of the newest one."""
+        while True:
+            now = time.monotonic()
+            lines, last = _behind(limit.take(now), last)
+            if note := limit.note(now):
+                lines.append(note)
+            if lines:
+                pod.on_lines(lines)
+            pause = limit.wait()
+            if not pause:
+                return last
+            await asyncio.sleep(pause)
 
     # --- what they are made of ---
 
@@ -463,10 +482,10 @@ class Pod:
 
     # --- what Kubernetes tells ---
 
-    def on_line(self, line: str | None) -> None:
-        """A line that it printed; None: there will be no more."""
-        if line is not None:
-            self.worker.output.say(line)
+    def on_lines(self, lines: list[str] | None) -> None:
+        """Lines that it printed; None: there will be no more."""
+        if lines is not None:
+            self.worker.output.extend(lines)
         else:
             self._told_all = True
             self.worker.on_slot_lost()
@@ -550,6 +569,19 @@ def _state_of(status: Mapping[str, Any]) -> Mapping[str, Any]:
         if each.get("name") == _CONTAINER:
             return each.get("state") or {}
     return {}
+
+
+def _behind(stamped: list[str], last: str) -> tuple[list[str], str]:
+    """Return the lines behind the stamp *last*, without stamps, and the last stamp: a broken stream repeats some."""
+    lines = []
+    for each in stamped:
+        stamp, _, text = each.partition(" ")
+        if not _STAMP.match(stamp):
+            lines.append(each)  # the rest of a line that was cut
+        elif not last or stamp > last:
+            last = stamp
+            lines.append(text)
+    return lines, last
 
 
 def _how(ended: Mapping[str, Any], status: Mapping[str, Any], worker: "Worker") -> str:

@@ -140,15 +140,22 @@ class ApiServer:
     ) -> AsyncIterator[bytes]:
         """Yield lines of any length without their ends; the last one may have had none."""
         left = b""
+        async for piece in self.pieces(path, params, silent_s):
+            *lines, left = (left + piece).split(b"\n")
+            for line in lines:
+                yield line
+        if left:
+            yield left
+
+    async def pieces(
+        self, path: str, params: Mapping[str, str], silent_s: Seconds | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield what is at *path* as it comes. The server waits for whoever reads slowly."""
         with _translated():
             async with self._send("GET", path, None, params, silent_s or 0.0) as answer:
                 await _check(answer)
                 async for piece in answer.content.iter_any():
-                    *lines, left = (left + piece).split(b"\n")
-                    for line in lines:
-                        yield line
-        if left:
-            yield left
+                    yield piece
 
     def _send(
         self, method: str, path: str, body: Any, params: Mapping[str, str], silent_s: Seconds | None

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -41,8 +41,8 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def append(self, function: str, instance: str, text: str) -> None:  # noqa: ARG002 - the port's
-        self.lines.append(text)
+    def extend(self, function: str, instance: str, texts: Iterable[str]) -> None:  # noqa: ARG002 - the port's
+        self.lines.extend(texts)
 
 
 class Programs:

@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import httpx
@@ -63,7 +63,7 @@ class Bundles:
 
 
 class Silent:
-    def append(self, function: str, instance: str, text: str) -> None:
+    def extend(self, function: str, instance: str, texts: Iterable[str]) -> None:
         """Nobody reads it."""
 
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -54,8 +54,8 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def append(self, function: str, instance: str, text: str) -> None:  # noqa: ARG002 - the port's
-        self.lines.append(text)
+    def extend(self, function: str, instance: str, texts: Iterable[str]) -> None:  # noqa: ARG002 - the port's
+        self.lines.extend(texts)
 
 
 class Rig:

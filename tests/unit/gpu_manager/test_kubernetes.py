@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,8 +30,8 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def append(self, function: str, instance: str, text: str) -> None:  # noqa: ARG002 - the port's
-        self.lines.append(text)
+    def extend(self, function: str, instance: str, texts: Iterable[str]) -> None:  # noqa: ARG002 - the port's
+        self.lines.extend(texts)
 
 
 class Files:

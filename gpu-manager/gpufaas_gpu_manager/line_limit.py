@@ -1,0 +1,119 @@
+"""
+How much of what a worker prints is kept: bytes become lines, at a rate that the log, its disk and the loop can bear.
+
+Sans-IO: whoever reads a pipe or a stream feeds it, takes lines, and reads on after `wait`. So a worker that prints
+without end is held up by its own pipe, and costs this process some 5 ms a second.
+"""
+
+from typing import Final
+
+from gpufaas_core.model import Bytes, Seconds
+from gpufaas_core.units import KiB, MiB, format_bytes
+
+LINES_PER_S: Final = 1000
+BYTES_PER_S: Final[Bytes] = 1 * MiB
+BURST_LINES: Final = 10_000
+BURST_BYTES: Final[Bytes] = 4 * MiB
+"""So much at once is kept whatever the rate: a traceback, the table of a training run."""
+PATIENCE_S: Final[Seconds] = 5.0
+"""A worker that prints more is held up for so long, and nothing is lost. Then what is beyond the rate is left out."""
+LINE_BYTES: Final[Bytes] = 64 * KiB
+"""A line without end is cut, as OpenFaaS's watchdog does."""
+TURN_LINES: Final = 200
+"""Taken in one turn of the loop: under 1 ms."""
+_TURN_S: Final[Seconds] = 0.005
+_TICK_S: Final[Seconds] = 0.1
+_NOTE_S: Final[Seconds] = 1.0
+_LAST: Final = 40
+
+
+class LineLimit:
+    """A token bucket of lines and bytes, and the lines that wait for tokens. Times are on any clock that only grows."""
+
+    def __init__(self, now: Seconds) -> None:
+        self.left_out: list[bytes] = []
+        """The last lines that the last `take` left out: they may be the reason for what happens next."""
+        self._lines: float = BURST_LINES
+        self._bytes: float = BURST_BYTES
+        self._at = now
+        self._buffer = b""
+        self._short_since: Seconds | None = None
+        self._noted_at = now
+        self._left_lines = self._left_bytes = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether lines have come that were not taken: read no more before they are."""
+        return b"\n" in self._buffer or len(self._buffer) > LINE_BYTES
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def take(self, now: Seconds) -> list[str]:
+        """Return the lines that may be kept now, `TURN_LINES` at most; ask `wait` before the next time."""
+        self._refill(now)
+        self.left_out = []
+        may = min(TURN_LINES, int(self._lines)) if self._bytes > 0 else 0
+        taken: list[bytes] = []
+        if may and self.waiting:
+            *taken, self._buffer = self._buffer.split(b"\n", may)
+            if not taken:  # it has no end
+                taken, self._buffer = [self._buffer[:LINE_BYTES]], self._buffer[LINE_BYTES:]
+            self._lines -= len(taken)
+            self._bytes -= sum(map(len, taken)) + len(taken)
+        if self._lines >= LINES_PER_S and self._bytes >= BYTES_PER_S:
+            self._short_since = None  # it was quiet for a second
+        elif self._lines < 1 or self._bytes <= 0:
+            if self._short_since is None:
+                self._short_since = now
+            elif now - self._short_since > PATIENCE_S and self.waiting:
+                self._leave_out()
+        return [each.decode(errors="replace") for each in taken]
+
+    def wait(self) -> Seconds:
+        """Return in how many seconds to take, and then to read, on; 0.0: read as it comes."""
+        if self._lines < 1 or self._bytes <= 0:
+            return _TICK_S
+        return _TURN_S if self.waiting else 0.0
+
+    def note(self, now: Seconds, *, idle: bool = False) -> str:
+        """
+        Return the line that says what was left out, once a second and when that is over; else an empty text.
+
+        :param idle: nothing more is there to be read
+        """
+        if idle:
+            self._short_since = None
+        if not self._left_lines or (self._short_since is not None and now - self._noted_at < _NOTE_S):
+            return ""
+        self._noted_at = now
+        lines, size = self._left_lines, self._left_bytes
+        self._left_lines = self._left_bytes = 0
+        return (
+            f"gpufaas: {lines} lines ({format_bytes(size)}) are left out here, because it prints more than "
+            f"{LINES_PER_S} lines or {format_bytes(BYTES_PER_S)} a second"
+        )
+
+    def rest(self) -> list[str]:
+        """Return what is left when nothing more will come: of very many lines the last ones."""
+        keep = max(TURN_LINES, int(self._lines))
+        left, self._buffer = self._buffer.removesuffix(b"\n"), b""
+        lines = left.rsplit(b"\n", keep) if left else []
+        if len(lines) > keep:
+            self._count(lines.pop(0))
+        return [each[:LINE_BYTES].decode(errors="replace") for each in lines]
+
+    def _leave_out(self) -> None:
+        end = self._buffer.rfind(b"\n") if b"\n" in self._buffer else len(self._buffer)
+        dropped, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
+        self._count(dropped)
+        self.left_out = dropped.rsplit(b"\n", _LAST)[-_LAST:]
+
+    def _count(self, dropped: bytes) -> None:
+        self._left_lines += dropped.count(b"\n") + 1
+        self._left_bytes += len(dropped) + 1
+
+    def _refill(self, now: Seconds) -> None:
+        passed, self._at = now - self._at, now
+        self._lines = min(BURST_LINES, self._lines + passed * LINES_PER_S)
+        self._bytes = min(BURST_BYTES, self._bytes + passed * BYTES_PER_S)

@@ -1,0 +1,57 @@
+"""A function printed short lines in a loop, and nothing else was served any more: no call, no /healthz, no SIGTERM."""
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import pytest
+from gpufaas_gpu_manager.line_limit import PATIENCE_S
+
+from tests.integration.conftest import ECHO, HTTP, Platform, until
+
+PRINTER = """
+    import os, threading
+
+    def handle(event, context):
+        if event.path == "/flood":
+            threading.Thread(target=flood, daemon=True).start()
+        return "printing"
+
+    def flood():
+        while True:
+            os.write(1, b"y\\n" * 1000)
+"""
+
+
+def test_a_printer_without_end_stops_nobody(make_platform: Callable[..., Platform]) -> None:
+    platform = make_platform("--device", "cpu:0=400MiB").start()
+    echo, printer = platform.deploy("echo", ECHO, HTTP), platform.deploy("printer", PRINTER, HTTP)
+    assert platform.call(echo, b"before").content == b"before"
+
+    assert platform.call(f"{printer}/flood").status_code == 200
+
+    took = []
+    for number in range(20):
+        began = time.monotonic()
+        assert platform.http.get("/healthz", timeout=5.0).status_code == 200
+        assert platform.call(echo, b"%d" % number, timeout=5.0).content == b"%d" % number
+        assert platform.call(printer, timeout=5.0).text == "printing"
+        took.append(time.monotonic() - began)
+    assert median(took) < 1.0
+    assert "y" in platform.http.get("/system/logs", params={"name": "printer", "tail": "5"}, timeout=5.0).text
+    began = time.monotonic()
+    assert platform.stop() == 0
+    assert time.monotonic() - began < 15.0
+
+
+@pytest.mark.long
+def test_the_log_says_how_much_of_a_printer_is_left_out(make_platform: Callable[..., Platform]) -> None:
+    platform = make_platform("--device", "cpu:0=400MiB").start()
+    printer = platform.deploy("printer", PRINTER, HTTP)
+    platform.call(f"{printer}/flood")
+
+    until(lambda: "are left out here" in platform.log("printer"), "what is left out is said", PATIENCE_S + 20.0)
+
+    kept = platform.log("printer").splitlines()
+    assert len(kept) < 40_000
+    assert sum(file.stat().st_size for file in (platform.data / "logs").iterdir()) < 21 * 1024 * 1024
