@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import (
     BodyTooLarge,
     CallCancelled,
@@ -87,6 +88,11 @@ class CallExchange(Protocol):
 
     async def end_body(self) -> None:
         """:raises LeaseRefused: as `send_body`"""
+
+    def keep_for(self, spool: AnswerSpool) -> None:
+        """What comes of its answer and a slow caller does not read may wait in *spool*, until `close`."""
+
+    def close(self) -> None: ...
 
     def fail(self, error: GpufaasError) -> None:
         """Whoever waits for it gets *error*; nobody will read on."""
@@ -180,6 +186,7 @@ class Invocations:
         self._node = node
         self._metrics = metrics
         self._spool = spool
+        self._answers = AnswerSpool(spool)
         self._loop = asyncio.get_running_loop()
         self._serial = 0
 
@@ -353,6 +360,7 @@ class Invocations:
                     self._scheduler.cancel(call_id)
                     await send({"type": "http.response.body", "body": b""})
                     return
+                exchange.keep_for(self._answers)
                 while (piece := await exchange.chunk()) is not None:
                     if status not in _BODILESS:
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -391,6 +399,7 @@ class Invocations:
             self._stop_watching(call)
             if call.exchange is not None:
                 call.exchange.fail(_OVER)  # nothing, if it ended: only then a node elsewhere knows that nobody reads
+                call.exchange.close()
             if call.spool is not None:
                 _unlink(call.spool)
             if deployed is not None:
@@ -516,6 +525,8 @@ class Invocations:
             call.task = self._loop.create_task(_until_gone(call, receive))
 
     def _expire(self, call: _Call, deployed: Deployed) -> None:
+        if call.exchange is not None and call.exchange.end is not None:
+            return  # the function is done, and the server sees to it that the caller reads on
         what = f"{deployed.name} did not answer"
         if call.exchange is None and call.future is None:
             what = f"the body for {deployed.name} did not arrive"

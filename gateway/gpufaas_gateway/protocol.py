@@ -2,12 +2,15 @@
 uvicorn's protocols, with bounds on what a connection may cost.
 
 The HTTP parser has none: a head may grow and dawdle for ever, and so may what follows a chunked body. Bodies are
-bounded where they are read, by their function's size and time limits. The WebSocket protocol leaves some connections
-open that are of no more use.
+bounded where they are read, by their function's size and time limits. An answer would be kept for a caller who does not
+read it, for ever. The WebSocket protocol leaves some connections open that are of no more use.
 """
 
 import asyncio
+import fcntl
 import logging
+import struct
+import termios
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -24,6 +27,9 @@ HEAD_S: Final[Seconds] = 30.0
 """From the connection, or from the first byte of a later head on it, to the head's end."""
 REST_S: Final[Seconds] = 30.0
 """For what is left of a body when its request was answered: clients that write before they read need us to take it."""
+READER_S: Final[Seconds] = 30.0
+READER_BYTES_PER_S: Final = 500
+"""A caller whose answer waits for him, and who over `READER_S` takes less of it than this, is cut off."""
 _MAX_UNREAD: Final[Bytes] = 1 * MiB
 """Answers to a caller's pings that he does not read: nobody who means well has a thousand."""
 
@@ -45,6 +51,8 @@ class BoundedHttp(HttpToolsProtocol):
     _in_head = False
     _head_timer: asyncio.TimerHandle | None = None
     _rest_timer: asyncio.TimerHandle | None = None
+    _reader_timer: asyncio.TimerHandle | None = None
+    _unread: Bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,6 +61,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_rest_timer()
+        self._stop_reader_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -93,6 +102,38 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_response_complete()
         if is_last and self.cycle.more_body and not self.transport.is_closing():
             self._rest_timer = self.loop.call_later(REST_S, self.transport.close)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._reader_timer is None:
+            self._unread = self._count_unread()
+            self._reader_timer = self.loop.call_later(READER_S, self._look_at_reader)
+
+    def resume_writing(self) -> None:
+        self._stop_reader_timer()
+        super().resume_writing()
+
+    def _look_at_reader(self) -> None:
+        before, self._unread = self._unread, self._count_unread()
+        if before - self._unread >= READER_S * READER_BYTES_PER_S:
+            self._reader_timer = self.loop.call_later(READER_S, self._look_at_reader)
+            return
+        self._reader_timer = None
+        log.warning(
+            "answer.cut peer=%s reason=%s",
+            (self.client or ("unknown",))[0],
+            f"over {READER_S:g} s its reader took {before - self._unread} bytes of it, and {self._unread} wait",
+        )
+        self.transport.abort()
+
+    def _count_unread(self) -> Bytes:
+        """Return what waits here and in the kernel, which takes megabytes: what is gone from there was taken by him."""
+        unread = self.transport.get_write_buffer_size()
+        sock = self.transport.get_extra_info("socket")
+        try:
+            return unread + int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])
+        except (OSError, AttributeError):
+            return unread
 
     def send_400_response(self, msg: str) -> None:
         self._log(400, "it is not HTTP, or the end of its body is in doubt")
@@ -135,6 +176,11 @@ class BoundedHttp(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _stop_reader_timer(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
 
     def _stop_rest_timer(self) -> None:
         if self._rest_timer is not None:

@@ -169,6 +169,7 @@ class Exchange(AnswerBuffer):
 
     def on_end(self, end: EndHead) -> None:
         self.end = end
+        self._resume()  # its last pieces may have paused the slot, which is another call's from here on
         if end.error and end.error != "cancelled":
             self.fail(_broke_off(end.error))
         self._wake()

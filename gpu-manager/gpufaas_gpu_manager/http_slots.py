@@ -196,6 +196,7 @@ class HttpSlot:
                 await connection.write(_request(head, lines))
                 while piece := file.read(_PIECE):
                     await connection.write(piece)
+                    await asyncio.sleep(0)  # other calls come between the pieces
         except OSError as exc:
             self._drop()
             self._broke(f"its request's body could not be read ({exc.strerror})")

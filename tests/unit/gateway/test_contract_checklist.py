@@ -19,6 +19,7 @@ import httpx
 import pytest
 from tests.unit.gateway.conftest import DEVICE, Gateway, client_of
 
+from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import STREAM, AnswerHead, CallHead
 from gpufaas_core.messages import Lease
@@ -58,6 +59,12 @@ class Exchange:
 
     async def end_body(self) -> None:
         self._whole.set()
+
+    def keep_for(self, spool: AnswerSpool) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     def fail(self, error: GpufaasError) -> None:
         if not self._whole.is_set():

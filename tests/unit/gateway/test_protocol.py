@@ -11,6 +11,9 @@ import uvicorn
 from gpufaas_gateway import protocol
 from gpufaas_gateway.protocol import MAX_HEAD, BoundedHttp
 
+LARGE = 32 * 1024 * 1024
+"""More than the kernel's buffers between two sockets take."""
+
 
 @dataclass
 class Served:
@@ -24,6 +27,10 @@ class Served:
         self.heads.append(scope["headers"])
         while scope["path"] != "/early" and (await receive()).get("more_body"):
             pass
+        if scope["path"] == "/large":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
+            await send({"type": "http.response.body", "body": b"x" * LARGE})
+            return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
@@ -158,3 +165,33 @@ async def test_what_is_no_http_is_refused_and_logged(served: Served, caplog: pyt
 
     assert b" 400 " in answer
     assert "request.refused status=400 peer=127.0.0.1" in caplog.text
+
+
+async def read_large(served: Served, pause_s: float) -> int:
+    """Read a large answer by pieces, with pauses; return how much of it came."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    size = 0
+    try:
+        while piece := await reader.read(8 * 1024 * 1024 if pause_s < 1 else 1):
+            size += len(piece)
+            await asyncio.sleep(pause_s)
+            if pause_s >= 1:
+                size += len(await asyncio.wait_for(reader.read(), 5))
+    except ConnectionError:
+        pass
+    writer.close()
+    return size
+
+
+async def test_a_reader_who_does_not_read_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is whole, and its call over: nobody else would ever end it."""
+    monkeypatch.setattr(protocol, "READER_S", 0.2)
+
+    assert await read_large(served, pause_s=1.0) < LARGE
+
+
+async def test_a_reader_who_reads_slowly_is_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "READER_S", 0.2)
+
+    assert await read_large(served, pause_s=0.02) >= LARGE
