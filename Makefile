@@ -45,7 +45,7 @@ test-all: setup
 	GPUFAAS_TESTS=all $(BIN)/python -m pytest
 
 fuzz: setup
-	FUZZ_SECONDS=60 $(BIN)/python -m pytest tests/integration/test_fuzz.py
+	FUZZ_CASES=50 $(BIN)/python -m pytest tests/integration/test_fuzz.py
 
 bench: bench-engine bench-overhead bench-gateway bench-coldstart
 

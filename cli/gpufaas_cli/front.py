@@ -22,7 +22,7 @@ from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.model import NodeId
 from gpufaas_core.wire import NodeView
 from gpufaas_gateway.api import UsageOf, management_app
-from gpufaas_gateway.async_api import BY_ID as ASYNC_BY_ID
+from gpufaas_gateway.async_api import METHOD as ASYNC_METHOD
 from gpufaas_gateway.async_api import PREFIX as ASYNC_PREFIX
 from gpufaas_gateway.async_api import AsyncInvocations, async_routes
 from gpufaas_gateway.async_calls import AsyncCalls, AsyncSettings, QueueSettings
@@ -114,7 +114,9 @@ class Front:
         async_invocations = AsyncInvocations(
             self.catalogue, self.async_calls, served_by=product, allow_local_callbacks=options.allow_local_callbacks
         )
-        management.include_router(async_routes(self.async_calls, lambda name: self.catalogue.find(name) is not None))
+        management.include_router(
+            async_routes(self.async_calls, async_invocations, lambda name: self.catalogue.find(name) is not None)
+        )
         management.include_router(build_routes(builds))
         management.include_router(node_routes(cluster or _Alone(scheduler, workers)))
         # All but `/function/`, which is public and on the hot path, comes through here.
@@ -129,7 +131,7 @@ class Front:
                 elif (
                     scope["type"] == "http"
                     and scope["raw_path"].startswith(ASYNC_PREFIX)
-                    and scope["method"] not in ASYNC_BY_ID
+                    and scope["method"] == ASYNC_METHOD
                 ):
                     await async_invocations(scope, receive, send)
                 elif scope["type"] == "websocket":

@@ -11,10 +11,10 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 
 from gpufaas_core.errors import (
     BodyTooLarge,
@@ -39,8 +39,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 PREFIX: Final = b"/async-function/"
-BY_ID: Final = ("GET", "DELETE")
-"""Methods of it that are about a call and not a function: `async_routes` has them, behind the password."""
+METHOD: Final = "POST"
+"""With others it is about a call and not a function: `async_routes` has these, behind the password."""
 _DROPPED: Final = frozenset((
     b"connection", b"proxy-connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te",
     b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"expect", b"x-call-id", b"x-start-time",
@@ -50,7 +50,7 @@ _MOST_LISTED: Final = 10_000
 
 
 class AsyncInvocations:
-    """The ASGI application."""
+    """The ASGI application, for `METHOD` only."""
 
     def __init__(
         self,
@@ -94,13 +94,6 @@ class AsyncInvocations:
         answered: list[Header] = [
             (b"x-call-id", call_id), (b"x-start-time", b"%d" % start_ns), (b"x-served-by", self._served_by),
         ]  # fmt: skip
-        if scope["method"] != "POST":
-            await send({
-                "type": "http.response.start", "status": 405,
-                "headers": [(b"allow", b"POST"), (b"content-length", b"0"), *answered],
-            })  # fmt: skip
-            await send({"type": "http.response.body", "body": b""})
-            return
         if not forwarded and scope.get("client"):
             host, port = scope["client"]
             headers.append((b"x-forwarded-for", f"{host}:{port}".encode()))
@@ -186,14 +179,18 @@ class AsyncInvocations:
             raise
 
 
-def async_routes(calls: AsyncCalls, is_function: Callable[[str], bool] = lambda _: False) -> APIRouter:
+def async_routes(
+    calls: AsyncCalls, invocations: AsyncInvocations, is_function: Callable[[str], bool] = lambda _: False
+) -> APIRouter:
     """
     Return the routes about asynchronous calls; to be included in the management app, whose auth and error answers they
     get. None of them shows a body.
 
+    :param invocations: are served in front of the router, which has them too: it says which methods a path has
     :param is_function: by a name as URLs have it: whoever asks for a function's path has mistaken the method
     """
     router = APIRouter()
+    router.add_route("/async-function/{name:path}", cast(Any, invocations), methods=[METHOD], include_in_schema=False)
 
     @router.get("/async/{call}")
     async def status(call: str) -> Response:
@@ -205,7 +202,7 @@ def async_routes(calls: AsyncCalls, is_function: Callable[[str], bool] = lambda 
     async def status_here(name: str) -> Response:
         found = await calls.status(name)
         if found is None and is_function(name.partition("/")[0]):
-            return Response(status_code=405, headers={"Allow": "POST"})
+            raise HTTPException(405)
         return _unknown(name) if found is None else _json(_shown(found))
 
     @router.delete("/async-function/{name:path}")

@@ -6,7 +6,6 @@ a string. Errors name the field.
 """
 
 import base64
-import binascii
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, TypeVar
 
@@ -133,7 +132,7 @@ class Secret(_Body):
             raise InvalidSpec("value is missing: send text as value, or base64 as rawValue")
         try:
             return base64.b64decode(self.raw_value, validate=True)
-        except binascii.Error:
+        except ValueError:  # of base64, or of letters beyond ASCII
             raise InvalidSpec("rawValue: it is not base64 in the standard alphabet, with padding") from None
 
 

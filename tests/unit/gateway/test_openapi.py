@@ -8,7 +8,7 @@ import pytest
 from fastapi import APIRouter
 from tests.unit.gateway.conftest import Gateway
 
-from gpufaas_gateway.async_api import async_routes
+from gpufaas_gateway.async_api import AsyncInvocations, async_routes
 from gpufaas_gateway.async_calls import AsyncCalls
 from gpufaas_gateway.auth import is_public
 from gpufaas_gateway.builds import build_routes
@@ -17,7 +17,7 @@ from gpufaas_gateway.openapi import document
 from gpufaas_gateway.retry import RetryPolicy
 from gpufaas_gateway.testing import FakeCallbacks, MemoryAsyncQueue
 
-INVOCATIONS = {("POST", "/async-function/{name}")} | {(method, "/function/{name}") for method in METHODS}
+INVOCATIONS = {(method, "/function/{name}") for method in METHODS}
 """Served without FastAPI, so that no route can be walked."""
 
 
@@ -30,14 +30,19 @@ def operations(described: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any
     return {(method.upper(), path): op for path, ops in described["paths"].items() for method, op in ops.items()}
 
 
+async def never(*_: Any) -> None: ...
+
+
+def served(calls: AsyncCalls) -> AsyncInvocations:
+    return AsyncInvocations(None, calls, served_by="gpufaas/1")  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def included(tmp_path: Path) -> list[APIRouter]:
     """Routes that the composition root adds."""
 
-    async def never(*_: Any) -> None: ...
-
     calls = AsyncCalls(MemoryAsyncQueue(tmp_path), never, FakeCallbacks(), lambda _: RetryPolicy())
-    return [async_routes(calls), build_routes(None)]
+    return [async_routes(calls, served(calls)), build_routes(None)]
 
 
 async def test_it_has_every_route_and_no_other(
@@ -61,10 +66,23 @@ async def test_every_path_refuses_other_methods_and_names_those_that_it_has(
         gateway.app.include_router(each)
 
     for path, methods in described["paths"].items():
-        if "-function/" not in path and not path.startswith("/function/"):
-            answer = await gateway.client.request("TRACE", path.replace("{", "").replace("}", ""))
-            assert (answer.status_code, answer.text) == (405, ""), path
-            assert answer.headers["allow"].lower().split(", ") == sorted(methods), path
+        if ("GET", path) not in INVOCATIONS:
+            for method in ("TRACE", *(each for each in METHODS if each.lower() not in methods)):
+                answer = await gateway.client.request(method, path.replace("{", "").replace("}", ""))
+                assert (answer.status_code, answer.text) == (405, ""), (method, path)
+                assert answer.headers["allow"].lower().split(", ") == sorted(methods), (method, path)
+
+
+async def test_to_get_a_function_of_asynchronous_calls_is_to_mistake_the_method(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    calls = AsyncCalls(MemoryAsyncQueue(tmp_path), never, FakeCallbacks(), lambda _: RetryPolicy())
+    gateway.app.include_router(async_routes(calls, served(calls), lambda name: name == "f"))
+
+    mistaken, unknown = [await gateway.client.get(f"/async-function/{name}") for name in "fg"]
+
+    assert (mistaken.status_code, mistaken.headers["allow"]) == (405, "DELETE, GET, POST")
+    assert unknown.status_code == 404
 
 
 async def test_it_is_served_behind_the_password(gateway: Gateway, described: dict[str, Any]) -> None:

@@ -73,6 +73,7 @@ async def test_value_counts_unless_it_is_empty(gateway: Gateway, fields: dict[st
         ({"name": "key", "value": ""}, "value is missing"),
         ({"name": "key", "value": 5}, "value: input should be a valid string"),
         ({"name": "key", "rawValue": "hunter2!"}, "rawValue: it is not base64"),
+        ({"name": "key", "rawValue": "hünter2"}, "rawValue: it is not base64"),
         ({"name": "key", "value": "x", "namespace": "none"}, "'none' does not exist"),
         ({"name": "key", "value": "x", "namespace": "../x"}, "'../x' does not exist"),
     ],
