@@ -16,6 +16,8 @@ from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_WAIT_BOUND_S
 
 if TYPE_CHECKING:
     from gpufaas_core.model import Explanation
+    from gpufaas_simulator.nodes import Noise
+    from gpufaas_simulator.noise import Law
     from gpufaas_simulator.report import Estimate, Report
     from gpufaas_simulator.simulation import Observer, Record
     from gpufaas_simulator.timeline import Timeline
@@ -170,6 +172,44 @@ class Source:
             self.shape or "power-law", working_set=working_set, rpm=self.rpm, minutes=self.minutes, seed=seed,
             skew=self.skew, on=on,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Of true times from profiles, as the options say."""
+
+    law: Law | None
+    of: str
+    drift: float
+
+    @classmethod
+    def of_options(cls, noise: float | None, of: str, law: str | None, drift: float) -> Deviation:
+        """:raises click.UsageError: they contradict each other"""
+        from gpufaas_simulator.noise import PARETO_INDEX, bimodal, lognormal, pareto
+
+        if law == "pareto":
+            if noise is not None and not noise > 1:
+                raise click.UsageError(f"--noise {noise:g} is the index of the Pareto law: give a number above 1")
+            return cls(pareto(PARETO_INDEX if noise is None else noise), of, drift)
+        if law == "bimodal":
+            if noise is not None:
+                raise click.UsageError("--noise says nothing of the bimodal law, which has no parameter: leave it out")
+            return cls(bimodal(), of, drift)
+        if law is not None and noise is None:
+            raise click.UsageError("--noise-law lognormal needs --noise: give a coefficient of variation, as 1")
+        return cls(lognormal(noise) if noise else None, of, drift)
+
+    def noise(self, workload: Workload, seed: int) -> Noise | None:
+        """A new one for each run."""
+        from gpufaas_simulator.nodes import Noise
+        from gpufaas_simulator.noise import load_noise, service_noise
+
+        if self.law is None and self.drift == 1.0:
+            return None
+        return Noise(
+            service_noise(workload, self.law if self.of != "load" else None, seed, self.drift),
+            load_noise(self.law, seed) if self.law is not None and self.of != "service" else None,
+        )
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

@@ -106,10 +106,19 @@ class _FunctionScaled(_Change, tag="function_scaled"):
 _AnyChange = _DeviceJoins | _DeviceLeaves | _NodeLeaves | _FunctionUpdated | _FunctionScaled
 
 
+class _Arrival(Struct, array_like=True):
+    t: float
+    function: str
+    infer_s: float = math.nan
+    """Of this call, in truth; NaN, which JSON does not have: what the function's costs say."""
+    more: Any = UNSET
+    """Nothing may follow. Read here because msgspec does not say which array is too long."""
+
+
 class _File(Struct, forbid_unknown_fields=True):
     devices: list[_Device]
     functions: dict[str, msgspec.Raw]  # read one by one: an error is to say of which
-    arrivals: list[tuple[float, str]]
+    arrivals: list[_Arrival]
     nodes: dict[str, _Node] = {}
     changes: list[_AnyChange] = []
 
@@ -159,8 +168,8 @@ class _Reader:
         host_memory = {node: self.size(each.host_memory_mb, ("nodes", node, "host_memory_mb"))
                        for node, each in file.nodes.items()}  # fmt: skip
         changes = self.changes(file.changes, index, devices)
-        times, calls = self.arrivals(file.arrivals, index)
-        found = Workload(devices, functions, times, calls, changes, host_memory, name)
+        times, calls, service_s = self.arrivals(file.arrivals, index)
+        found = Workload(devices, functions, times, calls, changes, host_memory, name, service_s)
         everywhere = list(found.all_devices)
         for function in functions:
             if (reason := no_device_for(function, everywhere)) is not None:
@@ -254,10 +263,16 @@ class _Reader:
                     found.append(FunctionScaled(t, function, copies))
         return found
 
-    def arrivals(self, given: list[tuple[float, str]], functions: Mapping[str, int]) -> tuple[array[float], array[int]]:
+    def arrivals(
+        self, given: list[_Arrival], functions: Mapping[str, int]
+    ) -> tuple[array[float], array[int], array[float] | None]:
         pairs: list[tuple[Seconds, int]] = []
+        service_s: array[float] | None = None
         last = 0.0
-        for at, (time, function) in enumerate(given):
+        for at, each in enumerate(given):
+            time, function = each.t, each.function
+            if each.more is not UNSET:
+                self.fail(("arrivals", at, 3), f"arrival {at} is too long: write time, function and at most infer_s")
             known = functions.get(function)
             if known is None:
                 self.known(function, functions, ("arrivals", at))
@@ -271,7 +286,11 @@ class _Reader:
                 )
             last = time
             pairs.append((time, known))
-        return arrivals(pairs)
+            if not math.isnan(each.infer_s):
+                if service_s is None:
+                    service_s = array("d", [math.nan]) * len(given)
+                service_s[at] = self.seconds(each.infer_s, ("arrivals", at, 2), f"infer_s of arrival {at}")
+        return *arrivals(pairs), service_s
 
     # --- checks ---
 
@@ -286,9 +305,9 @@ class _Reader:
             self.fail(where, f"{where[-1]} is {megabytes:g}: write a number of megabytes above 0")
         return round(megabytes * MB)
 
-    def seconds(self, given: float, where: tuple[_Step, ...]) -> Seconds:
+    def seconds(self, given: float, where: tuple[_Step, ...], what: str = "") -> Seconds:
         if not 0 <= given < math.inf:
-            what = where[-1] if isinstance(where[-1], str) else "the time"
+            what = what or (where[-1] if isinstance(where[-1], str) else "the time")
             self.fail(where, f"{what} is {given:g}: write a number of seconds, 0 or more")
         return given
 
@@ -386,6 +405,9 @@ def workload_json(workload: Workload) -> bytes:
                  for name, each in zip(names, workload.functions, strict=True)]  # fmt: skip
     called = [b"[%s, %s]" % (encode(time), names[call])
               for time, call in zip(workload.times, workload.calls, strict=True)]  # fmt: skip
+    if workload.service_s is not None:
+        called = [each if math.isnan(infer_s) else each[:-1] + b", %s]" % encode(infer_s)
+                  for each, infer_s in zip(called, workload.service_s, strict=True)]  # fmt: skip
     parts = [
         b'"devices": [\n%s\n]' % b",\n".join(encode(_as_device(each)) for each in workload.devices),
         b'"functions": {\n%s\n}' % b",\n".join(functions),

@@ -7,13 +7,22 @@ meanwhile begins when that is over. CPU functions (slots) do not occupy a device
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from gpufaas_core.model import Bytes, CopyId, FunctionId, Seconds
 from gpufaas_simulator.workload import Cost, SimulatedDevice, SimulatedFunction
 
-Noise = Callable[[], float]
-"""A factor for the next duration, drawn anew each time; its mean should be 1."""
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Factors on true times: see `noise`."""
+
+    service: array[float] | None = None
+    """By call; None: services take what the workload says."""
+    load: Callable[[FunctionId], float] | None = None
+    """Gives the factor of the next load of a function; None: loads take what the profile says."""
 
 
 class HostMemory:

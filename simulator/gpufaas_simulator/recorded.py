@@ -2,11 +2,14 @@
 Workloads and figures from the journal of a running platform (``gpufaas serve --journal``).
 
 The journal is replayed through an engine first: that gives every decision as it was made. What calls and loads took is
-measured in it; a simulation then asks what other devices or another policy would have made of the same arrivals.
+measured in it; a simulation then asks what other devices or another policy would have made of the same arrivals. Where
+all devices are of one kind, each call that was answered takes in it what it took then; else, what calls of its function
+took on average.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator
@@ -43,7 +46,7 @@ class Recorded:
     header: Header
     """What the engine was made of."""
     workload: Workload
-    """Its arrivals and devices; costs are the means of what was measured, else what was declared."""
+    """Its arrivals, devices and true times; costs are the means of what was measured, else what was declared."""
     record: Record
     """What became of each call then."""
     calls: tuple[CallId, ...]
@@ -126,7 +129,7 @@ class _Reader:
         functions = [self._function(each) for each in self.functions.values()]
         index = {function: at for at, function in enumerate(self.functions)}
         calls = array("i", [index[function] for function in self.called.values()])
-        workload = Workload(devices, functions, self.times, calls, changes, name=name)
+        workload = Workload(devices, functions, self.times, calls, changes, name=name, service_s=self._true_times())
         return Recorded(self.header, workload, self._follow(workload, replayed), tuple(self.called))
 
     def _measure(self, event: m.Event) -> None:
@@ -164,6 +167,13 @@ class _Reader:
             function.max_queue,
             self.timeout_s.get(function.id),
         )
+
+    def _true_times(self) -> array[float] | None:
+        """None: there were devices of several kinds, and what a call takes on another kind is not known."""
+        if len(set(self.kinds.values())) > 1:
+            return None
+        took = {event.call: event.service_s for event, _ in self.told if isinstance(event, m.Finished) and event.ok}
+        return array("d", [took.get(call, math.nan) for call in self.called])
 
     def _follow(self, workload: Workload, replayed: list[tuple[m.Event, Seconds, list[m.Command]]]) -> Record:
         record = Record(workload)

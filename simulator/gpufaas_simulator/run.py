@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Callable
 
 from gpufaas_core.model import CallId, Seconds
@@ -47,11 +45,3 @@ def simulate(
     if explain is not None:
         record.explanation = engine.explain(CallId(str(explain)), record.end_s)
     return record, report(record, engine.policy.name)
-
-
-def lognormal(deviation: float, seed: int) -> Noise:
-    """Return factors with mean 1 and about *deviation* as their relative standard deviation, drawn from *seed*."""
-    rng = random.Random(seed)
-    sigma = math.sqrt(math.log1p(deviation * deviation))
-    shift = -sigma * sigma / 2
-    return lambda: math.exp(rng.gauss(shift, sigma))

@@ -148,7 +148,8 @@ class Simulation:
     """
     One run of *workload* through *engine*, which must be new.
 
-    `noise` multiplies every load and service time. `progress` is told how many calls have ended, now and then.
+    `noise` multiplies load and service times. The engine is told of neither it nor `Workload.service_s`. `progress` is
+    told how many calls have ended, now and then.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Simulation:
         self.engine = engine
         self.now: Seconds = 0.0
         self.record = Record(workload)
-        self._noise = noise
+        self._noise = noise or Noise()
         self._observer = observer
         self._progress = progress
         self._revisions = Revisions(workload.functions)
@@ -274,7 +275,7 @@ class Simulation:
             heappush(self._under_way, (ready, number + 1, device, loaded))
         else:
             record.start[call] = HIT
-        service_s = cost.service_s if self._noise is None else cost.service_s * self._noise()
+        service_s = self._serves(call, cost)
         end = ready + service_s
         if not shared:
             device.free_at = end
@@ -325,7 +326,12 @@ class Simulation:
         load_s = cost.load_s
         if cost.host_load_s is not None and device.host is not None and device.host.take(function, cost.occupation):
             load_s = cost.host_load_s
-        return load_s if self._noise is None else load_s * self._noise()
+        return load_s if self._noise.load is None else load_s * self._noise.load(function)
+
+    def _serves(self, call: int, cost: Cost) -> Seconds:
+        given, factors = self.workload.service_s, self._noise.service
+        service_s = cost.service_s if given is None or math.isnan(given[call]) else given[call]
+        return service_s if factors is None else service_s * factors[call]
 
     def _evict(self, command: m.Evict) -> None:
         self.record.release(command.function, command.copy, command.device, self.now)

@@ -134,7 +134,8 @@ Change = DeviceJoins | DeviceLeaves | NodeLeaves | FunctionUpdated | FunctionSca
 class Workload:
     """
     `times` and `calls` are parallel: when each call arrives, in seconds from 0 and never falling, and the index of its
-    function. A million of them are 12 MB. `host_memory` is per node, in bytes; nodes without an entry stage nothing.
+    function. A million of them are 12 MB, 20 with `service_s`. `host_memory` is per node, in bytes; nodes without an
+    entry stage nothing.
     """
 
     devices: Sequence[SimulatedDevice]
@@ -145,6 +146,11 @@ class Workload:
     """By time."""
     host_memory: Mapping[str, Bytes] = field(default_factory=dict)
     name: str = "workload"
+    service_s: array[float] | None = None
+    """
+    The true service time of each call on whatever device, in seconds, which the scheduler is not told; NaN: what its
+    function's costs say. None: NaN for all.
+    """
 
     def __len__(self) -> int:
         return len(self.times)

@@ -38,8 +38,20 @@ Examples:
     help="Run with N seeds, and show means with 95 % confidence intervals.",
 )  # fmt: skip
 @click.option(
-    "--noise", type=click.FloatRange(0, max_open=False), default=0.0, metavar="SHARE",
-    help="Relative deviation of load and service times from their profiles, as 0.1.",
+    "--noise", type=click.FloatRange(0, max_open=True, max=float("inf")), metavar="SPREAD",
+    help="How far true times are from their profiles, as 0.1: the coefficient of variation; of pareto, the index.",
+)  # fmt: skip
+@click.option(
+    "--noise-of", type=click.Choice(("service", "load", "both")), default="both", show_default=True,
+    help="Which times deviate.",
+)  # fmt: skip
+@click.option(
+    "--noise-law", type=click.Choice(("lognormal", "pareto", "bimodal")),
+    help="How they are distributed, always with the profile as mean. [default: lognormal]",
+)  # fmt: skip
+@click.option(
+    "--drift", type=click.FloatRange(0, min_open=True, max_open=True, max=float("inf")), default=1.0, metavar="FACTOR",
+    help="Calls of the second half take so many times as long.",
 )  # fmt: skip
 @click.option(
     "--decisions", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
@@ -60,9 +72,9 @@ Examples:
 )  # fmt: skip
 @flags.as_json
 def command(
-    policies: tuple[str, ...], seed: int, seeds: int, noise: float, decisions: Path | None, save_workload: Path | None,
-    plots: Path | None, plot_format: str, explain: int | None, as_json: bool, o3_limit: int, wait_bound: float,
-    replacement: str, learn: bool,
+    policies: tuple[str, ...], seed: int, seeds: int, noise: float | None, noise_of: str, noise_law: str | None,
+    drift: float, decisions: Path | None, save_workload: Path | None, plots: Path | None, plot_format: str,
+    explain: int | None, as_json: bool, o3_limit: int, wait_bound: float, replacement: str, learn: bool,
     **source: object,
 ) -> None:  # fmt: skip
     """
@@ -74,7 +86,8 @@ def command(
     with simulations.installed("simulate"):
         from gpufaas_simulator.decisions import DecisionLog, whole_file
         from gpufaas_simulator.explicit import workload_json
-        from gpufaas_simulator.run import engine_header, lognormal, simulate
+        from gpufaas_simulator.run import engine_header, simulate
+    deviates = simulations.Deviation.of_options(noise, noise_of, noise_law, drift)
     try:
         headers = [
             engine_header(each, o3_limit, replacement, learn=learn, wait_bound_s=wait_bound)
@@ -109,13 +122,14 @@ def command(
                     with whole_file(save_workload) as file:
                         file.write(workload_json(workload))
                 for header in headers:
+                    # Drawn anew for each policy: the same factors.
                     with ExitStack() as files:
                         log = DecisionLog(files.enter_context(whole_file(decisions))) if decisions else None
                         timeline = simulations.timeline() if plots is not None and each_seed == seed else None
                         record, found = simulate(
                             workload,
                             header,
-                            noise=lognormal(noise, each_seed) if noise else None,
+                            noise=deviates.noise(workload, each_seed),
                             observer=simulations.both(log, timeline),
                             explain=explain,
                             progress=_progress(tell, len(runs), f"{header.policy}, {workload.name}", len(workload)),

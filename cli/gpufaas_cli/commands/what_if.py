@@ -56,7 +56,8 @@ def command(
     Answer from a recorded journal what would have been otherwise.
 
     Shows the calls as they were recorded, the simulation of the same cluster beside it (how far it can be trusted), and
-    the simulation with the changes. What calls and loads take is the mean of what was measured.
+    the simulation with the changes. Each call takes what it took then, where all devices are of one kind; else, and for
+    loads, it is the mean of what was measured.
     """
     with simulations.installed("what-if"):
         from gpufaas_simulator.recorded import read_journal
@@ -105,6 +106,7 @@ def _changed(workload: "Workload", added: tuple[str, ...], removed: tuple[str, .
     if not (added or removed or rate != 1.0):
         return workload
     new = [_device(text, number, workload) for number, text in enumerate(added)]
+    one_kind = len({each.kind for each in (*workload.all_devices, *new)}) == 1
     changes = []
     for change in workload.changes:
         of = change.device.id if isinstance(change, DeviceJoins) else getattr(change, "device", None)
@@ -117,6 +119,7 @@ def _changed(workload: "Workload", added: tuple[str, ...], removed: tuple[str, .
             devices=[*(each for each in workload.devices if each.id not in removed), *new],
             times=array("d", [time / rate for time in workload.times]),
             changes=changes,
+            service_s=workload.service_s if one_kind else None,
         )
     )
 

@@ -46,6 +46,10 @@ def set_at(content: Any, path: tuple[Any, ...], value: Any) -> None:
         (("arrivals", 3), [0.2, "f"], "arrival 3 at 0.2 s is before the one above it (0.5 s): sort them by time"),
         (("arrivals", 0), [-1, "f"], "the time is -1: write a number of seconds, 0 or more"),
         (("arrivals", 3), ["f", 10], "arrivals[3][0] is wrong (Expected `float`, got `str`)"),
+        (("arrivals", 3), [10], "arrivals[3] is wrong (Expected `array` of at least length 2, got 1)"),
+        (("arrivals", 3), [10, "f", -1], "infer_s of arrival 3 is -1: write a number of seconds, 0 or more"),
+        (("arrivals", 3), [10, "f", None], "arrivals[3][2] is wrong (Expected `float`, got `null`)"),
+        (("arrivals", 3), [10, "f", 1, 2], "arrival 3 is too long: write time, function and at most infer_s"),
         (("changes",), [{"t": 1, "event": "device_leaves", "device": "g7"}], "there is no device 'g7' at that time"),
         (("changes",), [{"t": 1, "event": "explodes"}], "changes[0].event is wrong (Invalid value 'explodes')"),
     ],
@@ -67,6 +71,33 @@ def test_a_wrong_value_is_named_with_its_line(
     step = path[0]
     assert next(i for i, text in enumerate(lines, 1) if f'"{step}"' in text) <= int(line) <= len(lines)
     assert [each.name for each in tmp_path.iterdir()] == ["w.json"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_a_true_time_is_a_finite_number(number: str, small: dict[str, Any], written: Write, run: Run) -> None:
+    small["arrivals"] = [[0, "f"], [1, "f", "here"]]
+
+    message = complaint(run("simulate", "--workload", written(json.dumps(small).replace('"here"', number))))
+
+    assert "w.json:1: " in message
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--noise", "-1"), "not in the range"),
+        (("--noise", "inf"), "not in the range"),
+        (("--noise", "1", "--noise-law", "pareto"), "is the index of the Pareto law: give a number above 1"),
+        (("--noise", "1", "--noise-law", "bimodal"), "has no parameter: leave it out"),
+        (("--noise-law", "lognormal"), "needs --noise: give a coefficient of variation"),
+        (("--drift", "0"), "not in the range"),
+    ],
+)
+def test_what_noise_cannot_be(args: tuple[str, ...], said: str, run: Run) -> None:
+    done = run("simulate", *args)
+
+    assert done.exit_code == 2
+    assert said in done.stderr
 
 
 def test_the_line_is_exact(small: dict[str, Any], written: Write, run: Run) -> None:

@@ -11,7 +11,7 @@ import pytest
 from gpufaas_simulator.decisions import DecisionLog
 from gpufaas_simulator.explicit import read_workload, workload_json
 from gpufaas_simulator.report import Report, report
-from gpufaas_simulator.run import engine_header, lognormal, simulate
+from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.simulation import Record, Simulation
 from gpufaas_simulator.synthetic import SHAPES, make_workload
 from gpufaas_simulator.timeline import Stay, Timeline
@@ -187,16 +187,6 @@ def test_tenants_are_reported_apart(small: dict[str, Any], written: Write) -> No
     assert {name: (each.calls, each.latency.max) for name, each in found.tenants.items()} == {
         "red": (3, 3.75), "blue": (2, 7.25),
     }  # fmt: skip
-
-
-def test_noise_is_seeded_and_has_the_mean_of_the_profile() -> None:
-    workload = make_workload("poisson", working_set=5, rpm=100, minutes=5)
-
-    ends = [list(simulate(workload, noise=lognormal(0.2, seed))[0].ended) for seed in (1, 1, 2)]
-    factors = lognormal(0.2, 3)
-
-    assert ends[0] == ends[1] != ends[2]
-    assert sum(factors() for _ in range(10_000)) / 10_000 == pytest.approx(1, abs=0.02)
 
 
 def test_a_load_without_a_call_keeps_its_device_busy(small: dict[str, Any], written: Write) -> None:

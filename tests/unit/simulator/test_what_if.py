@@ -12,6 +12,8 @@ from gpufaas_core.messages import Command, Event
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.journal import Header, Journal
+from gpufaas_simulator.nodes import Noise
+from gpufaas_simulator.noise import lognormal, service_noise
 from gpufaas_simulator.run import engine_header
 from gpufaas_simulator.simulation import Simulation
 from gpufaas_simulator.synthetic import devices, make_workload
@@ -30,12 +32,12 @@ class Journaled(Engine):
         return super().handle(event, now)
 
 
-def record(path: Path, workload: Workload, header: Header) -> None:
+def record(path: Path, workload: Workload, header: Header, noise: Noise | None = None) -> None:
     made = header.engine()
     engine = Journaled(policy=made.policy, replacement=made._cluster.replacement, max_queue=made.max_queue, learn=False)
     with Journal(path, header) as journal:
         engine.journal = journal
-        Simulation(workload, engine).run()
+        Simulation(workload, engine, noise=noise).run()
 
 
 @pytest.fixture
@@ -64,6 +66,20 @@ def test_the_same_cluster_simulated_does_what_was_recorded(journal: Path, run: R
         assert recorded[name] == pytest.approx(simulated[name]), name
     for name in ("latency", "mean_wait_s", "hottest_copies", "busy_ratio", "utilisation"):
         assert recorded[name] == pytest.approx(simulated[name]), name
+
+
+def test_a_call_takes_in_the_simulation_what_it_took_then(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "events.jsonl"
+    workload = make_workload(working_set=2, rpm=100, minutes=2, on=devices(2))
+    record(path, workload, engine_header("lalb-o3"), Noise(service_noise(workload, lognormal(2), 0)))
+
+    found = what_if(run, path)
+    half = what_if(run, path, "--rate", 0.01)["what_if"]
+
+    # Their mean is told to the scheduler, which expected another one then: calls take the same, decisions differ.
+    recorded, simulated = found["recorded"], found["simulated"]
+    assert simulated["latency"]["variance"] == pytest.approx(recorded["latency"]["variance"], rel=0.2)
+    assert half["latency"]["max"] > 5 * half["latency"]["mean"]
 
 
 def test_more_devices_serve_sooner_and_fewer_later(journal: Path, run: Run) -> None:
