@@ -9,7 +9,7 @@ while the model serves, not the size of its file.
 """
 
 from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from gpufaas_core.model import Bytes, CopyId, FunctionId, Seconds, copy_id
 
@@ -35,10 +35,17 @@ class Owner(Protocol):
 OwnerT = TypeVar("OwnerT", bound=Owner)
 
 
+NOT_ASKED: Final = 0
+ASKED: Final = 1
+ANSWERED: Final = 2
+
+
 class Resident(Generic[OwnerT]):
     """One model in a device's memory: one worker, ready or loading."""
 
-    __slots__ = ("copy", "key", "last_used", "loading", "memory", "owner", "queued", "ready_at", "running")
+    __slots__ = (
+        "asked", "copy", "key", "last_used", "limit", "loading", "memory", "owner", "queued", "ready_at", "running",
+    )  # fmt: skip
 
     def __init__(self, owner: OwnerT, memory: Bytes, now: Seconds, ready_at: Seconds, copy: int = 0) -> None:
         self.owner = owner
@@ -46,6 +53,11 @@ class Resident(Generic[OwnerT]):
         """Its number among the owner's copies on the device."""
         self.key = copy_id(owner.id, copy)
         self.memory = memory
+        """What it is charged: decisions count with this, and it is never taken back while the worker lives."""
+        self.limit = memory
+        """What its worker may use: its charge, and what is lent to it as long as nobody needs it."""
+        self.asked = NOT_ASKED
+        """Whether it was asked, during a call, to give back what is lent to it."""
         self.last_used = now
         """The last start of service; the start of the load if it never served."""
         self.running = 0
@@ -65,15 +77,24 @@ class Residency(Generic[OwnerT]):
     """
     The LRU list of one device, with the ledger of its memory.
 
-    Recency is the last start of service; a model that was just loaded is the most recent. All operations are O(1).
+    Recency is the last start of service; a model that was just loaded is the most recent. Operations are O(1), but for
+    `take_back`: O(residents).
+
+    Two sums. Decisions count with charges: `free`. Workers are held to their limits, which are charges and what is lent
+    beyond them, and the sum of these is never more than the device has: `unpromised`. What is lent to an idle worker is
+    free, since it can be taken back at once; what is lent to one that runs is not.
     """
 
-    __slots__ = ("free", "kind", "memory", "models")
+    __slots__ = ("free", "held", "kind", "memory", "models", "unpromised")
 
     def __init__(self, memory: Bytes, kind: str) -> None:
         self.memory = memory
         self.free = memory
-        """`memory` less the sum of the charges; never negative."""
+        """`memory` less the sum of the charges, and less `held`; never negative."""
+        self.held = 0
+        """What is lent to residents that run."""
+        self.unpromised = memory
+        """`memory` less the sum of the limits; never negative."""
         self.kind = kind
         self.models: dict[CopyId, Resident[OwnerT]] = {}
         """Least recently used first: a dict keeps the order of insertion, and a use inserts again."""
@@ -87,12 +108,19 @@ class Residency(Generic[OwnerT]):
     def insert(self, resident: Resident[OwnerT]) -> None:
         """Charge and list *resident* as the most recent."""
         assert resident.memory <= self.free, "the engine checks for room before it inserts"
+        assert resident.limit <= self.unpromised, "the engine takes back what is lent before it inserts"
         self.free -= resident.memory
+        self.unpromised -= resident.limit
         self.models[resident.key] = resident
+        if resident.running:
+            self.hold(resident)
 
     def remove(self, key: CopyId) -> Resident[OwnerT]:
         resident = self.models.pop(key)
+        if resident.running:
+            self.let_go(resident)
         self.free += resident.memory
+        self.unpromised += resident.limit
         return resident
 
     def touch(self, resident: Resident[OwnerT], now: Seconds) -> None:
@@ -103,12 +131,50 @@ class Residency(Generic[OwnerT]):
         models[key] = resident
         resident.last_used = now
 
-    def resize(self, resident: Resident[OwnerT], memory: Bytes) -> None:
-        """Change the charge, upwards at most by what is free."""
-        grown = memory - resident.memory
-        assert grown <= self.free, "a charge grows only into free memory"
-        self.free -= grown
-        resident.memory = memory
+    def hold(self, resident: Resident[OwnerT]) -> None:
+        """It runs from now on: what is lent to it is not free."""
+        lent = resident.limit - resident.memory
+        self.held += lent
+        self.free -= lent
+
+    def let_go(self, resident: Resident[OwnerT]) -> None:
+        """It is idle again: what is lent to it can be taken back at once."""
+        lent = resident.limit - resident.memory
+        self.held -= lent
+        self.free += lent
+
+    def room_of(self, resident: Resident[OwnerT]) -> Bytes:
+        """Return the most that it can have without an eviction: its charge, and all that is free or lent to it."""
+        return resident.memory + self.free + (resident.limit - resident.memory if resident.running else 0)
+
+    def resize(self, resident: Resident[OwnerT], memory: Bytes, limit: Bytes) -> None:
+        """Change its charge, and its limit, upwards at most by what is unpromised."""
+        assert memory <= limit, "a limit is never below the charge"
+        assert limit - resident.limit <= self.unpromised, "a limit grows only into memory that is promised to nobody"
+        if resident.running:
+            self.let_go(resident)
+        self.free -= memory - resident.memory
+        self.unpromised -= limit - resident.limit
+        resident.memory, resident.limit = memory, limit
+        if resident.running:
+            self.hold(resident)
+        assert self.free >= 0, "a charge grows only into free memory"
+
+    def take_back(self, need: Bytes, apart: Resident[OwnerT] | None = None) -> list[Resident[OwnerT]]:
+        """
+        Take what is lent to idle residents until *need* bytes are unpromised: from those first that were used longest
+        ago, no more than is lacking, nothing from *apart*. Return whose limit is another one now.
+        """
+        changed = []
+        for each in self.models.values():
+            lacking = need - self.unpromised
+            if lacking <= 0:
+                break
+            lent = each.limit - each.memory
+            if lent and not each.running and each is not apart:
+                self.resize(each, each.memory, each.limit - min(lent, lacking))
+                changed.append(each)
+        return changed
 
     def listing(self) -> list[tuple[CopyId, Bytes, Seconds]]:
         """The list as a store keeps it: (copy, bytes, last used), least recently used first."""

@@ -120,7 +120,10 @@ class Loaded(Struct, frozen=True, tag=True):
 
 
 class LoadFailed(Struct, frozen=True, tag=True):
-    """The worker did not get ready; it has ended and its memory is free. Its calls were answered by the node."""
+    """
+    The worker did not get ready; it has ended and its memory is free. Its calls were answered by the node, unless it
+    ran out of memory: then they are refused, and placed again with more room.
+    """
 
     function: FunctionId
     device: DeviceId
@@ -147,6 +150,18 @@ class Measured(Struct, frozen=True, tag=True):
     function: FunctionId
     device: DeviceId
     occupation: Bytes
+    """0: not known, of one that ran out."""
+    copy: int = 0
+    out_of_memory: bool = False
+    """A call hit the worker's limit: it needed more than that."""
+
+
+class Resized(Struct, frozen=True, tag=True):
+    """A worker was told to give memory back (`Resize`), and may use *memory* from now on: not less than it uses."""
+
+    function: FunctionId
+    device: DeviceId
+    memory: Bytes
     copy: int = 0
 
 
@@ -196,7 +211,7 @@ class Serving(Struct, frozen=True, tag=True):
 
 Event = (
     DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | Cancelled
-    | Loaded | LoadFailed | Finished | Measured | WorkerExited | Refused | Woken | Restored | Serving
+    | Loaded | LoadFailed | Finished | Measured | Resized | WorkerExited | Refused | Woken | Restored | Serving
 )  # fmt: skip
 
 
@@ -214,7 +229,8 @@ class Reject(Struct, frozen=True, tag=True):
 
     call: CallId
     code: str
-    """``overloaded``, ``deadline``, ``removed``, ``no_device``, ``refused``, ``unknown_function``, ``load_failed``."""
+    """``overloaded``, ``deadline``, ``removed``, ``no_device``, ``refused``, ``unknown_function``, ``load_failed``,
+    ``out_of_memory``."""
     message: str
     retry_after_s: Seconds = 0.0
 
@@ -248,7 +264,10 @@ class Evict(Struct, frozen=True, tag=True):
 
 
 class Resize(Struct, frozen=True, tag=True):
-    """The reservation of a resident worker changed (its occupation was measured): the node follows with its limit."""
+    """
+    The reservation of a resident worker changed: it was measured, is lent memory that is free, or has to give that
+    back. The node follows with its limit, and answers `Resized` where it became smaller.
+    """
 
     function: FunctionId
     device: DeviceId

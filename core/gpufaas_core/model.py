@@ -82,6 +82,10 @@ class Function(Struct, frozen=True):
     """`Scaled` asks for no more than these; 0: no cap. Replicas that a policy makes for waiting calls do not count."""
     constraints: tuple[Constraint, ...] = ()
     """It runs only on devices whose labels satisfy all of them. Of the revision: those of its first deployment hold."""
+    floor: Bytes = 0
+    """What it declares to need: no reservation of it is smaller, whatever is measured. 0: it declares nothing."""
+    elastic: bool = False
+    """Its workers may use what is free on a CPU device, until somebody needs it."""
 
     def profile(self, kind: str) -> Profile:
         """:raises KeyError: neither this kind nor ``"*"`` has a profile"""
@@ -101,6 +105,8 @@ class ResidentStatus(Struct, frozen=True):
     """It takes no new call, and is evicted when those that it has are done."""
     copy: int = 0
     """Which of the function's copies on this device: the least number that was free."""
+    limit: Bytes = 0
+    """What it may use now: `memory`, and what is lent to it as long as nobody needs it."""
 
 
 class DeviceStatus(Struct, frozen=True):

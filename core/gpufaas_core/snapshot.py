@@ -111,6 +111,10 @@ class ResidentDoc(Struct, frozen=True, omit_defaults=True):
     """Until the end of its load, by estimate; below zero: it is late."""
     running: int = 0
     draining: bool = False
+    limit: Bytes = 0
+    """What its worker may use; 0: what it is charged."""
+    asked: bool = False
+    """It runs, and was asked to give back what it was lent."""
 
 
 class DeviceDoc(Struct, frozen=True):
@@ -162,6 +166,8 @@ class CostsDoc(Struct, frozen=True):
     served: bool
     sized: bool
     measured: bool
+    least: Bytes = 0
+    """See `state.Costs`."""
 
 
 class FunctionDoc(Struct, frozen=True):
@@ -184,8 +190,8 @@ class FunctionDoc(Struct, frozen=True):
     excess: int = 0
     costs: dict[str, CostsDoc] = {}
     """By device kind."""
-    widened: tuple[str, ...] = ()
-    """Kinds whose occupation was doubled after a load ran out of memory."""
+    starved: str | None = None
+    """Why no device has enough memory for its load, since the last load that ran out."""
     failures: int = 0
     failed: str | None = None
     removed: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from gpufaas_cache_manager.residency import NOT_ASKED
 from gpufaas_core.model import DeviceId, FunctionId, Seconds
 from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, FunctionDoc, Holder, ResidentDoc
 from gpufaas_scheduler.queue import IMPLICIT, Call
@@ -62,6 +63,8 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
                 ready_in_s=each.ready_at - now if each.loading else 0.0,
                 running=each.running,
                 draining=each in each.owner.draining,
+                limit=each.limit if each.limit != each.memory else 0,
+                asked=each.asked != NOT_ASKED,
             )
             for each in device.models
         ),
@@ -94,13 +97,8 @@ def function_doc(owner: FunctionState, now: Seconds) -> FunctionDoc:
         desired=owner.desired,
         eager=owner.eager,
         excess=owner.excess,
-        costs={
-            kind: CostsDoc(
-                each.load_s, each.service_s, each.occupation, each.loaded, each.served, each.sized, each.measured
-            )
-            for kind, each in owner.known_costs()
-        },
-        widened=tuple(sorted(owner.widened)),
+        costs={kind: costs_doc(each) for kind, each in owner.known_costs()},
+        starved=owner.starved,
         failures=owner.failures,
         failed=owner.failed,
         removed=owner.removed,
@@ -176,14 +174,23 @@ def restore_function(owner: FunctionState, doc: FunctionDoc, since: Seconds) -> 
         costs = owner.costs(kind)
         if costs is not None:
             restore_costs(costs, each)
-    owner.widened = set(doc.widened)
+    owner.starved = doc.starved
     owner.failures = doc.failures
     owner.failed = doc.failed
     owner.fits_as_of = -1
 
 
+def costs_doc(costs: Costs) -> CostsDoc:
+    return CostsDoc(
+        costs.load_s, costs.service_s, max(costs.size, costs.least), costs.loaded, costs.served, costs.sized,
+        costs.measured, costs.least,
+    )  # fmt: skip
+
+
 def restore_costs(costs: Costs, doc: CostsDoc) -> None:
-    costs.load_s, costs.service_s, costs.occupation = doc.load_s, doc.service_s, doc.occupation
+    costs.load_s, costs.service_s = doc.load_s, doc.service_s
+    costs.size, costs.least = doc.occupation, doc.least
+    costs.occupation = max(costs.size, costs.least, costs.floor)
     costs.loaded, costs.served, costs.sized, costs.measured = doc.loaded, doc.served, doc.sized, doc.measured
 
 

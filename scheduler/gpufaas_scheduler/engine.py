@@ -36,10 +36,9 @@ from typing import Any, Final, TypeAlias
 from msgspec.structs import replace
 
 from gpufaas_cache_manager.replacement import Replacement
-from gpufaas_cache_manager.residency import Resident
+from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED, Resident
 from gpufaas_core import messages as m
 from gpufaas_core.model import (
-    Bytes,
     CallId,
     Considered,
     CopyId,
@@ -54,8 +53,8 @@ from gpufaas_core.model import (
     copy_id,
 )
 from gpufaas_core.snapshot import CallDoc, DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc, RunningCall
-from gpufaas_core.units import MiB, format_bytes
-from gpufaas_scheduler import docs, policies
+from gpufaas_core.units import format_bytes
+from gpufaas_scheduler import docs, memory, policies
 from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.policies import Action, Refusal, SchedulingPolicy
 from gpufaas_scheduler.queue import IMPLICIT, LOCAL, RUNNING, WAITING, Call
@@ -64,15 +63,6 @@ from gpufaas_scheduler.state import Cluster, Demand, DeviceState, FunctionState,
 LEARNING_RATE: Final = 0.25
 """Weight of the newest time in a profile (EWMA): half of what is learnt is from the last 2.4 calls, so that a model
 that slows down is believed within a few calls and a single outlier is not."""
-
-HEADROOM: Final = 1.1
-HEADROOM_BYTES: Final = 16 * MiB
-"""A reservation is the measured peak times the one plus the other: allocators round up to blocks of 2 to 20 MiB, and
-a later input may be a little larger. Without it, each new peak would run into its limit before it is measured."""
-
-WIDENING: Final = 2
-"""A load that ran out of memory is tried once with so many times the reservation; declared sizes are often those of
-the weights, and a model needs up to about as much again to serve."""
 
 MAX_LOAD_FAILURES: Final = 3
 """In a row; then the function is failed until it is deployed again."""
@@ -134,6 +124,7 @@ class Engine:
         """Facts that did not fit the state (late, twice, unknown), by type. A few are routine."""
         self._learn = learn
         self._cluster = Cluster(replacement, policy.pass_limit)
+        self._lending = memory.Lending(self._cluster)
         self._queue = self._cluster.queue
         self._functions = self._cluster.functions
         self._devices = self._cluster.devices
@@ -176,6 +167,7 @@ class Engine:
             m.Loaded: self._loaded,
             m.LoadFailed: self._load_failed,
             m.Measured: self._measured,
+            m.Resized: self._resized,
             m.WorkerExited: self._worker_exited,
             m.Refused: self._refused,
             m.Woken: self._woken,
@@ -210,6 +202,8 @@ class Engine:
         if self._freed:
             self._freed = False
             self._settle()
+        if self._lending.lends and (self._homeless or cluster.orphaned):
+            out += self._lending.ask(self._homeless.values())
         return out
 
     @property
@@ -544,6 +538,8 @@ class Engine:
         call.refusals += 1
         if call.aborted:
             pass
+        elif owner.starved is not None:
+            self._out.append(m.Reject(call.id, "out_of_memory", owner.starved))
         elif self._functions.get(owner.id) is not owner:
             self._out.append(m.Reject(call.id, "removed", f"function {owner.id} was removed"))
         elif owner.failed is not None:
@@ -643,10 +639,10 @@ class Engine:
             return m.Reject(call, "no_device", why)
         largest = max(allowed, key=lambda each: each.device.memory)
         needs = []
-        for kind, memory in self._cluster.largest_for(owner).items():
+        for kind, size in self._cluster.largest_for(owner).items():
             costs = owner.costs(kind)
             need = "cannot run" if costs is None else f"needs {format_bytes(costs.occupation)}"
-            needs.append(f"{need} on {kind} (largest: {format_bytes(memory)})")
+            needs.append(f"{need} on {kind} (largest: {format_bytes(size)})")
         message = (
             f"function {owner.id} fits no device{' that it may run on' if owner.constraints else ''}: it "
             f"{', '.join(needs)}; the largest device is {largest.id} with "
@@ -672,6 +668,8 @@ class Engine:
             cluster.asked = None
             device.hits += 1
         model.running += 1
+        if model.running == 1 and model.limit != model.memory:
+            device.models.hold(model)
         if not device.touched:
             self._touch(device)
         local = call.state == LOCAL
@@ -718,6 +716,7 @@ class Engine:
         device.evictions += len(victims)
         costs = owner.costs(device.kind)
         assert costs is not None
+        self._out += self._lending.take_back(device, costs.occupation)
         model = self._cluster.insert(device, owner, costs.occupation, costs.load_s)
         if owner.copies >= owner.target:
             self._short.pop(owner.id, None)
@@ -734,6 +733,10 @@ class Engine:
         if not owner.touched:
             self._touch(owner)
         model.running -= 1
+        if not model.running and model.limit != model.memory:
+            device.models.let_go(model)
+        if model.asked == ANSWERED and not model.running:
+            model.asked = NOT_ASKED
         owner.running -= 1
         if device.run is call:
             device.run = None
@@ -1105,7 +1108,7 @@ class Engine:
     # --- workers ------------------------------------------------------------------------------------------------------
 
     def _resident(
-        self, event: m.Loaded | m.LoadFailed | m.Measured | m.WorkerExited
+        self, event: m.Loaded | m.LoadFailed | m.Measured | m.Resized | m.WorkerExited
     ) -> tuple[DeviceState, Model] | None:
         """Return the copy that *event* is about, and its device; None: the engine has taken it away."""
         state = self._devices.get(event.device)
@@ -1126,6 +1129,9 @@ class Engine:
         if model not in owner.draining:
             owner.add(model, device)
         owner.failures = 0
+        owner.starved = None
+        if self._learn and owner.declared.elastic:
+            self._out += self._lending.lend(device, model)
         if device.preload is model:
             device.preload = None
             device.busy_s += self._cluster.now - device.busy_since
@@ -1152,14 +1158,23 @@ class Engine:
         device, model = found
         owner = model.owner
         awaited = model.running > 0
-        self._lose(device, model)
-        owner.failures += 1
+        ended = self._lose(device, model)
         self._touch(owner)
         costs = owner.costs(device.kind)
-        if event.out_of_memory and self._learn and costs is not None and device.kind not in owner.widened:
-            owner.widened.add(device.kind)
-            costs.occupation = min(costs.occupation * WIDENING, self._cluster.largest_for(owner)[device.kind])
-            self._profile_changed(owner, device.kind)
+        if event.out_of_memory and self._learn and costs is not None:
+            largest = self._cluster.largest_for(owner).get(device.kind, device.device.memory)
+            if memory.widen(costs, model.limit, largest):
+                self._profile_changed(owner, device.kind)
+                for call in ended:
+                    call.refusals -= 1  # the node refuses them now, for want of room and of nothing else
+                self._after_loss(device, owner)
+                return
+            owner.starved = (
+                f"function {owner.id} ran out of memory while it loaded: it had {format_bytes(model.limit)}, which is "
+                f"all that the largest {device.kind} device for it has. Deploy a smaller or quantised model, or add a "
+                "larger device"
+            )
+        owner.failures += 1
         if owner.failures >= MAX_LOAD_FAILURES and not awaited and owner.copies > owner.loading:
             self._short.pop(owner.id, None)  # it serves elsewhere: one copy more is not worth the function
         elif owner.failures >= MAX_LOAD_FAILURES:
@@ -1180,14 +1195,20 @@ class Engine:
         self._lose(device, model)
         self._after_loss(device, model.owner)
 
-    def _lose(self, device: DeviceState, model: Model) -> None:
-        """A worker is gone: the calls that ran on it are over, those that waited for it wait for any again."""
-        for call in [each for each in self._calls.values() if each.model is model and each.state == RUNNING]:
+    def _lose(self, device: DeviceState, model: Model) -> list[Call]:
+        """
+        A worker is gone: the calls that ran on it are over, those that waited for it wait for any again.
+
+        Return the former.
+        """
+        ended = [each for each in self._calls.values() if each.model is model and each.state == RUNNING]
+        for call in ended:
             self._end(call)
             self._lost[call.id] = call
         while len(self._lost) > _MAX_LOST:
             del self._lost[next(iter(self._lost))]
         self._drop(device, model)
+        return ended
 
     def _drop(self, device: DeviceState, model: Model) -> None:
         """Take a model off the lists that was no victim, with its local queue."""
@@ -1223,17 +1244,31 @@ class Engine:
         device, model = found
         self._touch(device)
         self._touch(model.owner)
-        wanted = min(reservation(event.occupation), device.device.memory)
         costs = model.owner.costs(device.kind)
-        if costs is not None and self._learn:
-            if costs.learn_size(wanted):
-                self._profile_changed(model.owner, device.kind)
-                self._freed = True
-            wanted = costs.occupation
-        granted = min(wanted, model.memory + device.models.free)
-        if granted != model.memory:
-            device.models.resize(model, granted)
-            self._out.append(m.Resize(event.function, event.device, granted, event.copy))
+        peak, charged, limit = event.occupation, model.memory, model.limit
+        if event.out_of_memory and costs is not None and limit <= costs.occupation:
+            peak = max(peak, limit)  # it needs more than it had; one that was lent memory may have asked for anything
+        if peak:
+            wanted = min(memory.reservation(peak), device.device.memory)
+            if costs is not None and self._learn:
+                if costs.learn_size(wanted):
+                    self._profile_changed(model.owner, device.kind)
+                    self._freed = True
+                wanted = min(costs.occupation, device.device.memory)
+            self._out += self._lending.resize(device, model, max(wanted, model.owner.declared.floor))
+        if self._learn and (event.out_of_memory or (model.limit > limit and model.owner.declared.elastic)):
+            self._out += self._lending.lend(device, model)
+        if (model.memory, model.limit) != (charged, limit):
+            self._cluster.asked = None
+            self._freed = True
+
+    def _resized(self, event: m.Resized) -> None:
+        found = self._resident(event)
+        if found is None:
+            self.ignored["Resized"] += 1
+        elif memory.answered(*found, event.memory):
+            self._touch(found[0])
+            self._cluster.asked = None
             self._freed = True
 
     def _profile_changed(self, owner: FunctionState, kind: str) -> None:
@@ -1671,7 +1706,7 @@ class Engine:
                 or owner.costs(state.kind) is None
                 or not owner.allows(state)
                 or (owner.exclusive and each.copy)
-                or each.memory > state.models.free
+                or each.memory > state.models.unpromised
                 or key in state.models.models
             ):
                 over -= each.memory
@@ -1679,13 +1714,17 @@ class Engine:
                 continue
             costs = owner.costs(state.kind)
             assert costs is not None
-            model = Resident(owner, each.memory, at - each.idle_s, at - each.load_age_s + costs.load_s, each.copy)
+            before = known.get(key)
+            charged = min(each.memory, costs.occupation if before is None else before.memory)
+            model = Resident(owner, charged, at - each.idle_s, at - each.load_age_s + costs.load_s, each.copy)
+            model.limit = each.memory
             model.loading = each.loading
             model.running = running[key]
-            before = known.get(key)
+            model.asked = ANSWERED if model.running and before is not None and before.asked else NOT_ASKED
             if before is not None and before.loading and each.loading:
                 model.ready_at = since + before.ready_in_s
             state.models.insert(model)
+            self._lending.note(state, model)
             self._touch(owner)
             owner.loading += each.loading
             if (before is not None and before.draining) or (doc is not None and doc.closed):
@@ -1694,7 +1733,8 @@ class Engine:
                 owner.add(model, state)
             found.append((key, each.memory, each.loading, model.running))
         return found != [
-            (copy_id(each.function, each.copy), each.memory, each.loading, each.running) for each in known.values()
+            (copy_id(each.function, each.copy), each.limit or each.memory, each.loading, each.running)
+            for each in known.values()
         ]
 
     def _adopt_call(
@@ -1820,11 +1860,6 @@ class Engine:
             call.passes = 0
 
 
-def reservation(peak: Bytes) -> Bytes:
-    """Return what is reserved for a worker whose peak memory was measured as *peak*."""
-    return int(peak * HEADROOM) + HEADROOM_BYTES
-
-
 _Started: TypeAlias = "tuple[Seconds, Call, DeviceId, bool, tuple[CopyId, ...], bool, policies.Why | None]"
 """When, which call, where, a miss, its victims, from a local queue, why."""
 
@@ -1896,7 +1931,7 @@ def _dispensable(owner: FunctionState) -> list[Model]:
 def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
     return DeviceStatus(
         device=device.device,
-        used=device.device.memory - device.models.free,
+        used=device.device.memory - device.models.free - device.models.held,
         busy=device.busy,
         resident=tuple(
             ResidentStatus(
@@ -1908,6 +1943,7 @@ def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
                 last_used=each.last_used,
                 draining=each in each.owner.draining,
                 copy=each.copy,
+                limit=each.limit,
             )
             for each in device.models
         ),

@@ -38,12 +38,22 @@ class Costs:
     grows: a worker that was started after small calls must have room for large ones.
     """
 
-    __slots__ = ("load_s", "loaded", "measured", "noted", "occupation", "served", "service_s", "sized", "times")
+    __slots__ = (
+        "floor", "least", "load_s", "loaded", "measured", "noted", "occupation", "served", "service_s", "size", "sized",
+        "times",
+    )  # fmt: skip
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, floor: Bytes = 0) -> None:
         self.load_s = profile.load_s
         self.service_s = profile.service_s
-        self.occupation = profile.occupation
+        self.size = profile.occupation
+        """Guessed, then measured."""
+        self.least = 0
+        """Where a load ran out of memory, it needs more than it had, whatever is measured of it afterwards."""
+        self.floor = floor
+        """As declared."""
+        self.occupation = max(self.size, floor)
+        """What is reserved: the largest of these."""
         self.measured = self.loaded = self.served = self.sized = profile.measured
         self.noted = False
         """That it serves in another time than before is noted already, for whoever keeps profiles."""
@@ -76,12 +86,20 @@ class Costs:
     def learn_size(self, occupation: Bytes) -> bool:
         """Return whether the occupation is another one now."""
         before, first = self.occupation, not self.sized
-        self.occupation = max(before, occupation) if self.sized else occupation
+        self.size = max(self.size, occupation) if self.sized else occupation
+        self.occupation = max(self.size, self.least, self.floor)
         self.sized = self.measured = True
         return first or self.occupation != before
 
+    def widen(self, occupation: Bytes, least: Bytes) -> None:
+        """A load ran out of memory: the next one has *occupation*, and none has less than *least*."""
+        self.least = max(self.least, least)
+        self.size = max(self.size, occupation)
+        self.occupation = max(self.size, self.least, self.floor)
+
     def profile(self) -> Profile:
-        return Profile(self.load_s, self.service_s, self.occupation, self.measured)
+        """Without what is declared, which belongs to the deployment and not to the bundle."""
+        return Profile(self.load_s, self.service_s, max(self.size, self.least), self.measured)
 
 
 class ReadyCopies:
@@ -149,8 +167,8 @@ class FunctionState:
     __slots__ = (
         "_costs", "active", "called", "called_at", "constraints", "declared", "desired", "digest", "draining", "eager",
         "excess", "exclusive", "failed", "failures", "fits", "fits_as_of", "holders", "id", "loading", "max_copies",
-        "max_queue", "min_copies", "queue", "ready", "removed", "running", "slots", "target", "touched", "waiting",
-        "widened",
+        "max_queue", "min_copies", "queue", "ready", "removed", "running", "slots", "starved", "target", "touched",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, function: Function) -> None:
@@ -197,8 +215,8 @@ class FunctionState:
         self.declared = function
         """As it was deployed."""
         self._costs: dict[str, Costs | None] = {}
-        self.widened: set[str] = set()
-        """Kinds whose occupation was doubled after a load ran out of memory."""
+        self.starved: str | None = None
+        """Why no device has enough memory for its load, since the last load that ran out."""
         self.failures = 0
         """Loads that failed since the last that did not."""
         self.failed: str | None = None
@@ -224,7 +242,7 @@ class FunctionState:
         except KeyError:
             pass
         try:
-            costs = Costs(self.declared.profile(kind))
+            costs = Costs(self.declared.profile(kind), self.declared.floor)
         except KeyError:
             costs = None
         self._costs[kind] = costs

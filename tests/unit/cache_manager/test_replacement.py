@@ -173,12 +173,32 @@ def test_memory_is_accounted_to_the_byte() -> None:
     residency = holding(("x", 40), ("y", 30))
     assert residency.free == 30
 
-    residency.resize(residency.models[FunctionId("x")], 60)
+    residency.resize(residency.models[FunctionId("x")], 60, 60)
     assert residency.free == 10
     residency.remove(FunctionId("x"))
 
     assert residency.free == 70
     assert len(residency) == 1
+
+
+def test_what_is_lent_is_free_while_its_holder_is_idle() -> None:
+    residency = holding(("x", 40), ("y", 30))
+    x, y = residency.models.values()
+    residency.resize(x, 40, 70)
+    assert (residency.free, residency.unpromised) == (30, 0)
+
+    x.running = 1
+    residency.hold(x)
+    assert (residency.free, residency.held, residency.room_of(x), residency.room_of(y)) == (0, 30, 70, 30)
+    assert residency.take_back(20) == []
+
+    x.running = 0
+    residency.let_go(x)
+    assert residency.room_of(y) == 60
+    assert residency.take_back(20) == [x]  # and no more than is lacking
+    assert (x.memory, x.limit, residency.free, residency.unpromised) == (40, 50, 30, 20)
+    residency.remove(x.key)
+    assert (residency.free, residency.unpromised) == (70, 70)
 
 
 def test_replacement_orders_are_made_by_name() -> None:

@@ -13,7 +13,8 @@ from gpufaas_core.messages import Event
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.units import MiB
-from gpufaas_scheduler.engine import MAX_LOADING, Engine, reservation
+from gpufaas_scheduler.engine import MAX_LOADING, Engine
+from gpufaas_scheduler.memory import reservation
 from gpufaas_scheduler.policies import POLICIES, make_policy
 
 
@@ -868,7 +869,6 @@ def test_what_one_copy_was_measured_to_need_is_what_it_is_charged() -> None:
     world.tell(m.Measured(FunctionId("echo"), DeviceId("a"), 20 * MiB, 1))
 
     expected = reservation(20 * MiB)
-    assert world.out[0] == m.Resize(FunctionId("echo"), DeviceId("a"), expected, 1)
     assert world.model("echo", "a", 1).memory == expected
     assert world.model("echo", "a", 0).memory == 100 * MiB
     world.scale("echo", 3)
@@ -1199,8 +1199,9 @@ def test_a_measured_peak_becomes_the_reservation_with_headroom() -> None:
     world.tell(m.Measured(FunctionId("f"), DeviceId("a"), 500 * MiB))
 
     expected = 566 * MiB  # 500 * 1.1 + 16
-    assert world.out == [m.Resize(FunctionId("f"), DeviceId("a"), expected)]
+    assert world.out == []  # what it had beyond that stays lent to it: nobody needs it
     assert world.on("a").used == expected
+    assert world.model("f", "a").limit == 1000 * MiB
     (learnt,) = world.engine.take_learnt()
     assert (learnt.function, learnt.kind, learnt.profile.occupation) == ("f", "gpu", expected)
     assert learnt.profile.measured
@@ -1232,9 +1233,14 @@ def test_memory_that_a_measurement_frees_is_given_to_who_waits() -> None:
     world.call("c", "echo")
     assert world.started == []
 
+    world.loaded("f", "a")
     world.tell(m.Measured(FunctionId("f"), DeviceId("a"), 30 * MiB))
+    assert world.started == []  # it runs, and may be using all that it has: it is asked for what it does not
+    assert world.out == [m.Resize(FunctionId("f"), DeviceId("a"), 49 * MiB)]
+    world.tell(m.Resized(FunctionId("f"), DeviceId("a"), 55 * MiB))
 
     assert world.started == [("c", "a")]
+    assert world.model("f", "a").limit == 55 * MiB
 
 
 def test_times_are_learnt_from_calls_that_went_well() -> None:
@@ -1301,7 +1307,58 @@ def test_a_device_counts_how_long_it_was_busy_with_model_functions() -> None:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_load_that_ran_out_of_memory_is_widened_once() -> None:
+def test_a_load_that_ran_out_of_memory_is_tried_again_with_more_in_the_same_call() -> None:
+    world = World(learn=True)
+    world.deploy("f", size=30 * MiB)
+    world.device("a", 100 * MiB)
+    world.call("c1", "f", deadline=60.0)
+    assert world.running["c1"].memory == 30 * MiB
+
+    for size in (60 * MiB, 100 * MiB):  # doubled, until it is the whole device
+        out_of_memory(world, "c1")
+        assert world.running["c1"].memory == size
+
+    world.loaded("f", "a")
+    world.tell(m.Measured(FunctionId("f"), DeviceId("a"), 35 * MiB))
+    world.finish("c1")
+    (learnt,) = world.engine.take_learnt()
+    # What it is measured to have afterwards may be less than it needed: no load has less again than one that failed.
+    assert learnt.profile.occupation == reservation(60 * MiB)
+    assert world.on("a").misses == 3
+
+
+def test_a_load_for_which_the_largest_device_is_too_small_says_so_with_numbers() -> None:
+    world = World(learn=True)
+    world.deploy("f", size=100 * MiB)
+    world.device("a", 100 * MiB)
+    world.call("c1", "f")
+
+    out_of_memory(world, "c1")
+
+    assert world.rejected == [("c1", "out_of_memory")]
+    assert "it had 100 MiB, which is all that the largest gpu device for it has" in world.out[0].message
+
+
+def test_a_minimum_of_copies_is_widened_without_a_call_too() -> None:
+    world = World(learn=True)
+    world.device("a", 100 * MiB)
+    world.deploy("f", size=30 * MiB, min_copies=1)
+
+    world.tell(m.LoadFailed(FunctionId("f"), DeviceId("a"), "out of memory", True))
+
+    assert [each.memory for each in world.out if isinstance(each, m.Load)] == [60 * MiB]
+
+
+def out_of_memory(world: World, call: str) -> None:
+    """Its load hits the reservation: the node says so, and refuses the call."""
+    lease = world.running[call]
+    world.tell(m.LoadFailed(lease.function, lease.device, "out of memory", True, lease.copy))
+    world.ended.discard(call)
+    world.running[call] = lease
+    world.tell(m.Refused(lease.call, lease.device, "out of memory"))
+
+
+def test_a_load_that_ran_out_of_memory_has_the_whole_device_at_last() -> None:
     world = World(learn=True)
     world.deploy("f", size=30)
     world.device("a", 50)
@@ -1311,7 +1368,7 @@ def test_a_load_that_ran_out_of_memory_is_widened_once() -> None:
     world.tell(m.LoadFailed(FunctionId("f"), DeviceId("a"), "out of memory", True))
     world.call("c2", "f")
 
-    assert world.running["c2"].memory == 50  # twice, but no more than the largest device
+    assert world.running["c2"].memory == 50  # twice, but no more than the device
     assert world.on("a").misses == 2
 
 

@@ -81,14 +81,17 @@ def test_no_call_is_lost_and_no_memory_is_promised_twice(
         Hostile(rng) if policy == "hostile" else policy, limit=3, learn=learn, max_queue=30, replacement=replacement
     )
     for number in range(rng.randint(1, 4)):
-        world.device(f"d{number}", rng.randint(20, 60) << 20)
+        world.device(f"d{number}", rng.randint(20, 60) << 20, rng.choice(["cpu", "gpu"]))
     functions = [f"f{i}" for i in range(8)]
     least = rng.choice([[0], [0, 0, 0, 1, 2, 4]])
     for function in functions:
         slots = rng.choice([None, None, 1, 3])
+        size = rng.randint(2, 30) << 20
+        declares = rng.random() < 0.3
         world.deploy(
-            function, rng.randint(2, 30) << 20, slots=slots, min_copies=rng.choice(least), max_queue=12,
-            max_copies=rng.choice([0, 0, 4]),
+            function, size, slots=slots, min_copies=rng.choice(least), max_queue=12,
+            max_copies=rng.choice([0, 0, 4]), floor=size if declares else 0,
+            elastic=not declares and rng.random() < 0.7,
         )  # fmt: skip
     for number, choice in enumerate(events):
         world.now += rng.choice([0.0, 0.25, 1.0])
@@ -175,7 +178,9 @@ def step(world, choice: int, number: int, rng: random.Random) -> None:  # type: 
         world.tell(m.WorkerExited(function, device, "killed", copy))
     elif kind == 16 and held:
         function, device, copy = held[pick % len(held)]
-        world.tell(m.Measured(function, device, rng.randint(1, 40) << 20, copy))
+        if pick % 3 == 0:
+            world.tell(m.Resized(function, device, rng.randint(1, 40) << 20, copy))
+        world.tell(m.Measured(function, device, rng.randint(1, 40) << 20, copy, pick % 5 == 0))
     elif kind == 17:
         known = [*running, *sorted(world.waiting), "nobody"]
         world.tell(m.Cancelled(CallId(known[pick % len(known)])))

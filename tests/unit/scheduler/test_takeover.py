@@ -80,6 +80,9 @@ class Nodes:
             case m.Abort(call, device):
                 self.running[device][call].abandoned = True
 
+    def memory_of(self, command: m.Resize) -> int:
+        return self.workers[command.device][copy_id(command.function, command.copy)].memory
+
     def _begin(self, command: m.Lease | m.Load, now: float) -> None:
         for victim in command.victims:
             self.end(command.device, victim)
@@ -147,12 +150,17 @@ class Site:
             assert comparable(self.successor.handle(later(event), self.now + SHIFT)) == comparable(commands), event
             wake_at = self.engine.wake_at
             assert self.successor.wake_at == (None if wake_at is None else wake_at + SHIFT)
+        answers = []
         for command in commands:
+            if isinstance(command, m.Resize) and command.memory < self.nodes.memory_of(command):
+                answers.append(m.Resized(command.function, command.device, command.memory, command.copy))
             self.nodes.obey(command, self.now)
             if isinstance(command, m.Start):
                 self.waiting.pop(command.lease.call, None)
             elif isinstance(command, m.Reject):
                 self.waiting.pop(command.call, None)
+        for answer in answers:
+            self.tell(answer)
         return commands
 
     def write(self) -> None:
@@ -270,7 +278,7 @@ class Site:
             name = names[pick % len(names)]
             self.tell(m.DeviceJoined(self.nodes.devices[name], self.nodes.snapshot(name, self.now)))
         else:
-            device = Device(DeviceId(f"n/d{pick % 5}"), f"kind{pick % 2}", self.rng.randint(20, 60) << 20)
+            device = Device(DeviceId(f"n/d{pick % 5}"), ("cpu", "kind1")[pick % 2], self.rng.randint(20, 60) << 20)
             self.nodes.join(device)
             self.tell(m.DeviceJoined(device))
 
@@ -287,7 +295,7 @@ class Site:
         function = Function(
             name, f"digest of {name}", slots is None, slots or 1,
             {"*": Profile(rng.randint(8, 40) / 8, rng.randint(1, 16) / 8, rng.randint(2, 30) << 20)},
-            rng.choice([0, 0, 0, 1, 2]), 12, rng.choice([0, 0, 4]),
+            rng.choice([0, 0, 0, 1, 2]), 12, rng.choice([0, 0, 4]), elastic=rng.random() < 0.5,
         )  # fmt: skip
         self.functions[name] = function
         self.tell(m.FunctionDeployed(function))
@@ -347,7 +355,7 @@ def test_a_successor_decides_as_its_predecessor_would_have(
     rng = random.Random(seed)
     site = Site(policy, replacement, learn, rng)
     for number in range(rng.randint(1, 4)):
-        device = Device(DeviceId(f"n/d{number}"), f"kind{number % 2}", rng.randint(20, 60) << 20)
+        device = Device(DeviceId(f"n/d{number}"), ("cpu", "kind1")[number % 2], rng.randint(20, 60) << 20)
         site.nodes.join(device)
         site.tell(m.DeviceJoined(device))
     for number in range(8):
@@ -372,7 +380,7 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
     rng = random.Random(seed)
     site = Site(policy, "lru", True, rng)
     for number in range(3):
-        device = Device(DeviceId(f"n/d{number}"), "kind0", 60 << 20)
+        device = Device(DeviceId(f"n/d{number}"), "cpu", 60 << 20)
         site.nodes.join(device)
         site.tell(m.DeviceJoined(device))
     for number in range(8):
@@ -411,9 +419,11 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
                      for each in nodes.running[device.device.id].values())
             for key in nodes.workers[device.device.id]
         }  # fmt: skip
-        assert device.used == sum(each.memory for each in nodes.workers[device.device.id].values())
+        limits = sum(each.limit for each in device.resident)
+        assert limits == sum(each.memory for each in nodes.workers[device.device.id].values())
+        assert device.used <= limits <= device.device.memory
         assert device.used <= device.device.memory
-    large = Device(DeviceId("n/large"), "kind0", 10_000 << 20)
+    large = Device(DeviceId("n/large"), "cpu", 10_000 << 20)
     nodes.join(large)
     site.tell(m.DeviceJoined(large))
     for _ in range(500):
@@ -636,7 +646,7 @@ def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: i
     rng = random.Random(seed)
     site = Site("lb", "lru", False, rng)
     for number in range(4):
-        device = Device(DeviceId(f"n/d{number}"), "kind0", 40 << 20)
+        device = Device(DeviceId(f"n/d{number}"), "cpu", 40 << 20)
         site.nodes.join(device)
         site.tell(m.DeviceJoined(device))
     for number in range(8):

@@ -28,6 +28,8 @@ class World:
         chosen = make_policy(policy, o3_limit=limit) if isinstance(policy, str) else policy
         self.engine = Engine(policy=chosen, replacement=make_replacement(replacement), max_queue=max_queue, learn=learn)
         self.now = 0.0
+        self.redeployed = False
+        """A function may declare something else now than when its copies were loaded."""
         self.dropped = False
         """The last refusal took a loading model off its device."""
         self.out: list[m.Command] = []
@@ -59,6 +61,8 @@ class World:
         max_queue: int = 1000,
         max_copies: int = 0,
         kind: str = "*",
+        floor: int = 0,
+        elastic: bool = False,
     ) -> None:
         """With `slots` it is a CPU function."""
         self.tell(
@@ -66,6 +70,7 @@ class World:
                 Function(
                     FunctionId(name), f"digest of {name}", slots is None, slots or 1,
                     {kind: Profile(load_s, service_s, size)}, min_copies, max_queue, max_copies,
+                    floor=floor, elastic=elastic,
                 )
             )
         )  # fmt: skip
@@ -158,6 +163,7 @@ class World:
             case m.DeviceJoined(device):
                 self._over(lambda lease: lease.device == device.id, orphans=True)
             case m.FunctionDeployed(function):
+                self.redeployed = self.redeployed or function.id in self.functions
                 self.functions[function.id] = function
                 self.removed.discard(function.id)
             case m.FunctionRemoved(function):
@@ -255,6 +261,7 @@ def check(status: EngineStatus, world: World) -> None:
         name = device.device.id
         assert device.used == sum(each.memory for each in device.resident)
         assert device.used <= device.device.memory, f"{name} holds more than it has"
+        assert sum(each.limit for each in device.resident) <= device.device.memory, f"{name} promises more than it has"
         if device.busy and not exclusive.get(name, 0):
             assert any(each.loading for each in device.resident), f"{name} is busy with nothing"
         else:
@@ -266,6 +273,9 @@ def check(status: EngineStatus, world: World) -> None:
             assert model.running == running.pop((model.function, name, model.copy), 0)
             slots = 1 if world.functions[model.function].exclusive else world.functions[model.function].slots
             assert model.running <= slots
+            assert model.limit >= model.memory
+            floor = min(world.functions[model.function].floor, device.device.memory)
+            assert model.memory >= floor or world.redeployed, f"{model.function} has less than it declares"
             assert not model.draining or model.running or device.local_queue, f"{model.function} could go from {name}"
         assert device.local_queue == 0 or device.busy
     for function, copies in world.copies.items():

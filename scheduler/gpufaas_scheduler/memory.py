@@ -1,0 +1,145 @@
+"""
+How much memory a worker may use: reservations that follow what is measured, and free memory that is lent.
+
+A reservation grows with the measured peak and is never made smaller while its worker lives. A function that declares
+nothing may use what its device has free beyond it (`lend`), until somebody needs that: what an idle worker was lent is
+taken back in the moment of the decision (`take_back`), one that runs is asked for it (`ask`) and its node says what it
+could give (`Resized`). So the limits on a device never add up to more than it has (docs/adr/0032).
+
+Pure, as the engine is, which has these methods' only callers.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from gpufaas_cache_manager.residency import ANSWERED, ASKED, NOT_ASKED
+from gpufaas_core import messages as m
+from gpufaas_core.model import Bytes, DeviceId
+from gpufaas_core.units import MiB
+from gpufaas_scheduler.state import Cluster, Costs, DeviceState, FunctionState, Model
+
+HEADROOM: Final = 1.1
+HEADROOM_BYTES: Final = 16 * MiB
+"""A reservation is the measured peak times the one plus the other: allocators round up to blocks of 2 to 20 MiB, and
+a later input may be a little larger. Without it, each new peak would run into its limit before it is measured."""
+
+WIDENING: Final = 2
+"""A load that ran out of memory is tried again with so many times the reservation, until that is the whole device."""
+
+_LENT_ON: Final = "cpu"
+"""Kind of devices whose workers' limits can be moved while they live."""
+
+_SEEKERS: Final = 8
+"""So many model functions that no device holds are looked at, for whether lent memory is what they lack."""
+
+
+def reservation(peak: Bytes) -> Bytes:
+    """Return what is reserved for a worker whose peak memory was measured as *peak*."""
+    return int(peak * HEADROOM) + HEADROOM_BYTES
+
+
+def resize_of(device: DeviceState, model: Model) -> m.Resize:
+    return m.Resize(model.owner.id, device.id, model.limit, model.copy)
+
+
+def widen(costs: Costs, failed: Bytes, largest: Bytes) -> bool:
+    """A load with *failed* bytes ran out: let the next one have more. False: the *largest* device has no more."""
+    if failed >= largest:
+        return False
+    costs.widen(min(failed * WIDENING, largest), min(reservation(failed), largest))
+    return True
+
+
+class Lending:
+    """What of the cluster's free memory is lent. Commands are returned, in the order in which nodes are to get them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._lenders: dict[DeviceId, DeviceState] = {}
+        """Devices of which something may be lent."""
+
+    def take_back(self, device: DeviceState, need: Bytes) -> list[m.Resize]:
+        """Have *need* bytes unpromised, which are free by the charges: only what idle workers were lent is."""
+        if device.models.unpromised >= need:
+            return []
+        return [resize_of(device, each) for each in device.models.take_back(need)]
+
+    def resize(self, device: DeviceState, model: Model, wanted: Bytes) -> list[m.Resize]:
+        """Charge *model* with *wanted*, as far as there is room; its limit follows where it was lower."""
+        models, limit = device.models, model.limit
+        room = (
+            limit if model.asked == ASKED else models.room_of(model)
+        )  # what the node is told must not cross its answer
+        memory = min(wanted, room)
+        grown = max(limit, memory)
+        changed = models.take_back(grown - limit, model) if grown > limit else []
+        models.resize(model, memory, grown)
+        self.note(device, model)
+        if grown > limit:
+            changed.append(model)
+        return [resize_of(device, each) for each in changed]
+
+    def lend(self, device: DeviceState, model: Model) -> list[m.Resize]:
+        """Let *model* use all that its device has free."""
+        models = device.models
+        if device.kind != _LENT_ON or model.asked == ASKED:
+            return []
+        limit = models.room_of(model)
+        if limit <= model.limit:
+            return []
+        changed = models.take_back(limit - model.limit, model)
+        models.resize(model, model.memory, limit)
+        self.note(device, model)
+        return [resize_of(device, each) for each in (*changed, model)]
+
+    def ask(self, homeless: Iterable[FunctionState]) -> list[m.Resize]:
+        """
+        Calls wait that no device holds: ask workers that run for what they were lent, where that is what is lacking.
+
+        Each is asked once until it is idle.
+        """
+        cluster, asked = self._cluster, []
+        for device in list(self._lenders.values()):
+            if cluster.devices.get(device.id) is not device or all(each.limit == each.memory for each in device.models):
+                del self._lenders[device.id]
+                continue
+            lent = [each for each in device.models if each.running and not each.asked and each.limit > each.memory]
+            if lent and any(self._lacks(device, owner) for owner in self._seekers(homeless)):
+                for model in lent:
+                    model.asked = ASKED
+                    asked.append(m.Resize(model.owner.id, device.id, model.memory, model.copy))
+        return asked
+
+    def note(self, device: DeviceState, model: Model) -> None:
+        if model.limit > model.memory:
+            self._lenders[device.id] = device
+
+    @property
+    def lends(self) -> bool:
+        return bool(self._lenders)
+
+    def _seekers(self, homeless: Iterable[FunctionState]) -> list[FunctionState]:
+        orphans = {call.function: None for call in self._cluster.orphans(_SEEKERS)}
+        return [*homeless, *(self._cluster.functions[function] for function in orphans)]
+
+    def _lacks(self, device: DeviceState, owner: FunctionState) -> bool:
+        if owner.exclusive and device.busy:
+            return False
+        costs = owner.costs(device.kind)
+        return costs is not None and owner.allows(device) and self._cluster.victims(device, owner) is None
+
+
+def answered(device: DeviceState, model: Model, memory: Bytes) -> bool:
+    """
+    Its node says what *model* may still use. Return whether memory became free.
+
+    Of one that was idle it was known, and it may have been lent more since: only who was asked is believed.
+    """
+    if model.asked != ASKED:
+        return False
+    model.asked = ANSWERED if model.running else NOT_ASKED
+    limit = max(model.memory, min(model.limit, memory))
+    if limit == model.limit:
+        return False
+    device.models.resize(model, model.memory, limit)
+    return True

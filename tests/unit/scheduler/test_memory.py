@@ -1,0 +1,141 @@
+"""What a worker may use: reservations that are kept, and free memory that is lent until somebody needs it."""
+
+from tests.unit.scheduler.world import World
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import DeviceId, FunctionId
+from gpufaas_core.units import MiB
+
+
+def resizes(world: World) -> list[tuple[str, int]]:
+    """(function, MiB) of the last event."""
+    return [(each.function, each.memory // MiB) for each in world.out if isinstance(each, m.Resize)]
+
+
+def measured(world: World, function: str, peak: int, *, out_of_memory: bool = False) -> None:
+    world.tell(m.Measured(FunctionId(function), DeviceId("a"), peak * MiB, 0, out_of_memory))
+
+
+def test_what_is_declared_is_reserved_whatever_is_measured() -> None:
+    """Three small calls, then a batch that needs what was declared; also after an eviction, and beside others."""
+    world = World(learn=True)
+    world.device("a", 400 * MiB, "cpu")
+    world.deploy("f", size=200 * MiB, floor=200 * MiB)
+    world.deploy("g", size=200 * MiB, floor=200 * MiB)
+    world.warm("f", "a")
+
+    measured(world, "f", 20)
+    world.warm("g", "a")
+
+    assert world.model("f", "a").limit == 200 * MiB
+    world.tell(m.WorkerExited(FunctionId("f"), DeviceId("a"), "killed"))
+    world.call("again", "f")
+    assert world.running["again"].memory == 200 * MiB
+
+
+def test_a_declaration_holds_over_what_an_earlier_deployment_learnt() -> None:
+    world = World(learn=True)
+    world.device("a", 400 * MiB, "cpu")
+    world.deploy("f", size=36 * MiB, floor=200 * MiB)
+
+    world.call("c", "f")
+
+    assert world.running["c"].memory == 200 * MiB
+
+
+def test_who_declares_nothing_may_use_what_is_free() -> None:
+    world = World(learn=True)
+    world.device("a", 400 * MiB, "cpu")
+    world.deploy("f", size=100 * MiB, elastic=True)
+    world.call("c", "f")
+    assert world.running["c"].memory == 100 * MiB
+
+    world.loaded("f", "a")
+    assert resizes(world) == [("f", 400)]
+    measured(world, "f", 20)
+    assert resizes(world) == []
+    world.finish("c")
+
+    assert (world.model("f", "a").memory, world.model("f", "a").limit) == (38 * MiB, 400 * MiB)
+    assert world.on("a").used == 38 * MiB  # what is lent counts for nobody
+
+
+def test_what_is_lent_goes_to_whoever_needs_it_before_anybody_is_evicted() -> None:
+    world = World(learn=True)
+    world.device("a", 400 * MiB, "cpu")
+    world.deploy("f", size=100 * MiB, elastic=True)
+    world.deploy("g", size=250 * MiB)
+    world.warm("f", "a")
+    assert world.model("f", "a").limit == 400 * MiB
+
+    world.call("c", "g")
+
+    assert resizes(world) == [("f", 150)]  # no more than is lacking, and before the lease
+    assert isinstance(world.out[-1], m.Start)
+    assert world.out[-1].lease.victims == ()
+
+
+def test_a_worker_that_runs_is_asked_for_what_it_was_lent() -> None:
+    """It may be using it: its node says what it can give, and only that is promised again."""
+    world = World(learn=True)
+    world.device("a", 400 * MiB, "cpu")
+    world.deploy("outer", slots=1, size=100 * MiB, elastic=True)
+    world.deploy("inner", size=250 * MiB)
+    world.call("o", "outer")
+    world.loaded("outer", "a")
+
+    world.call("i", "inner")
+    assert world.started == []
+    assert resizes(world) == [("outer", 100)]
+    world.call("j", "inner")
+    assert resizes(world) == []  # once
+
+    world.tell(m.Resized(FunctionId("outer"), DeviceId("a"), 140 * MiB))
+    assert world.started == [("i", "a")]
+    assert world.model("outer", "a").limit == 140 * MiB
+
+
+def test_a_worker_that_uses_all_that_it_was_lent_keeps_it_until_its_call_is_over() -> None:
+    world = World(learn=True)
+    world.device("a", 400 * MiB, "cpu")
+    world.deploy("outer", slots=1, size=100 * MiB, elastic=True)
+    world.deploy("inner", size=250 * MiB)
+    world.call("o", "outer")
+    world.loaded("outer", "a")
+    world.call("i", "inner")
+
+    world.tell(m.Resized(FunctionId("outer"), DeviceId("a"), 380 * MiB))
+    assert world.started == []
+    assert resizes(world) == []
+    measured(world, "outer", 300)
+    world.finish("o")
+
+    assert world.started == [("i", "a")]  # it has 346 MiB of its own by now, and is idle: it goes
+
+
+def test_a_call_that_runs_out_is_followed_by_one_with_more_room() -> None:
+    world = World(learn=True)
+    world.device("a", 400 * MiB, "cpu")
+    world.deploy("f", size=100 * MiB, floor=100 * MiB)
+    world.warm("f", "a")
+    world.engine.take_learnt()
+
+    world.tell(m.Measured(FunctionId("f"), DeviceId("a"), 0, 0, out_of_memory=True))
+
+    assert world.model("f", "a").limit == 400 * MiB
+    (learnt,) = world.engine.take_learnt()
+    assert learnt.profile.occupation == 126 * MiB  # more than it had: 100 * 1.1 + 16
+
+
+def test_one_that_asks_for_more_than_the_device_has_teaches_nothing() -> None:
+    """Else one senseless request would make its function evict everybody for ever."""
+    world = World(learn=True)
+    world.device("a", 400 * MiB, "cpu")
+    world.deploy("f", size=100 * MiB, elastic=True)
+    world.warm("f", "a")
+    world.engine.take_learnt()
+
+    world.tell(m.Measured(FunctionId("f"), DeviceId("a"), 0, 0, out_of_memory=True))
+
+    assert world.engine.take_learnt() == []
+    assert world.model("f", "a").memory == 100 * MiB
