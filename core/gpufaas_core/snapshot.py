@@ -91,6 +91,8 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     aborted: bool = False
     estimate_s: Seconds = 0.0
     """Its share of a local queue's time."""
+    patience_s: Seconds | None = None
+    """How late the device may be while this call is the first of its local queue; None: however late."""
     copy: int = 0
     cold: bool = False
     victims: tuple[tuple[FunctionId, int], ...] = ()

@@ -7,6 +7,7 @@ Nothing here decides. Ages become times by a `since`: the moment, on the reader'
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Final
 
 from gpufaas_cache_manager.residency import NOT_ASKED
@@ -37,6 +38,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         refusals=call.refusals,
         aborted=call.aborted,
         estimate_s=call.estimate_s,
+        patience_s=None if call.patience_s == inf else call.patience_s,
         copy=0 if model is None else model.copy,
         cold=call.cold,
         victims=call.victims,
@@ -156,6 +158,7 @@ def restored_call(doc: CallDoc, owner: FunctionState, since: Seconds) -> Call:
     call.refusals = doc.refusals
     call.aborted = doc.aborted
     call.estimate_s = doc.estimate_s
+    call.patience_s = inf if doc.patience_s is None else doc.patience_s
     call.cold = doc.cold
     call.victims = doc.victims
     return call

@@ -25,7 +25,8 @@ A new engine may take over from another one: it is told what that one left (`Res
 From the same state it goes on to the same commands; what is kept for that, and what is not, is docs/adr/0022.
 
 When a scheduling run happens: after an event by which a call began to wait, or by which a device, memory or a pin
-became free. One run after each event (specs/gpu-faas.md, 3.4).
+became free; when local queues went back since their devices are late; and when the policy said that it would look again
+(`wake_at` has both). One run after each event (specs/gpu-faas.md, 3.4).
 """
 
 from collections import Counter, deque
@@ -56,6 +57,7 @@ from gpufaas_core.snapshot import CallDoc, DeviceDoc, DeviceSnapshot, EngineDoc,
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler import docs, memory, policies
 from gpufaas_scheduler.check import Holding
+from gpufaas_scheduler.overdue import Overdue
 from gpufaas_scheduler.policies import Action, Refusal, SchedulingPolicy
 from gpufaas_scheduler.queue import IMPLICIT, LOCAL, RUNNING, WAITING, Call
 from gpufaas_scheduler.state import Cluster, Demand, DeviceState, FunctionState, Model
@@ -136,6 +138,9 @@ class Engine:
         self._starts: deque[_Started] = deque(maxlen=EXPLAINED)
         self._deadlines: list[tuple[Seconds, int, Call]] = []
         """A heap; entries of calls that no longer wait are dropped when they surface or outnumber the others."""
+        self._overdue = Overdue()
+        self._look_at: Seconds | None = None
+        """When the policy wants to plan again, should nothing happen before."""
         self._lost: dict[CallId, Call] = {}
         """Calls that ended with their worker. Most were answered by their node; one whose lease had not reached it by
         then is refused instead, and placed again. The newest `_MAX_LOST`."""
@@ -198,6 +203,9 @@ class Engine:
         cluster.asked = None
         out: list[m.Command] = []
         self._out = out
+        overdue = self._overdue.at()
+        if overdue is not None and overdue <= now:
+            self._return_overdue()
         self._handlers[type(event)](event)
         if self._freed:
             self._freed = False
@@ -208,7 +216,20 @@ class Engine:
 
     @property
     def wake_at(self) -> Seconds | None:
-        """When a waiting call's deadline comes next: send `Woken` then."""
+        """
+        When time alone changes something: a waiting call's deadline comes, a local queue goes back, or the policy wants
+        to look again. Send `Woken` then.
+        """
+        at = self._next_deadline()
+        overdue = self._overdue.at()
+        if at is None or (overdue is not None and overdue < at):
+            at = overdue
+        look_at = self._look_at
+        if look_at is not None and self._queue.count and (at is None or look_at < at):
+            at = look_at
+        return at
+
+    def _next_deadline(self) -> Seconds | None:
         deadlines = self._deadlines
         while deadlines:
             deadline, _, call = deadlines[0]
@@ -441,7 +462,10 @@ class Engine:
                 self._serve_fifo(owner)
         elif owner.exclusive:
             queue.append(call)
-            if self._idle:
+            if self._freed:  # local queues went back: one scheduling run for all
+                self._freed = False
+                self._settle()
+            elif self._idle:
                 self._plan()
         else:
             self._place_shared(call)
@@ -576,7 +600,10 @@ class Engine:
 
     def _woken(self, _event: m.Woken) -> None:
         now = self._cluster.now
-        while (deadline := self.wake_at) is not None and deadline <= now:
+        if self._look_at is not None and self._look_at <= now:
+            self._look_at = None
+            self._freed = True
+        while (deadline := self._next_deadline()) is not None and deadline <= now:
             call = heappop(self._deadlines)[2]
             where = "in the queue"
             if call.device is not None:
@@ -688,6 +715,8 @@ class Engine:
             device.busy_since = now
             call.estimate_s = 0.0 if costs is None else costs.service_s
             device.free_at = ready + call.estimate_s
+            if device.local:
+                self._overdue.note(device)
             device.starts += 1
             if device.idle_key is not None:
                 cluster.set_busy(device)
@@ -755,6 +784,7 @@ class Engine:
         following.estimate_s = 0.0 if costs is None else costs.service_s
         device.busy_since = self._cluster.now
         device.free_at = self._cluster.now + following.estimate_s
+        self._overdue.note(device)
 
     def _proceed(self, call: Call, device: DeviceState) -> None:
         """After `_end`: the place on the worker goes to the next that waits for it."""
@@ -796,6 +826,7 @@ class Engine:
         local = device.local
         if local[0] is call:
             local.popleft()
+            self._overdue.note(device)
         else:
             local.remove(call)
         # Emptied, it is exactly nothing, whatever rounding left.
@@ -823,11 +854,13 @@ class Engine:
         """One scheduling run: the policy proposes, and each action is done or refused at once."""
         plan = self.policy.plan(self._cluster)
         verdict: Refusal | None = None
+        self._look_at = None
         budget = limit = _MAX_IDLE_ACTIONS + _IDLE_ACTIONS_PER_DEVICE * len(self._devices)
         while True:
             try:
                 action: Action = plan.send(verdict)
-            except StopIteration:
+            except StopIteration as end:
+                self._look_at = None if end.value is None or end.value <= self._cluster.now else end.value
                 break
             kind = type(action)
             if kind is policies.CountPass:
@@ -896,8 +929,11 @@ class Engine:
         call.estimate_s = 0.0 if costs is None else costs.service_s
         call.state = LOCAL
         call.device = device
+        call.patience_s = action.patience_s
         device.local.append(call)
         device.local_s += call.estimate_s
+        if device.local[0] is call:
+            self._overdue.note(device)
         model.queued += 1
         self._touch(device)
         self._cluster.asked = None
@@ -1145,6 +1181,7 @@ class Engine:
         if run is not None and run.model is model and costs is not None:
             run.estimate_s = costs.service_s
             device.free_at = self._cluster.now + run.estimate_s  # the load is over: what is left is known better
+            self._overdue.note(device)
         if not owner.exclusive:
             self._serve_fifo(owner)
         if not model.pinned or owner.copies < owner.target or owner.surplus:
@@ -1224,11 +1261,20 @@ class Engine:
         if not owner.exclusive and owner.queue.calls and not owner.active:
             self._homeless[owner.id] = owner
 
+    def _return_overdue(self) -> None:
+        """Devices are later than their local queues have patience for. Planned for once the event has been dealt with."""
+        for device in self._overdue.take(self._cluster.now):
+            self._touch(device)
+            for call in reversed(list(device.local)):
+                self._return_local(device, call)
+            self._freed = True
+
     def _return_local(self, device: DeviceState, call: Call) -> None:
         self._take_local(device, call)
         call.state = WAITING
         call.device = None
         self._queue.put_back(call)
+        self._cluster.note_orphan(call.owner)
 
     def _after_loss(self, device: DeviceState, owner: FunctionState) -> None:
         self._next_local(device)
@@ -1685,6 +1731,7 @@ class Engine:
                 self._watch(call)
         if doc is not None and len(waits) == len(doc.local):
             state.local_s = doc.local_s
+        self._overdue.note(state)
         return changed
 
     def _adopt_residents(

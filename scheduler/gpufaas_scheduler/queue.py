@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
+from math import inf
 from typing import TYPE_CHECKING, Final, cast
 
 from gpufaas_core.model import CallId, FunctionId, Seconds
@@ -51,7 +52,7 @@ class Call:
 
     __slots__ = (
         "aborted", "arrived_at", "cold", "deadline", "device", "estimate_s", "function", "id", "model", "number",
-        "owner", "passes", "refusals", "state", "victims", "why",
+        "owner", "passes", "patience_s", "refusals", "state", "victims", "why",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +74,8 @@ class Call:
         self.cold = False
         self.victims: tuple[tuple[FunctionId, int], ...] = ()
         """Which copies left the device for it."""
+        self.patience_s = inf
+        """How late the device may be while this call is the first of its local queue, see `policies.EnqueueLocal`."""
         self.estimate_s = 0.0
         """Its share of the local queue's time, as estimated when it was put there."""
         self.aborted = False

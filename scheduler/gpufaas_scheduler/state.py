@@ -375,6 +375,11 @@ class DeviceState:
         left = self.free_at - now if self.busy else 0.0
         return (left if left > 0.0 else 0.0) + self.local_s
 
+    @property
+    def overdue_at(self) -> Seconds:
+        """When its local queue goes back to the global one, if nothing changes; infinite: never."""
+        return self.free_at + self.local[0].patience_s if self.local and self.busy else math.inf
+
     def overrun_s(self, now: Seconds) -> Seconds:
         """For how long what has the device should have ended; 0.0 if it is not late, or idle."""
         return max(0.0, now - self.free_at) if self.busy else 0.0
@@ -679,12 +684,12 @@ class Cluster:
         keys = [device.idle_key for device in holders.values() if device.idle_key is not None]
         return min(keys)[2] if keys else None
 
-    def soonest_holder(self, call: WaitingCall) -> tuple[DeviceState, Seconds] | None:
+    def soonest_holder(self, call: WaitingCall, late_s: Seconds = math.inf) -> tuple[DeviceState, Seconds] | None:
         best: DeviceState | None = None
         best_s = math.inf
         now = self.now
         for device in cast(Call, call).owner.holders.values():
-            if device.run is None and device.preload is None:
+            if (device.run is None and device.preload is None) or device.free_at + late_s <= now:
                 continue
             # `finish_s` in place: this loop is the cost of a decision about a model with hundreds of copies.
             left = device.free_at - now

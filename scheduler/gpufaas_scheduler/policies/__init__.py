@@ -17,6 +17,7 @@ CPU functions (slots instead of the whole device) never come here, see ``engine`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from math import inf
 from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
@@ -55,11 +56,17 @@ class Start(Struct, frozen=True):
 
 
 class EnqueueLocal(Struct, frozen=True):
-    """Let a waiting call wait for a busy device that holds its function."""
+    """
+    Let a waiting call wait for a busy device that holds its function.
+
+    Once the device is late by `patience_s`, by its estimate, and this call is the first of its local queue, the whole
+    local queue goes back to the global one, and a scheduling run follows.
+    """
 
     call: CallId
     device: DeviceId
     why: Why | None = None
+    patience_s: Seconds = inf
 
 
 class Load(Struct, frozen=True):
@@ -90,7 +97,8 @@ class Refusal(Struct, frozen=True):
     reason: str
 
 
-Plan = Generator[Action, Refusal | None, None]
+Plan = Generator[Action, Refusal | None, Seconds | None]
+"""Returns when to plan again if no event comes before, on the clock of `View.now`; None: only after an event."""
 
 # --- the view ---------------------------------------------------------------------------------------------------------
 
@@ -229,8 +237,11 @@ class View(Protocol):
     def idle_holder(self, call: WaitingCall) -> DeviceView | None:
         """The first idle device, in their order, that holds the call's function. O(the fewer of idle and holders)."""
 
-    def soonest_holder(self, call: WaitingCall) -> tuple[DeviceView, Seconds] | None:
-        """The busy holder that finishes earliest by estimate, and in how many seconds. O(holders)."""
+    def soonest_holder(self, call: WaitingCall, late_s: Seconds = inf) -> tuple[DeviceView, Seconds] | None:
+        """
+        The busy holder that finishes earliest by estimate, and in how many seconds; those that should have finished
+        *late_s* ago are left out. O(holders).
+        """
 
     def allows(self, device: DeviceView, call: WaitingCall) -> bool:
         """The device satisfies the constraints of the call's function. O(constraints)."""

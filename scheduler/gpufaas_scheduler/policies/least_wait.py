@@ -125,10 +125,11 @@ class LeastWait:
             found = _Decision(view, self.wait_bound_s, refused).next()
             queue.rewind()
             if found is None:
-                return
+                break
             action, function = found
             if (yield action) is not None:
                 refused.add(function)  # the engine knows better; it is looked at again in the next run
+        return None
 
     def weigh(self, view: View, call: WaitingCall) -> Why:
         decision = _Decision(view, self.wait_bound_s, set())

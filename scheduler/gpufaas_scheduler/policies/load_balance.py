@@ -24,4 +24,5 @@ class LoadBalance:
                 queue.set_aside(call)
             queue.rewind()
             if not queue:
-                return
+                break
+        return None

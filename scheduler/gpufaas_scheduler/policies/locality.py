@@ -5,6 +5,10 @@ Source: M. Zhao, K. Jha, S. Hong, "GPU-enabled Function-as-a-Service for Machine
 algorithms 1 and 2, in the reading of specs/gpu-faas.md 3.2 to 3.4. Step numbers below are those of that text. The
 decisions are those of the literal scan (tests/unit/scheduler/literal.py), the cost is not: what a scan would pass over
 is never looked at.
+
+Two rules are not the paper's, whose times are known: a holder that is late by the call's load time or more is no busy
+holder; and a local queue goes back to the global one when its device is late by the load time of its first call
+(docs/adr/0028).
 """
 
 from typing import Final
@@ -15,6 +19,7 @@ from gpufaas_scheduler.queue import NEVER
 _HIT: Final = Why("2a: the first waiting call whose model the device held")
 _IDLE: Final = Why("3.3.2: another idle device held its model")
 _ONLY: Final = Why("3.3.1: no device held its model")
+_LATE: Final = Why("3.3.4: every holder was late by more than a load takes")
 
 
 class Locality:
@@ -53,7 +58,8 @@ class Locality:
                     started = call.number
             queue.rewind()
             if not queue:
-                return
+                break
+        return None
 
 
 def place(view: View, call: WaitingCall, device: DeviceView) -> Start | EnqueueLocal | None:
@@ -69,15 +75,15 @@ def place(view: View, call: WaitingCall, device: DeviceView) -> Start | EnqueueL
         idle = view.idle_holder(call)
         if idle is not None:
             return Start(call.id, idle.id, None, _IDLE)
-        soonest = view.soonest_holder(call)
+        load_s = view.load_s(device, call)
+        soonest = view.soonest_holder(call, load_s)
         if soonest is not None:
-            load_s = view.load_s(device, call)
             options = (("wait", soonest[0].id, soonest[1]), ("load", device.id, load_s))
             if soonest[1] < load_s:
-                return EnqueueLocal(
-                    call.id, soonest[0].id, Why("3.3.3: a holder finishes before a load would", options)
-                )
+                why = Why("3.3.3: a holder finishes before a load would", options)
+                return EnqueueLocal(call.id, soonest[0].id, why, load_s)
             if view.fits(device, call):
                 return Start(call.id, device.id, None, Why("3.3.4: no holder finishes before a load would", options))
             return None
+        return Start(call.id, device.id, None, _LATE) if view.fits(device, call) else None
     return Start(call.id, device.id, None, _ONLY) if view.fits(device, call) else None

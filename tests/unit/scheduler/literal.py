@@ -2,6 +2,11 @@
 GPU-FaaS's scheduler as the paper's listing says it, in the reading of specs/gpu-faas.md 3.2 to 3.4, and nothing else:
 explicit lists, explicit counters, every scan from the head of the queue. It is what the engine must equal, and shares
 no code with it.
+
+Two rules are not in the listing, which knows all times (docs/adr/0028). A holder that is late by the waiting call's
+load time or more is no busy holder. And when a device is late by the load time of the first call in its local queue,
+its local queue goes back to the global one, with numbers and passes, before whatever else happens at that moment; the
+scheduling run after it is the same as that after the event.
 """
 
 from dataclasses import dataclass, field
@@ -62,8 +67,29 @@ class Literal:
         self.now = 0.0
         self.decisions: list[Decision] = []
         self.rejected: list[str] = []
+        self.returned = False
+        """Local queues went back, and no scheduling run followed yet."""
 
     # --- facts ---
+
+    def tell(self, now: float) -> None:
+        """Time has come to *now*; what happens then is told next, and `settle` after it."""
+        self.now = now
+        overdue = [device for device in self.devices if self.overdue_at(device) <= now]
+        for device in overdue:
+            for call in device.local:
+                self.give_back(call)
+            device.local = []
+        self.returned = bool(overdue)
+
+    def settle(self) -> None:
+        if self.returned:
+            self.run()
+
+    def overdue_at(self, device: LiteralDevice) -> float:
+        if device.running is None or not device.local:
+            return float("inf")
+        return device.ends + device.local[0].function.load_s
 
     def join(self, name: str, memory: int) -> None:
         self.devices.append(LiteralDevice(name, self.joined, memory))
@@ -146,6 +172,7 @@ class Literal:
     # --- 3.2 ---
 
     def run(self) -> None:
+        self.returned = False
         if not self.queue:
             return
         idle = [device for device in self.devices if device.running is None]
@@ -187,7 +214,7 @@ class Literal:
             if each in holders and each.running is None:
                 self.take(call, each)
                 return False
-        busy = [each for each in holders if each.running is not None]
+        busy = [each for each in holders if each.running and self.now - each.ends < call.function.load_s]
         if busy:
             soonest = min(busy, key=lambda each: (self.finish_time(each), each.joined))
             if self.finish_time(soonest) < call.function.load_s:

@@ -15,7 +15,7 @@ from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.units import MiB
 from gpufaas_scheduler.engine import MAX_LOADING, Engine
 from gpufaas_scheduler.memory import reservation
-from gpufaas_scheduler.policies import POLICIES, make_policy
+from gpufaas_scheduler.policies import POLICIES, Plan, Start, View, make_policy
 
 
 def _beside(name: str):  # type: ignore[no-untyped-def]
@@ -1520,3 +1520,75 @@ def test_policies_are_made_by_name(name: str) -> None:
 def test_an_unknown_policy_is_refused_with_the_known_names() -> None:
     with pytest.raises(InvalidSpec, match="lb, lalb, lalb-o3"):
         make_policy("random")
+
+
+def test_a_local_queue_goes_back_once_its_device_is_late_by_a_load() -> None:
+    """Nothing else happens meanwhile: it is time alone that makes the wait longer than a load."""
+    world = World("lalb-o3")
+    world.deploy("f", load_s=3.0, service_s=1.0)
+    world.device("a")
+    world.warm("f", "a")
+    world.device("b")
+    world.call("long", "f")
+    world.call("c1", "f")
+    world.call("c2", "f")
+    assert (world.on("a").local_queue, world.engine.wake_at) == (2, 4.0)
+
+    world.now = 4.0
+    world.tell(m.Woken())
+
+    assert world.started == [("c1", "b")]
+    assert (world.on("a").local_queue, world.on("b").local_queue) == (0, 0)
+    assert world.engine.wake_at is None
+    world.finish("c1")
+    assert world.started == [("c2", "b")]
+
+
+def test_a_holder_that_is_late_by_a_load_is_not_waited_for() -> None:
+    world = World("lalb")
+    world.deploy("f", load_s=3.0, service_s=1.0)
+    world.device("a")
+    world.warm("f", "a")
+    world.call("long", "f")
+    world.now = 4.0
+    world.device("b")
+
+    world.call("c", "f")
+
+    assert world.started == [("c", "b")]
+
+
+def test_a_policy_says_when_it_looks_again_and_is_asked_then() -> None:
+    class Patient:
+        """Starts nothing before it has looked three times."""
+
+        name = "patient"
+        pass_limit = 0
+        looks = 0
+
+        def plan(self, view: View) -> Plan:
+            self.looks += 1
+            call, device = view.queue.first(), next(iter(view.idle()))
+            if self.looks < 3:
+                return view.now + 2.0
+            assert call is not None
+            yield Start(call.id, device.id)
+            return None
+
+    policy = Patient()
+    world = World(policy)
+    world.deploy("f")
+    world.device("a")
+    world.call("c", "f")
+    assert world.engine.wake_at == 2.0
+
+    world.now = 1.0
+    world.tell(m.Woken())
+    assert policy.looks == 1, "it was too early"
+    world.now = 2.0
+    world.tell(m.Woken())
+    assert (world.started, world.engine.wake_at) == ([], 4.0)
+    world.now = 4.5
+    world.tell(m.Woken())
+
+    assert (world.started, world.engine.wake_at) == ([("c", "a")], None)

@@ -26,6 +26,9 @@ TICK = 1 / 1024
 """All times are multiples of it, so that sums of floats are exact and ties are ties on both sides."""
 
 
+NEVER = float("inf")
+
+
 class Both:
     """The engine and the literal scheduler in one world, told the same facts; after each both have done the same."""
 
@@ -58,13 +61,18 @@ class Both:
     def go(self) -> int:
         """Run to the end; return the number of decisions that were compared."""
         while self.calendar:
+            overdue = min(map(self.literal.overdue_at, self.literal.devices), default=NEVER)
+            assert (NEVER if self.engine.wake_at is None else self.engine.wake_at) == overdue
+            if overdue < self.calendar[0][0]:
+                self.tell(m.Woken(), overdue)
+                continue
             now, _, serial, event = heappop(self.calendar)
             if serial not in self.lost:
                 self.tell(event, now)
         return len(self.literal.decisions)
 
     def tell(self, event: m.Event, now: float) -> None:
-        self.literal.now = now
+        self.literal.tell(now)
         match event:
             case m.Arrived(call, function):
                 self.literal.arrive(call, function)
@@ -84,6 +92,7 @@ class Both:
                     serial for _, _, serial, later in self.calendar if getattr(later, "device", None) == device
                 }
                 self.literal.leave(device)
+        self.literal.settle()
         done = []
         rejected = []
         for command in self.engine.handle(event, now):
