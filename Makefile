@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo test test-all fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-live chaos chaos-async incidents cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo test test-all fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-live chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-charts   the Helm chart, installed by Helm's library and held against Kubernetes' schemas"
 	@echo "make lint    ruff, mypy --strict, import-linter"
 	@echo "make incidents   what once went wrong in real use, replayed against a real platform"
+	@echo "make soak    twenty minutes of everything at once on one platform, with a checker (SOAK_SECONDS=60, JSON=FILE)"
 	@echo "make chaos   what a cluster's users see when its parts die, stop and are cut off: a table of faults (JSON=FILE)"
 	@echo "make bench   the engine's cost, the overhead of a warm call (needs wrk), cold starts"
 	@echo "make bench-paper   the published evaluation in the simulator: writes docs/evaluation.md (TRACE=FILE adds the Azure trace)"
@@ -86,6 +87,11 @@ incidents: setup
 # 10,000 accepted calls over 20 kills; the tests have a short one.
 chaos-async: setup
 	$(BIN)/python -m pytest -m slow -s tests/integration/test_async.py
+
+# Mixed functions, heavy-tailed times, updates, cancellations, kills, a printer, a memory hog, slow readers; exits 1 if
+# anything was lost, wrong or stuck, or did not stay flat.
+soak: setup
+	$(BIN)/python -m tests.soak $(if $(SOAK_SECONDS),--seconds $(SOAK_SECONDS)) $(if $(JSON),--json $(JSON))
 
 cluster: setup
 	@$(BIN)/python docker/cluster-demo $(if $(KEEP),--keep) $(if $(PUBLIC),--public)

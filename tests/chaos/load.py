@@ -191,7 +191,7 @@ class Load:
                 f"Content-Length: {len(body)}\r\n\r\n".encode()
                 + body
             )
-            headers, answer = await _read_message(reader)
+            headers, answer = await read_message(reader)
             kept = headers.get("connection") != "close"
             return int(headers[""].split()[1]), answer.decode(errors="replace"), headers.get("x-call-id", "")
         finally:
@@ -207,7 +207,7 @@ class Load:
         task.add_done_callback(self._tasks.discard)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
-                headers, body = await _read_message(reader)
+                headers, body = await read_message(reader)
                 call = self._by_payload.get(body.decode(errors="replace"))
                 status = headers.get("x-function-status", "?")
                 if call is None:
@@ -219,7 +219,7 @@ class Load:
         writer.transport.abort()
 
 
-async def _read_message(reader: asyncio.StreamReader) -> tuple[dict[str, str], bytes]:
+async def read_message(reader: asyncio.StreamReader) -> tuple[dict[str, str], bytes]:
     """Return the headers, the first line as the one without a name, and the body, which has a length or is chunked."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {"": head[0]}

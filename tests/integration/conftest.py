@@ -252,7 +252,7 @@ class Platform:
         self._cli.deploy({
             "service": name, "image": f"{name}:latest", "labels": dict(labels or {}), "envVars": dict(env or {}),
             "annotations": {"gpufaas.bundle": built.digest}
-            | {f"gpufaas.{key.replace('_', '-')}": value for key, value in annotations.items()},
+            | {key if "." in key else f"gpufaas.{key.replace('_', '-')}": text for key, text in annotations.items()},
         })  # fmt: skip
         return f"/function/{name}"
 

@@ -1,0 +1,283 @@
+"""
+A platform under everything at once, and what must hold nevertheless: each accepted call is answered once, with its own
+answer or an honest error of a fault that was injected; no asynchronous call is lost; when the load ends no device is
+stuck; the workers' memory stays within the devices, and the platform's memory and descriptors stay flat.
+"""
+
+import contextlib
+import math
+import random
+import socket
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import psutil
+from tests.integration.conftest import TORCH, Platform, private_bytes, until
+from tests.soak.functions import FUNCTIONS
+from tests.soak.judge import Fault, Verdict, judge
+from tests.soak.load import Load, is_open
+
+MiB: Final = 1024 * 1024
+DEVICES: Final = 2
+DEVICE_MIB: Final = 320
+RATE: Final = 12.0
+"""Calls per second: about half of what the devices could take."""
+DRAIN_S: Final = 120.0
+_IDLE_S: Final = 20.0
+_FAULT_EVERY_S: Final = 12.0
+_UPDATE_EVERY_S: Final = 7.0
+_MORE_FILES: Final = 24
+"""Descriptors that may be open at the end beyond those at the beginning: kept connections, logs."""
+_MORE_MIB: Final = 40.0
+"""The same for the platform's memory, whatever the time."""
+_MIB_PER_MINUTE: Final = 1.0
+"""And on top of that for each minute: what ended calls leave is bounded, but the bounds are not reached in minutes."""
+_SLACK: Final = 1.05
+_RETRY: Final = {f"com.openfaas.retry.{key}": text for key, text in
+                 {"min_wait": "50ms", "max_wait": "500ms", "attempts": "1000"}.items()}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Sample:
+    at_s: float
+    platform_mib: float
+    """Of the serving process alone, its own."""
+    files: int
+    workers_mib: float
+    workers: int
+
+
+@dataclass(slots=True)
+class Report:
+    seconds: float
+    calls: int = 0
+    verdict: Verdict = field(default_factory=Verdict)
+    faults: list[Fault] = field(default_factory=list)
+    updates: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    idle_s: float = math.inf
+    """After the last answer, until nothing ran."""
+    violations: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "seconds": self.seconds, "calls": self.calls, "answered": dict(self.verdict.answered),
+            "failed": dict(self.verdict.failed), "failed_by_faults": self.verdict.excused,
+            "given_up": self.verdict.given_up, "executed_again": self.verdict.again, "updates": self.updates,
+            "faults": dict(Counter(each.what for each in self.faults)), "idle_s": self.idle_s,
+            "samples": [[each.at_s, each.platform_mib, each.files, each.workers_mib] for each in self.samples],
+            "violations": self.violations,
+        }  # fmt: skip
+
+
+class Soak:
+    """One run. `run` returns the report; `progress` is called about twice a second with what there is to say."""
+
+    def __init__(self, home: Path, seconds: float, *, rate: float = RATE, seed: int = 1) -> None:
+        self.seconds = seconds
+        self.report = Report(seconds)
+        self._random = random.Random(seed)
+        self._record = home / "record"
+        devices = [f"--device=cpu:{number}={DEVICE_MIB}MiB" for number in range(DEVICES)]
+        self.platform = Platform(home / "platform", *devices, "--allow-local-callbacks")
+        self._versions = {each.name: (0, 0) for each in FUNCTIONS}
+        self.load = Load(self.platform.port, rate, self._versions.__getitem__, seed)
+        self._stop = threading.Event()
+        self._began = 0.0
+
+    def run(self, progress: Callable[[float, str], None] = lambda *_: None) -> Report:
+        report, platform = self.report, self.platform
+        platform.start()
+        try:
+            self._deploy()
+            with self._quiet_readers():
+                self.load.start()
+                self._began = time.monotonic()
+                threads = [
+                    threading.Thread(target=self._repeat, args=(work, every_s), name=work.__name__)
+                    for work, every_s in (
+                        (self._break_something, min(_FAULT_EVERY_S, self.seconds / 7)),
+                        (self._update, _UPDATE_EVERY_S),
+                        (self._sample, min(1.0, self.seconds / 40)),
+                    )
+                ]
+                for each in threads:
+                    each.start()
+                while (at_s := time.monotonic() - self._began) < self.seconds:
+                    progress(at_s, self._said())
+                    time.sleep(0.5)
+                self._stop.set()
+                for each in threads:
+                    each.join()
+                self.load.stop(DRAIN_S)
+            self._look_after()
+            report.calls = len(self.load.calls)
+            report.verdict = judge(self.load, Counter(self._record.read_text().split()), report.faults)
+            report.violations += report.verdict.wrong
+            self._look_at_samples()
+            if platform.stop() != 0:
+                report.violations.append("the platform did not end with status 0")
+            if "Traceback" in platform.said():
+                report.violations.append("the platform's own output has a traceback: " + platform.said()[-2000:])
+        finally:
+            self._stop.set()
+            platform.close()
+        return report
+
+    def _said(self) -> str:
+        calls = self.load.calls
+        return f"{len(calls)} calls, {sum(map(is_open, calls[-500:]))} open, {len(self.report.faults)} faults"
+
+    # --- what happens to it ---
+
+    def _deploy(self) -> None:
+        for each in FUNCTIONS:
+            self._deploy_one(each.name)
+        for each in FUNCTIONS:
+            self._probe(each.name, "warm-up")
+
+    def _deploy_one(self, name: str) -> None:
+        each = next(function for function in FUNCTIONS if function.name == name)
+        retry = _RETRY if each.kind == "async" else {}
+        env = {"record": str(self._record), "version": str(self._versions[name][1])}
+        memory = {"memory": "64Mi"} if each.lang == TORCH else {}
+        self.platform.deploy(name, each.source, each.lang, env=env, **memory, **retry)
+
+    def _probe(self, name: str, what: str) -> None:
+        pieces = "1" if name == "large" else "-"
+        answer = self.platform.call(f"/function/{name}", f"{what}-{name} 0 {pieces}".encode(), timeout=60)
+        if answer.status_code != 200 or f"{what}-{name}" not in answer.text:
+            self.report.violations.append(f"{what} of {name}: {answer.status_code} {answer.text[:300]}")
+
+    @contextlib.contextmanager
+    def _quiet_readers(self) -> Iterator[None]:
+        """Callers who ask for much and read nothing, twice as many as there are slots: until they are cut off."""
+        with contextlib.ExitStack() as stack:
+            for number in range(16):
+                sock = stack.enter_context(socket.socket())
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.connect(("127.0.0.1", self.platform.port))
+                body = f"quiet-{number} 0 160"
+                sock.sendall(
+                    f"POST /function/large HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+                )
+            yield
+
+    def _repeat(self, work: Callable[[], None], every_s: float) -> None:
+        while not self._stop.wait(every_s):
+            try:
+                work()
+            except (psutil.Error, httpx.TransportError, OSError) as exc:
+                self.report.violations.append(f"{work.__name__}: {exc!r}")
+
+    def _break_something(self) -> None:
+        left_s = self.seconds - (time.monotonic() - self._began)
+        if left_s < 4:
+            return  # the last ones are to be seen through
+        kinds = ("worker", "fork server stopped", "worker", "fork server killed", "worker")
+        what = kinds[len(self.report.faults) % len(kinds)]
+        servers = [each for each in psutil.Process(self.platform.pid).children() if is_fork_server(each)]
+        if not servers:
+            return  # it is being replaced
+        server = servers[-1]
+        if what == "worker":
+            workers = [each for each in server.children() if time.time() - each.create_time() > 2]
+            if not workers:
+                return
+            victim = self._random.choice(workers)
+            self._note(what, excuses=True)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+        elif what == "fork server killed":
+            self._note(what, excuses=True)
+            server.kill()
+        else:
+            self._note(what, excuses=False)
+            server.suspend()
+
+    def _note(self, what: str, *, excuses: bool) -> None:
+        self.report.faults.append(Fault(time.monotonic(), what, excuses))
+
+    def _update(self) -> None:
+        version = self._versions["updated"][1] + 1
+        self._versions["updated"] = version - 1, version
+        self._deploy_one("updated")
+        self._versions["updated"] = version, version
+        self.report.updates += 1
+
+    # --- what is looked at ---
+
+    def _sample(self) -> None:
+        workers = [
+            worker.pid
+            for server in psutil.Process(self.platform.pid).children()
+            for worker in server.children()
+        ]  # fmt: skip
+        held = [private_bytes(pid) or 0 for pid in workers]
+        self.report.samples.append(
+            Sample(
+                time.monotonic() - self._began,
+                (private_bytes(self.platform.pid) or 0) / MiB,
+                self.platform.open_files(),
+                sum(held) / MiB,
+                len(held),
+            )
+        )
+
+    def _look_after(self) -> None:
+        """The load has ended: nothing is stuck, and every function answers."""
+        ended = time.monotonic()
+        try:
+            until(self.platform.is_idle, "it is idle", timeout_s=_IDLE_S)
+            self.report.idle_s = time.monotonic() - ended
+        except AssertionError:
+            status = self.platform.status()
+            self.report.violations.append(f"{_IDLE_S:g} s after the last call something runs yet: {str(status)[:2000]}")
+        for each in FUNCTIONS:
+            try:
+                self._probe(each.name, "afterwards")
+            except httpx.HTTPError as exc:
+                self.report.violations.append(f"afterwards, {each.name} gives no answer: {exc!r}")
+        ready = self.platform.http.get("/readyz")
+        if ready.status_code != 200:
+            self.report.violations.append(f"afterwards, /readyz says {ready.status_code} {ready.text}")
+        self._sample()
+
+    def _look_at_samples(self) -> None:
+        samples, violations = self.report.samples, self.report.violations
+        budget = DEVICES * DEVICE_MIB * _SLACK
+        if over := [each for each in samples if each.workers_mib > budget]:
+            most = max(over, key=lambda each: each.workers_mib)
+            violations.append(
+                f"in {len(over)} of {len(samples)} samples the workers held more than their devices have: up to "
+                f"{most.workers_mib:.0f} MiB of {DEVICES * DEVICE_MIB}, by {most.workers} workers, {most.at_s:.0f} s in"
+            )
+        early = [each for each in samples if self.seconds * 0.1 <= each.at_s <= self.seconds * 0.3]
+        late = [each for each in samples if self.seconds * 0.8 <= each.at_s <= self.seconds]
+        if not early or not late:
+            violations.append(f"there are only {len(samples)} samples")
+            return
+        grown = statistics.median(each.platform_mib for each in late) - statistics.median(
+            each.platform_mib for each in early
+        )
+        allowed = _MORE_MIB + _MIB_PER_MINUTE * self.seconds / 60
+        if grown > allowed:
+            violations.append(f"the platform grew by {grown:.1f} MiB, of {allowed:.1f} MiB that it may")
+        least = min(each.files for each in samples[: max(1, len(samples) // 3)])
+        if samples[-1].files > least + _MORE_FILES:
+            violations.append(f"{samples[-1].files} descriptors are open at the end, {least} were at the beginning")
+
+
+def is_fork_server(process: psutil.Process) -> bool:
+    """One that works: not one that is stopped, or has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        runs = process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+        return runs and "gpufaas_gpu_manager.zygote" in process.cmdline()
+    return False
