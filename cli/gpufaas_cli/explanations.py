@@ -24,9 +24,18 @@ def show(found: Mapping[str, Any] | None, call: str) -> None:
     for number, each in enumerate(found["options"]):
         what = f"{each['option']} {each['where']}".ljust(32)
         rows.append(("Weighed" if number == 0 else "", f"{what} {each['estimate_s']:9.3f} s"))
+    if service := found.get("service"):
+        rows.append(("Service", _service(service)))
     rows.append(("Passed over", _calls(found["passed_over"], found["passed_over_count"])))
     rows.append(("Overtaken by", _calls(found["overtaken_by"], found["overtaken_by_count"])))
     output.aligned(rows)
+
+
+def _service(known: Mapping[str, Any]) -> str:
+    calls = f"{known['calls']} call{'' if known['calls'] == 1 else 's'}"
+    size = f", for a size of {known['size']:g}" if known["size"] else ""
+    spread = f"p50 {known['p50_s']:.3f}, p90 {known['p90_s']:.3f}, {calls} on {known['kind']}{size}"
+    return f"{known['estimate_s']:.3f} s ({spread})"
 
 
 def _state(found: Mapping[str, Any]) -> str:

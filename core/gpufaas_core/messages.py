@@ -100,6 +100,8 @@ class Arrived(Struct, frozen=True, tag=True):
     age_s: Seconds = 0.0
     """How long it has waited already, without a lease that reached its gateway: under an older engine, or because its
     gateway was cut off. It stands where it would stand if it had never left."""
+    size: float = 0.0
+    """Of the request, in any unit that is the same for all calls of the function; 0.0 if it is not known."""
 
 
 class Cancelled(Struct, frozen=True, tag=True):

@@ -54,6 +54,40 @@ class Device(Struct, frozen=True):
         return NodeId(self.id.rpartition("/")[0])
 
 
+class SizesDoc(Struct, frozen=True):
+    """
+    How service times depend on the size of requests: sums of a weighted least-squares line, the newest call's weight
+    being `unit`.
+    """
+
+    unit: float
+    weight: float
+    x: float
+    y: float
+    xx: float
+    xy: float
+    yy: float
+    least_s: Seconds
+    """The shortest that was seen."""
+    most_s: Seconds
+
+
+class TimesDoc(Struct, frozen=True):
+    """
+    How service times vary: of the ratios of what calls took to what was estimated, a histogram in logarithmic buckets
+    and sums. The newest call weighs `unit` (`gpufaas_scheduler.times.ServiceTimes`, docs/adr/0027).
+    """
+
+    calls: int
+    unit: float
+    sums: tuple[float, float, float]
+    """Of the weights, of weights times ratios, of weights times squares of ratios."""
+    first: int
+    """The bucket that `weights` begins with; bucket 40 is about a ratio of 1, each is 1.25 times as far as the last."""
+    weights: tuple[float, ...]
+    sizes: SizesDoc | None = None
+
+
 class Profile(Struct, frozen=True):
     """What a function costs on one kind of device. Load and service are typical times, occupation is a peak."""
 
@@ -62,6 +96,8 @@ class Profile(Struct, frozen=True):
     occupation: Bytes
     measured: bool = False
     """False: declared or derived from the weights; True: learnt from real calls."""
+    times: TimesDoc | None = None
+    """How service times vary about `service_s`; None: nothing is known."""
 
 
 class Function(Struct, frozen=True):
@@ -138,6 +174,21 @@ class Considered(Struct, frozen=True):
     """What it was taken to cost, in the policy's terms; to be compared with the others only."""
 
 
+class ServiceEstimate(Struct, frozen=True):
+    """How long one call should take on devices of a kind, load and waiting aside."""
+
+    kind: str
+    estimate_s: Seconds
+    """The mean: of the function's calls, or of those of this call's size."""
+    p50_s: Seconds
+    """Half of such calls take no longer."""
+    p90_s: Seconds
+    calls: int
+    """So many were seen; with fewer than ten, a spread of 100 % is assumed in part."""
+    size: float = 0.0
+    """The call's, where the estimate depends on it."""
+
+
 class Explanation(Struct, frozen=True):
     """Why a call of a model function was started where and when it was, or why it still waits."""
 
@@ -164,6 +215,8 @@ class Explanation(Struct, frozen=True):
     overtaken_by: tuple[CallId, ...] = ()
     """The first calls that arrived later and were started before it; as far as they are remembered."""
     overtaken_by_count: int = 0
+    service: ServiceEstimate | None = None
+    """Where it was started; of one that waits, on the kind of device that joined first."""
 
 
 class EngineStatus(Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from gpufaas_core._types import Bytes, Seconds
-from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId
+from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, TimesDoc
 
 # --- what a node knows ------------------------------------------------------------------------------------------------
 
@@ -90,13 +90,14 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     refusals: int = 0
     aborted: bool = False
     estimate_s: Seconds = 0.0
-    """Its share of a local queue's time."""
+    """Its service time, as estimated when it was put into a local queue or started."""
     patience_s: Seconds | None = None
     """How late the device may be while this call is the first of its local queue; None: however late."""
     copy: int = 0
     cold: bool = False
     victims: tuple[tuple[FunctionId, int], ...] = ()
     """Which copies left for it."""
+    size: float = 0.0
 
 
 class ResidentDoc(Struct, frozen=True, omit_defaults=True):
@@ -170,6 +171,8 @@ class CostsDoc(Struct, frozen=True):
     measured: bool
     least: Bytes = 0
     """See `state.Costs`."""
+    times: TimesDoc | None = None
+    """How service times vary."""
 
 
 class FunctionDoc(Struct, frozen=True):

@@ -111,12 +111,16 @@ class Present(Message, frozen=True, array_like=True, tag=32):
 
 
 class Place(Message, frozen=True, array_like=True, tag=33):
-    """Ask for a lease. `age_s`: how long it waited already, under another scheduler or over another connection."""
+    """
+    Ask for a lease. `age_s`: how long it waited already, under another scheduler or over another connection; `size`: of
+    the request, see `Arrived`.
+    """
 
     call: CallId
     function: FunctionId
     timeout_s: Seconds
     age_s: Seconds = 0.0
+    size: float = 0.0
 
 
 class Cancel(Message, frozen=True, array_like=True, tag=34):

@@ -365,7 +365,15 @@ def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[Fun
             "slots": deployed.spec.slots,
             "memory": deployed.spec.memory,
             "timeout": deployed.timeout_s,
-            "profiles": deployed.profiles,
+            "profiles": {
+                kind: {
+                    "load_s": each.load_s,
+                    "service_s": each.service_s,
+                    "occupation": each.occupation,
+                    "measured": each.measured,
+                }
+                for kind, each in deployed.profiles.items()
+            },
         }
         if deployed.placement.asked:
             ours["placement"] = {

@@ -59,7 +59,7 @@ HOP_BY_HOP: Final = frozenset((
 ))  # fmt: skip
 _NOTED: Final = HOP_BY_HOP | {
     b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-forwarded-for", b"x-forwarded-host",
-    b"x-timeout",
+    b"x-timeout", b"x-gpufaas-size",
 }  # fmt: skip
 """Of a request: not passed on, or looked at."""
 _DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-served-by"}
@@ -108,7 +108,9 @@ class NodePort(Protocol):
 class PlacementPort(Protocol):
     """The scheduler, as a gateway asks it; see `gpufaas_scheduler.service.SchedulerService`."""
 
-    def place(self, call: CallId, function: FunctionId, timeout_s: Seconds) -> Lease | asyncio.Future[Lease]: ...
+    def place(
+        self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0
+    ) -> Lease | asyncio.Future[Lease]: ...
 
     def again(self, call: CallId) -> asyncio.Future[Lease]: ...
 
@@ -122,7 +124,7 @@ class _Call:
 
     __slots__ = (
         "asked", "at_caller", "awaits_body", "body_due", "error", "exchange", "future", "held", "owner", "pace",
-        "spool", "task", "timeout_s", "timer", "watched",
+        "spool", "spooled", "task", "timeout_s", "timer", "watched",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -140,6 +142,8 @@ class _Call:
         self.watched = False
         """It is not a quick one: `_watch` has seen it."""
         self.spool: str | None = None
+        self.spooled = 0
+        """Bytes in it."""
         self.held: deque[MutableMapping[str, Any]] | None = None
         """What came of a body that streams while its call waits; None: it does not stream."""
         self.pace: asyncio.TimerHandle | None = None
@@ -196,7 +200,7 @@ class Invocations:
         raw: bytes = scope["raw_path"]
         name, _, path = raw[len(PREFIX) :].partition(b"/")
         method: str = scope["method"]
-        sent_id = asked = b""
+        sent_id = asked = sized = b""
         headers: list[Header] = []
         forwarded = hosted = False
         length = -1
@@ -211,6 +215,8 @@ class Invocations:
                     hosted = True
                 elif key == b"x-timeout":
                     asked = pair[1]
+                elif key == b"x-gpufaas-size":
+                    sized = pair[1]
                 elif key == b"x-call-id":
                     sent_id = pair[1][:128]
                     continue
@@ -254,19 +260,23 @@ class Invocations:
             if asked and (wanted_s := _asked_timeout(asked)) < timeout_s:
                 timeout_s, call.asked = wanted_s, True
             call.timeout_s = timeout_s
+            size = _told_size(sized) if sized else 0.0
             call.timer = self._loop.call_later(
                 _WATCH_AFTER_S, self._watch, call, receive, deployed, began + timeout_s, False
             )
             body, mode = await self._read(deployed, call, receive, length)
             call.at_caller = False
+            if not sized:
+                # Of a body that streams, no more is known than what its caller says.
+                size = float(length if length > 0 else len(body) if mode == INLINE else call.spooled)
 
             left_s = began + timeout_s - time.perf_counter()
             try:
-                placed = self._scheduler.place(call_id, deployed.function_id, left_s)
+                placed = self._scheduler.place(call_id, deployed.function_id, left_s, size)
             except UnknownFunction:
                 # It was updated while its body came: the new revision answers.
                 deployed = self._find(name, method)
-                placed = self._scheduler.place(call_id, deployed.function_id, left_s)
+                placed = self._scheduler.place(call_id, deployed.function_id, left_s, size)
             head = CallHead(
                 public_id.decode("latin-1"), method, "/" + path.decode("latin-1"), scope["query_string"],
                 headers, mode, call.spool or "", timeout_s,
@@ -294,7 +304,7 @@ class Invocations:
                             raise
                         deployed = newer
                         left_s = began + timeout_s - time.perf_counter()
-                        placed = self._scheduler.place(call_id, deployed.function_id, left_s)
+                        placed = self._scheduler.place(call_id, deployed.function_id, left_s, size)
                         continue
                     call.future = None
                 if passage is not None:
@@ -462,6 +472,7 @@ class Invocations:
             if file is None:
                 return b"".join(pieces), INLINE
             file.close()
+            call.spooled = size
             return b"", FILE
         except OSError as exc:
             raise StorageFailed(
@@ -641,6 +652,22 @@ def _asked_timeout(text: bytes) -> Seconds:
         return parse_duration(text.decode("latin-1")) or math.inf
     except InvalidSpec:
         return math.inf
+
+
+def _told_size(text: bytes) -> float:
+    """
+    Return what an X-Gpufaas-Size says.
+
+    :raises InvalidSpec: it is no number that a size can be
+    """
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not 0.0 <= size < math.inf:
+        shown = text[:40].decode("latin-1")
+        raise InvalidSpec(f"X-Gpufaas-Size is a number, 0 or more, in any unit of the function's own; not {shown!r}")
+    return size
 
 
 def new_call_id() -> str:

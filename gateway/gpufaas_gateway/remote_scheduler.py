@@ -34,7 +34,7 @@ _NOBODY: Final = EngineStatus("", (), {}, {})
 class _Waiting:
     """A call that has no lease yet."""
 
-    __slots__ = ("call", "deadline", "function", "future", "retold", "sent", "since")
+    __slots__ = ("call", "deadline", "function", "future", "retold", "sent", "since", "size")
 
     def __init__(
         self, call: CallId, function: FunctionId, since: float, deadline: float, future: asyncio.Future[Lease]
@@ -47,6 +47,8 @@ class _Waiting:
         self.since = since
         self.deadline = deadline
         self.future = future
+        self.size = 0.0
+        """Of its request; 0.0 if that is not known."""
         self.retold = False
         """Its function was said to be unknown, and was told about once more."""
 
@@ -81,7 +83,9 @@ class RemoteScheduler:
 
     # --- the invocation path ---
 
-    def place(self, call: CallId, function: FunctionId, timeout_s: Seconds) -> Lease | asyncio.Future[Lease]:
+    def place(
+        self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0
+    ) -> Lease | asyncio.Future[Lease]:
         now = self._loop.time()
         future: asyncio.Future[Lease] = self._loop.create_future()
         link = self._link
@@ -92,8 +96,9 @@ class RemoteScheduler:
                 return lease
             self._loop.call_later(min(PATIENCE_S, timeout_s), self._give_up, future)
         waiting = self._waiting[call] = _Waiting(call, function, now, now + timeout_s, future)
+        waiting.size = size
         if link is not None:
-            link.send(wire.Place(waiting.sent, function, timeout_s))
+            link.send(wire.Place(waiting.sent, function, timeout_s, 0.0, size))
         return future
 
     def again(self, call: CallId) -> asyncio.Future[Lease]:
@@ -235,7 +240,8 @@ class RemoteScheduler:
             return
         waiting.sent = self._sent[waiting.call] = self._another_id(waiting.sent)
         self._waiting[waiting.sent] = waiting
-        self._link.send(wire.Place(waiting.sent, waiting.function, waiting.deadline - now, now - waiting.since))
+        left_s, age_s = waiting.deadline - now, now - waiting.since
+        self._link.send(wire.Place(waiting.sent, waiting.function, left_s, age_s, waiting.size))
 
     def end(self) -> None:
         self._link = None

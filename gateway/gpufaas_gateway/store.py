@@ -3,6 +3,7 @@
 `ports.Quotas`).
 """
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,8 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.model import Function, Profile
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
+
+log = logging.getLogger(__name__)
 
 _MIGRATIONS: Final = (
     """
@@ -114,7 +117,8 @@ class SqliteStore:
     def profiles(self, digest: str) -> dict[str, Profile]:
         with self._lock, self._translated("read"):
             rows = self._db.execute("SELECT kind, profile FROM profiles WHERE digest = ?", (digest,)).fetchall()
-            return {kind: msgspec.json.decode(profile, type=Profile) for kind, profile in rows}
+            found = {kind: _profile(profile, digest, kind) for kind, profile in rows}
+            return {kind: profile for kind, profile in found.items() if profile is not None}
 
     def add_invocations(self, counts: Mapping[str, int]) -> None:
         with self._transaction("write") as db:
@@ -194,6 +198,15 @@ class SqliteStore:
             yield
         except (sqlite3.Error, OSError, msgspec.DecodeError) as exc:
             raise StorageFailed(f"cannot {what} {self._path}: {exc}: {_advice(exc)}") from exc
+
+
+def _profile(kept: bytes, digest: str, kind: str) -> Profile | None:
+    """None: it cannot be read, and is learnt again."""
+    try:
+        return msgspec.json.decode(kept, type=Profile)
+    except msgspec.DecodeError as exc:
+        log.error("store.profile_unreadable digest=%s kind=%s reason=%s", digest, kind, exc)
+        return None
 
 
 def _advice(error: Exception) -> str:

@@ -42,6 +42,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         copy=0 if model is None else model.copy,
         cold=call.cold,
         victims=call.victims,
+        size=call.size,
     )
 
 
@@ -153,7 +154,7 @@ def engine_doc(
 def restored_call(doc: CallDoc, owner: FunctionState, since: Seconds) -> Call:
     """The call as it was; where it stands is up to the caller."""
     deadline = None if doc.deadline_in_s is None else since + doc.deadline_in_s
-    call = Call(doc.call, owner, doc.number, since - doc.age_s, deadline)
+    call = Call(doc.call, owner, doc.number, since - doc.age_s, deadline, doc.size)
     call.passes = IMPLICIT if doc.passes is None else doc.passes
     call.refusals = doc.refusals
     call.aborted = doc.aborted
@@ -186,7 +187,7 @@ def restore_function(owner: FunctionState, doc: FunctionDoc, since: Seconds) -> 
 def costs_doc(costs: Costs) -> CostsDoc:
     return CostsDoc(
         costs.load_s, costs.service_s, max(costs.size, costs.least), costs.loaded, costs.served, costs.sized,
-        costs.measured, costs.least,
+        costs.measured, costs.least, costs.times_doc(),
     )  # fmt: skip
 
 
@@ -195,6 +196,7 @@ def restore_costs(costs: Costs, doc: CostsDoc) -> None:
     costs.size, costs.least = doc.occupation, doc.least
     costs.occupation = max(costs.size, costs.least, costs.floor)
     costs.loaded, costs.served, costs.sized, costs.measured = doc.loaded, doc.served, doc.sized, doc.measured
+    costs.restore_times(doc.times)
 
 
 def restore_order(owner: FunctionState, doc: FunctionDoc) -> None:

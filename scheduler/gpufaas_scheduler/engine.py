@@ -51,6 +51,7 @@ from gpufaas_core.model import (
     FunctionId,
     ResidentStatus,
     Seconds,
+    ServiceEstimate,
     copy_id,
 )
 from gpufaas_core.snapshot import CallDoc, DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc, RunningCall
@@ -64,7 +65,7 @@ from gpufaas_scheduler.state import Cluster, Demand, DeviceState, FunctionState,
 
 LEARNING_RATE: Final = 0.25
 """Weight of the newest time in a profile (EWMA): half of what is learnt is from the last 2.4 calls, so that a model
-that slows down is believed within a few calls and a single outlier is not."""
+that slows down is believed within a few calls and a single outlier is not. Of service times that vary much, less."""
 
 MAX_LOAD_FAILURES: Final = 3
 """In a row; then the function is failed until it is deployed again."""
@@ -323,7 +324,14 @@ class Engine:
             options=_options(why),
             overtaken_by=tuple(before[:_NAMED]),
             overtaken_by_count=len(before),
+            service=self._service(waiting, waiting.device),
         )
+
+    def _service(self, call: Call, device: DeviceState | None) -> ServiceEstimate | None:
+        owner = call.owner
+        if device is not None:
+            return owner.service_estimate(device.kind, call.size, call.estimate_s)
+        return next((owner.service_estimate(kind, call.size) for kind in self._cluster.largest_for(owner)), None)
 
     def _explain_start(self, index: int) -> Explanation:
         at, call, device, cold, victims, local, why = self._starts[index]
@@ -353,6 +361,7 @@ class Engine:
             passed_over_count=len(passed),
             overtaken_by=tuple(before[:_NAMED]),
             overtaken_by_count=len(before),
+            service=self._service(call, self._devices.get(device)),
         )
 
     def take_learnt(self) -> list[m.Learnt]:
@@ -446,7 +455,7 @@ class Engine:
         if owner.desired == 0:
             self._wake(owner)
         queue = self._queue
-        call = Call(event.call, owner, queue.next_number, self._cluster.now, deadline)
+        call = Call(event.call, owner, queue.next_number, self._cluster.now, deadline, event.size)
         if age_s:
             self._back_date(call, age_s)
         else:
@@ -502,7 +511,7 @@ class Engine:
         if event.ok:
             costs = owner.costs(device.kind)
             if costs is not None:
-                costs.learn_service(event.service_s, LEARNING_RATE if self._learn else 0.0)
+                costs.learn_service(event.service_s, call.size, LEARNING_RATE if self._learn else 0.0)
                 if self._learn and not costs.noted:
                     costs.noted = True
                     self._learnt[(owner.id, device.kind)] = None
@@ -650,11 +659,11 @@ class Engine:
         if owner.waiting <= owner.max_queue:
             full = f"{self._waiting - 1} calls wait on the platform"
         costs = next((owner.costs(kind) for kind in self._cluster.largest_for(owner)), None)
-        service_s = 1.0 if costs is None else costs.service_s
         if owner.waiting > owner.max_queue:
-            drain_s = owner.waiting * service_s / (max(1, owner.copies) * (1 if owner.exclusive else owner.slots))
+            calls, places = owner.waiting, max(1, owner.copies) * (1 if owner.exclusive else owner.slots)
         else:
-            drain_s = self._waiting * service_s / max(1, len(self._devices))
+            calls, places = self._waiting, max(1, len(self._devices))
+        drain_s = 1.0 * calls / places if costs is None else costs.drain_s(calls, places)
         self._give_up(call)
         self._out.append(m.Reject(call.id, "overloaded", full, min(MAX_RETRY_AFTER_S, max(0.1, drain_s))))
 
@@ -713,7 +722,7 @@ class Engine:
             ready = model.ready_at if model.loading and model.ready_at > now else now
             device.run = call
             device.busy_since = now
-            call.estimate_s = 0.0 if costs is None else costs.service_s
+            call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
             device.free_at = ready + call.estimate_s
             if device.local:
                 self._overdue.note(device)
@@ -781,7 +790,7 @@ class Engine:
         """Of several model functions' calls on *device*, which should not have been, the next one has it now."""
         device.run = following = device.others.pop(0)
         costs = following.owner.costs(device.kind)
-        following.estimate_s = 0.0 if costs is None else costs.service_s
+        following.estimate_s = 0.0 if costs is None else costs.estimate_s(following.size)
         device.busy_since = self._cluster.now
         device.free_at = self._cluster.now + following.estimate_s
         self._overdue.note(device)
@@ -926,7 +935,7 @@ class Engine:
         self._queue.remove(call)
         call.why = action.why
         costs = call.owner.costs(device.kind)
-        call.estimate_s = 0.0 if costs is None else costs.service_s
+        call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
         call.state = LOCAL
         call.device = device
         call.patience_s = action.patience_s
@@ -1179,7 +1188,7 @@ class Engine:
             self._learnt[(owner.id, device.kind)] = None
         run = device.run
         if run is not None and run.model is model and costs is not None:
-            run.estimate_s = costs.service_s
+            run.estimate_s = costs.estimate_s(run.size)
             device.free_at = self._cluster.now + run.estimate_s  # the load is over: what is left is known better
             self._overdue.note(device)
         if not owner.exclusive:
@@ -1497,7 +1506,9 @@ class Engine:
         for at, arrived in aged:
             if arrived.call not in self._calls or self._calls[arrived.call].state == RUNNING:
                 changed = True
-                self._arrived(m.Arrived(arrived.call, arrived.function, arrived.deadline, arrived.age_s + now - at))
+                self._arrived(
+                    m.Arrived(arrived.call, arrived.function, arrived.deadline, arrived.age_s + now - at, arrived.size)
+                )
         joined = {each.device.id: at for at, (_, each) in enumerate(left.events) if isinstance(each, m.DeviceJoined)}
         for at_event, (_, each) in enumerate(left.events):
             if isinstance(each, m.DeviceJoined) or (isinstance(each, m.Arrived) and each.age_s):
@@ -1708,6 +1719,7 @@ class Engine:
             state.others = [call for call, _ in exclusive[1:]]
             state.busy_since, state.free_at = at - running.age_s, self._estimate(first, running, at)
             if doc is not None and first.id == has:
+                first.estimate_s = doc.running[0].estimate_s
                 state.busy_since, state.free_at = since - doc.busy_for_s, since + doc.free_in_s
         elif preload is not None and preload.loading and doc is not None:
             state.preload = preload
@@ -1859,7 +1871,7 @@ class Engine:
         assert model is not None
         assert device is not None
         costs = call.owner.costs(device.kind)
-        call.estimate_s = 0.0 if costs is None else costs.service_s
+        call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
         if running.begun:
             return at - running.age_s + call.estimate_s
         return max(at, model.ready_at if model.loading else at) + call.estimate_s
@@ -1999,6 +2011,6 @@ def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
         hits=device.hits,
         misses=device.misses,
         evictions=device.evictions,
-        estimated_finish_s=device.finish_s(now),
+        estimated_finish_s=device.left_s(now),
         busy_s=device.busy_s + (now - device.busy_since if device.busy else 0.0),
     )

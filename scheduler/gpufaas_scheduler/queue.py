@@ -52,11 +52,17 @@ class Call:
 
     __slots__ = (
         "aborted", "arrived_at", "cold", "deadline", "device", "estimate_s", "function", "id", "model", "number",
-        "owner", "passes", "patience_s", "refusals", "state", "victims", "why",
+        "owner", "passes", "patience_s", "refusals", "size", "state", "victims", "why",
     )  # fmt: skip
 
     def __init__(
-        self, call: CallId, owner: FunctionState, number: int, arrived_at: Seconds, deadline: Seconds | None
+        self,
+        call: CallId,
+        owner: FunctionState,
+        number: int,
+        arrived_at: Seconds,
+        deadline: Seconds | None,
+        size: float = 0.0,
     ) -> None:
         self.id = call
         self.owner = owner
@@ -65,6 +71,8 @@ class Call:
         """Arrival number: the order of the queue, kept when the call comes back."""
         self.arrived_at = arrived_at
         self.deadline = deadline
+        self.size = size
+        """Of its request; 0.0 if it is not known."""
         self.passes = IMPLICIT
         self.state = WAITING
         self.refusals = 0
@@ -77,7 +85,7 @@ class Call:
         self.patience_s = inf
         """How late the device may be while this call is the first of its local queue, see `policies.EnqueueLocal`."""
         self.estimate_s = 0.0
-        """Its share of the local queue's time, as estimated when it was put there."""
+        """Its service time, as estimated when it was put into a local queue or started."""
         self.aborted = False
         self.why: Why | None = None
         """What the policy said when it was placed."""

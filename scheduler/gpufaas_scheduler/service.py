@@ -133,15 +133,18 @@ class SchedulerService:
 
     # --- gateways ---
 
-    def place(self, call: CallId, function: FunctionId, timeout_s: Seconds) -> Lease | asyncio.Future[Lease]:
+    def place(
+        self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0
+    ) -> Lease | asyncio.Future[Lease]:
         """
-        Ask for the right to run *call*: a lease at once when there is one, else a future of it.
+        Ask for the right to run *call*: a lease at once when there is one, else a future of it. *size*: of the request,
+        see `Arrived`.
 
         :raises GpufaasError: it was rejected at once; the future raises the same when that happens later
         """
         self._placing, self._placed = call, None
         now = self._now()
-        self.handle(Arrived(call, function, now + timeout_s), now)
+        self.handle(Arrived(call, function, now + timeout_s, 0.0, size), now)
         self._placing, placed = None, self._placed
         if placed is None:
             future: asyncio.Future[Lease] = self._loop.create_future()
@@ -151,10 +154,12 @@ class SchedulerService:
             raise placed
         return placed
 
-    def place_for(self, call: CallId, function: FunctionId, timeout_s: Seconds, age_s: Seconds = 0.0) -> None:
+    def place_for(
+        self, call: CallId, function: FunctionId, timeout_s: Seconds, age_s: Seconds = 0.0, size: float = 0.0
+    ) -> None:
         """Place a call of an attached gateway, which is answered at once or later; *age_s*: it waited elsewhere."""
         now = self._now()
-        self.handle(Arrived(call, function, now + timeout_s, age_s), now)
+        self.handle(Arrived(call, function, now + timeout_s, age_s, size), now)
 
     def attach(self, gateway: str, answer: Callable[[CallId, Lease | GpufaasError], None]) -> None:
         """Answers to calls whose ids end in ``@GATEWAY`` go to *answer* from now on."""

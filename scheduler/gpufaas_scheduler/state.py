@@ -17,13 +17,27 @@ from typing import Final, NamedTuple, TypeAlias, cast
 from gpufaas_cache_manager.replacement import Replacement, victims
 from gpufaas_cache_manager.residency import Residency, Resident
 from gpufaas_core.constraints import satisfied
-from gpufaas_core.model import Bytes, Device, DeviceId, Function, FunctionId, Profile, Seconds, copy_id
+from gpufaas_core.model import (
+    Bytes,
+    Device,
+    DeviceId,
+    Function,
+    FunctionId,
+    Profile,
+    Seconds,
+    ServiceEstimate,
+    TimesDoc,
+    copy_id,
+)
 from gpufaas_scheduler.policies import DeviceView, FunctionView, ResidentView, WaitingCall
 from gpufaas_scheduler.queue import NEVER, Call, FunctionQueue, GlobalQueue
-from gpufaas_scheduler.times import SHARE, ServiceTimes
+from gpufaas_scheduler.times import MAX_S, SHARE, BySize, ServiceTimes, on_grid
 
 DEMAND_S: Final = 120.0
 """Time constant of the estimates of demand: two thirds of the weight is on the last two minutes."""
+
+_THREE_OF_FOUR: Final = 0.674
+"""Quantile of the standard normal distribution."""
 
 _LEAST_OBSERVED_S: Final = 3.0
 """The first call after the start is no thousand calls a second."""
@@ -40,7 +54,7 @@ class Costs:
 
     __slots__ = (
         "floor", "least", "load_s", "loaded", "measured", "noted", "occupation", "served", "service_s", "size", "sized",
-        "times",
+        "sizes", "times",
     )  # fmt: skip
 
     def __init__(self, profile: Profile, floor: Bytes = 0) -> None:
@@ -59,29 +73,60 @@ class Costs:
         """That it serves in another time than before is noted already, for whoever keeps profiles."""
         self.times = ServiceTimes()
         """What calls took, in units of what was estimated."""
+        self.sizes = BySize()
+        """What they took by the size of their requests."""
+        self.restore_times(profile.times)
 
     def learn_load(self, load_s: Seconds, rate: float) -> None:
         self.load_s = self.load_s + rate * (load_s - self.load_s) if self.loaded else load_s
         self.loaded = self.measured = True
 
-    def learn_service(self, service_s: Seconds, rate: float) -> None:
+    def learn_service(self, service_s: Seconds, size: float, rate: float) -> None:
         """*rate*: 0 if the mean is given, and only how the times vary about it is learnt."""
-        if not 0.0 <= service_s < math.inf:
+        if not 0.0 <= service_s < MAX_S:
             return
         if self.served or not rate:
-            estimate_s = self.service_s
+            mean_s = self.service_s
+            by_size_s = self.sizes.predict_s(size)
+            estimate_s = mean_s if by_size_s is None else by_size_s
             self.times.add(service_s / estimate_s if estimate_s > 0.0 else 1.0)
-            self.service_s = estimate_s + self.times.rate(rate) * (service_s - estimate_s)
+            if rate:
+                rate = self.times.rate(rate) if by_size_s is None else self.sizes.rate(rate)
+                self.service_s = on_grid(mean_s + rate * (service_s - mean_s))
         else:
             self.service_s = service_s
+        if size > 0.0:
+            self.sizes.add(size, service_s)
         if rate:
             self.served = self.measured = True
+
+    def estimate_s(self, size: float) -> Seconds:
+        """Expected service time of a call of that size: by the size, if times depend on it; else the mean."""
+        by_size_s = self.sizes.predict_s(size)
+        return self.service_s if by_size_s is None else by_size_s
 
     def left_s(self, ran_s: Seconds, estimate_s: Seconds) -> Seconds:
         """Expected time until a call ends that has run for *ran_s* and was estimated at *estimate_s*."""
         if estimate_s <= 0.0:
             return SHARE * max(0.0, ran_s)
         return estimate_s * self.times.left(ran_s / estimate_s)
+
+    def drain_s(self, calls: int, places: float) -> Seconds:
+        """
+        Return the time within which so many calls are served in three of four cases, where *places* serve at once; at
+        least the mean. Their sum is taken to be log-normal.
+        """
+        cv = self.times.cv
+        sigma = math.sqrt(math.log1p(cv * cv / calls))
+        return self.service_s * calls / places * max(1.0, exp(_THREE_OF_FOUR * sigma - sigma * sigma / 2.0))
+
+    def times_doc(self) -> TimesDoc | None:
+        return self.times.doc(self.sizes.doc())
+
+    def restore_times(self, doc: TimesDoc | None) -> None:
+        """What is not there, or no state that the times can be in, is as if no call had been seen."""
+        self.times = ServiceTimes.restored(doc)
+        self.sizes = BySize.restored(None if doc is None else doc.sizes)
 
     def learn_size(self, occupation: Bytes) -> bool:
         """Return whether the occupation is another one now."""
@@ -99,7 +144,8 @@ class Costs:
 
     def profile(self) -> Profile:
         """Without what is declared, which belongs to the deployment and not to the bundle."""
-        return Profile(self.load_s, self.service_s, max(self.size, self.least), self.measured)
+        occupation = max(self.size, self.least)
+        return Profile(self.load_s, self.service_s, occupation, self.measured, self.times_doc())
 
 
 class ReadyCopies:
@@ -313,6 +359,22 @@ class FunctionState:
     def service_s(self, kind: str) -> Seconds:
         costs = self.costs(kind)
         return math.inf if costs is None else costs.service_s
+
+    def estimate_s(self, kind: str, size: float) -> Seconds:
+        costs = self.costs(kind)
+        return math.inf if costs is None else costs.estimate_s(size)
+
+    def service_estimate(self, kind: str, size: float, estimate_s: Seconds | None = None) -> ServiceEstimate | None:
+        """For people. *estimate_s*: what was estimated once; None: as it is now."""
+        costs = self.costs(kind)
+        if costs is None:
+            return None
+        now_s, times = costs.estimate_s(size), costs.times
+        mean_s = now_s if estimate_s is None else estimate_s
+        shown = size if costs.sizes.predict_s(size) is not None else 0.0
+        return ServiceEstimate(
+            kind, mean_s, mean_s * times.quantile(0.5), mean_s * times.quantile(0.9), times.calls, shown
+        )
 
     def service_cv(self, kind: str) -> float:
         costs = self.costs(kind)
@@ -796,7 +858,8 @@ class Cluster:
         return cast(DeviceState, device).overrun_s(self.now)
 
     def estimate_s(self, call: WaitingCall, kind: str) -> Seconds:
-        return cast(Call, call).owner.service_s(kind)
+        known = cast(Call, call)
+        return known.owner.estimate_s(kind, known.size)
 
     def orphans(self, limit: int) -> list[WaitingCall]:
         found: list[WaitingCall] = []

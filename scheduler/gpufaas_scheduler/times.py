@@ -15,6 +15,8 @@ from itertools import pairwise
 from math import erf, inf, log, sqrt
 from typing import Final
 
+from gpufaas_core.model import Seconds, SizesDoc, TimesDoc
+
 RATIO: Final = 1.25
 """Of a bucket's ends: times are told apart to 12 %. One bucket has 1 in its middle."""
 
@@ -36,6 +38,16 @@ _POINT_CV: Final = 0.03
 
 _STEADY: Final = 0.15
 """A mean that is followed with a rate of so much over cv^2 varies with a cv of about 0.3 itself, whatever cv is."""
+
+MIN_R2: Final = 0.3
+"""Of how times vary, sizes must explain so much, or they are not looked at."""
+MIN_SIZED: Final = 8
+"""Calls."""
+_MAX_SIZE: Final = 1e100
+MAX_S: Final = 1e9
+"""No call takes 30 years."""
+
+_GRID: Final = 2.0**30
 
 _SIDE: Final = 40
 """Buckets below the middle, and above: ratios from 1/7,500 to 7,500. What is beyond is in the last one."""
@@ -135,18 +147,38 @@ class ServiceTimes:
         return self._cv
 
     def rate(self, rate: float) -> float:
-        """
-        Return with which weight the newest time is to go into a mean: *rate*, or less where times vary so much that the
-        mean would follow each of them; but never less than that of one call among those that were seen.
-        """
-        if not rate or not self.calls:
-            return rate
-        unit = self._unit
-        calls, mean = self._count / unit, self._sum / self._count
-        variance = self._sum2 / self._count - mean * mean
-        if variance <= 0.0 or rate * variance <= _STEADY * mean * mean:
-            return rate
-        return min(rate, max(1.0 / (calls + 1.0), _STEADY * mean * mean / variance))
+        """See `steady`."""
+        count = self._count
+        return steady(rate, count / self._unit, self._sum / count, self._sum2 / count) if count else rate
+
+    def doc(self, sizes: SizesDoc | None) -> TimesDoc | None:
+        """What is known, with what *sizes* say; None: nothing."""
+        if not self.calls and sizes is None:
+            return None
+        weights = tuple(self._weights[self._low : self._high + 1])
+        sums = (self._count, self._sum, self._sum2)
+        return TimesDoc(self.calls, self._unit, sums, self._low if weights else 0, weights, sizes)
+
+    @classmethod
+    def restored(cls, doc: TimesDoc | None) -> ServiceTimes:
+        """What no calls can have left is as if there were none."""
+        made = cls()
+        if doc is None or not doc.weights or doc.calls < 1 or not 1.0 <= doc.unit < inf:
+            return made
+        last = doc.first + len(doc.weights) - 1
+        total = sum(doc.weights)
+        if (
+            not 0 <= doc.first <= last < _COUNT
+            or not all(0.0 <= each < inf for each in (*doc.weights, *doc.sums))
+            or not 0.999 * total <= doc.sums[0] <= 1.001 * total
+            or not doc.sums[0] > 0.0
+        ):
+            return made
+        made.calls, made._unit, made._low, made._high = doc.calls, doc.unit, doc.first, last
+        made._count, made._sum, made._sum2 = doc.sums
+        made._weights = [0.0] * _COUNT
+        made._weights[doc.first : last + 1] = doc.weights
+        return made
 
     def left(self, ran: float) -> float:
         """
@@ -218,6 +250,103 @@ class ServiceTimes:
             above.append((calls, total))
         above.reverse()
         self._first, self._last, self._mixed, self._above = first, last, mixed, above
+
+
+class BySize:
+    """
+    Service times as a linear function of the size of a request, by least squares over the calls whose size is known;
+    old calls weigh less, as in `ServiceTimes`. The prediction holds where it explains enough of how times vary.
+    """
+
+    __slots__ = ("_least_s", "_line", "_most_s", "_stale", "_sums", "_unit")
+
+    def __init__(self) -> None:
+        self._unit = 1.0
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        """Weights, and weighted sizes x, times y, xx, xy, yy."""
+        self._least_s, self._most_s = inf, 0.0
+        self._line: tuple[float, float] | None = None
+        """Intercept and slope; None: sizes explain too little."""
+        self._stale = False
+
+    def add(self, size: float, service_s: Seconds) -> None:
+        if not (0.0 < size < _MAX_SIZE and 0.0 <= service_s < MAX_S):
+            return
+        unit = self._unit = self._unit * _GROWTH
+        weight, x, y, xx, xy, yy = self._sums
+        weighted = unit * size
+        self._sums = (
+            weight + unit, x + weighted, y + unit * service_s, xx + weighted * size, xy + weighted * service_s,
+            yy + unit * service_s * service_s,
+        )  # fmt: skip
+        if unit > _MAX_UNIT:
+            weight, x, y, xx, xy, yy = self._sums
+            self._sums = (weight / unit, x / unit, y / unit, xx / unit, xy / unit, yy / unit)
+            self._unit = 1.0
+        self._least_s, self._most_s = min(self._least_s, service_s), max(self._most_s, service_s)
+        self._stale = True
+
+    def predict_s(self, size: float) -> Seconds | None:
+        """
+        Return the expected time of a call of that size, within a factor of two of all that were seen; None: too few
+        calls, or their sizes say too little.
+        """
+        if self._stale:
+            self._stale = False
+            self._line = self._fit()
+        if self._line is None or not 0.0 < size < inf:
+            return None
+        intercept, slope = self._line
+        return on_grid(min(max(intercept + slope * size, self._least_s / 2.0, 1e-6), 2.0 * self._most_s))
+
+    def rate(self, rate: float) -> float:
+        """See `steady`."""
+        weight, _, y, _, _, yy = self._sums
+        return steady(rate, weight / self._unit, y / weight, yy / weight) if weight else rate
+
+    def _fit(self) -> tuple[float, float] | None:
+        weight, x, y, xx, xy, yy = self._sums
+        if weight < (MIN_SIZED - 0.5) * self._unit:  # half a call for what the first ones have lost
+            return None
+        x, y = x / weight, y / weight
+        var_x, var_y, cov = xx / weight - x * x, yy / weight - y * y, xy / weight - x * y
+        # Below one in a thousand, sizes are as good as equal, and what they differ by may be rounding.
+        if var_x <= 1e-6 * x * x or var_y <= 1e-9 * y * y or cov * cov < MIN_R2 * var_x * var_y:
+            return None
+        slope = cov / var_x
+        return y - slope * x, slope
+
+    def doc(self) -> SizesDoc | None:
+        return SizesDoc(self._unit, *self._sums, self._least_s, self._most_s) if self._sums[0] else None
+
+    @classmethod
+    def restored(cls, doc: SizesDoc | None) -> BySize:
+        """What no calls can have left is as if there were none."""
+        made = cls()
+        if doc is not None:
+            sums = (doc.weight, doc.x, doc.y, doc.xx, doc.xy, doc.yy)
+            if all(0.0 <= each < inf for each in (*sums, doc.least_s, doc.most_s)) and 1.0 <= doc.unit < inf:
+                made._unit, made._sums, made._stale = doc.unit, sums, True
+                made._least_s, made._most_s = doc.least_s, doc.most_s
+        return made
+
+
+def steady(rate: float, calls: float, mean: float, mean2: float) -> float:
+    """
+    Return with which weight the newest time is to go into a mean: *rate*, or less where times vary so much that the
+    mean would follow each of them; but never less than that of one call among those that were seen.
+
+    :param mean: of so many calls; *mean2*, of their squares
+    """
+    variance = mean2 - mean * mean
+    if rate * variance <= _STEADY * mean * mean:
+        return rate
+    return min(rate, max(1.0 / (calls + 1.0), _STEADY * mean * mean / variance))
+
+
+def on_grid(seconds: Seconds) -> Seconds:
+    """To 1 ns, in a power of two: so sums with times of a clock are exact, whatever the clock shows."""
+    return round(seconds * _GRID) / _GRID
 
 
 def _bucket(ratio: float) -> int:

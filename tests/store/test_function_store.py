@@ -225,6 +225,16 @@ def test_sqlite_finds_everything_again_after_it_was_closed(tmp_path: Path) -> No
     second.close()
 
 
+@pytest.mark.parametrize("kept", [b"", b"{}", b'{"load_s":null,"service_s":1.0,"occupation":1}', b"\xff"])
+def test_sqlite_leaves_out_a_profile_that_cannot_be_read(tmp_path: Path, kept: bytes) -> None:
+    """It is learnt again; the bundle can be deployed."""
+    store = SqliteStore(tmp_path / "functions.db")
+    store.save_profile("d1", "cpu", PROFILE)
+    store._db.execute("INSERT INTO profiles (digest, kind, profile) VALUES ('d1', 'gpu', ?)", (kept,))
+    assert store.profiles("d1") == {"cpu": PROFILE}
+    store.close()
+
+
 def test_sqlite_has_what_it_acknowledged_after_a_kill(tmp_path: Path) -> None:
     program = f"""
 import os, signal

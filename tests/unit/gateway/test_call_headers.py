@@ -114,6 +114,42 @@ async def test_a_caller_may_ask_for_less_time_but_not_for_more(rig: Rig, asked: 
     assert (b"x-timeout", asked.encode()) in rig.seen
 
 
+@pytest.mark.parametrize(
+    ("headers", "body", "size"),
+    [
+        ({}, b"four", 4.0), ({}, b"", 0.0), ({"x_gpufaas_size": "128"}, b"four", 128.0),
+        ({"x_gpufaas_size": "2.5e3"}, b"", 2500.0), ({"x_gpufaas_size": "0"}, b"four", 0.0),
+    ],
+)  # fmt: skip
+async def test_the_scheduler_is_told_the_size_of_the_request(
+    rig: Rig, headers: dict[str, str], body: bytes, size: float
+) -> None:
+    await rig.call(body=body, **headers)
+
+    assert rig.functions.sizes == [size]
+    for value in headers.values():
+        assert (b"x-gpufaas-size", value.encode()) in rig.seen
+
+
+async def test_of_a_body_that_comes_in_pieces_and_says_no_length_the_size_is_what_came(rig: Rig) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b"x" * 1_000_000
+
+    await rig.client.request("POST", "/function/echo", content=pieces())
+
+    assert rig.functions.sizes == [3_000_000.0]
+
+
+@pytest.mark.parametrize("wrong", ["-1", "nan", "inf", "large", "1e999", "1 2"])
+async def test_a_size_that_is_none_is_refused_before_anything_runs(rig: Rig, wrong: str) -> None:
+    answer = await rig.call(x_gpufaas_size=wrong)
+
+    assert answer.status_code == 400
+    assert "X-Gpufaas-Size is a number, 0 or more" in answer.text
+    assert not rig.functions.called
+
+
 @pytest.mark.parametrize(("length", "expected"), [(1234, "1234"), (0, "0"), (-1, None)])
 async def test_an_answer_to_head_has_the_functions_length(rig: Rig, length: int, expected: str | None) -> None:
     rig.functions.answer = AnswerHead(200, [], length=length)

@@ -77,9 +77,11 @@ class Functions:
 
     answer: AnswerHead = field(default_factory=lambda: AnswerHead(200, [(b"content-type", b"text/plain")]))
     called: list[tuple[FunctionId, CallHead]] = field(default_factory=list)
+    sizes: list[float] = field(default_factory=list)
 
-    def place(self, call: CallId, function: FunctionId, timeout_s: Seconds) -> Lease:
+    def place(self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0) -> Lease:
         assert timeout_s > 0
+        self.sizes.append(size)
         return Lease(1, 1, call, function, "", DEVICE.id, cold=False, memory=0)
 
     def again(self, call: CallId) -> asyncio.Future[Lease]:

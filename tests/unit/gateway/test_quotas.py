@@ -211,9 +211,11 @@ class Waiting(Functions):
         self.free = False
         self.cancelled: list[CallId] = []
 
-    def place(self, call: CallId, function: FunctionId, timeout_s: Seconds) -> "Lease | asyncio.Future[Lease]":  # type: ignore[override]
+    def place(
+        self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0
+    ) -> "Lease | asyncio.Future[Lease]":  # type: ignore[override]
         if self.free:
-            return super().place(call, function, timeout_s)
+            return super().place(call, function, timeout_s, size)
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         self.places.append((call, function, future))
         return future

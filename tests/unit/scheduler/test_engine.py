@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
@@ -431,7 +432,8 @@ def test_a_full_queue_turns_calls_away_and_says_when_to_come_back() -> None:
 
     assert world.rejected == [("late", "overloaded")]
     assert isinstance(world.out[0], m.Reject)
-    assert world.out[0].retry_after_s == pytest.approx(6.0)
+    # Three calls of 2 s each, and as much more as is enough in three of four cases: nobody knows yet how they vary.
+    assert world.out[0].retry_after_s == pytest.approx(6.0 * 1.243, rel=1e-3)
     assert "2 calls waiting" in world.out[0].message
 
 
@@ -1258,7 +1260,9 @@ def test_times_are_learnt_from_calls_that_went_well() -> None:
     (learnt,) = world.engine.take_learnt()
 
     # The first measurement takes the place of what was declared; the next ones move it by a quarter.
-    assert learnt.profile == Profile(2.0, 2.5, 10, measured=True)
+    assert replace(learnt.profile, times=None) == Profile(2.0, 2.5, 10, measured=True)
+    assert learnt.profile.times is not None
+    assert learnt.profile.times.calls == 1, "that the second took twice as long as the first"
 
 
 def test_an_occupation_is_corrected_once_and_then_only_grows() -> None:
