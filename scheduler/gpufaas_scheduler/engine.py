@@ -1271,7 +1271,7 @@ class Engine:
             self._homeless[owner.id] = owner
 
     def _return_overdue(self) -> None:
-        """Devices are later than their local queues have patience for. Planned for once the event has been dealt with."""
+        """Devices are later than their local queues have patience for. Planned for once the event is dealt with."""
         for device in self._overdue.take(self._cluster.now):
             self._touch(device)
             for call in reversed(list(device.local)):

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from statistics import median
 
 import pytest
-from gpufaas_gpu_manager.line_limit import PATIENCE_S
-
 from tests.integration.conftest import ECHO, HTTP, Platform, until
+
+from gpufaas_gpu_manager.line_limit import PATIENCE_S
 
 PRINTER = """
     import os, threading

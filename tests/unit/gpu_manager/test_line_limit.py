@@ -1,6 +1,7 @@
 """A worker may print as much as it likes: what is kept is bounded, what is not is counted, the rest comes whole."""
 
 import pytest
+
 from gpufaas_gpu_manager.line_limit import (
     BURST_LINES,
     BYTES_PER_S,
