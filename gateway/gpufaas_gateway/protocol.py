@@ -33,6 +33,9 @@ READER_BYTES_PER_S: Final = 500
 _MAX_UNREAD: Final[Bytes] = 1 * MiB
 """Answers to a caller's pings that he does not read: nobody who means well has a thousand."""
 
+TURN_BYTES: Final[Bytes] = 2048
+"""Of what came on a WebSocket are parsed in one turn of the loop: it may be three hundred messages."""
+
 _VERSIONS: Final = ("1.1", "1.0")
 """The parser also knows 0.9, which has no headers, and 2.0, which it cannot read."""
 
@@ -191,7 +194,48 @@ class BoundedHttp(HttpToolsProtocol):
 class BoundedWebSocket(WebSocketsSansIOProtocol):
     """For `uvicorn.Config(ws=...)`."""
 
+    _left: bytes = b""
+    """What came and was not parsed yet."""
+
     def data_received(self, data: bytes) -> None:
+        if self._left:
+            self._left += data  # once: reading is paused by now
+        elif len(data) <= TURN_BYTES:
+            self._parse(data)
+        else:
+            self._left = data
+            self._parse_some()
+
+    def _parse_some(self) -> None:
+        """Others come between the pieces: a caller may send many thousand messages at once."""
+        piece, self._left = self._left[:TURN_BYTES], self._left[TURN_BYTES:]
+        if piece:
+            self._parse(piece)
+        if self._left:
+            self._pause()
+            self.loop.call_soon(self._parse_some)
+        elif self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def _pause(self) -> None:
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        if self._left:
+            self._pause()
+        return message
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        left, self._left = self._left, b""
+        if left:
+            self._parse(left)  # a message or a goodbye may be in it
+        super().connection_lost(exc)
+
+    def _parse(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_complete:
             # A head that is refused while it is read is no event: nobody else would answer it.

@@ -49,6 +49,7 @@ from gpufaas_gateway.invoke import (
     new_call_id,
     placement_headers,
 )
+from gpufaas_gateway.protocol import TURN_BYTES
 from gpufaas_gateway.quotas import Passage
 
 MAX_MESSAGE: Final[Bytes] = 16 * MiB
@@ -59,6 +60,8 @@ _REFUSAL: Final[Bytes] = 64 * 1024
 """Of the body of an answer that is not a WebSocket: it is held whole."""
 _MAX_CONTROL: Final[Bytes] = 1 * MiB
 """Answers to a function's pings that it does not read."""
+_TURN_MESSAGES: Final = 64
+"""Are passed on in one turn of the loop."""
 _SWITCHED: Final = 101
 _OVER: Final = CallCancelled("the connection is over")
 _MAX_REASON: Final[Bytes] = 123
@@ -318,13 +321,18 @@ class _Connection:
         """
         assert self._exchange is not None
         function = self._function
+        passed = 0
         while (data := await self._exchange.chunk()) is not None:
-            function.receive_data(data)
-            frames = function.events_received()
-            self._answer_control(len(frames))
-            for frame in frames:
-                if isinstance(frame, Frame):
-                    await self._on_frame(frame)
+            for at in range(0, len(data), TURN_BYTES):
+                function.receive_data(data[at : at + TURN_BYTES])
+                frames = function.events_received()
+                self._answer_control(len(frames))
+                for frame in frames:
+                    if isinstance(frame, Frame):
+                        await self._on_frame(frame)
+                        passed += 1
+                        if passed % _TURN_MESSAGES == 0:
+                            await asyncio.sleep(0)  # nothing else here waits while the caller takes them
             if function.parser_exc is not None:
                 said = function.close_sent
                 if said is not None and said.code == CloseCode.MESSAGE_TOO_BIG:
@@ -386,6 +394,7 @@ class _Connection:
     async def _to_function(self) -> None:
         assert self._first is not None
         message = await self._first
+        taken = 0
         while message["type"] == "websocket.receive":
             text = message.get("text")
             data: bytes = message["bytes"] if text is None else text.encode()
@@ -402,6 +411,9 @@ class _Connection:
             else:
                 self._function.send_text(data)
             await self._flush()
+            taken += 1
+            if taken % _TURN_MESSAGES == 0:
+                await asyncio.sleep(0)
             message = await self._receive()
         if "reason" not in message and message.get("code") in (CloseCode.NO_STATUS_RCVD, CloseCode.ABNORMAL_CLOSURE):
             self._told = True

@@ -420,8 +420,8 @@ class _Connection(asyncio.Protocol):
             self.head_sent = True
             self._slot.on_head(self._status, self.headers, self.length)
         pieces, self._pieces = self._pieces, []
-        for piece in pieces:
-            self._slot.on_chunk(piece)
+        if pieces:
+            self._slot.on_chunk(b"".join(pieces))
 
     def _finish(self) -> None:
         self._expecting = self._complete = False
@@ -433,8 +433,8 @@ class _Connection(asyncio.Protocol):
             self.resume()
         pieces, self._pieces = self._pieces, []
         if self.head_sent:
-            for piece in pieces:
-                self._slot.on_chunk(piece)
+            if pieces:
+                self._slot.on_chunk(b"".join(pieces))
             self._slot.on_answer(self, self._keep, self._status, None)
         else:
             self._slot.on_answer(self, self._keep, self._status, pieces[0] if len(pieces) == 1 else b"".join(pieces))

@@ -191,7 +191,9 @@ class Soak:
             workers = [each for each in server.children() if time.time() - each.create_time() > 2]
             if not workers:
                 return
-            victim = self._random.choice(workers)
+            called = {each.function for each in self.load.calls[-60:] if is_open(each)}
+            busy = [each for each in workers if each.name().partition(" ")[2].partition(".")[0] in called]
+            victim = self._random.choice(busy or workers)
             self._note(what, excuses=True)
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
