@@ -511,7 +511,8 @@ class Engine:
         if event.ok:
             costs = owner.costs(device.kind)
             if costs is not None:
-                costs.learn_service(event.service_s, call.size, LEARNING_RATE if self._learn else 0.0)
+                size = call.size if owner.exclusive else 0.0  # who has slots is not estimated call by call
+                costs.learn_service(event.service_s, size, LEARNING_RATE if self._learn else 0.0)
                 if self._learn and not costs.noted:
                     costs.noted = True
                     self._learnt[(owner.id, device.kind)] = None

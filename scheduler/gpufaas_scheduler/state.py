@@ -87,7 +87,7 @@ class Costs:
             return
         if self.served or not rate:
             mean_s = self.service_s
-            by_size_s = self.sizes.predict_s(size)
+            by_size_s = self.sizes.predict_s(size) if size else None
             estimate_s = mean_s if by_size_s is None else by_size_s
             self.times.add(service_s / estimate_s if estimate_s > 0.0 else 1.0)
             if rate:

@@ -55,6 +55,10 @@ _SIDE: Final = 40
 _COUNT: Final = 2 * _SIDE + 1
 _LOG: Final = log(RATIO)
 _LOWS: Final[list[float]] = [RATIO ** (index - _SIDE - 0.5) for index in range(_COUNT + 1)]
+_LOWEST: Final = _LOWS[0] * RATIO
+_HIGHEST: Final = _LOWS[-1] / RATIO
+"""Between these, the bucket is what the logarithm says, whatever is rounded."""
+_MIDDLE: Final = _SIDE + 0.5
 _MEANS: Final = [low * (RATIO - 1.0) / _LOG for low in _LOWS]
 """Of times in a bucket, spread evenly over their logarithms."""
 
@@ -116,13 +120,19 @@ class ServiceTimes:
             return
         if not self._weights:
             self._weights = [0.0] * _COUNT
-        index, ratio = _bucket(ratio), min(ratio, _LOWS[-1])
+        if ratio > _HIGHEST:
+            ratio = _HIGHEST
+        index = int(log(ratio) / _LOG + _MIDDLE) if _LOWEST < ratio < _HIGHEST else _bucket(ratio)
         unit = self._unit = self._unit * _GROWTH
+        weighted = unit * ratio
         self._weights[index] += unit
         self._count += unit
-        self._sum += unit * ratio
-        self._sum2 += unit * ratio * ratio
-        self._low, self._high = min(self._low, index), max(self._high, index)
+        self._sum += weighted
+        self._sum2 += weighted * ratio
+        if index < self._low:
+            self._low = index
+        if index > self._high:
+            self._high = index
         self.calls += 1
         self._stale = True
         if unit > _MAX_UNIT:
@@ -148,8 +158,10 @@ class ServiceTimes:
 
     def rate(self, rate: float) -> float:
         """See `steady`."""
-        count = self._count
-        return steady(rate, count / self._unit, self._sum / count, self._sum2 / count) if count else rate
+        count, total = self._count, self._sum
+        if rate * (self._sum2 * count - total * total) <= _STEADY * total * total:
+            return rate  # what `steady` would say, and nearly always the answer
+        return steady(rate, count / self._unit, total / count, self._sum2 / count)
 
     def doc(self, sizes: SizesDoc | None) -> TimesDoc | None:
         """What is known, with what *sizes* say; None: nothing."""
@@ -350,6 +362,6 @@ def on_grid(seconds: Seconds) -> Seconds:
 
 
 def _bucket(ratio: float) -> int:
-    if ratio <= _LOWS[0]:
+    if ratio <= _LOWEST:
         return 0
-    return min(_COUNT - 1, int(log(ratio) / _LOG + (_SIDE + 0.5)))
+    return min(_COUNT - 1, int(log(ratio) / _LOG + _MIDDLE))

@@ -420,6 +420,9 @@ def test_explanations_are_shown_line_by_line(capsys: pytest.CaptureFixture[str])
             "device": "n1/cpu:0", "hit": False, "via": "global", "victims": ["g@1"], "rule": "it costs least",
             "options": options, "passed_over": ["b"], "passed_over_count": 21, "overtaken_by": [],
             "overtaken_by_count": 0,
+            "service": {
+                "kind": "cpu", "estimate_s": 0.4, "p50_s": 0.31, "p90_s": 0.92, "calls": 123, "size": 512.0,
+            },
         },
         "a",
     )  # fmt: skip
@@ -428,4 +431,5 @@ def test_explanations_are_shown_line_by_line(capsys: pytest.CaptureFixture[str])
     assert "running: a miss on n1/cpu:0 at 12.000 s" in shown
     assert "load n1/cpu:0" in shown
     assert "21: b, and 20 more" in shown
+    assert "0.400 s (p50 0.310, p90 0.920, 123 calls on cpu, for a size of 512)" in shown
     assert "nobody" in shown
