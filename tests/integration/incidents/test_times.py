@@ -44,13 +44,13 @@ def test_how_long_calls_take_is_shown_as_a_distribution_and_outlives_a_restart(m
     refused = platform.call(path, b"0", headers={"X-Gpufaas-Size": "large"})
     assert (refused.status_code, "X-Gpufaas-Size" in refused.text) == (400, True)
 
-    # One that takes longer than anyone thought: the longer it has run, the longer it will.
+    # One that takes longer than anyone thought (ten times the longest before) is never about to end.
     runs = platform.begin(path, b"2.5", headers={"X-Gpufaas-Size": "125"})
     left = []
     for _ in range(2):
         time.sleep(0.8)
         left.append(platform.status()["devices"][0]["estimated_finish_s"])
-    assert 0.1 < left[0] < left[1]
+    assert min(left) > 0.2
     assert runs.result().text == "slept"
 
     assert platform.stop() == 0
