@@ -14,6 +14,7 @@ What can go wrong, named for what the caller may do about it.
     ├── CallCancelled          the caller went away
     ├── LoadFailed             the model did not load; carries the tail of its stderr
     ├── WorkerCrashed          the worker ended during the call; carries the tail of its stderr
+    ├── BadAnswer              what the function answered can be passed on to nobody: mend the function
     ├── LeaseRefused           the node took nothing of the call: it may be placed again
     ├── CorruptArtifact        bytes on disk or on the wire are not those of their digest
     ├── UnknownArtifact        no bytes of that digest here: upload them
@@ -70,6 +71,10 @@ class LoadFailed(GpufaasError):
 
 
 class WorkerCrashed(GpufaasError):
+    pass
+
+
+class BadAnswer(GpufaasError):
     pass
 
 

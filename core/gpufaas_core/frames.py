@@ -136,10 +136,11 @@ def encode_prefix(kind: int, head: msgspec.Struct | None, body_bytes: Bytes) -> 
 class FrameReader:
     """Takes bytes as they come, gives frames ``(kind, header, body)``. One that came whole costs a slice each."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_left", "_max_body")
 
-    def __init__(self) -> None:
+    def __init__(self, max_body: Bytes = MAX_BODY) -> None:
         self._left = bytearray()
+        self._max_body = max_body
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
         """:raises BrokenFrame: the bytes are no frame"""
@@ -147,13 +148,13 @@ class FrameReader:
         if left:
             left += data
             # Wait for the whole first frame before anything is copied out of the buffer.
-            if len(left) < 16 or len(left) < 16 + sum(_lengths(left, 0)):
+            if len(left) < 16 or len(left) < 16 + sum(self._lengths(left, 0)):
                 return
             data = bytes(left)
             left.clear()
         at, size = 0, len(data)
         while size - at >= 16:
-            header_bytes, body_bytes = _lengths(data, at)
+            header_bytes, body_bytes = self._lengths(data, at)
             body_at = at + 16 + header_bytes
             end = body_at + body_bytes
             if end > size:
@@ -163,9 +164,8 @@ class FrameReader:
         if at < size:
             left += data[at:]
 
-
-def _lengths(data: bytes | bytearray, at: int) -> tuple[int, int]:
-    _, _, zero, header_bytes, body_bytes = _unpack(data, at)
-    if zero or header_bytes > MAX_HEADER or body_bytes > MAX_BODY:
-        raise BrokenFrame(f"no frame: lengths {header_bytes} and {body_bytes}")
-    return header_bytes, body_bytes
+    def _lengths(self, data: bytes | bytearray, at: int) -> tuple[int, int]:
+        _, _, zero, header_bytes, body_bytes = _unpack(data, at)
+        if zero or header_bytes > MAX_HEADER or body_bytes > self._max_body:
+            raise BrokenFrame(f"no frame: lengths {header_bytes} and {body_bytes}")
+        return header_bytes, body_bytes

@@ -22,6 +22,7 @@ from msgspec import Struct, field
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import (
+    BadAnswer,
     CallCancelled,
     CorruptArtifact,
     DeadlineExceeded,
@@ -360,8 +361,8 @@ def proves(token: bytes, nonce: bytes, role: str, id_: str, given: bytes) -> boo
 _ERRORS: Final[dict[str, type[GpufaasError]]] = {
     each.__name__: each
     for each in (
-        CallCancelled, CorruptArtifact, DeadlineExceeded, GpufaasError, InvalidSpec, LeaseRefused, LoadFailed,
-        NoDeviceFits, Overloaded, StorageFailed, UnknownArtifact, UnknownFunction, WorkerCrashed,
+        BadAnswer, CallCancelled, CorruptArtifact, DeadlineExceeded, GpufaasError, InvalidSpec, LeaseRefused,
+        LoadFailed, NoDeviceFits, Overloaded, StorageFailed, UnknownArtifact, UnknownFunction, WorkerCrashed,
     )
 }  # fmt: skip
 

@@ -38,6 +38,8 @@ from gpufaas_functions.author import Answer, Context, Event, to_answer
 
 THREAD_STACK: Final = 2 * 1024 * 1024
 """Of each slot's thread beyond the first. Stacks are writable memory: they count against the limit whole."""
+_SAID: Final = 2000
+"""Characters of an exception that its caller is told. An exception's text may be a whole array's."""
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 
 
@@ -102,7 +104,11 @@ def run(start: WorkerStart, slots: list[socket.socket]) -> int:
         with contextlib.suppress(OSError):
             sys.stderr.write(text)
             sys.stderr.flush()
-            control.sendall(encode_frame(Kind.FAILED, FailedHead(_last_line(exc), text, is_out_of_memory(exc))))
+            control.sendall(
+                encode_frame(
+                    Kind.FAILED, FailedHead(_last_line(exc)[:_SAID], text[-16 * _SAID :], is_out_of_memory(exc))
+                )
+            )
         return 1
     occupation = memory.peak()
     if len(slots) > 1:
@@ -219,7 +225,7 @@ class Slot:
             raise
         except BaseException as exc:
             self._failure(exc)
-            error, out_of_memory = _last_line(exc), is_out_of_memory(exc)
+            error, out_of_memory = _last_line(exc)[:_SAID], is_out_of_memory(exc)
         finally:
             close = getattr(chunks, "close", None)
             if close is not None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpufaas_core.errors import (
+    BadAnswer,
     BodyTooLarge,
     CallCancelled,
     CorruptArtifact,
@@ -88,6 +89,7 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     NoWebSocket: 501,
     LoadFailed: 502,
     WorkerCrashed: 502,
+    BadAnswer: 502,
     FetchFailed: 503,
     LeaseRefused: 503,
     Unavailable: 503,

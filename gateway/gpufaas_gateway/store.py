@@ -16,6 +16,7 @@ import msgspec
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.model import Function, Profile
+from gpufaas_core.plausible import read_profile
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
 
 log = logging.getLogger(__name__)
@@ -117,8 +118,13 @@ class SqliteStore:
     def profiles(self, digest: str) -> dict[str, Profile]:
         with self._lock, self._translated("read"):
             rows = self._db.execute("SELECT kind, profile FROM profiles WHERE digest = ?", (digest,)).fetchall()
-            found = {kind: _profile(profile, digest, kind) for kind, profile in rows}
-            return {kind: profile for kind, profile in found.items() if profile is not None}
+        found: dict[str, Profile] = {}
+        for kind, profile in rows:
+            try:
+                found[kind] = read_profile(profile)
+            except ValueError as exc:
+                log.error("store.profile_unreadable digest=%s kind=%s reason=%s", digest, kind, exc)
+        return found
 
     def add_invocations(self, counts: Mapping[str, int]) -> None:
         with self._transaction("write") as db:
@@ -198,15 +204,6 @@ class SqliteStore:
             yield
         except (sqlite3.Error, OSError, msgspec.DecodeError) as exc:
             raise StorageFailed(f"cannot {what} {self._path}: {exc}: {_advice(exc)}") from exc
-
-
-def _profile(kept: bytes, digest: str, kind: str) -> Profile | None:
-    """None: it cannot be read, and is learnt again."""
-    try:
-        return msgspec.json.decode(kept, type=Profile)
-    except msgspec.DecodeError as exc:
-        log.error("store.profile_unreadable digest=%s kind=%s reason=%s", digest, kind, exc)
-        return None
 
 
 def _advice(error: Exception) -> str:

@@ -7,13 +7,14 @@ its caller may still be reading: a device is held for the model's work, not for 
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 
 from gpufaas_core.answer_buffer import AnswerBuffer
-from gpufaas_core.errors import GpufaasError
+from gpufaas_core.errors import BadAnswer, GpufaasError
 from gpufaas_core.frames import (
+    CHUNK_BYTES,
     STREAM,
     AnswerHead,
     BrokenFrame,
@@ -27,7 +28,9 @@ from gpufaas_core.frames import (
     encode_prefix,
 )
 from gpufaas_core.messages import Lease
+from gpufaas_core.plausible import is_size, is_time, shortened, why_no_answer, why_not_ready
 
+HeadT = TypeVar("HeadT")
 _decode_answer: Final = msgspec.msgpack.Decoder(AnswerHead).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
 _decode_ready: Final = msgspec.msgpack.Decoder(ReadyHead).decode
@@ -185,9 +188,14 @@ class SlotProtocol(asyncio.Protocol):
     def __init__(self, worker: "SlotOwner", index: int) -> None:
         self.index = index
         self._worker = worker
-        self._reader = FrameReader()
+        self._reader = FrameReader(CHUNK_BYTES)
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
+        self._spoke = False
+        """It has said how its load went."""
+        self._answering = False
+        """The head of the answer has come, its end has not."""
+        self._broken = False
         self._writable: asyncio.Future[None] | None = None
         self._full = False
         self.lost = False
@@ -249,37 +257,70 @@ class SlotProtocol(asyncio.Protocol):
             self._writable.set_result(None)
 
     def data_received(self, data: bytes) -> None:
+        if self._broken:
+            return
         try:
             for kind, header, body in self._reader.feed(data):
                 self._on_frame(kind, header, body)
-        except (BrokenFrame, msgspec.DecodeError) as exc:
-            self._worker.on_broken(f"its worker sent what is no frame: {exc}")
+        except BrokenFrame as exc:
+            # The author's code writes here, or our runner has lost its place: nothing more of it can be believed.
+            self._broken = True
+            self._worker.on_broken(f"it sent what it must not: {exc}")
+            self.close()
 
     def _on_frame(self, kind: int, header: bytes, body: bytes) -> None:
+        """:raises BrokenFrame: it is none that comes now, or says what cannot be"""
         exchange = self._exchange
-        if kind == Kind.ANSWER:
-            if exchange is not None:
-                self._exchange = None
-                head = _decode_answer(header)
-                # First the engine, which may have the next call for this slot, then the caller.
-                self._worker.on_done(self, exchange, head.run_s, head.peak, head.out_of_memory, not head.failed)
+        if kind == Kind.READY or kind == Kind.FAILED:
+            self._on_spoken(kind, header)
+        elif exchange is None:
+            raise BrokenFrame(f"a frame of kind {kind}, while it had no call")
+        elif kind == Kind.ANSWER and not self._answering:
+            head = _decoded(_decode_answer, header)
+            _check_figures(head.run_s, head.peak)
+            self._exchange = None
+            wrong = why_no_answer(head.status, head.headers)
+            # First the engine, which may have the next call for this slot, then the caller.
+            ok = not head.failed and not wrong
+            self._worker.on_done(self, exchange, head.run_s, head.peak, head.out_of_memory, ok)
+            if wrong:
+                exchange.fail(BadAnswer(f"the function's answer was no answer: {wrong}"))
+            else:
                 exchange.on_answer(head, body)
-        elif kind == Kind.CHUNK:
-            if exchange is not None:
+        elif kind == Kind.CHUNK and self._answering:
+            if body:
                 exchange.on_chunk(body)
-        elif kind == Kind.HEAD:
-            if exchange is not None:
-                exchange.on_head(_decode_answer(header))
-        elif kind == Kind.END:
-            if exchange is not None:
-                self._exchange = None
-                end = _decode_end(header)
-                self._worker.on_done(self, exchange, end.run_s, end.peak, end.out_of_memory, not end.error)
-                exchange.on_end(end)
-        elif kind == Kind.READY:
-            self._worker.on_ready(_decode_ready(header))
-        elif kind == Kind.FAILED:
-            self._worker.on_failed(_decode_failed(header))
+        elif kind == Kind.HEAD and not self._answering:
+            self._answering = True
+            head = _decoded(_decode_answer, header)
+            if wrong := why_no_answer(head.status, head.headers):
+                exchange.abandoned = True  # what comes of it is left out, until its END
+                exchange.fail(BadAnswer(f"the function's answer was no answer: {wrong}"))
+                self.cancel()
+                self._worker.watch_abandoned()
+            else:
+                exchange.on_head(head)
+        elif kind == Kind.END and self._answering:
+            end = _decoded(_decode_end, header)
+            _check_figures(end.run_s, end.peak)
+            self._exchange = None
+            self._answering = False
+            self._worker.on_done(self, exchange, end.run_s, end.peak, end.out_of_memory, not end.error)
+            exchange.on_end(end)
+        else:
+            raise BrokenFrame(f"a frame of kind {kind} {'in the middle of' if self._answering else 'before'} an answer")
+
+    def _on_spoken(self, kind: int, header: bytes) -> None:
+        if self.index or self._spoke:
+            raise BrokenFrame(f"a frame of kind {kind}, after its load")
+        self._spoke = True
+        if kind == Kind.FAILED:
+            self._worker.on_failed(shortened(_decoded(_decode_failed, header)))
+            return
+        head = _decoded(_decode_ready, header)
+        if wrong := why_not_ready(head):
+            raise BrokenFrame(wrong)
+        self._worker.on_ready(head)
 
     def eof_received(self) -> bool:
         return False
@@ -294,6 +335,20 @@ class SlotProtocol(asyncio.Protocol):
             self._transport.abort()
 
 
+def _decoded(decode: Callable[[bytes], HeadT], header: bytes) -> HeadT:
+    """:raises BrokenFrame: it is no head of that kind"""
+    try:
+        return decode(header)
+    except (ValueError, RecursionError) as exc:
+        raise BrokenFrame(f"no head of a frame: {exc}") from exc
+
+
+def _check_figures(run_s: float, peak: int) -> None:
+    """:raises BrokenFrame: no call takes so long, or so much"""
+    if not is_time(run_s) or not is_size(peak):
+        raise BrokenFrame(f"its call took {run_s} s and {peak} bytes")
+
+
 class SlotOwner:
     """What a slot reports to (the worker); here so that the two need not import each other."""
 
@@ -301,4 +356,5 @@ class SlotOwner:
     on_failed: Callable[[FailedHead], None]
     on_broken: Callable[[str], None]
     on_slot_lost: Callable[[], None]
+    watch_abandoned: Callable[[], None]
     on_done: Callable[[Slot, Exchange, float, int, bool, bool], None]

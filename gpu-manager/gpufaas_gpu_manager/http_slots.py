@@ -13,8 +13,11 @@ from typing import Any, Final, Protocol, cast
 
 import httptools
 
+from gpufaas_core.errors import BadAnswer
 from gpufaas_core.frames import FILE, STREAM, UPGRADE, AnswerHead, CallHead, EndHead
 from gpufaas_core.model import Seconds
+from gpufaas_core.plausible import MAX_HEADERS, why_no_answer
+from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.exchange import Exchange, Slot
 
 SHORT: Final = 16 * 1024
@@ -209,6 +212,8 @@ class HttpSlot:
         """The answer is whole; *body* is None when its head was passed on before."""
         exchange = self._exchange
         assert exchange is not None
+        if body is not None and self._refused(status, connection.headers):
+            return
         if keep and not self._sending:
             connection.idle_since = time.monotonic()
         else:
@@ -223,8 +228,18 @@ class HttpSlot:
             exchange.on_answer(AnswerHead(status, headers, run_s, length=connection.length), body)
 
     def on_head(self, status: int, headers: list[tuple[bytes, bytes]], length: int) -> None:
-        if self._exchange is not None:
+        if self._exchange is not None and not self._refused(status, headers):
             self._exchange.on_head(AnswerHead(status, headers, length=length))
+
+    def _refused(self, status: int, headers: list[tuple[bytes, bytes]]) -> bool:
+        """Whether this is no answer, which the call was told, and its connection closed."""
+        wrong = why_no_answer(200 if status == _SWITCHED else status, headers)
+        exchange = self._exchange
+        if wrong and exchange is not None:
+            self._drop()
+            self._over(exchange, ok=False)
+            exchange.fail(BadAnswer(f"the function's answer was no answer: {wrong}"))
+        return bool(wrong)
 
     def on_chunk(self, piece: bytes) -> None:
         if self._exchange is not None:
@@ -301,6 +316,8 @@ class _Connection(asyncio.Protocol):
         self._expecting = False
         self._bodiless = False
         self._status = 0
+        self._head_bytes = 0
+        """Of the answer's headers and, before its status, of everything: heads of 1xx count, too."""
         self._chunked = self._complete = self._keep = self._closes = False
         self._whole_timer: asyncio.TimerHandle | None = None
         self._pieces: list[bytes] = []
@@ -320,7 +337,7 @@ class _Connection(asyncio.Protocol):
         self._bodiless = method == "HEAD"
         self.answering = self.head_sent = False
         self._complete = False
-        self._status = 0
+        self._status = self._head_bytes = 0
 
     async def write(self, data: bytes) -> None:
         if self.lost or self.transport.is_closing():
@@ -363,6 +380,11 @@ class _Connection(asyncio.Protocol):
         self.answering = True
         try:
             self._feed(data)
+            if not self._status and not self._complete:
+                self._head_bytes += len(data)
+            if self._head_bytes > 2 * MAX_HEADERS:
+                self._slot.on_lost(self, f"its answer's head is over {format_bytes(MAX_HEADERS)}")
+                return
         except httptools.HttpParserUpgrade as exc:
             if not self._may_switch:
                 self._slot.on_lost(self, "it switched protocols, which was not asked for")
@@ -450,8 +472,9 @@ class _Connection(asyncio.Protocol):
         self._chunked = self._closes = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._complete:
-            return
+        self._head_bytes += len(name) + len(value)
+        if self._complete or self._status:
+            return  # a trailer
         name = name.lower()
         if name not in _THEIRS:
             self.headers.append((name, value))

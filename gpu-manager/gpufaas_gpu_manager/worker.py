@@ -180,7 +180,7 @@ class Worker(SlotOwner):
 
     def on_started(self, pid: int) -> None:
         self.pid = pid
-        if self.state is WorkerState.ENDING:
+        if self.state is WorkerState.ENDING or self._killed_for:
             self.run.kill()
 
     def on_ready(self, head: ReadyHead) -> None:

@@ -54,6 +54,7 @@ from gpufaas_core.model import (
     ServiceEstimate,
     copy_id,
 )
+from gpufaas_core.plausible import is_size, is_time
 from gpufaas_core.snapshot import CallDoc, DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc, RunningCall
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler import docs, memory, policies
@@ -508,7 +509,7 @@ class Engine:
             assert call.device is not None
         device, owner = call.device, call.owner
         device.served += 1
-        if event.ok:
+        if event.ok and is_time(event.service_s):
             costs = owner.costs(device.kind)
             if costs is not None:
                 size = call.size if owner.exclusive else 0.0  # who has slots is not estimated call by call
@@ -1184,7 +1185,7 @@ class Engine:
             self._next_local(device)
             self._freed = True
         costs = owner.costs(device.kind)
-        if costs is not None and self._learn:
+        if costs is not None and self._learn and is_time(event.load_s):
             costs.learn_load(event.load_s, LEARNING_RATE)
             self._learnt[(owner.id, device.kind)] = None
         run = device.run
@@ -1294,7 +1295,7 @@ class Engine:
 
     def _measured(self, event: m.Measured) -> None:
         found = self._resident(event)
-        if found is None:
+        if found is None or not is_size(event.occupation):
             self.ignored["Measured"] += 1
             return
         device, model = found

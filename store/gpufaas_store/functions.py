@@ -21,6 +21,7 @@ from msgspec import Struct
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.model import Function, Profile
+from gpufaas_core.plausible import read_profile
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 from gpufaas_store.blocking import Blocking
 from gpufaas_store.etcd import (
@@ -124,7 +125,7 @@ class EtcdFunctionStore:
         self._blocking(self._etcd.put(f"{PROFILES}{digest}/{kind}", _encode(profile)))
 
     def profiles(self, digest: str) -> dict[str, Profile]:
-        return self._blocking(self._read(f"{PROFILES}{digest}/", Profile))
+        return self._blocking(self.read_profiles(digest))
 
     def add_invocations(self, counts: Mapping[str, int]) -> None:
         """All or none of `MAX_OPERATIONS` at a time; more are added in several steps."""
@@ -173,7 +174,14 @@ class EtcdFunctionStore:
 
     async def read_profiles(self, digest: str) -> dict[str, Profile]:
         """`profiles`, on the loop."""
-        return await self._read(f"{PROFILES}{digest}/", Profile)
+        prefix = f"{PROFILES}{digest}/"
+        found: dict[str, Profile] = {}
+        for item in (await self._etcd.range(prefix)).items:
+            try:
+                found[item.key.removeprefix(prefix)] = read_profile(item.value)
+            except ValueError as exc:
+                log.warning("profile.unreadable key=%s: it is learnt again: %s", item.key, exc)
+        return found
 
     async def write_profile(self, digest: str, kind: str, profile: Profile) -> None:
         """`save_profile`, on the loop."""

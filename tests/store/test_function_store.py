@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from math import nan
 from pathlib import Path
 from typing import TypeAlias
 
@@ -471,3 +472,14 @@ def test_the_fake_can_fail_like_the_real_one() -> None:
         store.put(record())
 
     assert store.all() == []
+
+
+@pytest.mark.parametrize("wrong", [Profile(nan, 0.1, 1), Profile(1.0, -1.0, 1), Profile(1.0, 0.1, -1)])
+def test_a_profile_that_cannot_be_true_is_as_if_it_were_absent(store: Store, wrong: Profile) -> None:
+    """It came from a worker's NaN, before those were refused, and the bundle could not be deployed any more."""
+    if isinstance(store, MemoryStore):
+        pytest.skip("keeps nothing")
+    store.save_profile("d1", "cpu", wrong)
+    store.save_profile("d1", "NVIDIA H200", PROFILE)
+
+    assert store.profiles("d1") == {"NVIDIA H200": PROFILE}

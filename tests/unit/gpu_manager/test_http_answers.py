@@ -1,0 +1,105 @@
+"""A server in a worker may answer whatever it likes: its call gets a reason, in bounded memory and time."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from gpufaas_core.errors import BadAnswer
+from gpufaas_core.frames import CallHead
+from gpufaas_core.messages import Lease
+from gpufaas_core.model import CallId, DeviceId, FunctionId
+from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.http_slots import HttpSlot
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.done: list[bool] = []
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def on_done(self, _: Any, __: Any, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:  # noqa: ARG002
+        self.done.append(ok)
+
+    def on_slot_lost(self) -> None: ...
+
+    def on_call_lost(self, _: Any, __: Any, reason: str) -> None:
+        self.lost.set_result(reason)
+
+
+async def answered(said: bytes, *, again: bytes = b"") -> tuple[Owner, Exchange]:
+    """Call a server that answers *said*, then *again* without end; return what became of the call."""
+
+    over = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(said)
+            while again:
+                writer.write(again)
+                await writer.drain()
+            await reader.read()
+        writer.transport.abort()
+        over.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    loop = asyncio.get_running_loop()
+    owner = Owner()
+    slot = HttpSlot(owner, "127.0.0.1", server.sockets[0].getsockname()[1], loop)
+    lease = Lease(1, 1, CallId("c"), FunctionId("f"), "d", DeviceId("n/cpu:0"), False, 1)
+    exchange = Exchange(lease, owner, loop, 0.0)
+    exchange.head = CallHead("c", "GET", "/", b"", [])
+    exchange.bind(slot, 0.0, False)
+    async with asyncio.timeout(10.0):
+        answer = asyncio.ensure_future(exchange.answer())
+        await asyncio.wait([answer, owner.lost], return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            answer.exception()
+        else:
+            answer.cancel()
+        slot.close()
+        await over.wait()
+    server.close()
+    return owner, exchange
+
+
+def head(status: str, *headers: str) -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status}", *headers, "content-length: 2", "", "ok"]).encode("latin-1")
+
+
+async def test_an_honest_answer_goes_through() -> None:
+    owner, exchange = await answered(head("200 OK", "x-a: b"))
+
+    assert (owner.done, exchange.error) == ([True], None)
+
+
+@pytest.mark.parametrize("said", [head("600 X"), head("999 X"), head("200 OK", *["x: " + "y" * 1000] * 66)])
+async def test_an_answer_that_no_client_can_be_given_is_a_bad_one(said: bytes) -> None:
+    owner, exchange = await answered(said)
+
+    assert owner.done == [False]
+    assert isinstance(exchange.error, BadAnswer)
+
+
+@pytest.mark.parametrize("status", ["99 X", "1000 X", "abc X", "-1 X"])
+async def test_a_status_line_that_is_none_is_told(status: str) -> None:
+    owner, exchange = await answered(head(status))
+
+    assert owner.lost.done() or isinstance(exchange.error, BadAnswer)
+
+
+@pytest.mark.parametrize(
+    ("said", "again"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+        (b"", b"HTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n" * 100),
+        (b"HTTP/1.1 200 OK\r\n", b"x-more: and more\r\n" * 100),
+        (b"HTTP/1.1 200 OK\r\nx: ", b"y" * 4096),
+    ],
+)
+async def test_a_head_without_end_is_given_up(said: bytes, again: bytes) -> None:
+    owner, _ = await answered(said, again=again)
+
+    assert "head is over 64 KiB" in owner.lost.result()

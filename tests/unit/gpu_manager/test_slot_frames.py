@@ -1,0 +1,226 @@
+"""An author's code has its worker's sockets, and may write whatever it likes: that costs its calls, and no more."""
+
+import asyncio
+import struct
+from collections.abc import Iterator
+from math import isfinite, nan
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufaas_core.errors import BadAnswer
+from gpufaas_core.frames import AnswerHead, CallHead, EndHead, FailedHead, Kind, ReadyHead, encode_frame
+from gpufaas_core.messages import Lease
+from gpufaas_core.model import CallId, DeviceId, FunctionId
+from gpufaas_gpu_manager.exchange import Exchange, SlotProtocol
+
+OK = AnswerHead(200, [(b"content-type", b"text/plain")], 0.1)
+READY = encode_frame(Kind.READY, ReadyHead(0, []))
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Owner:
+    """The worker: keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[float, int, bool]] = []
+        self.broken = ""
+        self.spoken: list[ReadyHead | FailedHead] = []
+        self.watched = 0
+        self.on_ready = self.on_failed = self.spoken.append
+
+    def on_done(self, _: Any, __: Any, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:  # noqa: ARG002
+        self.done.append((run_s, peak, ok))
+
+    def on_broken(self, reason: str) -> None:
+        assert not self.broken, "told once"
+        self.broken = reason
+
+    def on_slot_lost(self) -> None: ...
+
+    def watch_abandoned(self) -> None:
+        self.watched += 1
+
+
+class Rig:
+    """A slot whose worker is ready, with one call."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, index: int = 0, ready: bool = True) -> None:
+        self.owner, self.transport = Owner(), Transport()
+        self.slot = SlotProtocol(cast(Any, self.owner), index)
+        self.slot.connection_made(cast(Any, self.transport))
+        if ready:
+            self.slot.data_received(READY)
+        lease = Lease(1, 1, CallId("c"), FunctionId("f"), "d", DeviceId("n/cpu:0"), False, 1)
+        self.exchange = Exchange(lease, self.owner, loop, 0.0)
+        self.exchange.head = CallHead("c", "POST", "/", b"", [])
+        if ready:
+            self.exchange.bind(self.slot, 0.0, True)
+
+    def say(self, *frames: bytes) -> "Rig":
+        self.slot.data_received(b"".join(frames))
+        return self
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
+
+
+def test_an_honest_answer_goes_through(loop: asyncio.AbstractEventLoop) -> None:
+    rig = Rig(loop).say(encode_frame(Kind.ANSWER, OK, b"hello"))
+
+    assert rig.exchange.take() == (OK, b"hello", True)
+    assert (rig.owner.done, rig.owner.broken) == ([(0.1, 0, True)], "")
+
+
+def test_pieces_that_come_at_once_go_on_as_one(loop: asyncio.AbstractEventLoop) -> None:
+    pieces = [encode_frame(Kind.CHUNK, None, b"%d" % (number % 10)) for number in range(1000)]
+    rig = Rig(loop).say(encode_frame(Kind.HEAD, OK), *pieces, encode_frame(Kind.END, EndHead(0.5)))
+
+    rig.exchange.take()
+    assert rig.exchange.take() == b"0123456789" * 100
+    assert rig.exchange.take() is None
+    assert rig.exchange.end == EndHead(0.5)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        AnswerHead(99, []),
+        AnswerHead(600, []),
+        AnswerHead(200, [(b"x", b"\r\n")]),
+        AnswerHead(200, [(b"x", b"y" * 70_000)]),
+    ],
+)
+@pytest.mark.parametrize("kind", [Kind.ANSWER, Kind.HEAD])
+def test_a_head_that_no_client_can_be_given_costs_that_call_and_no_worker(
+    loop: asyncio.AbstractEventLoop, head: AnswerHead, kind: Kind
+) -> None:
+    rig = Rig(loop).say(encode_frame(kind, head, b""))
+    if kind is Kind.HEAD:
+        rig.say(encode_frame(Kind.CHUNK, None, b"more"), encode_frame(Kind.END, EndHead(0.1)))
+
+    assert rig.exchange.take() is None
+    assert isinstance(rig.exchange.error, BadAnswer)
+    assert rig.owner.broken == ""
+    assert len(rig.owner.done) == 1
+    assert rig.exchange.abandoned or not rig.owner.done[0][2]  # nothing is learnt from it
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [encode_frame(Kind.ANSWER, AnswerHead(200, [], nan))],
+        [encode_frame(Kind.ANSWER, AnswerHead(200, [], -1.0))],
+        [encode_frame(Kind.ANSWER, AnswerHead(200, [], 1e300))],
+        [encode_frame(Kind.ANSWER, AnswerHead(200, [], 0.1, -5))],
+        [encode_frame(Kind.ANSWER, AnswerHead(200, [], 0.1, 1 << 62))],
+        [encode_frame(Kind.HEAD, OK), encode_frame(Kind.END, EndHead(nan))],
+        [encode_frame(Kind.HEAD, OK), encode_frame(Kind.HEAD, OK)],
+        [encode_frame(Kind.HEAD, OK), encode_frame(Kind.ANSWER, OK)],
+        [encode_frame(Kind.CHUNK, None, b"early")],
+        [encode_frame(Kind.END, EndHead(0.1))],
+        [READY],
+        [encode_frame(Kind.FAILED, FailedHead("", ""))],
+        [encode_frame(Kind.CALL, None)],
+        [struct.pack("<BBHIQ", 77, 0, 0, 0, 0)],
+        [encode_frame(Kind.ANSWER, None)],
+        [encode_frame(Kind.CHUNK, None, b"x" * 300_000)],
+        [struct.pack("<BBHIQ", Kind.ANSWER, 0, 0, 50_000, 0) + b"\x91" * 50_000],
+        [b"GET / HTTP/1.1\r\n\r\n"],
+    ],
+)
+def test_frames_that_our_runner_never_sends_end_the_worker(
+    loop: asyncio.AbstractEventLoop, frames: list[bytes]
+) -> None:
+    rig = Rig(loop).say(*frames)
+
+    assert rig.owner.broken.startswith("it sent what it must not: ")
+    assert rig.transport.closed
+    assert rig.owner.done == []
+    rig.say(encode_frame(Kind.ANSWER, OK))  # whatever comes after is not looked at
+    assert rig.owner.done == []
+
+
+def test_only_the_first_slot_says_how_the_load_went_and_once(loop: asyncio.AbstractEventLoop) -> None:
+    assert Rig(loop, index=1, ready=False).say(READY).owner.broken
+    assert Rig(loop, ready=False).say(encode_frame(Kind.ANSWER, OK)).owner.broken
+    assert Rig(loop, ready=False).say(encode_frame(Kind.READY, ReadyHead(-1, []))).owner.spoken == []
+
+
+# --- whatever comes ---
+
+FLOATS = st.floats() | st.sampled_from([0.0, 0.5, -0.0])
+INTS = st.integers(-(1 << 63), (1 << 64) - 1) | st.sampled_from([0, 200, 404, 1 << 20])
+HEADERS = st.lists(st.tuples(st.binary(max_size=5) | st.just(b"x-a"), st.binary(max_size=5)), max_size=3)
+HEADS = (
+    st.builds(AnswerHead, INTS, HEADERS, FLOATS, INTS, st.booleans(), st.booleans(), INTS)
+    | st.builds(EndHead, FLOATS, INTS, st.text(max_size=5), st.booleans())
+    | st.builds(ReadyHead, INTS, st.lists(st.tuples(st.text(max_size=5), FLOATS), max_size=3), INTS)
+    | st.builds(FailedHead, st.text(max_size=5), st.text(max_size=5), st.booleans())
+    | st.none() | st.just(OK) | st.integers() | st.text(max_size=3)
+)  # fmt: skip
+FRAMES = st.builds(
+    encode_frame,
+    st.sampled_from([Kind.HEAD, Kind.CHUNK, Kind.END, Kind.ANSWER, *Kind]) | st.integers(0, 255),
+    HEADS,
+    st.binary(max_size=20),
+)
+
+
+@given(
+    st.lists(FRAMES | st.binary(max_size=40), max_size=6),
+    st.lists(st.tuples(INTS, st.integers(0, 255)), max_size=3),
+    st.integers(1, 64),
+    st.booleans(),
+)
+def test_no_bytes_raise_or_are_believed(
+    frames: list[bytes], flips: list[tuple[int, int]], cut: int, ready: bool
+) -> None:
+    stream = bytearray(b"".join(frames))
+    for at, byte in flips:
+        if stream:
+            stream[at % len(stream)] = byte
+    loop = asyncio.new_event_loop()
+    try:
+        rig = Rig(loop, ready=ready)
+        for at in range(0, len(stream), cut):
+            rig.slot.data_received(bytes(stream[at : at + cut]))
+        rig.slot.connection_lost(None)
+    finally:
+        loop.close()
+
+    assert len(rig.owner.done) <= 1
+    for run_s, peak, _ in rig.owner.done:
+        assert isfinite(run_s)
+        assert run_s >= 0
+        assert peak >= 0
+    if rig.owner.broken:
+        assert rig.transport.closed, "its worker is ended, and with it the call"
+    first = rig.exchange.take()
+    if isinstance(first, tuple):
+        assert 200 <= first[0].status <= 599
+        assert not any(b"\n" in value for _, value in first[0].headers)

@@ -1,0 +1,38 @@
+"""Figures that are none teach the engine nothing, whoever reports them."""
+
+from math import inf, nan
+
+import pytest
+from tests.unit.scheduler.world import World
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import DeviceId, FunctionId
+
+
+@pytest.mark.parametrize("wrong", [nan, inf, -1.0, 1e300])
+def test_times_that_are_none_are_not_learnt_and_the_call_is_over(wrong: float) -> None:
+    world = World(learn=True)
+    world.device("g")
+    world.deploy("f", load_s=3.0, service_s=1.0)
+    world.call("a", "f")
+
+    world.loaded("f", "g", load_s=wrong)
+    world.finish("a", service_s=wrong)
+
+    for learnt in world.engine.take_learnt():
+        assert (learnt.profile.load_s, learnt.profile.service_s) == (3.0, 1.0)
+    world.call("b", "f")
+    assert world.running["b"].cold is False
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 62])
+def test_sizes_that_are_none_are_not_learnt(wrong: int) -> None:
+    world = World(learn=True)
+    world.device("g")
+    world.deploy("f", size=10)
+    world.warm("f", "g")
+    world.engine.take_learnt()
+
+    assert world.tell(m.Measured(FunctionId("f"), DeviceId("g"), wrong)) == []
+
+    assert not [each for each in world.engine.take_learnt() if each.profile.occupation != 10]
