@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -183,10 +183,6 @@ class Front:
             raise
 
     async def serve(self, listening: socket.socket, stopped: asyncio.Event) -> None:
-        # uvicorn raises a signal again when it has served: it must find a handler that does nothing, so that we end
-        # whole.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
         try:
             await self.server.serve(sockets=[listening])
         finally:
@@ -223,6 +219,21 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, front: Front) -> None:
         super().__init__(config)
         self._front = front
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """
+        As uvicorn's, which raises what it caught again when it has served: the watchdog would take that for a second
+        signal. Once it has served, what comes is the watchdog's alone, so that we end whole.
+        """
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            signal.signal(number, self.handle_exit)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                signal.signal(number, lambda *_: None)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

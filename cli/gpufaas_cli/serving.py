@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from gpufaas_cli.options import FrontOptions, ServeOptions
+from gpufaas_cli.watchdog import notify, watched
 from gpufaas_core.constraints import PLATFORM_LABELS
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.model import NodeId
@@ -47,6 +48,8 @@ def run(options: ServeOptions) -> None:
     """
     import uvloop
 
+    from gpufaas_cli.front import GRACE_S
+
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # The server's own complaints about half answers and lost connections are ours to report, not to print as errors.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
@@ -54,10 +57,10 @@ def run(options: ServeOptions) -> None:
         credentials = _credentials(options)
         options = replace(options, port=listening.getsockname()[1])  # port 0 is any that is free
         if sys.version_info >= (3, 12):
-            uvloop.run(_serve(options, credentials, spool, listening))
+            uvloop.run(watched(_serve(options, credentials, spool, listening), GRACE_S))
         else:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_serve(options, credentials, spool, listening))
+                runner.run(watched(_serve(options, credentials, spool, listening), GRACE_S))
 
 
 @contextlib.contextmanager
@@ -326,6 +329,7 @@ async def _start_workers(
             flush=True,
         )
     print(f"ready in {_age_s():.1f} s (pid {os.getpid()})", flush=True)
+    notify("READY=1")
 
 
 def _is_loopback(host: str) -> bool:

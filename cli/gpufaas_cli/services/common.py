@@ -18,9 +18,11 @@ from typing import Any, Final
 import uvicorn
 
 from gpufaas_cli.options import ClusterOptions
+from gpufaas_cli.watchdog import watched
 from gpufaas_core import wire
 from gpufaas_core.connection import Identity, split_address
 from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.model import Seconds
 from gpufaas_store.election import watch_leader
 from gpufaas_store.etcd import Etcd, EtcdSettings, open_store
 
@@ -30,18 +32,18 @@ _MIN_TOKEN: Final = 16
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-def run_service(main: Coroutine[Any, Any, None]) -> None:
-    """Run *main* on uvloop, with log lines on stderr."""
+def run_service(main: Coroutine[Any, Any, None], grace_s: Seconds = 0.0) -> None:
+    """Run *main* on uvloop, with log lines on stderr. *grace_s*: how long calls may run on once it is to stop."""
     import uvloop
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for noisy in ("httpx", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     if sys.version_info >= (3, 12):
-        uvloop.run(main)
+        uvloop.run(watched(main, grace_s))
     else:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(main)
+            runner.run(watched(main, grace_s))
 
 
 def identity(options: ClusterOptions, role: wire.Role) -> Identity:

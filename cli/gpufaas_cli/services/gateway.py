@@ -16,7 +16,7 @@ import msgspec
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_cli.front import Front
+from gpufaas_cli.front import GRACE_S, Front
 from gpufaas_cli.options import GatewayOptions
 from gpufaas_cli.services.common import (
     Status,
@@ -30,6 +30,7 @@ from gpufaas_cli.services.common import (
 )
 from gpufaas_cli.services.weights import GatewayArtifacts, Weights
 from gpufaas_cli.serving import _builds, _credentials, _listen, _own
+from gpufaas_cli.watchdog import notify
 from gpufaas_core import wire
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.model import DeviceId
@@ -58,7 +59,7 @@ def run(options: GatewayOptions) -> None:
     with _own(front.data) as spool, _listen(front.host, front.port) as listening:
         credentials = _credentials(front)
         front = replace(front, port=listening.getsockname()[1])
-        run_service(_main(replace(options, front=front), credentials, spool, listening))
+        run_service(_main(replace(options, front=front), credentials, spool, listening), GRACE_S)
 
 
 async def _main(
@@ -70,6 +71,7 @@ async def _main(
     on_signals(stop)
     async with status_served(status, options.front.host, options.cluster.status_port) as status_port:
         print(f"✓ gateway    {me.id} will serve port {options.front.port}, status at port {status_port}", flush=True)
+        notify("READY=1")
         door = asyncio.Event()
         opening = asyncio.create_task(_run(options, credentials, spool, listening, status, status_port, door))
         stopping = asyncio.create_task(stop.wait())

@@ -29,6 +29,7 @@ from gpufaas_cli.services.common import (
     status_served,
 )
 from gpufaas_cli.services.weights import Weights
+from gpufaas_cli.watchdog import notify
 from gpufaas_core.connection import split_address
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
@@ -52,7 +53,7 @@ _FINISH_S = 8.0
 
 def run(options: NodeOptions) -> None:
     own_directory(options.data, "--data")
-    run_service(_main(options))
+    run_service(_main(options), _FINISH_S)
 
 
 def empty(folder: Path) -> Path:
@@ -99,6 +100,7 @@ async def _main(options: NodeOptions) -> None:
                 print(f"✓ device     {each.id}  {format_bytes(each.memory)}", flush=True)
             print(f"✓ node       {me.id} at {address}, status at port {status_port}", flush=True)
             await node.start()
+            notify("READY=1")
             status.ready = lambda: "waits for etcd"
             serving = asyncio.create_task(_serve(options, agent, node, weights, secrets, address, status_port, status))
             stopping = asyncio.create_task(stop.wait())

@@ -24,6 +24,7 @@ from gpufaas_cli.services.common import (
     run_service,
     status_served,
 )
+from gpufaas_cli.watchdog import notify
 from gpufaas_core.connection import split_address
 from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.model import NodeId
@@ -59,6 +60,7 @@ async def _main(options: SchedulerOptions) -> None:
     host, _ = split_address(options.listen)
     async with status_served(status, host, options.cluster.status_port) as status_port:
         print(f"✓ scheduler  {me.id} at {address}, status at port {status_port}", flush=True)
+        notify("READY=1")
         serving = asyncio.create_task(_serve(options, server, address, status))
         stopping = asyncio.create_task(stop.wait())
         try:

@@ -6,7 +6,6 @@ deployed any more, also after a restart. The handler here writes to its worker's
 from collections.abc import Callable
 
 import pytest
-
 from tests.integration.conftest import Platform
 
 LIAR = """

@@ -1,0 +1,146 @@
+"""A process whose event loop stands still says where, and can be stopped. Real processes, whose loops really stand."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import asyncio, hashlib, logging, signal, sys, time
+import uvloop
+from gpufaas_cli.watchdog import Watchdog, notify
+
+def in_python():
+    while True:
+        pass
+
+def in_c():
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # half an hour; heeds no signal
+
+def for_a_while():
+    time.sleep(1.0)
+
+def never():
+    pass
+
+async def main(block, grace_s, overdue_s):
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    watchdog = Watchdog(loop, grace_s, stall_s=0.3, overdue_s=overdue_s)
+    watchdog.start()
+    notify("READY=1")
+    print("up", flush=True)
+    loop.call_later(0.4, block)
+    await stop.wait()
+    watchdog.stop()
+    print("orderly", flush=True)
+
+logging.basicConfig(format="%(name)s %(message)s")
+loop = uvloop.new_event_loop()
+loop.run_until_complete(main(globals()[sys.argv[1]], float(sys.argv[2]), float(sys.argv[3])))
+"""
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    made: list[subprocess.Popen[str]] = []
+
+    def begin(block: str, *, grace_s: float = 20.0, overdue_s: float = 20.0, **env: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, block, str(grace_s), str(overdue_s)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env},
+        )  # fmt: skip
+        made.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        return process
+
+    yield begin
+    for each in made:
+        each.kill()
+        each.communicate()
+
+
+@pytest.mark.parametrize("where", ["in_python", "in_c"])
+def test_a_loop_that_stands_says_where_and_a_second_signal_ends_it(start: Start, where: str) -> None:
+    process = start(where)
+    time.sleep(1.2)
+
+    process.terminate()
+    time.sleep(0.4)
+    assert process.poll() is None, "the first one asks"
+    process.terminate()
+    _, said = process.communicate(timeout=10.0)
+
+    assert process.returncode == 128 + signal.SIGTERM
+    assert said.count("watchdog loop.stands for 0.") == 1
+    assert f" {where}\n" in said.partition("process.ended")[0]
+    assert "watchdog process.ended at once: a second SIGTERM" in said
+
+
+def test_one_that_was_asked_and_does_not_end_is_ended(start: Start) -> None:
+    process = start("in_c", grace_s=0.2, overdue_s=0.4)
+    time.sleep(0.6)
+
+    process.terminate()
+    _, said = process.communicate(timeout=10.0)
+
+    assert process.returncode == 1
+    assert "it was asked to stop 0.6 s ago" in said
+
+
+def test_a_loop_that_turns_again_says_how_long_it_stood(start: Start) -> None:
+    process = start("for_a_while")
+    time.sleep(2.0)
+    process.terminate()
+
+    out, said = process.communicate(timeout=10.0)
+
+    assert (process.returncode, out) == (0, "orderly\n")
+    assert said.count("loop.stands") == said.count("loop.turns again after") == 1
+
+
+@pytest.mark.long
+def test_a_process_that_was_stopped_and_goes_on_did_not_stand(start: Start) -> None:
+    process = start("never")
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(2.6)
+    process.send_signal(signal.SIGCONT)
+    time.sleep(0.3)
+    process.terminate()
+
+    out, said = process.communicate(timeout=10.0)
+
+    assert (process.returncode, out, said) == (0, "orderly\n", "")
+
+
+def test_systemd_hears_of_it_as_long_as_the_loop_turns(start: Start, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(10.0)
+        process = start("in_c", NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="200000")
+        time.sleep(1.0)
+
+        heard = []
+        systemd.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                heard.append(systemd.recv(100).decode())
+        time.sleep(0.5)
+        with pytest.raises(BlockingIOError):
+            systemd.recv(100)
+        process.terminate()
+        systemd.settimeout(10.0)
+        assert systemd.recv(100) == b"STOPPING=1"
+
+    assert "READY=1" in heard
+    assert 3 <= heard.count("WATCHDOG=1") <= 12
