@@ -6,7 +6,7 @@ from typing import Final
 
 from _document import table
 from matplotlib.figure import Figure
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from gpufaas_scheduler.policies import DEFAULT_WAIT_BOUND_S
 from gpufaas_simulator.plots import lines
@@ -68,14 +68,19 @@ class Results(Struct, frozen=True):
     measured: Sequence[Measured]
     recorded: dict[Cell, dict[str, Figures]]
     """What both policies made of the cells before they knew of uncertain times."""
+    against_record: bool = False
+    """LALB-O3 is that of the record: the published one to the letter."""
 
     def grid(self, cv: float | None = None) -> list[Measured]:
         return [each for each in self.measured if each.cell.cv is not None and cv in (None, each.cell.cv)]
 
+    def theirs(self, each: Measured) -> Figures:
+        return (self.recorded[each.cell] if self.against_record else each.by_policy)[BASELINE]
+
     def ratios(self, of: str, cv: float | None = None) -> dict[Cell, float]:
         """Of the policy's figure to that of LALB-O3, by cell."""
         return {
-            each.cell: getattr(each.by_policy[self.policy], of) / getattr(each.by_policy[BASELINE], of)
+            each.cell: getattr(each.by_policy[self.policy], of) / getattr(self.theirs(each), of)
             for each in self.grid(cv)
         }
 
@@ -92,7 +97,7 @@ def bars(results: Results) -> list[Bar]:
     above = [ratio for ratio in p99s.values() if ratio > TIE]
     beyond = {
         each.cell: each.by_policy[results.policy].worst_wait_s
-        / max(each.by_policy[BASELINE].worst_wait_s, DEFAULT_WAIT_BOUND_S)
+        / max(results.theirs(each).worst_wait_s, DEFAULT_WAIT_BOUND_S)
         for each in results.grid()
     }
     found = [
@@ -147,11 +152,18 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def document(results: Results, seeds: range, plot: str) -> str:
-    judged = bars(results)
+    judged, published = bars(results), bars(structs.replace(results, against_record=True))
     parts = [
         HEAD.format(policy=results.policy, baseline=BASELINE, first=seeds.start, last=seeds.stop - 1),
-        table(["bar", "found", "met"], [[bar.asks, bar.found, "yes" if bar.met else "**no**"] for bar in judged]),
-        f"{sum(bar.met for bar in judged)} of {len(judged)} bars are met.",
+        table(
+            ["bar", f"against {BASELINE}", "met", "as published", "met"],
+            [
+                [now.asks, now.found, _met(now), then.found, _met(then)]
+                for now, then in zip(judged, published, strict=True)
+            ],
+        ),
+        f"{sum(bar.met for bar in judged)} of {len(judged)} bars are met, {sum(bar.met for bar in published)} against "
+        f"{BASELINE} as it was published.",
         "## By coefficient of variation",
         SUMMARY.format(policy=results.policy, baseline=BASELINE),
         table(
@@ -178,6 +190,10 @@ def document(results: Results, seeds: range, plot: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _met(bar: Bar) -> str:
+    return "yes" if bar.met else "**no**"
+
+
 HEAD = """\
 # `{policy}` against `{baseline}`
 
@@ -189,9 +205,10 @@ with a coefficient of variation (cv) of 0, 1 and 3. The policies are told that m
 as calls end.
 
 Numbers are means over the seeds, {baseline} → {policy}; the worst wait is that of all seeds. Wait is latency less
-service: queueing and loading. Ratios are of such means; within 2 % is a tie. *Before* is
+service: queueing and loading. Ratios are of such means; within 2 % is a tie. *Before* and *as published* are
 [the record](../benchmarks/data/least-wait-0.1.json) of commit 76a56c6, when both policies took a call that overran its
-estimate to be about to end; that `lalb-o3` is the published one to the letter."""
+estimate to be about to end. That `{baseline}` is the published one to the letter; the one of now does not wait for a
+device that is late by a load ([ADR 0028](adr/0028-unknown-times.md))."""
 
 SUMMARY = """\
 Mean wait in seconds, as geometric mean over the cells; the ratio is that of the two policies now."""
