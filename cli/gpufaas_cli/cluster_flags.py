@@ -151,6 +151,12 @@ device_options = _all(
         "this runs in, or in Docker if its engine answers when they are deployed (auto). Those built from templates "
         "are processes.",
     ),
+    click.option(
+        "--memory-enforcement", type=click.Choice(("auto", "cgroup", "watcher", "rlimit")), default="auto",
+        show_default=True,
+        help="What holds a worker on a CPU device, and all that it starts, to its memory: the kernel (cgroup), or a "
+        "watcher where no control groups can be had. rlimit: private memory only.",
+    ),
 )  # fmt: skip
 """The names are those of `DeviceOptions`."""
 

@@ -73,6 +73,8 @@ class DeviceOptions:
     """``KEY=VALUE``, of all devices: what constraints of functions may ask for."""
     functions: Literal["process", "docker", "kubernetes", "auto"] = "auto"
     """How functions of images run: not at all, in Docker, as pods, in Docker if it answers when they are deployed."""
+    memory_enforcement: Literal["auto", "cgroup", "watcher", "rlimit"] = "auto"
+    """What holds workers on CPU devices to their memory; auto: control groups, else the watcher."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from gpufaas_cli.options import FrontOptions, ServeOptions
+from gpufaas_cli.output import ENFORCED_BY
 from gpufaas_cli.watchdog import notify, watched
-from gpufaas_core.constraints import PLATFORM_LABELS
+from gpufaas_core.constraints import MEMORY, PLATFORM_LABELS
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import format_bytes
@@ -170,13 +171,15 @@ async def _serve(
     from gpufaas_gateway.secret_files import SecretFiles
     from gpufaas_gateway.store import SqliteStore
     from gpufaas_gpu_manager.devices import open_devices
+    from gpufaas_gpu_manager.enforcement import Enforcement
     from gpufaas_gpu_manager.node import Node, NodeSettings
     from gpufaas_scheduler.journal import Header
     from gpufaas_scheduler.scaler import Scaler, Watched
     from gpufaas_scheduler.service import SchedulerService
 
     builds = _builds(options, spool)
-    devices = open_devices(options.devices, _NODE, options.labels)
+    enforcement = Enforcement(options.memory_enforcement)
+    devices = open_devices(options.devices, _NODE, options.labels, enforcement.name)
     fatal: list[BaseException] = []
     epoch = time.time_ns() // 1_000_000  # grows from run to run: leases of an earlier run are refused
     header = Header(
@@ -213,6 +216,7 @@ async def _serve(
         logging.getLogger("node").warning,
         NodeSettings(env={"OPENFAAS_URL": f"http://{_reached_at(options.host)}:{options.port}"}, secrets=secrets),
         containers,
+        enforcement=enforcement,
     )
     service.join(node, node.devices())
     async_queue = SqliteAsyncQueue(options.data / "async")
@@ -309,7 +313,8 @@ async def _start_workers(
         limit = f", wait bound {options.wait_bound_s:g} s"
     lines.append(f"scheduler  {options.policy}{limit}")
     for device in node.devices():
-        kind = "CPU device, memory limit enforced" if device.kind == "cpu" else device.kind
+        how = ENFORCED_BY.get(device.labels.get(MEMORY, ""), "")
+        kind = f"CPU device, memory limit enforced {how}" if how else device.kind
         own = ", ".join(f"{key}={value}" for key, value in device.labels.items() if key not in PLATFORM_LABELS)
         lines.append(f"device     {device.id}  {format_bytes(device.memory)}  {kind}{'  ' * bool(own)}{own}")
     lines.append(f"data       {options.data}")
@@ -322,6 +327,8 @@ async def _start_workers(
         lines.append(f"auth       user {credentials.user}, password in {_auth_dir(options) / PASSWORD_FILE}")
     for line in lines:
         print(f"✓ {line}", flush=True)
+    if node.enforcement.why:
+        print(f"! {node.enforcement.why}", file=sys.stderr, flush=True)
     if credentials is None and not _is_loopback(options.host):
         print(
             f"! whoever reaches {options.host}:{options.port} can deploy code: --auth is off",

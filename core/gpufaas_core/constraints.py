@@ -20,12 +20,18 @@ KIND: Final = "device.kind"
 """``cuda`` or ``cpu``."""
 DEVICE: Final = "device.id"
 NODE: Final = "node.id"
+MEMORY: Final = "memory.enforcement"
+"""What holds workers on a CPU device to their reservation: one of the four below."""
+CGROUP_V1: Final = "cgroup-v1"
+CGROUP_V2: Final = "cgroup-v2"
+WATCHER: Final = "watcher"
+RLIMIT: Final = "rlimit"
 PRODUCT: Final = "nvidia.com/gpu.product"
 """``NVIDIA-H200``: the name that NVIDIA's feature discovery for Kubernetes gives it."""
 
 PLATFORM_LABELS: Final = frozenset(
     (
-        GPU, KIND, DEVICE, NODE, PRODUCT, "node.hostname", "kubernetes.io/hostname", "node.platform.os",
+        GPU, KIND, DEVICE, NODE, PRODUCT, MEMORY, "node.hostname", "kubernetes.io/hostname", "node.platform.os",
         "kubernetes.io/os", "node.platform.arch", "kubernetes.io/arch",
     )
 )  # fmt: skip

@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
+from gpufaas_core.constraints import MEMORY
 from gpufaas_core.errors import CorruptArtifact, GpufaasError, InvalidSpec, UnknownFunction
 from gpufaas_core.logs import LogLine
 from gpufaas_core.model import CallId, DeviceId, EngineStatus, FunctionId
@@ -375,10 +376,12 @@ def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[Fun
                 for kind, each in deployed.profiles.items()
             },
         }
+        allowed = deployed.placement.among([known.device for known in status.devices])
+        ours["memoryEnforcement"] = sorted({each.labels[MEMORY] for each in allowed if MEMORY in each.labels})
         if deployed.placement.asked:
             ours["placement"] = {
                 "asked": [str(each) for each in deployed.placement.asked],
-                "devices": [each.id for each in deployed.placement.among([known.device for known in status.devices])],
+                "devices": [each.id for each in allowed],
             }
     else:
         ours["unavailable"] = deployed.unavailable

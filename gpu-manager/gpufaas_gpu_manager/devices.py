@@ -10,7 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from gpufaas_core.constraints import DEVICE, GPU, KIND, NODE, PLATFORM_LABELS, PRODUCT, label_value, parse_label
+from gpufaas_core.constraints import (
+    DEVICE,
+    GPU,
+    KIND,
+    MEMORY,
+    NODE,
+    PLATFORM_LABELS,
+    PRODUCT,
+    RLIMIT,
+    label_value,
+    parse_label,
+)
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Bytes, Device, DeviceId, NodeId
 from gpufaas_core.units import MiB, format_bytes, parse_bytes
@@ -48,15 +59,26 @@ class NodeDevice(Protocol):
 
 
 class CpuDevice:
-    """A share of the machine's memory as a device: real, and enforced on each worker by RLIMIT_DATA."""
+    """A share of the machine's memory as a device: real, and enforced on each worker (enforcement.py)."""
 
     torch_device = "cpu"
     enforced = True
 
-    def __init__(self, node: NodeId, index: int, memory: Bytes, labels: Mapping[str, str] | None = None) -> None:
-        """:param labels: its operator's"""
+    def __init__(
+        self,
+        node: NodeId,
+        index: int,
+        memory: Bytes,
+        labels: Mapping[str, str] | None = None,
+        enforcement: str = RLIMIT,
+    ) -> None:
+        """
+        :param labels: its operator's
+        :param enforcement: by what; see constraints.MEMORY
+        """
         device = DeviceId(f"{node}/cpu:{index}")
-        self.device = Device(device, "cpu", memory, {**(labels or {}), **_labels(node, device, "cpu")})
+        every = {**(labels or {}), **_labels(node, device, "cpu"), MEMORY: enforcement}
+        self.device = Device(device, "cpu", memory, every)
         # Without a GPU in sight, whatever a handler asks of torch.cuda finds none, instead of a neighbour's.
         self.env = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -160,7 +182,9 @@ def _labels(node: NodeId, device: DeviceId, kind: str) -> dict[str, str]:
     }
 
 
-def open_devices(specs: Sequence[str], node: NodeId, labels: Sequence[str] = ()) -> list[NodeDevice]:
+def open_devices(
+    specs: Sequence[str], node: NodeId, labels: Sequence[str] = (), enforcement: str = RLIMIT
+) -> list[NodeDevice]:
     """
     Return the devices that *specs* name: ``cpu:0=2GiB``, ``cuda:0``, ``cuda:1=20GiB``, each perhaps with labels of its
     own after it: ``cuda:0,zone=a``.
@@ -168,12 +192,13 @@ def open_devices(specs: Sequence[str], node: NodeId, labels: Sequence[str] = ())
     None named: the GPUs that there are, else two CPU devices that share half of the free memory.
 
     :param labels: ``KEY=VALUE``, of all devices
+    :param enforcement: what CPU devices say that holds their workers
     :raises InvalidSpec: a spec is malformed, named twice, larger than what there is, or names a GPU that is not there;
         a label is malformed, or one of those that the platform sets
     """
     common = _own_labels(labels, "--label")
     if not specs:
-        return _discover(node, common)
+        return _discover(node, common, enforcement)
     devices: list[NodeDevice] = []
     nvml: Nvml | None = None
     for given in specs:
@@ -189,7 +214,7 @@ def open_devices(specs: Sequence[str], node: NodeId, labels: Sequence[str] = ())
         if kind == "cpu":
             if memory is None:
                 raise InvalidSpec(f"--device {spec}: a CPU device needs a budget, for example {spec}=2GiB")
-            devices.append(CpuDevice(node, index, memory, own))
+            devices.append(CpuDevice(node, index, memory, own, enforcement))
         else:
             nvml = nvml or Nvml()
             cuda = CudaDevice(node, index, memory, nvml, own)
@@ -224,7 +249,7 @@ def _own_labels(given: Sequence[str], what: str) -> dict[str, str]:
     return labels
 
 
-def _discover(node: NodeId, labels: Mapping[str, str]) -> list[NodeDevice]:
+def _discover(node: NodeId, labels: Mapping[str, str], enforcement: str) -> list[NodeDevice]:
     try:
         nvml = Nvml()
         gpus: list[NodeDevice] = [CudaDevice(node, index, None, nvml, labels) for index in range(nvml.count())]
@@ -233,7 +258,7 @@ def _discover(node: NodeId, labels: Mapping[str, str]) -> list[NodeDevice]:
     if gpus:
         return gpus
     each = available_memory() // 4 // MiB * MiB
-    return [CpuDevice(node, index, each, labels) for index in range(2)]
+    return [CpuDevice(node, index, each, labels, enforcement) for index in range(2)]
 
 
 def available_memory() -> Bytes:

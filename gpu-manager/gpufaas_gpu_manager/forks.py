@@ -14,7 +14,9 @@ from typing import Final
 import msgspec
 
 from gpufaas_functions.runner import WorkerStart
+from gpufaas_gpu_manager.confine import NOT_CONFINED, Confine, inherit_orphans
 from gpufaas_gpu_manager.cpu_time import progress_of
+from gpufaas_gpu_manager.orphans import end_orphans, is_fork_server
 from gpufaas_gpu_manager.stuck import LOOK_S, Replaced, Silence, state_of
 from gpufaas_gpu_manager.zygote import (
     MAX_MESSAGE,
@@ -113,6 +115,7 @@ class Zygote:
         ours.setblocking(False)  # a fork server that does not read must not hold the loop up
         # Threads of math libraries would not survive a fork: the zygote must not start any. Workers set their own.
         env = {**inherited(os.environ), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        inherit_orphans()  # of a fork server that is killed: see `_died`
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gpufaas_gpu_manager.zygote", str(theirs.fileno())],
@@ -121,6 +124,7 @@ class Zygote:
                 env=env,
                 start_new_session=True,
             )
+        is_fork_server(self._process.pid)
         self._control = ours
         if self._ready is None or self._ready.done():
             self._ready = loop.create_future()
@@ -134,9 +138,9 @@ class Zygote:
             self._ready = asyncio.get_running_loop().create_future()  # asked for before start()
         return await asyncio.shield(self._ready)
 
-    async def spawn(self, worker: int, start: WorkerStart, fds: Sequence[int]) -> None:
+    async def spawn(self, worker: int, start: WorkerStart, fds: Sequence[int], confine: Confine = NOT_CONFINED) -> None:
         """Have *worker* forked with *fds* (its slots, then its stderr); `on_forked` or `on_exited` will tell."""
-        await self._ask(Spawn(worker, start), fds)
+        await self._ask(Spawn(worker, start, confine), fds)
 
     async def run(self, program: Exec, output: int) -> None:
         """Have a worker forked that becomes *program*, and prints into *output*; `on_forked` or `on_exited` tells."""
@@ -253,6 +257,7 @@ class Zygote:
         assert self._process is not None
         status = self._process.wait()  # its socket is closed, so it is gone or about to be
         self._on_said(f"the fork server ended with status {status}: it is started again, its workers are gone")
+        end_orphans(self._process.pid)
         lost, self._alive = self._alive, {}
         self._start_again(f"the fork server ended with status {status}")
         for worker in lost:

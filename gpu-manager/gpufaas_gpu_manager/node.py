@@ -30,6 +30,7 @@ from gpufaas_core.units import format_bytes
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.cpu_time import cpu_seconds
 from gpufaas_gpu_manager.devices import NodeDevice
+from gpufaas_gpu_manager.enforcement import Enforcement, Hold
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.forks import Zygote, inherited
 from gpufaas_gpu_manager.output import Logs
@@ -105,11 +106,13 @@ class Node:
         settings: NodeSettings | None = None,
         containers: Containers | None = None,
         fetch: Callable[[WorkerSpec], Awaitable[None]] | None = None,
+        enforcement: Enforcement | None = None,
     ) -> None:
         """
         :param containers: started, and closed with the node; None: functions of images cannot run here
         :param fetch: has what a function's workers need brought to this node, and raises a `GpufaasError` when that
             cannot be; may be cancelled. None: all that is deployed is here
+        :param enforcement: closed with the node; None: RLIMIT_DATA alone
         """
         self.settings = settings or NodeSettings()
         self._devices = {each.device.id: WorkerDevice(each) for each in devices}
@@ -118,6 +121,7 @@ class Node:
         self.report = report
         self.containers = containers
         self.fetch = fetch
+        self.enforcement = enforcement or Enforcement()
         self._specs: dict[FunctionId, WorkerSpec] = {}
         self._workers: dict[int, Worker] = {}
         self._leases: dict[CallId, Exchange] = {}
@@ -149,6 +153,7 @@ class Node:
             await self.containers.close()
         for worker in list(self._workers.values()):
             worker.close()
+        await asyncio.to_thread(self.enforcement.close)
         for exchange in list(self._leases.values()):
             exchange.fail(WorkerCrashed("the platform is stopping: call again when it is back"))
         self._leases.clear()
@@ -548,6 +553,11 @@ class Node:
         if worker.spec.kind == "server":
             return ServedProcess(worker, self.zygote, self._ports)
         return ForkedProcess(worker, self.zygote)
+
+    def hold(self, worker: Worker) -> Hold:
+        """:raises OSError: the kernel makes no more control groups"""
+        memory = worker.memory if worker.device.source.enforced else 0
+        return self.enforcement.hold(worker.number, memory, worker.device.ledger.capacity, worker.on_over_memory)
 
     def new_start(self, worker: Worker) -> WorkerStart:
         spec, source = worker.spec, worker.device.source

@@ -8,6 +8,8 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from gpufaas_core.model import Bytes
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.exchange import SlotProtocol
@@ -37,6 +39,7 @@ class ForkedProcess:
     async def start(self) -> None:
         worker, loop = self._worker, asyncio.get_running_loop()
         start = await asyncio.to_thread(worker.node.new_start, worker)
+        worker.hold = hold = worker.node.hold(worker)
         pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.slots)]
         read_end, write_end = os.pipe()
         worker.output.open(read_end)
@@ -48,7 +51,8 @@ class ForkedProcess:
             self._slots.append(slot)
         worker.on_slots(self._slots)
         try:
-            await self._zygote.spawn(worker.number, start, [*(each.fileno() for each in theirs), write_end])
+            fds = [*(each.fileno() for each in theirs), write_end]
+            await self._zygote.spawn(worker.number, start, fds, hold.confine)
         finally:
             for each in theirs:
                 each.close()
@@ -59,7 +63,7 @@ class ForkedProcess:
         self.kill()
 
     def kill(self) -> None:
-        kill_group(self._worker.pid)
+        _kill(self._worker)
 
     def said_all(self) -> bool:
         return all(slot.lost for slot in self._slots)
@@ -67,7 +71,8 @@ class ForkedProcess:
     def limit_to(self, memory: Bytes) -> None:
         worker = self._worker
         if worker.pid is not None and worker.ready_head is not None and worker.device.source.enforced:
-            limit_data(worker.pid, data_limit(worker.ready_head.data_base, memory, worker.spec.slots))
+            limit = data_limit(worker.ready_head.data_base, memory, worker.spec.slots)
+            limit_data(worker.pid, limit, worker.node.enforcement.hard_is_soft)
 
     def close(self) -> None:
         for slot in self._slots:
@@ -93,6 +98,8 @@ class ServedProcess:
         port, self._claim = self._ports.take()
         self.waits_for = f"to listen on port {port}, which PORT says"
         program = await asyncio.to_thread(worker.node.new_program, worker, port)
+        worker.hold = worker.node.hold(worker)
+        program = msgspec.structs.replace(program, confine=worker.hold.confine)
         read_end, write_end = os.pipe()
         worker.output.open(read_end)
         try:
@@ -110,14 +117,14 @@ class ServedProcess:
         self._grace = asyncio.get_running_loop().call_later(worker.node.settings.term_grace_s, self.kill)
 
     def kill(self) -> None:
-        kill_group(self._worker.pid)
+        _kill(self._worker)
 
     def said_all(self) -> bool:
         return self._face.said_all()
 
     def limit_to(self, memory: Bytes) -> None:
         if self._worker.pid is not None and self._worker.device.source.enforced:
-            limit_data(self._worker.pid, memory + STACKS)
+            limit_data(self._worker.pid, memory + STACKS, self._worker.node.enforcement.hard_is_soft)
 
     def close(self) -> None:
         if self._grace is not None:
@@ -127,18 +134,23 @@ class ServedProcess:
             self._claim.close()
 
 
-def kill_group(pid: int | None) -> None:
-    """SIGKILL to the process *pid* and to the group that it leads."""
-    if pid is not None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)  # before its setsid there is no group of its own
+def _kill(worker: "Worker") -> None:
+    """SIGKILL to its process, the process group that it leads, and its control group. The zygote sees to the rest."""
+    if worker.hold is not None:
+        worker.hold.kill()
+    if worker.pid is not None:
+        # Before its setsid there is no process group of its own.
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(worker.pid, signal.SIGKILL)
 
 
-def limit_data(pid: int, limit: Bytes) -> None:
+def limit_data(pid: int, limit: Bytes, hard_is_soft: bool) -> None:
+    """Change the RLIMIT_DATA of *pid*, whose own raises end at the same limit, or go on ending where they did."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        resource.prlimit(pid, resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+        hard = limit if hard_is_soft else resource.prlimit(pid, resource.RLIMIT_DATA)[1]
+        soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
 
 
 def describe_status(status: int) -> str:

@@ -20,6 +20,7 @@ from gpufaas_core.model import Bytes, CallId, CopyId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.cpu_time import progress_of
 from gpufaas_gpu_manager.devices import NodeDevice
+from gpufaas_gpu_manager.enforcement import Hold
 from gpufaas_gpu_manager.exchange import Exchange, Slot, SlotOwner
 from gpufaas_gpu_manager.ledger import MemoryLedger
 from gpufaas_gpu_manager.output import Output
@@ -116,6 +117,8 @@ class Worker(SlotOwner):
         self.checked: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self.ready_head: ReadyHead | None = None
         self.run: Running = node.running(self)
+        self.hold: Hold | None = None
+        """What holds it to its memory, if it is a process."""
         self._free: list[Slot] = []
         self.asked_at = self._begun_at = time.monotonic()
         self.used_at = self.asked_at
@@ -180,6 +183,8 @@ class Worker(SlotOwner):
 
     def on_started(self, pid: int) -> None:
         self.pid = pid
+        if self.hold is not None:
+            self.hold.started(pid, None if self.spec.kind == "server" else self.node.zygote.pid)
         if self.state is WorkerState.ENDING or self._killed_for:
             self.run.kill()
 
@@ -209,6 +214,13 @@ class Worker(SlotOwner):
 
     def on_failed(self, head: FailedHead) -> None:
         self._failure = head
+
+    def on_over_memory(self, reason: str) -> None:
+        """It took more than it has, in a way that fails no allocation of its own: it ends, or has ended, for that."""
+        if self._failure is None and not self._killed_for and self.state is not WorkerState.ENDING:
+            self._failure = FailedHead(reason, "", True)
+            self.output.say(f"gpufaas: killed: {reason}")
+        self.run.kill()
 
     def on_broken(self, reason: str) -> None:
         self.kill(reason)
@@ -300,6 +312,8 @@ class Worker(SlotOwner):
 
     def limit_to(self, memory: Bytes) -> None:
         self.memory = memory
+        if self.hold is not None:
+            self.hold.limit(memory)
         self.run.limit_to(memory)
 
     # --- ending ---
@@ -327,6 +341,8 @@ class Worker(SlotOwner):
     def on_reaped(self, how: str) -> None:
         """Its process is gone: *how*. What it said last may still be in its sockets: read that before concluding."""
         self._reaped_with = how
+        if self.hold is not None and (reason := self.hold.close()):
+            self.on_over_memory(reason)
         # A grandchild may hold a copy of a socket open: it is not waited for longer than this.
         self._later("last words", _LAST_WORDS_S, self._conclude)
         self.on_slot_lost()
@@ -392,6 +408,8 @@ class Worker(SlotOwner):
         if self._fetching is not None:
             self._fetching.cancel()
         self.run.close()
+        if self.hold is not None:
+            self.hold.close()
         self.output.close()
 
     def _settle_check(self, failure: str | None) -> None:

@@ -7,15 +7,15 @@ begin. (`multiprocessing`'s fork server would re-import the parent's ``__main__`
 
 Manager → zygote: `Spawn`, with the worker's sockets and its stderr pipe attached. Zygote → manager: `Forked`, later
 `Exited`; first of all `Hello`; `Pong` to each `Ping`. The zygote is the workers' parent, so it is the one that reaps
-them: `Exited` means that the kernel has taken the memory back. It ends when its socket closes, and no worker outlives
-it (PR_SET_PDEATHSIG).
+them, and it inherits what they leave behind, daemons too (PR_SET_CHILD_SUBREAPER): `Exited` means that the worker and
+all that it started are gone, and that the kernel has taken the memory back. It ends when its socket closes, and no
+worker outlives it (PR_SET_PDEATHSIG).
 """
 
 import contextlib
 import ctypes
 import gc
 import os
-import resource
 import select
 import signal
 import socket
@@ -25,6 +25,15 @@ from typing import Final, NoReturn
 import msgspec
 
 from gpufaas_functions.runner import THREAD_STACK, WorkerStart
+from gpufaas_gpu_manager.confine import (
+    NOT_CONFINED,
+    Confine,
+    confine,
+    descendants_of,
+    inherit_orphans,
+    set_data_limit,
+)
+from gpufaas_gpu_manager.reaper import Reaper, kill_group
 
 PRELOAD: Final = ("numpy", "torch", "safetensors.torch", "gpufaas_functions.author", "gpufaas_functions.runner")
 MAX_MESSAGE: Final = 1024 * 1024
@@ -40,6 +49,7 @@ class Spawn(msgspec.Struct, frozen=True, tag=True):
 
     worker: int
     start: WorkerStart
+    confine: Confine = NOT_CONFINED
 
 
 class Exec(msgspec.Struct, frozen=True, tag=True):
@@ -52,6 +62,7 @@ class Exec(msgspec.Struct, frozen=True, tag=True):
     cwd: str
     limit: int
     """RLIMIT_DATA in bytes; 0: none."""
+    confine: Confine = NOT_CONFINED
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -80,7 +91,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """The worker was reaped. `status`: exit status, or minus the signal that killed it."""
+    """The worker and its descendants were reaped. `status`: exit status, or minus the signal that killed it."""
 
     worker: int
     status: int
@@ -103,12 +114,13 @@ Said = Hello | Forked | Exited | SpawnFailed | Pong
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     libc = ctypes.CDLL(None, use_errno=True)
-    # Not SIGKILL: when the manager dies we end the workers' groups, with what the workers started themselves.
+    # Not SIGKILL: when the manager dies we end the workers, with what the workers started themselves.
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    inherit_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the platform, which then ends us
     missing = _preload()
-    children: dict[int, int] = {}  # pid -> worker
-    signal.signal(signal.SIGTERM, lambda *_: _end(children))
+    reaper = Reaper()
+    signal.signal(signal.SIGTERM, lambda *_: _end(reaper))
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
@@ -117,7 +129,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # collections in a child would otherwise write to, and so copy, every page of ours
     decode = msgspec.msgpack.Decoder(Spawn | Exec | Ping | Guard).decode
-    _say(control, children, Hello(len(os.listdir("/proc/self/task")), missing))
+    _say(control, reaper, Hello(len(os.listdir("/proc/self/task")), missing))
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(wake_read, select.POLLIN)
@@ -127,19 +139,20 @@ def main() -> None:
             if fd == wake_read:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
-                _reap(control, children)
+                for worker, status in reaper.reap():
+                    _say(control, reaper, Exited(worker, status))
                 continue
             if event & select.POLLHUP:
-                _end(children)  # with what it left unread: another fork server may have been asked for that by now
+                _end(reaper)  # with what it left unread: another fork server may have been asked for that by now
             try:
                 data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, _MAX_FDS)
             except ConnectionError:
                 data, fds = b"", []
             if not data:
-                _end(children)
+                _end(reaper)
             asked: Spawn | Exec | Ping | Guard = decode(data)
             if isinstance(asked, Ping):
-                _say(control, children, Pong())
+                _say(control, reaper, Pong())
                 continue
             if isinstance(asked, Guard):
                 _guarded[:] = asked.pids
@@ -148,15 +161,15 @@ def main() -> None:
             try:
                 pid = os.fork()
             except OSError as exc:
-                _say(control, children, SpawnFailed(spawn.worker, str(exc)))
+                _say(control, reaper, SpawnFailed(spawn.worker, str(exc)))
                 pid = -1
             if pid == 0:
                 _become_worker(spawn, fds, control, own_fds, libc)
             for each in fds:
                 os.close(each)
             if pid > 0:
-                children[pid] = spawn.worker
-                _say(control, children, Forked(spawn.worker, pid))
+                reaper.workers[pid] = spawn.worker
+                _say(control, reaper, Forked(spawn.worker, pid))
 
 
 def _preload() -> list[str]:
@@ -169,35 +182,18 @@ def _preload() -> list[str]:
     return missing
 
 
-def _say(control: socket.socket, children: dict[int, int], message: Said) -> None:
+def _say(control: socket.socket, reaper: Reaper, message: Said) -> None:
     """Tell the manager; when it is gone, so are we, and the workers."""
     try:
         control.send(msgspec.msgpack.encode(message))
     except OSError:
-        _end(children)
+        _end(reaper)
 
 
-def _reap(control: socket.socket, children: dict[int, int]) -> None:
-    while children:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if not pid:
-            return
-        worker = children.pop(pid, None)
-        # What the worker started itself (its own group) must not outlive it: it may hold memory of the device.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-        if worker is not None:
-            _say(control, children, Exited(worker, os.waitstatus_to_exitcode(status)))
-
-
-def _end(children: dict[int, int]) -> None:
-    for pid in [*children, *_guarded]:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-    os._exit(0)
+def _end(reaper: Reaper) -> NoReturn:
+    for pid in [each for guarded in _guarded for each in descendants_of(guarded)]:
+        kill_group(pid)
+    reaper.end()
 
 
 def _become_worker(
@@ -219,10 +215,11 @@ def _become_worker(
         os.dup2(fds[-1], 2)
         os.close(nothing)
         os.close(fds[-1])
+        confine(spawn.confine)
         if isinstance(spawn, Exec):
             _become_program(spawn)
         slots = [socket.socket(fileno=fd) for fd in fds[:-1]]
-        status = _work(spawn.start, slots)
+        status = _work(spawn.start, slots, spawn.confine.hard)
     except BaseException:
         import traceback
 
@@ -238,14 +235,14 @@ def _become_program(program: Exec) -> NoReturn:
     try:
         os.chdir(program.cwd)
         if program.limit:
-            resource.setrlimit(resource.RLIMIT_DATA, (program.limit, resource.RLIM_INFINITY))
+            set_data_limit(program.limit, program.confine.hard)
         os.execvpe(program.argv[0], program.argv, program.env)
     except OSError as exc:
         print(f"gpufaas: cannot run {program.argv[0]!r} in {program.cwd}: {exc.strerror}", file=sys.stderr, flush=True)
         os._exit(127)
 
 
-def _work(start: WorkerStart, slots: list[socket.socket]) -> int:
+def _work(start: WorkerStart, slots: list[socket.socket], hard: int) -> int:
     from gpufaas_functions import runner
 
     os.environ.update(start.env)
@@ -262,8 +259,7 @@ def _work(start: WorkerStart, slots: list[socket.socket]) -> int:
         sys.modules["torch"].set_num_threads(start.threads)
     fork_point = runner.mark_fork_point()
     if start.limit:
-        limit = data_limit(fork_point.data, start.limit, start.slots)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+        set_data_limit(*(data_limit(fork_point.data, each, start.slots) for each in (start.limit, hard)))
     if start.cuda_share and start.device.startswith("cuda"):
         sys.modules["torch"].cuda.set_per_process_memory_fraction(start.cuda_share, 0)
     return runner.run(start, slots)

@@ -120,6 +120,8 @@ def _ours(ours: Mapping[str, Any]) -> None:
         pairs.append(("Kind", f"{ours['kind']}, {slots} {'call' if slots == 1 else 'calls'} at once"))
     if ours.get("memory"):
         pairs.append(("First reservation", format_bytes(int(ours["memory"]))))
+    if enforcement := ours.get("memoryEnforcement"):
+        pairs.append(("Memory enforced", "; ".join(output.ENFORCED_BY.get(each, each) for each in enforcement)))
     if ours.get("timeout"):
         pairs.append(("Timeout", f"{float(ours['timeout']):g} s"))
     pairs += [(key.capitalize(), str(ours[key])) for key in ("bundle", "revision", "unavailable") if ours.get(key)]

@@ -39,6 +39,7 @@ from gpufaas_gateway.secret_files import SecretFiles
 from gpufaas_gpu_manager.agent import Agent
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.door import Door
+from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node, NodeSettings
 from gpufaas_store.election import register
@@ -66,7 +67,8 @@ def empty(folder: Path) -> Path:
 
 async def _main(options: NodeOptions) -> None:
     me = identity(options.cluster, "node")
-    devices = open_devices(options.devices.devices, NodeId(me.id), options.devices.labels)
+    enforcement = Enforcement(options.devices.memory_enforcement)
+    devices = open_devices(options.devices.devices, NodeId(me.id), options.devices.labels, enforcement.name)
     stop = asyncio.Event()
     on_signals(stop)
     data = options.data
@@ -87,6 +89,7 @@ async def _main(options: NodeOptions) -> None:
         NodeSettings(env={"OPENFAAS_URL": options.gateway_url} if options.gateway_url else {}, secrets=secrets),
         containers,
         fetch=weights.fetch,
+        enforcement=enforcement,
     )
     agent.node = node
     door = Door(node, logs, me, empty(data / "spool"))

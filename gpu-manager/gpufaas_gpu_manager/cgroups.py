@@ -1,0 +1,485 @@
+"""
+Groups of processes that the kernel holds to a limit of memory, CPU and number (control groups).
+
+One port, `Group`, and two back-ends: version 1 (a tree of directories for each controller) and version 2 (one tree).
+`find` says which can be used here. The groups are made below this process's own group, so that limits of whoever
+started the platform go on holding: ``OWN/gpufaas-PLATFORM/NAME``. PLATFORM is the process that made them, so that the
+next platform knows those that a killed one left.
+
+Memory is everything that the kernel charges to the group: private, shared (MAP_SHARED, memfd, files in a tmpfs), page
+tables and stacks of the kernel. Page cache is charged, too, but the kernel takes it back before it calls the group out
+of memory. Pages that a process shared with its parent before it joined stay charged to the parent's group.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+from gpufaas_core.units import Bytes
+
+_CPU_PERIOD_US: Final = 100_000
+_CONTROLLERS: Final = ("memory", "pids", "freezer", "cpu")
+_NAME: Final = re.compile(r"gpufaas-(\d+)-(\d+)-(\d+)-\d+(-platform)?")
+_ROUNDS: Final = 50
+"""How often a group is looked at again for processes that were forked while it was killed, or are about to be gone."""
+_ROUND_S: Final = 0.002
+_serial: Final = itertools.count()
+
+
+class Group(Protocol):
+    """Some processes, and all that they start."""
+
+    entries: tuple[str, ...]
+    """Files into each of which a process writes ``0`` to join."""
+
+    def limit_memory(self, size: Bytes | None) -> None:
+        """
+        Let the group hold *size* bytes at most; None: as much as there is. Memory in use beyond it is reclaimed if that
+        can be; the kernel refuses a smaller limit on version 1.
+
+        :raises OSError: it cannot be reclaimed
+        """
+
+    def limit_pids(self, count: int | None) -> None:
+        """Let the group have *count* processes and threads at most: the fork that would be one more fails."""
+
+    def limit_cpu(self, cores: float | None) -> None:
+        """Let the group use so much CPU time per time; None: as much as there is."""
+
+    def used(self) -> Bytes:
+        """Return what is charged now, page cache included."""
+
+    def oom_kills(self) -> int:
+        """Return how often the kernel killed a process of the group for its memory."""
+
+    def oom_event(self) -> int:
+        """Return a file descriptor that is readable once the group is out of memory; -1: there the kernel kills all."""
+
+    def pids(self) -> list[int]: ...
+
+    def kill(self) -> None:
+        """SIGKILL to all of it, and to what is forked meanwhile. They may take a moment to be gone."""
+
+    def remove(self) -> bool:
+        """Remove the group; False: processes are left in it."""
+
+
+class Cgroups(Protocol):
+    """The groups of one platform."""
+
+    version: str
+
+    def make(self, name: str) -> Group:
+        """:raises OSError: the kernel makes no more"""
+
+    def close(self) -> None:
+        """Kill and remove what is left."""
+
+
+# --- version 1 ---
+
+
+class GroupV1:
+    """One directory per controller."""
+
+    def __init__(self, directories: Mapping[str, Path]) -> None:
+        self._directories = directories
+        self._memory = directories["memory"]
+        self.entries = tuple(str(each / "cgroup.procs") for each in directories.values())
+
+    def limit_memory(self, size: Bytes | None) -> None:
+        names = ["memory.limit_in_bytes"]
+        if (self._memory / "memory.memsw.limit_in_bytes").exists():
+            names.append("memory.memsw.limit_in_bytes")  # memory and swap together
+        text = "-1" if size is None else str(size)
+        # With swap may not be less than without: which is to be set first depends on whether they grow.
+        before = _number(self._memory / names[0])
+        if size is None or (before is not None and size > before):
+            names.reverse()
+        for name in names:
+            _write(self._memory / name, text)
+
+    def limit_pids(self, count: int | None) -> None:
+        if "pids" in self._directories:
+            _write(self._directories["pids"] / "pids.max", "max" if count is None else str(count))
+
+    def limit_cpu(self, cores: float | None) -> None:
+        if "cpu" in self._directories:
+            cpu = self._directories["cpu"]
+            _write(cpu / "cpu.cfs_period_us", str(_CPU_PERIOD_US))
+            _write(cpu / "cpu.cfs_quota_us", "-1" if cores is None else str(round(cores * _CPU_PERIOD_US)))
+
+    def used(self) -> Bytes:
+        return _number(self._memory / "memory.usage_in_bytes") or 0
+
+    def oom_kills(self) -> int:
+        return _field(self._memory / "memory.oom_control", "oom_kill")
+
+    def oom_event(self) -> int:
+        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            control = os.open(self._memory / "memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                _write(self._memory / "cgroup.event_control", f"{event} {control}")
+            finally:
+                os.close(control)
+        except OSError:
+            os.close(event)
+            return -1
+        return event
+
+    def pids(self) -> list[int]:
+        return _pids(self._directories.values())
+
+    def kill(self) -> None:
+        freezer = self._directories.get("freezer")
+        if freezer is None:
+            _kill_all(self)
+            return
+        # What is frozen forks no more; a signal waits until it is thawed.
+        with contextlib.suppress(OSError):
+            _write(freezer / "freezer.state", "FROZEN")
+        _kill_once(self)
+        with contextlib.suppress(OSError):
+            _write(freezer / "freezer.state", "THAWED")
+        _kill_all(self)
+
+    def remove(self) -> bool:
+        gone = [_remove(each) for each in self._directories.values()]
+        return all(gone)
+
+
+def _one_of(controller: str) -> Callable[[Path], GroupV1]:
+    """Return how to see a directory of one controller as a group, to kill what is in it."""
+    return lambda path: GroupV1({"memory": path, controller: path})
+
+
+class CgroupsV1:
+    """See module."""
+
+    version = "v1"
+
+    def __init__(self, parents: Mapping[str, Path], name: str) -> None:
+        """:raises OSError: no groups can be made below the one for memory; others are done without"""
+        self._homes: dict[str, Path] = {}
+        for controller, parent in parents.items():
+            try:
+                _make(parent / name)
+            except OSError:
+                if controller == "memory":
+                    raise
+            else:
+                self._homes[controller] = parent / name
+        for controller, parent in parents.items():
+            for stale in _stale(parent):
+                _clear(stale, _one_of(controller))
+
+    def make(self, name: str) -> GroupV1:
+        directories = {controller: home / name for controller, home in self._homes.items()}
+        for each in directories.values():
+            _make(each)
+        return GroupV1(directories)
+
+    def close(self) -> None:
+        for controller, home in self._homes.items():
+            _clear(home, _one_of(controller))
+
+
+# --- version 2 ---
+
+
+class GroupV2:
+    """One directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.entries: tuple[str, ...] = (str(directory / "cgroup.procs"),)
+
+    def limit_memory(self, size: Bytes | None) -> None:
+        for name, text in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
+            with contextlib.suppress(OSError):  # a kernel without swap, or before 4.19
+                _write(self._directory / name, text)
+        _write(self._directory / "memory.max", "max" if size is None else str(size))
+
+    def limit_pids(self, count: int | None) -> None:
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # that controller was not given to us
+            _write(self._directory / "pids.max", "max" if count is None else str(count))
+
+    def limit_cpu(self, cores: float | None) -> None:
+        quota = "max" if cores is None else str(round(cores * _CPU_PERIOD_US))
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            _write(self._directory / "cpu.max", f"{quota} {_CPU_PERIOD_US}")
+
+    def used(self) -> Bytes:
+        return _number(self._directory / "memory.current") or 0
+
+    def oom_kills(self) -> int:
+        return _field(self._directory / "memory.events", "oom_kill")
+
+    def oom_event(self) -> int:
+        return -1  # memory.oom.group
+
+    def pids(self) -> list[int]:
+        return _pids([self._directory])
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):  # before Linux 5.14
+            if (self._directory / "cgroup.kill").exists():
+                _write(self._directory / "cgroup.kill", "1")
+                return
+        _kill_all(self)
+
+    def remove(self) -> bool:
+        return _remove(self._directory)
+
+
+class CgroupsV2:
+    """See module."""
+
+    version = "v2"
+
+    def __init__(self, parent: Path, name: str) -> None:
+        """:raises OSError: *parent* was not delegated to us, or has other processes"""
+        _delegate(parent, name)
+        for stale in _stale(parent):
+            _clear(stale, GroupV2)
+        self._home = parent / name
+        _make(self._home)
+        _enable(self._home)
+
+    def make(self, name: str) -> GroupV2:
+        directory = self._home / name
+        _make(directory)
+        return GroupV2(directory)
+
+    def close(self) -> None:
+        _clear(self._home, GroupV2)
+
+
+def _enable(directory: Path) -> None:
+    """Let groups below have what controllers there are; memory must be one."""
+    there = (directory / "cgroup.controllers").read_text().split() if _is_kernels(directory) else ["memory"]
+    for controller in ("memory", "pids", "cpu"):
+        if controller in there or controller == "memory":
+            try:
+                _write(directory / "cgroup.subtree_control", f"+{controller}")
+            except OSError:
+                if controller == "memory":
+                    raise
+
+
+def _is_kernels(directory: Path) -> bool:
+    return (directory / "cgroup.controllers").exists()
+
+
+def _delegate(parent: Path, name: str) -> None:
+    """
+    Have the controllers of *parent* for groups below it.
+
+    A group of version 2 that has processes gives no controllers to groups below. Where all processes are ours, or what
+    started us, they move to a group beside those of the workers.
+    """
+    try:
+        _enable(parent)
+        return
+    except OSError as exc:
+        if exc.errno != errno.EBUSY:
+            raise
+    inside = _pids([parent])
+    related = {os.getpid(), *_ancestors(os.getpid())}
+    others = [pid for pid in inside if pid not in related]
+    if others:
+        raise OSError(
+            errno.EBUSY,
+            f"it has other processes (such as {others[0]}): start the platform in a group of its own, with "
+            "systemd-run --user --scope -p Delegate=yes",
+        )
+    beside = parent / f"{name}-platform"
+    _make(beside)
+    for pid in inside:
+        _write(beside / "cgroup.procs", str(pid))
+    _enable(parent)
+
+
+def _ancestors(pid: int) -> Iterable[int]:
+    while pid > 1:
+        stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        pid = int(stat[1])
+        yield pid
+
+
+# --- which ---
+
+
+def find(version: str = "", process: Path = Path("/proc/self")) -> Cgroups:
+    """
+    Return groups that can be used here: of version 2 if it has the memory controller, else of version 1.
+
+    :param version: only this one (``v1`` or ``v2``); empty: either
+    :param process: where ``mountinfo`` and ``cgroup`` of this process are
+    :raises OSError: there are none; says why
+    """
+    namespace, pid = os.stat("/proc/self/ns/pid").st_ino, os.getpid()
+    name = f"gpufaas-{namespace}-{pid}-{_started(pid)}-{next(_serial)}"
+    reasons = []
+    parents = _parents(process)
+    if version in ("", "v2"):
+        parent = parents.pop("", None)
+        if parent is None:
+            reasons.append("v2 is not mounted")
+        elif "memory" not in _words(parent / "cgroup.controllers"):
+            reasons.append(f"v2 has no memory controller for {parent}")
+        else:
+            try:
+                return CgroupsV2(parent, name)
+            except OSError as exc:
+                reasons.append(f"{parent}: {exc.strerror}")
+    if version in ("", "v1"):
+        parents.pop("", None)
+        if "memory" not in parents:
+            reasons.append("v1 has no memory controller mounted")
+        else:
+            try:
+                return CgroupsV1(parents, name)
+            except OSError as exc:
+                reasons.append(f"{parents['memory']}: {exc.strerror}")
+    raise OSError("; ".join(reasons))
+
+
+def _parents(process: Path) -> dict[str, Path]:
+    """Return this process's own directory for each controller of version 1 that is used here; ``""`` is version 2."""
+    own: dict[str, str] = {}
+    for line in (process / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        own.update(dict.fromkeys(controllers.split(","), path))
+    found: dict[str, Path] = {}
+    for line in (process / "mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        root, point = (_unescaped(each) for each in fields.split()[3:5])
+        kind, _, options = rest.split(" ", 2)
+        if kind == "cgroup2":
+            names = [""]
+        elif kind == "cgroup":
+            names = [each for each in options.split(",") if each in _CONTROLLERS]
+        else:
+            continue
+        for name in names:
+            if name in own and name not in found:
+                found[name] = _within(Path(point), root, own[name])
+    return found
+
+
+def _within(point: Path, root: str, path: str) -> Path:
+    """Return where group *path* is below a mount of *root*: a container may see only its own part of the tree."""
+    if path == root or root == "/":
+        return point / path.strip("/") if path != root else point
+    return point / path.removeprefix(root).strip("/") if path.startswith(root + "/") else point
+
+
+def _unescaped(path: str) -> str:
+    return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), path)
+
+
+# --- within ---
+
+
+def _stale(parent: Path) -> list[Path]:
+    """Return what platforms of this PID namespace that are dead have left below *parent*."""
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    found = []
+    for each in parent.iterdir():
+        parts = _NAME.fullmatch(each.name)
+        if parts and int(parts[1]) == namespace and _started(int(parts[2])) != int(parts[3]):
+            found.append(each)
+    return found
+
+
+def _started(pid: int) -> int:
+    """Return when *pid* was started, in ticks since boot: with it, a process number is not mistaken for a later one."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except OSError:
+        return -1
+
+
+def _clear(home: Path, group: Callable[[Path], Group]) -> None:
+    """Kill what is in the groups of *home*, and remove them and it."""
+    if not home.name.endswith("-platform"):  # that one has what started the platform, too
+        with contextlib.suppress(OSError):
+            for each in home.iterdir():
+                if each.is_dir():
+                    group(each).kill()
+                    for _ in range(_ROUNDS):
+                        if _remove(each):
+                            break
+                        time.sleep(_ROUND_S)
+    _remove(home)
+
+
+def _kill_once(group: Group) -> bool:
+    pids = group.pids()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(pids)
+
+
+def _kill_all(group: Group) -> None:
+    """What has been sent SIGKILL forks no more, so this comes to an end."""
+    for _ in range(_ROUNDS):
+        if not _kill_once(group):
+            return
+
+
+def _pids(directories: Iterable[Path]) -> list[int]:
+    found: set[int] = set()
+    for each in directories:
+        with contextlib.suppress(OSError):
+            found.update(map(int, (each / "cgroup.procs").read_text().split()))
+    return sorted(found - {0})  # 0: in a PID namespace that we do not see
+
+
+def _make(directory: Path) -> None:
+    directory.mkdir(exist_ok=True)
+
+
+def _remove(directory: Path) -> bool:
+    try:
+        directory.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _write(path: Path, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def _number(path: Path) -> int | None:
+    words = _words(path)
+    return int(words[0]) if words and words[0].isdigit() else None
+
+
+def _field(path: Path, name: str) -> int:
+    words = _words(path)
+    return int(words[words.index(name) + 1]) if name in words else 0

@@ -1,0 +1,127 @@
+"""
+What a new worker does to itself before any code of its function runs, so that it stays within what it was given.
+
+It joins its control groups, gets a ``/dev/shm`` of its own that ends with it, inherits the orphans of what it starts,
+and, as root, gives up the right to raise its own limits. What this process may not do is left out: enforcement.py says
+which of it is in force.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import struct
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gpufaas_core.units import Bytes
+
+_PR_CAPBSET_DROP: Final = 24
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_CLONE_NEWNS: Final = 0x0002_0000
+_CLONE_NEWIPC: Final = 0x0800_0000
+_MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 2, 4, 16384, 1 << 19
+_CAP_VERSION_3: Final = 0x2008_0522
+CAP_SYS_RESOURCE: Final = 24
+CAP_SYS_ADMIN: Final = 21
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Confine(msgspec.Struct, frozen=True):
+    """What holds a worker besides its RLIMIT_DATA."""
+
+    entries: tuple[str, ...] = ()
+    """``cgroup.procs`` of its groups."""
+    own_shm: bool = False
+    """Give it a /dev/shm and System V memory of its own, which are gone when its last process is."""
+    hard: Bytes = 0
+    """What it may raise its limit to, in bytes of reservation; 0: not at all."""
+
+
+NOT_CONFINED: Final = Confine()
+
+
+def confine(wanted: Confine) -> None:
+    """
+    Confine this process, which has one thread, and all that it will start.
+
+    :raises OSError: it cannot join its groups
+    """
+    for each in wanted.entries:
+        fd = os.open(each, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, b"0")
+        finally:
+            os.close(fd)
+    inherit_orphans()
+    if wanted.own_shm:
+        _own_shm()
+    give_up(CAP_SYS_RESOURCE)
+
+
+def inherit_orphans() -> None:
+    """
+    Become the parent of descendants that lose theirs, in place of init (PR_SET_CHILD_SUBREAPER): no daemon escapes.
+
+    Kept over exec, not inherited by children.
+    """
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return its children, of all its threads; those that have ended and were not reaped among them."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Return *pid* and all that it started, as far as their parents live; parents come first."""
+    found = [pid]
+    for each in found:  # grows meanwhile
+        found += [child for child in children_of(each) if child not in found]
+    return found
+
+
+def may(capability: int) -> bool:
+    """Whether this process has *capability* in effect."""
+    with open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"CapEff:"):
+                return bool(int(line.split()[1], 16) >> capability & 1)
+    return False
+
+
+def give_up(capability: int) -> None:
+    """Drop *capability* for good: from what this process has, and from what a program that it executes can get."""
+    _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    header = ctypes.create_string_buffer(struct.pack("Ii", _CAP_VERSION_3, 0))
+    data = ctypes.create_string_buffer(24)
+    if _libc.capget(header, data):
+        return
+    sets = list(struct.unpack("6I", data.raw[:24]))  # effective, permitted, inheritable: the low 32, then the high
+    low = 0 if capability < 32 else 3
+    for index in range(low, low + 3):
+        sets[index] &= ~(1 << capability % 32)
+    _libc.capset(header, ctypes.create_string_buffer(struct.pack("6I", *sets), 24))
+
+
+def set_data_limit(limit: Bytes, hard: Bytes) -> None:
+    """Hold this process to RLIMIT_DATA *limit*, and its own raises of that to *hard*."""
+    _, allowed = resource.getrlimit(resource.RLIMIT_DATA)
+    if allowed != resource.RLIM_INFINITY:
+        limit, hard = min(limit, allowed), min(hard, allowed)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, max(limit, hard)))
+
+
+def _own_shm() -> None:
+    """Of its size, the control group is what holds it; one that is left out is the kernel's default, half of memory."""
+    if _libc.unshare(_CLONE_NEWNS | _CLONE_NEWIPC):
+        return
+    # Mounts that are made outside go on being seen here, and what is mounted here is not seen outside.
+    if not _libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None):
+        _libc.mount(b"gpufaas", b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=1777")

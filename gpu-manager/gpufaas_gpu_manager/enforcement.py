@@ -1,0 +1,169 @@
+"""
+What holds the workers of a node to what was promised to them, beside the RLIMIT_DATA of each process.
+
+RLIMIT_DATA sees private memory of one process, and makes an allocation fail, which a handler survives. What it does not
+see, shared memory and children, is held by a control group for each worker where the platform may make some, else by
+watching (watch.py). Both end the worker, with all that it started.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Final, Literal
+
+from gpufaas_core.constraints import CGROUP_V1, CGROUP_V2, RLIMIT, WATCHER
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.units import Bytes, MiB, format_bytes
+from gpufaas_gpu_manager.cgroups import Cgroups, Group, find
+from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Confine, may
+from gpufaas_gpu_manager.watch import MemoryWatch
+
+Mode = Literal["auto", "cgroup", "watcher", "rlimit"]
+
+PIDS: Final = 4096
+"""Processes and threads of one worker: more than any honest one has, fewer than a machine (32,768 by default)."""
+_KERNEL: Final[Bytes] = 8 * MiB
+"""What the kernel keeps for a worker and charges to its group beside what the worker holds: page tables, stacks, open
+files. 0.5 MiB measured for an idle worker with torch; page tables are a 512th of memory in pages of 4 KiB."""
+
+
+class Enforcement:
+    """See module. `name` is the label's value that devices carry, `why` says why there is nothing better."""
+
+    def __init__(self, mode: Mode = "rlimit", pids: int = PIDS) -> None:
+        """:raises InvalidSpec: *mode* is ``cgroup``, and there are none"""
+        self._pids = pids
+        self._groups: Cgroups | None = None
+        self._watch: MemoryWatch | None = None
+        self._left: list[Group] = []
+        self.why = ""
+        self.name = RLIMIT
+        may_raise = may(CAP_SYS_RESOURCE)
+        self.hard_is_soft = may_raise
+        """Whether a limit that a worker has may be raised from here only."""
+        if mode in ("auto", "cgroup"):
+            try:
+                self._groups = find()
+                self.name = CGROUP_V1 if self._groups.version == "v1" else CGROUP_V2
+            except OSError as exc:
+                self.why = f"no control groups: {exc}"
+                if mode == "cgroup":
+                    raise InvalidSpec(f"--memory-enforcement cgroup: {exc}") from None
+        if self._groups is None and mode in ("auto", "watcher"):
+            self.name = WATCHER
+            self._watch = MemoryWatch()
+
+    def hold(self, number: int, memory: Bytes, capacity: Bytes, on_over: Callable[[str], None]) -> "Hold":
+        """
+        Prepare to hold worker *number* to *memory* bytes; 0: its memory is not held.
+
+        :param capacity: of its device: what it may never have more of
+        :param on_over: called on the event loop with the reason when it is to be ended for holding more
+        :raises OSError: the kernel makes no more groups
+        """
+        self._left = [each for each in self._left if not each.remove()]
+        group = self._groups.make(f"worker-{number}") if self._groups else None
+        hard = 0 if self.hard_is_soft else capacity
+        return Hold(number, memory, group, self._watch, self._left, self._pids, hard, on_over)
+
+    def close(self) -> None:
+        """What is left of workers is killed."""
+        if self._watch is not None:
+            self._watch.close()
+        if self._groups is not None:
+            self._groups.close()
+
+
+def group_limit(memory: Bytes) -> Bytes:
+    """Return what the control group of a worker may be charged that has *memory* bytes reserved."""
+    return memory + _KERNEL + memory // 256
+
+
+class Hold:
+    """What holds one worker. Ends with `close`, once the worker is reaped."""
+
+    def __init__(
+        self,
+        number: int,
+        memory: Bytes,
+        group: Group | None,
+        watch: MemoryWatch | None,
+        left: list[Group],
+        pids: int,
+        hard: Bytes,
+        on_over: Callable[[str], None],
+    ) -> None:
+        self._number = number
+        self._memory = memory
+        self._group = group
+        self._watch = watch
+        self._left = left
+        self._on_over = on_over
+        self._event = -1
+        self.confine = Confine(group.entries if group else (), may(CAP_SYS_ADMIN), hard)
+        if group is not None:
+            group.limit_pids(pids)
+            if memory:
+                group.limit_memory(group_limit(memory))
+                self._event = group.oom_event()
+        if self._event >= 0:
+            asyncio.get_running_loop().add_reader(self._event, self._out_of_memory)
+
+    def started(self, pid: int, shared: int | None = None) -> None:
+        """Its process is *pid*; *shared* was forked, with private memory that costs nothing until it is written to."""
+        if self._watch is not None and self._memory:
+            loop = asyncio.get_running_loop()
+
+            def over(used: Bytes, reserved: Bytes) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has been closed
+                    loop.call_soon_threadsafe(self._on_over, _reason(used, reserved))
+
+            self._watch.add(self._number, pid, self._memory, shared, over)
+
+    def limit(self, memory: Bytes) -> None:
+        if not self._memory:
+            return
+        self._memory = memory
+        if self._watch is not None:
+            self._watch.limit(self._number, memory)
+        if self._group is not None:
+            # Smaller than what it holds now, version 1 refuses: the old limit stays until the next change.
+            with contextlib.suppress(OSError):
+                self._group.limit_memory(group_limit(memory))
+
+    def kill(self) -> None:
+        """End all of it at once, what forks as fast as it can included."""
+        if self._group is not None:
+            self._group.kill()
+
+    def close(self) -> str:
+        """Give up what holds it; return why it was killed if that was for memory, else an empty string."""
+        reason = ""
+        if self._event >= 0:
+            asyncio.get_running_loop().remove_reader(self._event)
+            os.close(self._event)
+            self._event = -1
+        if self._watch is not None:
+            self._watch.remove(self._number)
+        if self._group is not None:
+            if self._group.oom_kills():
+                reason = _reason(self._memory, self._memory)
+            self._group.kill()
+            if not self._group.remove():
+                self._left.append(self._group)
+            self._group = None
+        return reason
+
+    def _out_of_memory(self) -> None:
+        """Version 1 has killed one process of it, or is about to: what is left would wait for that one for ever."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._event, 8)
+        self._on_over(_reason(self._memory, self._memory))
+
+
+def _reason(used: Bytes, reserved: Bytes) -> str:
+    return (
+        f"out of memory: it used {format_bytes(used)} of {format_bytes(reserved)} reserved, "
+        "with its shared memory and all processes that it started"
+    )

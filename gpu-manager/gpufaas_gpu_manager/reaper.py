@@ -1,0 +1,88 @@
+"""
+What a fork server does when children of its end: reap them, and end what workers left behind, before it says so.
+
+A worker inherits the orphans of what it starts, as the fork server inherits those of workers (confine.inherit_orphans).
+So what is its child, and no worker, was left by a worker that is dead, or dies, or tries to escape from a living one.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from typing import Final, NoReturn
+
+from gpufaas_core.units import Seconds
+from gpufaas_gpu_manager.confine import children_of
+
+_STUCK_S: Final[Seconds] = 5.0
+"""An orphan that was sent SIGKILL so long ago waits for a dead disk or device: it holds up no later end of a worker."""
+
+
+class _Ended:
+    """A worker that was reaped, and orphans that may be its own."""
+
+    def __init__(self, worker: int, status: int) -> None:
+        self.worker = worker
+        self.status = status
+        self.orphans: set[int] | None = None
+
+
+class Reaper:
+    """See module. `workers` maps process ids to workers: put in whom you fork."""
+
+    def __init__(self) -> None:
+        self.workers: dict[int, int] = {}
+        self._ended: list[_Ended] = []
+        self._orphans: dict[int, Seconds] = {}
+        """And when each was seen first."""
+
+    def reap(self) -> list[tuple[int, int]]:
+        """
+        Reap what has ended, and kill orphans; to be called upon SIGCHLD, which an orphan's end brings, too.
+
+        :return: workers of which nothing is left any more, and the exit status of each, or minus the signal
+        """
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            worker = self.workers.pop(pid, None)
+            if worker is not None:
+                kill_group(pid)
+                self._ended.append(_Ended(worker, os.waitstatus_to_exitcode(status)))
+        now = time.monotonic()
+        orphans = set(children_of(os.getpid())) - self.workers.keys()
+        fresh = orphans - self._orphans.keys()
+        self._orphans = {pid: self._orphans.get(pid, now) for pid in orphans}
+        for pid in orphans:
+            kill_group(pid)
+        for each in self._ended:
+            if each.orphans is None:
+                # Some of its own may be here since before it was reaped: threads of it end one by one.
+                each.orphans = {pid for pid, since in self._orphans.items() if now - since < _STUCK_S}
+            else:
+                each.orphans = (each.orphans & orphans) | fresh
+        gone = [(each.worker, each.status) for each in self._ended if not each.orphans]
+        self._ended = [each for each in self._ended if each.orphans]
+        return gone
+
+    def end(self) -> NoReturn:
+        """Kill all workers, and what becomes our child by that, until none is left; then exit."""
+        while True:
+            for pid in {*self.workers, *children_of(os.getpid())}:
+                kill_group(pid)
+            try:
+                pid, _ = os.waitpid(-1, 0)
+            except ChildProcessError:
+                os._exit(0)
+            self.workers.pop(pid, None)
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL to the process *pid*, and to the group that it may lead."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)

@@ -1,0 +1,178 @@
+"""
+A watcher of memory, for where the kernel's control groups cannot be had: it ends a worker that holds too much.
+
+A thread of its own looks at every worker and its descendants in /proc. It looks the more often the less a worker has
+left, and takes at most a fiftieth of one CPU. So it is late by a few hundredths of a second, in which a worker can take
+more than it has. It does not see memory that no process has mapped or open: files left in a tmpfs.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gpufaas_core.units import Bytes, MiB, Seconds
+from gpufaas_gpu_manager.confine import children_of, descendants_of
+
+_LONGEST_S: Final[Seconds] = 0.5
+_SHORTEST_S: Final[Seconds] = 0.01
+_FILL_BYTES_PER_S: Final = 4_000 * MiB
+"""How fast memory is taken at most: zeroing pages, on two cores of a server of 2026."""
+_SHARE: Final = 50
+"""A round is followed by a pause of at least so many times its length."""
+_NEAR: Final = 0.7
+"""Below this share of its reservation, a worker without children is looked at by the cheap figures alone."""
+
+
+class _Watched:
+    def __init__(self, pid: int, memory: Bytes, zygote: int | None, over: Callable[[Bytes, Bytes], None]) -> None:
+        self.pid = pid
+        self.memory = memory
+        self.zygote = zygote
+        self.over = over
+        self.base = _status(zygote)[0] if zygote is not None else 0
+
+
+class MemoryWatch:
+    """See module."""
+
+    def __init__(self) -> None:
+        self._watched: dict[int, _Watched] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._strays: set[int] = set()
+
+    def add(
+        self, worker: int, pid: int, memory: Bytes, zygote: int | None, over: Callable[[Bytes, Bytes], None]
+    ) -> None:
+        """
+        Watch process *pid* and its descendants; *over* is called once, in the watcher's thread, with used and reserved.
+
+        :param zygote: what it was forked from: memory that it shares with that is not its own
+        """
+        with self._lock:
+            self._watched[worker] = _Watched(pid, memory, zygote, over)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
+                self._thread.start()
+        self._wake.set()
+
+    def limit(self, worker: int, memory: Bytes) -> None:
+        with self._lock:
+            if worker in self._watched:
+                self._watched[worker].memory = memory
+
+    def remove(self, worker: int) -> None:
+        with self._lock:
+            self._watched.pop(worker, None)
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed:
+            began = time.monotonic()
+            pause = self._round()
+            pause = max(pause, _SHARE * (time.monotonic() - began))
+            with self._lock:
+                idle = not self._watched
+            self._wake.clear()
+            self._wake.wait(None if idle and not self._closed else pause)
+
+    def _round(self) -> Seconds:
+        """Look at all once; return how long nobody can have taken what it has left."""
+        with self._lock:
+            watched = dict(self._watched)
+        pause = _LONGEST_S
+        for worker, each in watched.items():
+            used = used_by(each.pid, each.base, each.memory)
+            if used > each.memory:
+                self.remove(worker)
+                each.over(used, each.memory)
+            else:
+                pause = min(pause, max(_SHORTEST_S, (each.memory - used) / _FILL_BYTES_PER_S))
+        self._end_strays(watched)
+        return pause
+
+    def _end_strays(self, watched: dict[int, _Watched]) -> None:
+        """A process that got away from its worker is the zygote's child: have the zygote look, which kills it."""
+        zygotes = {each.zygote for each in watched.values() if each.zygote is not None}
+        workers = {each.pid for each in watched.values()}
+        strays = {pid for zygote in zygotes for pid in children_of(zygote)} - workers
+        if strays & self._strays:  # one that was just forked is known by the next round
+            for zygote in zygotes:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(zygote, signal.SIGCHLD)
+        self._strays = strays
+
+
+def used_by(pid: int, base: Bytes = 0, memory: Bytes = 0) -> Bytes:
+    """
+    Return what process *pid* and its descendants hold: private memory, shared memory, memory files that they have open.
+
+    :param base: private memory that *pid* had when it was forked, which it shares with its parent
+    :param memory: where a cheap look shows clearly less than this, that figure is returned; 0: look closely
+    """
+    family = descendants_of(pid)
+    if len(family) == 1:
+        anonymous, shared = _status(pid)
+        rough = max(0, anonymous - base) + shared + 8 * MiB
+        if rough < _NEAR * memory:
+            return max(rough, _open_memory(family))
+    looks = [(*_status(each), *_rollup(each)) for each in family]
+    mappers = sum(shm > 0 for _, shm, _, _ in looks)
+    private = inherited = mapped = 0
+    for anonymous, shm, dirty, share in looks:
+        # `dirty` has the shared memory that nobody else has mapped: all, unless several of the family share it.
+        alone = shm if mappers < 2 else max(0, shm - (shm - share) * mappers // (mappers - 1))
+        mine = max(0, dirty - alone)
+        private += mine
+        mapped += share
+        # What children share with the worker is counted once; what all share with the zygote, not at all.
+        inherited = max(inherited, anonymous - base - mine)
+    return private + (inherited if len(family) > 1 else 0) + max(mapped, _open_memory(family))
+
+
+def _status(pid: int) -> tuple[Bytes, Bytes]:
+    """Return private and shared memory that is resident; of a process that has ended, none."""
+    found = {b"RssAnon": 0, b"RssShmem": 0}
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            name, _, value = line.partition(b":")
+            if name in found:
+                found[name] = int(value.split()[0]) * 1024
+    return found[b"RssAnon"], found[b"RssShmem"]
+
+
+def _rollup(pid: int) -> tuple[Bytes, Bytes]:
+    """Return pages that were written to and only it has mapped, and its share of shared memory."""
+    dirty = shared = 0
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+        for line in file:
+            if line.startswith(b"Pss_Shmem:"):
+                shared = int(line.split()[1]) * 1024
+            elif line.startswith(b"Private_Dirty:"):
+                dirty = int(line.split()[1]) * 1024
+    return dirty, shared
+
+
+def _open_memory(family: list[int]) -> Bytes:
+    """Return the size of the memory files (memfd, /dev/shm) that these have open, mapped or not, each once."""
+    sizes: dict[tuple[int, int], Bytes] = {}
+    for pid in family:
+        folder = f"/proc/{pid}/fd"
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"{folder}/{name}").startswith(("/memfd:", "/dev/shm/")):
+                        stat = os.stat(f"{folder}/{name}")
+                        sizes[stat.st_dev, stat.st_ino] = stat.st_blocks * 512
+    return sum(sizes.values())

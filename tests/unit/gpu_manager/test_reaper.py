@@ -1,0 +1,100 @@
+"""A worker that has ended is told of when all that it left behind is gone. Real processes, in one of their own."""
+
+import subprocess
+import sys
+import textwrap
+
+PRELUDE = """
+    import os, signal, sys, time
+    from gpufaas_gpu_manager.confine import children_of, inherit_orphans
+    from gpufaas_gpu_manager.reaper import Reaper
+
+    inherit_orphans()
+    reaper = Reaper()
+
+    def worker(number, does):
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            does()
+            os._exit(0)
+        reaper.workers[pid] = number
+        return pid
+
+    def until_told(count=1):
+        told = []
+        end = time.monotonic() + 20
+        while len(told) < count and time.monotonic() < end:
+            told += reaper.reap()
+            time.sleep(0.001)
+        return told
+"""
+
+
+def run(code: str) -> str:
+    program = textwrap.dedent(PRELUDE) + textwrap.dedent(code)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_worker_s_daemons_are_gone_when_its_end_is_told() -> None:
+    assert run("""
+        def leaves_daemons():
+            for _ in range(20):
+                if os.fork() == 0:
+                    os.setsid()
+                    if os.fork() == 0:
+                        time.sleep(60)
+                    os._exit(0)
+            time.sleep(0.1)
+            os._exit(7)
+
+        worker(1, leaves_daemons)
+        print(until_told(), children_of(os.getpid()))
+    """) == "[(1, 7)] []\n"  # fmt: skip
+
+
+def test_a_chain_of_children_that_each_lose_their_parent_is_followed_to_its_end() -> None:
+    assert run("""
+        def chain(depth=6):
+            os.setpgid(0, 0) if os.getsid(0) != os.getpid() else None
+            if depth and os.fork() == 0:
+                chain(depth - 1)
+            time.sleep(60)
+
+        pid = worker(1, chain)
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGKILL)
+        print(until_told(), children_of(os.getpid()))
+    """) == "[(1, -9)] []\n"  # fmt: skip
+
+
+def test_an_orphan_that_was_there_before_its_worker_was_reaped_is_waited_for_all_the_same() -> None:
+    assert run("""
+        def disowns():
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    time.sleep(60)
+                os._exit(0)
+            os.wait()
+            time.sleep(0.3)
+
+        worker(1, disowns)
+        while len(children_of(os.getpid())) < 2:
+            time.sleep(0.001)
+        reaper.workers[-1] = 2  # what is seen, and killed, while another worker's end is looked after
+        reaper.reap()
+        (told,) = until_told()
+        print(told[0], children_of(os.getpid()))
+    """) == "1 []\n"  # fmt: skip
+
+
+def test_a_living_worker_is_left_alone() -> None:
+    assert run("""
+        first, second = worker(1, lambda: None), worker(2, lambda: time.sleep(60))
+        print(until_told(), children_of(os.getpid()) == [second])
+        os.kill(second, signal.SIGKILL)
+        print(until_told())
+    """) == "[(1, 0)] True\n[(2, -9)]\n"  # fmt: skip
