@@ -110,6 +110,11 @@ class AnswerBuffer:
             self._spooled.close()
 
     @property
+    def unread(self) -> Bytes:
+        """What waits for the reader, about."""
+        return self._buffered + (0 if self._spooled is None else self._spooled.size)
+
+    @property
     def error(self) -> GpufaasError | None:
         """Why nothing more will come than is there, if that is so."""
         return self._error

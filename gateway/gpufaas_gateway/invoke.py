@@ -49,6 +49,8 @@ SPOOL_ABOVE: Final = 1024 * 1024
 does not say, streams."""
 BODY_BYTES_PER_S: Final = 500
 """A body that streams and comes more slowly uses up its caller's patience (Apache's measure too)."""
+READ_BYTES_PER_S: Final = 32 * 1024
+"""What is left of an answer when its call's time is up, and its function is done, has so much more time."""
 _HELD_BYTES: Final = 64 * 1024
 """Of the body of a CPU function's call that waits; as much again stays with the server, and then with the caller."""
 _WATCH_AFTER_S: Final = 0.025
@@ -78,6 +80,9 @@ class CallExchange(Protocol):
 
     @property
     def end(self) -> Any: ...
+
+    @property
+    def unread(self) -> int: ...
 
     async def answer(self) -> tuple[AnswerHead, bytes, bool]: ...
 
@@ -124,7 +129,7 @@ class _Call:
 
     __slots__ = (
         "asked", "at_caller", "awaits_body", "body_due", "error", "exchange", "future", "held", "owner", "pace",
-        "spool", "spooled", "task", "timeout_s", "timer", "watched",
+        "reads_on", "spool", "spooled", "task", "timeout_s", "timer", "watched",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -149,6 +154,8 @@ class _Call:
         self.pace: asyncio.TimerHandle | None = None
         self.awaits_body = False
         """A body that streams, and a function that could take more of it."""
+        self.reads_on = False
+        """Its time is up, and only its caller is waited for."""
         self.body_due = 0.0
         """When its caller's patience is used up, unless something comes."""
 
@@ -536,8 +543,13 @@ class Invocations:
             call.task = self._loop.create_task(_until_gone(call, receive))
 
     def _expire(self, call: _Call, deployed: Deployed) -> None:
-        if call.exchange is not None and call.exchange.end is not None:
-            return  # the function is done, and the server sees to it that the caller reads on
+        exchange = call.exchange
+        if exchange is not None and exchange.end is not None and not call.reads_on:
+            # The function is done: its caller has the time that a slow line takes, but does not keep a file for hours.
+            call.reads_on = True
+            left = exchange.unread + SPOOL_ABOVE  # about so much is with the server and the kernel
+            call.timer = self._loop.call_later(left / READ_BYTES_PER_S, self._expire, call, deployed)
+            return
         what = f"{deployed.name} did not answer"
         if call.exchange is None and call.future is None:
             what = f"the body for {deployed.name} did not arrive"

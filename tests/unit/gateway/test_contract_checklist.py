@@ -60,6 +60,10 @@ class Exchange:
     async def end_body(self) -> None:
         self._whole.set()
 
+    @property
+    def unread(self) -> int:
+        return 0
+
     def keep_for(self, spool: AnswerSpool) -> None:
         pass
 
