@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 _ASK_S: Final[Seconds] = 10.0
 """A node that has not answered within this is left out of what is gathered from all."""
-_LINES: Final = 1000
+_LINES: Final = 100
 """Lines of a log that wait for its reader; nodes wait beyond that."""
 _decode_manifest: Final = msgspec.msgpack.Decoder(Manifest).decode
 _decode_usage: Final = msgspec.msgpack.Decoder(tuple[float, Bytes] | None).decode

@@ -5,6 +5,7 @@ deployed any more, also after a restart. The handler here writes to its worker's
 
 from collections.abc import Callable
 
+import httpx
 import pytest
 from tests.integration.conftest import Platform
 
@@ -68,4 +69,75 @@ def test_a_bundle_whose_worker_lied_is_served_after_a_restart(make_platform: Cal
 
     platform.start()
 
+    assert platform.call(liar).text == "honest"
+
+
+LIAR_AT_LOAD = """
+    import os, stat
+    from gpufaas_core.frames import Kind, ReadyHead, encode_frame
+
+    def load(device):
+        if os.environ["lie"] == "yes":
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                try:
+                    if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                        os.write(fd, encode_frame(Kind.READY, ReadyHead(-5, [("load", float("inf"))])))
+                except OSError:
+                    pass
+
+    def handle(model, event, context):
+        return "honest"
+"""
+
+
+def test_a_lie_about_the_load_is_a_load_that_failed(platform: Platform) -> None:
+    liar = platform.deploy("liar", LIAR_AT_LOAD, env={"lie": "yes"})
+
+    answer = platform.call(liar)
+
+    assert (answer.status_code, answer.headers["x-gpufaas-error"]) == (502, "load-failed")
+    assert "its memory is -5 bytes" in answer.text
+    platform.deploy("liar", LIAR_AT_LOAD, env={"lie": "no"})
+    assert platform.call(liar).text == "honest"
+
+
+RANDOM = """
+    import os, random, stat
+    from gpufaas_core.frames import AnswerHead, EndHead, Kind, encode_frame
+
+    def handle(event, context):
+        draw = random.Random(event.text)
+        stream = bytearray()
+        for _ in range(draw.randrange(1, 5)):
+            kind = draw.choice([Kind.HEAD, Kind.CHUNK, Kind.END, Kind.ANSWER, Kind.READY, 77])
+            head = draw.choice([
+                AnswerHead(draw.choice([200, 99, 999]), [], draw.choice([0.1, -1.0])), EndHead(0.1), None
+            ])
+            stream += encode_frame(kind, head, draw.randbytes(draw.randrange(100)))
+        for _ in range(draw.randrange(3)):
+            stream[draw.randrange(len(stream))] = draw.randrange(256)
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            try:
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    os.write(fd, stream)
+            except OSError:
+                pass
+        return "honest"
+
+    def load(device):
+        return None
+""".replace("def handle(event", "def handle(model, event")
+
+
+@pytest.mark.long
+def test_whatever_a_worker_writes_its_call_ends_and_the_next_one_is_served(platform: Platform) -> None:
+    liar = platform.deploy("liar", RANDOM, timeout="5s")
+
+    for seed in range(60):
+        try:
+            answer = platform.call(liar, b"%d" % seed, timeout=15.0)
+        except httpx.RemoteProtocolError:
+            continue  # half of an answer was out: it must not look whole
+        assert answer.status_code in (200, 502, 504), f"seed {seed}: {answer.text}"
+    platform.deploy("liar", LIAR)
     assert platform.call(liar).text == "honest"
