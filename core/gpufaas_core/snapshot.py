@@ -91,6 +91,10 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     aborted: bool = False
     estimate_s: Seconds = 0.0
     """Its service time, as estimated when it was put into a local queue or started."""
+    promised_in_s: Seconds | None = None
+    """Until its wait should be over, by what the policy estimated."""
+    reserved: bool = False
+    """It was started on a device that was reserved for it, since it had waited too long."""
     patience_s: Seconds | None = None
     """How late the device may be while this call is the first of its local queue; None: however late."""
     copy: int = 0
@@ -224,6 +228,8 @@ class EngineDoc(Struct, frozen=True):
     """How many wait, those of local queues included."""
     ends: tuple[int, ...] = ()
     """Where the last scans of the queue ended: a call was passed over by each scan that ended behind it."""
+    look_in_s: Seconds | None = None
+    """Until the policy wants to plan again, should nothing happen before."""
     first_call_age_s: Seconds | None = None
     offered_s: Seconds = 0.0
     """Offered load: service times of the arrivals, weighted by age, as of `offered_age_s` ago."""

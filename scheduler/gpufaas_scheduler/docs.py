@@ -38,6 +38,8 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         refusals=call.refusals,
         aborted=call.aborted,
         estimate_s=call.estimate_s,
+        promised_in_s=None if call.promised_at is None else call.promised_at - now,
+        reserved=call.reserved,
         patience_s=None if call.patience_s == inf else call.patience_s,
         copy=0 if model is None else model.copy,
         cold=call.cold,
@@ -126,6 +128,7 @@ def engine_doc(
     homeless: Iterable[FunctionId],
     short: Iterable[FunctionId],
     surplus: Iterable[FunctionId],
+    look_at: Seconds | None,
 ) -> EngineDoc:
     """:param waiting: in the order of their numbers"""
     demand = cluster.demand()
@@ -137,6 +140,7 @@ def engine_doc(
         waiting=tuple(call_doc(each, now) for each in waiting),
         waiting_count=waiting_count,
         ends=cluster.queue.ends,
+        look_in_s=None if look_at is None else look_at - now,
         first_call_age_s=None if demand.first_call_at is None else now - demand.first_call_at,
         offered_s=demand.offered_s,
         offered_age_s=now - demand.offered_at,
@@ -159,6 +163,8 @@ def restored_call(doc: CallDoc, owner: FunctionState, since: Seconds) -> Call:
     call.refusals = doc.refusals
     call.aborted = doc.aborted
     call.estimate_s = doc.estimate_s
+    call.promised_at = None if doc.promised_in_s is None else since + doc.promised_in_s
+    call.reserved = doc.reserved
     call.patience_s = inf if doc.patience_s is None else doc.patience_s
     call.cold = doc.cold
     call.victims = doc.victims

@@ -428,6 +428,7 @@ class Engine:
             homeless=self._homeless,
             short=self._short,
             surplus=self._surplus,
+            look_at=self._look_at,
         )
 
     # --- calls --------------------------------------------------------------------------------------------------------
@@ -585,7 +586,7 @@ class Engine:
             self._out.append(m.Reject(call.id, "refused", reason, 1.0))
         else:
             call.device = call.model = None
-            call.cold, call.victims, call.state = False, (), WAITING
+            call.cold, call.victims, call.state, call.reserved = False, (), WAITING, False
             self._calls[call.id] = call
             if owner.desired == 0:
                 self._wake(owner)
@@ -768,6 +769,8 @@ class Engine:
         assert model is not None
         assert device is not None
         del self._calls[call.id]
+        if call.reserved:
+            self._cluster.reservations.discard(call)
         if not device.touched:
             self._touch(device)
         if not owner.touched:
@@ -882,6 +885,8 @@ class Engine:
                     reason = self._try_start(action)  # type: ignore[arg-type]
                 elif kind is policies.EnqueueLocal:
                     reason = self._try_enqueue(action)  # type: ignore[arg-type]
+                elif kind is policies.Promise:
+                    reason = self._try_promise(action)  # type: ignore[arg-type]
                 elif kind is policies.Load:
                     reason = self._try_load(action)  # type: ignore[arg-type]
                 else:
@@ -918,7 +923,18 @@ class Engine:
             victims = chosen
         self._queue.remove(call)
         call.why = action.why
+        if action.reserved:
+            call.reserved = True
+            self._cluster.reservations.add(call)
         self._start(call, device, model, victims)
+        return None
+
+    def _try_promise(self, action: policies.Promise) -> str | None:
+        """Do it, or return why not."""
+        call = self._calls.get(action.call)
+        if call is None or call.state != WAITING or not call.owner.exclusive:
+            return f"call {action.call} does not wait in the global queue"
+        call.promised_at = action.at
         return None
 
     def _try_enqueue(self, action: policies.EnqueueLocal) -> str | None:
@@ -1481,6 +1497,7 @@ class Engine:
             self._queue.restore(newest.next_number, newest.ends)
             self._cluster.joined = newest.joined
             since = left.since(newest)
+            self._look_at = None if newest.look_in_s is None else since + newest.look_in_s
             first = newest.first_call_age_s
             self._cluster.restore_demand(
                 Demand(None if first is None else since - first, newest.offered_s, since - newest.offered_age_s)
@@ -1834,6 +1851,8 @@ class Engine:
         elif call.aborted and not running.abandoned:
             self._out.append(m.Abort(running.call, state.id))  # the node has not heard of it
         call.state, call.device, call.model, call.cold = RUNNING, state, model, running.cold
+        if call.reserved:
+            self._cluster.reservations.add(call)
         if running.begun:
             call.why = _TAKEN_OVER
         self._calls[call.id] = call

@@ -52,7 +52,7 @@ class Call:
 
     __slots__ = (
         "aborted", "arrived_at", "cold", "deadline", "device", "estimate_s", "function", "id", "model", "number",
-        "owner", "passes", "patience_s", "refusals", "size", "state", "victims", "why",
+        "owner", "passes", "patience_s", "promised_at", "refusals", "reserved", "size", "state", "victims", "why",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +82,10 @@ class Call:
         self.cold = False
         self.victims: tuple[tuple[FunctionId, int], ...] = ()
         """Which copies left the device for it."""
+        self.promised_at: Seconds | None = None
+        """See `policies.Promise`."""
+        self.reserved = False
+        """See `policies.Start`."""
         self.patience_s = inf
         """How late the device may be while this call is the first of its local queue, see `policies.EnqueueLocal`."""
         self.estimate_s = 0.0

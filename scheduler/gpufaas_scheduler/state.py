@@ -506,6 +506,8 @@ class Cluster:
         self._answer: tuple[Model, ...] | None = None
         self.orphaned: dict[FunctionId, FunctionState] = {}
         """Has every model function that waits and that no device holds, and some that are no longer so."""
+        self.reservations: set[Call] = set()
+        """Calls that run and were started with `policies.Start.reserved`."""
         self._first_call_at: Seconds | None = None
         self._observed: Seconds = _LEAST_OBSERVED_S
         self._observed_at: Seconds = -math.inf
@@ -779,6 +781,10 @@ class Cluster:
     def service_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
         costs = cast(Call, call).owner.costs(device.kind)
         return math.inf if costs is None else costs.service_s
+
+    @property
+    def reserved(self) -> int:
+        return len(self.reservations)
 
     @property
     def device_count(self) -> int:

@@ -53,6 +53,8 @@ class Start(Struct, frozen=True):
     device: DeviceId
     victims: tuple[CopyId, ...] | None = None
     why: Why | None = None
+    reserved: bool = False
+    """Counted by `View.reserved` until the call ends: what a policy allows itself only now and then."""
 
 
 class EnqueueLocal(Struct, frozen=True):
@@ -81,13 +83,20 @@ class Load(Struct, frozen=True):
     why: Why | None = None
 
 
+class Promise(Struct, frozen=True):
+    """Note with a waiting call by when its wait should be over, as `WaitingCall.promised_at`. Nothing else happens."""
+
+    call: CallId
+    at: Seconds
+
+
 class CountPass(Struct, frozen=True):
     """A scan passed over every waiting call with an arrival number below `before`: count one more pass for each."""
 
     before: int
 
 
-Action = Start | EnqueueLocal | Load | CountPass
+Action = Start | EnqueueLocal | Load | Promise | CountPass
 
 
 class Refusal(Struct, frozen=True):
@@ -175,6 +184,9 @@ class WaitingCall(Protocol):
 
     @property
     def deadline(self) -> Seconds | None: ...
+    @property
+    def promised_at(self) -> Seconds | None:
+        """As the policy said with `Promise`."""
 
 
 class DeviceView(Protocol):
@@ -261,6 +273,10 @@ class View(Protocol):
         """
 
     # What follows is there for policies that weigh costs; those of the paper do without.
+
+    @property
+    def reserved(self) -> int:
+        """How many of the calls that run were started with `Start.reserved`."""
 
     @property
     def device_count(self) -> int: ...

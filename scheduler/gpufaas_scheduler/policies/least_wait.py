@@ -37,6 +37,8 @@ from itertools import islice
 from math import inf, sqrt
 from typing import Final, NamedTuple, TypeAlias
 
+from msgspec.structs import replace
+
 from gpufaas_core.model import CopyId, FunctionId, Seconds
 from gpufaas_scheduler.policies import (
     DEFAULT_WAIT_BOUND_S,
@@ -45,6 +47,7 @@ from gpufaas_scheduler.policies import (
     Load,
     Option,
     Plan,
+    Promise,
     ResidentView,
     Start,
     View,
@@ -122,10 +125,12 @@ class LeastWait:
         queue = view.queue
         refused: set[FunctionId] = set()
         while queue and view.idle_count:
-            found = _Decision(view, self.wait_bound_s, refused).next()
+            decision = _Decision(view, self.wait_bound_s, refused)
+            found = decision.next()
             queue.rewind()
+            yield from decision.promises
             if found is None:
-                break
+                return decision.look_at
             action, function = found
             if (yield action) is not None:
                 refused.add(function)  # the engine knows better; it is looked at again in the next run
@@ -152,6 +157,9 @@ class _Decision:
         self._worth: dict[FunctionId, float] = {}
         self._kind = ""
         """Of the device that is looked at."""
+        self.promises: list[Promise] = []
+        self.look_at: Seconds | None = None
+        """When a call that waits beside an idle device should be served by what it waits for, or is loaded."""
 
     # --- what to do ---
 
@@ -161,9 +169,9 @@ class _Decision:
         oldest = queue.first()
         if oldest is None:
             return None
-        if view.now - oldest.arrived_at > self.bound_s:
-            settled, action = self._oldest_first()
-            if settled:
+        if self._at_bound(oldest, view.now):
+            action = self._reserve()
+            if action is not None:
                 return action
         hit = self._hit()
         if hit is not None:
@@ -180,28 +188,34 @@ class _Decision:
                 return action
         return None
 
-    def _oldest_first(self) -> tuple[bool, _Found | None]:
-        """At the bound: the oldest call or nothing, on devices that could take it. False: it can have none of them."""
+    def _reserve(self) -> _Found | None:
+        """
+        At the bound: the oldest call takes an idle device that holds its model, or, one call at a time, one that it is
+        loaded on. Whoever waits less long has the other devices.
+        """
         view = self.view
         for call in self._heads():
-            if view.now - call.arrived_at <= self.bound_s:
+            if not self._at_bound(call, view.now):
                 break
             device = self._idle_holder(call)
             if device is not None:
                 why = Why(f"it had waited over {self.bound_s:g} s, and an idle device held its model")
-                return True, (Start(call.id, device.id, None, why), call.function)
+                return Start(call.id, device.id, None, why), call.function
+            if view.reserved:
+                break
             device = self._any_place(call.owner)
             if device is None:
                 continue
-            soonest = view.soonest_holder(call)
-            if soonest is not None and soonest[1] < _LITTLE * call.owner.load_s(device.kind):
-                return True, None
+            soonest = view.soonest_left(call)
+            if soonest is not None and soonest[1] < call.owner.load_s(device.kind):
+                break  # a device that holds it comes sooner
             place = self._place(call.owner) or self._place(call.owner, view.idle_count)
-            if place is None:
-                continue
-            return True, self._load_for(call, place, f"it had waited over {self.bound_s:g} s: nothing passes it")
+            if place is not None:
+                found = self._load_for(call, place, f"it had waited over {self.bound_s:g} s: one device is for it")
+                assert isinstance(found[0], Start)
+                return replace(found[0], reserved=True), call.function
         view.queue.rewind()
-        return False, None
+        return None
 
     def _hit(self) -> tuple[WaitingCall, DeviceView] | None:
         """The oldest call whose model an idle device holds, and that device."""
@@ -260,13 +274,19 @@ class _Decision:
         price = _LOAD_PRICE + self.demand + self.pressure
         worthwhile = _HORIZON_S * gain > load_s * price
         wait_s = self._wait_s(call, 0.0 if worthwhile else _BEHIND * load_s)
-        if not worthwhile and wait_s < _BEHIND * load_s:
+        broken = call.promised_at is not None and self.view.now >= call.promised_at + load_s
+        if not (worthwhile or broken) and wait_s < _BEHIND * load_s:
+            self._wait(call, load_s)
             return None
-        place = self._place(owner)
+        place = self._place(owner) or (self._place(owner, self.view.idle_count) if broken else None)
         if place is None:
+            self._wait(call, load_s)
             return None
         load_s = owner.load_s(place.device.kind)
         waiting: Option = ("wait", call.function, wait_s)
+        if broken:
+            rule = "what it waited for was later than had been estimated, by more than a load takes"
+            return self._load_for(call, place, rule, waiting)
         late_s = wait_s - _BEHIND * load_s
         if late_s >= 0.0 and late_s > _HORIZON_S * (place.worth - gain):
             return self._load_for(call, place, "its holders were further behind than a load takes", waiting)
@@ -274,7 +294,19 @@ class _Decision:
             options = (waiting, ("load", place.device.id, load_s))
             why = Why("a replica is worth more than its load", options)
             return Load(owner.id, place.device.id, place.victims, why), owner.id
+        self._wait(call, load_s)
         return None
+
+    def _wait(self, call: WaitingCall, load_s: Seconds) -> None:
+        """*call* waits for its holders beside an idle device: no longer than is estimated now, and a load."""
+        now, at = self.view.now, call.promised_at
+        if at is None:
+            at = now + self._wait_s(call)
+            self.promises.append(Promise(call.id, at))
+        if at <= now:
+            at += load_s
+        if at > now and (self.look_at is None or at < self.look_at):
+            self.look_at = at
 
     def _load_for(self, call: WaitingCall, place: _Place, rule: str, *others: Option) -> _Found:
         load: Option = ("load", place.device.id, call.owner.load_s(place.device.kind) + _HORIZON_S * place.worth)
@@ -283,6 +315,8 @@ class _Decision:
     def weigh(self, call: WaitingCall) -> Why:
         view = self.view
         options: list[Option] = []
+        if call.promised_at is not None:
+            options.append(("promised", call.function, call.promised_at - call.arrived_at))
         if call.owner.copies:
             options.append(("wait", call.function, self._wait_s(call)))
         place = self._place(call.owner)
@@ -308,6 +342,14 @@ class _Decision:
             queue.set_aside(call)
             if call.function not in self.refused:
                 yield call
+
+    def _at_bound(self, call: WaitingCall, now: Seconds) -> bool:
+        """If a load began now, *call* would wait until the bound; of long loads, half the bound is counted."""
+        left_s = self.bound_s - (now - call.arrived_at)
+        if left_s <= 0.0 or left_s > 0.5 * self.bound_s:
+            return left_s < 0.0
+        devices = self.view.least_used(call.owner, 1)
+        return bool(devices) and left_s < call.owner.load_s(devices[0].kind)
 
     def _pull(self, call: WaitingCall) -> Seconds:
         """The age of *call*, which grows without limit as it comes near the bound: few ever reach it."""
@@ -470,7 +512,7 @@ class _Decision:
         soonest = inf
         for device in islice(view.holders(call), _HOLDERS):
             kind = device.kind
-            wait_s = view.finish_s(device)
+            wait_s = view.left_s(device)
             for each in view.residents(device):
                 other = each.owner
                 if other.waiting and other.exclusive and other.copies:

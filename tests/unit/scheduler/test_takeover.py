@@ -154,7 +154,7 @@ class Site:
         if self.successor is not None:
             assert comparable(self.successor.handle(later(event), self.now + SHIFT)) == comparable(commands), event
             wake_at = self.engine.wake_at
-            assert self.successor.wake_at == (None if wake_at is None else pytest.approx(wake_at + SHIFT, abs=0.5))
+            assert self.successor.wake_at == (None if wake_at is None else pytest.approx(wake_at + SHIFT))
         answers = []
         for command in commands:
             if isinstance(command, m.Resize) and command.memory < self.nodes.memory_of(command):

@@ -285,11 +285,11 @@ def test_a_time_that_a_worker_cannot_mean_is_not_learnt() -> None:
     world = World(learn=True)
     busy_with(world, "c0")
     world.finish("c0", service_s=1.0)
-    before = world.engine.take_learnt()
+    world.engine.take_learnt()
     for number, wrong in enumerate((nan, inf, -1.0)):
         world.call(f"wrong{number}", "f")
         world.finish(f"wrong{number}", service_s=wrong)
-    assert [each.profile for each in world.engine.take_learnt()] == [each.profile for each in before]
+    assert world.engine.take_learnt() == []
 
 
 def test_a_redeployed_bundle_goes_on_with_what_was_kept_of_it() -> None:
