@@ -86,6 +86,8 @@ class TimesDoc(Struct, frozen=True):
     """The bucket that `weights` begins with; bucket 40 is about a ratio of 1, each is 1.25 times as far as the last."""
     weights: tuple[float, ...]
     sizes: SizesDoc | None = None
+    centred: bool = False
+    """The estimates followed what was seen."""
 
 
 class Profile(Struct, frozen=True):

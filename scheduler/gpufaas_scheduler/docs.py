@@ -57,7 +57,7 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
         device=device.device,
         closed=device.closed,
         status="busy" if run is not None else "loading" if device.preload is not None else "idle",
-        finish_s=device.finish_s(now),
+        finish_s=device.left_s(now),
         residents=tuple(
             ResidentDoc(
                 function=each.owner.id,

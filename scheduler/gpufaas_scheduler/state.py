@@ -90,6 +90,7 @@ class Costs:
             by_size_s = self.sizes.predict_s(size) if size else None
             estimate_s = mean_s if by_size_s is None else by_size_s
             self.times.add(service_s / estimate_s if estimate_s > 0.0 else 1.0)
+            self.times.centred = rate > 0.0
             if rate:
                 rate = self.times.rate(rate) if by_size_s is None else self.sizes.rate(rate)
                 self.service_s = on_grid(mean_s + rate * (service_s - mean_s))

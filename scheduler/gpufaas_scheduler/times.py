@@ -88,13 +88,32 @@ class ServiceTimes:
     """
 
     __slots__ = (
-        "_above", "_count", "_cv", "_first", "_high", "_last", "_low", "_mean", "_mixed", "_stale", "_sum", "_sum2",
-        "_unit", "_weights", "calls",
+        "_above",
+        "_count",
+        "_cv",
+        "_first",
+        "_high",
+        "_last",
+        "_low",
+        "_mean",
+        "_mixed",
+        "_scale",
+        "_stale",
+        "_sum",
+        "_sum2",
+        "_unit",
+        "_weights",
+        "calls",
+        "centred",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.calls = 0
         """How many were seen, whatever they weigh by now."""
+        self.centred = False
+        """The estimates follow what is seen. Their mean is the calls', but that of the ratios is larger, the more so
+        the fewer calls an estimate came from: so the ratios are taken in units of their mean. Otherwise, where a mean is
+        given, what the ratios say of it counts."""
         self._weights: list[float] = []
         """By bucket, in units of `_unit`; empty until the first call."""
         self._low, self._high = _COUNT, -1
@@ -106,6 +125,8 @@ class ServiceTimes:
         # What follows is found when it is asked for, from what is above and the prior:
         self._stale = True
         self._mean = self._cv = 0.0
+        self._scale = 1.0
+        """The unit that answers are in, in that of the ratios."""
         self._first = self._last = 0
         """The first and the last bucket of `_mixed`."""
         self._mixed: list[float] = []
@@ -148,7 +169,7 @@ class ServiceTimes:
     @property
     def mean(self) -> float:
         self._refresh()
-        return self._mean
+        return self._mean / self._scale
 
     @property
     def cv(self) -> float:
@@ -169,7 +190,7 @@ class ServiceTimes:
             return None
         weights = tuple(self._weights[self._low : self._high + 1])
         sums = (self._count, self._sum, self._sum2)
-        return TimesDoc(self.calls, self._unit, sums, self._low if weights else 0, weights, sizes)
+        return TimesDoc(self.calls, self._unit, sums, self._low if weights else 0, weights, sizes, self.centred)
 
     @classmethod
     def restored(cls, doc: TimesDoc | None) -> ServiceTimes:
@@ -188,6 +209,7 @@ class ServiceTimes:
             return made
         made.calls, made._unit, made._low, made._high = doc.calls, doc.unit, doc.first, last
         made._count, made._sum, made._sum2 = doc.sums
+        made.centred = doc.centred
         made._weights = [0.0] * _COUNT
         made._weights[doc.first : last + 1] = doc.weights
         return made
@@ -198,6 +220,9 @@ class ServiceTimes:
         once it has run for longer than any, `SHARE` of *ran*.
         """
         self._refresh()
+        return self._left(ran * self._scale) / self._scale
+
+    def _left(self, ran: float) -> float:
         if not ran > 0.0:
             return self._mean
         if ran == inf:
@@ -212,6 +237,9 @@ class ServiceTimes:
     def quantile(self, share: float) -> float:
         """Return what *share* (0 to 1) of the calls do not exceed."""
         self._refresh()
+        return self._quantile(share) / self._scale
+
+    def _quantile(self, share: float) -> float:
         if self._cv < _POINT_CV:
             return self._mean
         missing = share * self._above[0][0]
@@ -245,6 +273,7 @@ class ServiceTimes:
         prior, unit = self._prior_calls, self._unit
         weight = self.weight
         self._mean = mean = (self._sum / unit + prior) / weight
+        self._scale = mean if self.centred and mean > 0.0 else 1.0
         second = (self._sum2 / unit + 2.0 * prior) / weight
         self._cv = sqrt(max(0.0, second / (mean * mean) - 1.0)) if mean > 0.0 else 0.0
         first, last = self._low, self._high

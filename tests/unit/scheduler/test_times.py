@@ -4,6 +4,7 @@ import importlib.util
 import random
 from math import inf, isfinite, log, nan, sqrt
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Function, FunctionId, Profile, SizesDoc, TimesDoc
+from gpufaas_scheduler.state import Costs
 from gpufaas_scheduler.times import HALF_LIFE, MIN_SIZED, SHARE, BySize, ServiceTimes, steady
 
 _spec = importlib.util.spec_from_file_location("world_of_times", Path(__file__).with_name("world.py"))
@@ -121,6 +123,33 @@ def test_the_mean_follows_slowly_where_times_vary_much() -> None:
     assert 0.005 < log_normal(3.0).rate(0.25) < 0.1
     assert seen(0.1, 90.0).rate(0.25) == 0.25, "not before there are calls to vary"
     assert steady(0.25, 100.0, 1.0, 1.0 + 3.0**2) == pytest.approx(0.15 / 9)
+
+
+def test_where_the_estimate_follows_the_calls_its_mean_is_theirs() -> None:
+    """An estimate that came from a few short calls makes later ones look 50 times as long as they should be."""
+    times = seen(1.0, 1.0, 3.0, 50.0, 1.0)
+    assert times.left(0.0) > 5.0
+    times = ServiceTimes()
+    times.centred = True
+    for each in (1.0, 1.0, 3.0, 50.0, 1.0):
+        times.add(each)
+    assert (times.left(0.0), times.mean) == (1.0, 1.0)
+    assert times.left(4.0) > 2.0
+
+
+@pytest.mark.parametrize(("cv", "after_twice"), [(1.0, 1.198), (3.0, 3.519)])
+def test_where_the_mean_is_learnt_too_what_is_left_is_right_on_average(cv: float, after_twice: float) -> None:
+    sigma = sqrt(log(1 + cv * cv))
+    whole, left = [], []
+    for seed in range(60):
+        draws = random.Random(seed)
+        costs = Costs(Profile(1.0, 7.0, 1))
+        for _ in range(400):
+            costs.learn_service(draws.lognormvariate(-sigma * sigma / 2, sigma), 0.0, 0.25)
+        whole.append(costs.left_s(0.0, costs.service_s))
+        left.append(costs.left_s(2.0, costs.service_s))
+    assert fmean(whole) == pytest.approx(1.0, rel=0.15)
+    assert fmean(left) == pytest.approx(after_twice, rel=0.35)
 
 
 # --- by size ---
