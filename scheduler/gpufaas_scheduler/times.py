@@ -112,8 +112,8 @@ class ServiceTimes:
         """How many were seen, whatever they weigh by now."""
         self.centred = False
         """The estimates follow what is seen. Their mean is the calls', but that of the ratios is larger, the more so
-        the fewer calls an estimate came from: so the ratios are taken in units of their mean. Otherwise, where a mean is
-        given, what the ratios say of it counts."""
+        the fewer calls an estimate came from: so the ratios are taken in units of their mean. Otherwise, where a mean
+        is given, what the ratios say of it counts."""
         self._weights: list[float] = []
         """By bucket, in units of `_unit`; empty until the first call."""
         self._low, self._high = _COUNT, -1

@@ -1,6 +1,6 @@
 """
-`gpufaas simulate --decisions` writes what the published scheduler decides, scanned literally, on any workload, also where
-calls take other times than the scheduler is told.
+`gpufaas simulate --decisions` writes what the published scheduler decides, scanned literally, on any workload, also
+where calls take other times than the scheduler is told.
 """
 
 import importlib.util
