@@ -31,7 +31,7 @@ from gpufaas_core.model import (
 )
 from gpufaas_scheduler.policies import DeviceView, FunctionView, ResidentView, WaitingCall
 from gpufaas_scheduler.queue import NEVER, Call, FunctionQueue, GlobalQueue
-from gpufaas_scheduler.times import MAX_S, SHARE, BySize, ServiceTimes, on_grid
+from gpufaas_scheduler.times import SHARE, BySize, ServiceTimes, on_grid
 
 DEMAND_S: Final = 120.0
 """Time constant of the estimates of demand: two thirds of the weight is on the last two minutes."""
@@ -83,8 +83,6 @@ class Costs:
 
     def learn_service(self, service_s: Seconds, size: float, rate: float) -> None:
         """*rate*: 0 if the mean is given, and only how the times vary about it is learnt."""
-        if not 0.0 <= service_s < MAX_S:
-            return
         if self.served or not rate:
             mean_s = self.service_s
             by_size_s = self.sizes.predict_s(size) if size else None

@@ -44,8 +44,7 @@ MIN_R2: Final = 0.3
 MIN_SIZED: Final = 8
 """Calls."""
 _MAX_SIZE: Final = 1e100
-MAX_S: Final = 1e9
-"""No call takes 30 years."""
+_MAX_S: Final = 1e9
 
 _GRID: Final = 2.0**30
 
@@ -311,7 +310,7 @@ class BySize:
         self._stale = False
 
     def add(self, size: float, service_s: Seconds) -> None:
-        if not (0.0 < size < _MAX_SIZE and 0.0 <= service_s < MAX_S):
+        if not (0.0 < size < _MAX_SIZE and 0.0 <= service_s < _MAX_S):
             return
         unit = self._unit = self._unit * _GROWTH
         weight, x, y, xx, xy, yy = self._sums

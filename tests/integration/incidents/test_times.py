@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.integration.conftest import Platform
+from tests.integration.conftest import GATED_MODEL, Platform, until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -21,6 +21,7 @@ SLEEPER = """
         time.sleep(float(event.text))
         return "slept"
 """
+DEVICES = ("--device", "cpu:0=600MiB", "--device", "cpu:1=600MiB")
 
 
 def explained(platform: Platform, call: str) -> dict[str, Any]:
@@ -28,6 +29,40 @@ def explained(platform: Platform, call: str) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
+
+
+def device_of(platform: Platform, path: str) -> str:
+    return platform.call(path).headers["x-gpufaas-device"]
+
+
+def test_a_call_is_not_kept_waiting_behind_one_that_takes_longer_than_anyone_thought(make_platform: object) -> None:
+    platform: Platform = make_platform(*DEVICES).start()  # type: ignore[operator]
+    long, other = platform.deploy("long", GATED_MODEL), platform.deploy("other", GATED_MODEL)
+    elsewhere = platform.deploy("elsewhere", GATED_MODEL)
+    aside = platform.gate()
+    held = platform.begin(elsewhere, aside.body)
+    until(aside.reached)
+    device = device_of(platform, long)
+    assert device_of(platform, other) == device, "the only idle one"
+    aside.open()
+    held.result()
+
+    gate = platform.gate()
+    runs = platform.begin(long, gate.body)
+    until(gate.reached)
+    time.sleep(1.0)  # the calls before took a millisecond: this one is late by any measure
+    (busy,) = [each for each in platform.status()["devices"] if each["busy"]]
+    assert busy["estimated_finish_s"] > 0.3
+    began = time.monotonic()
+    answer = platform.call(other)
+    waited_s = time.monotonic() - began
+
+    assert not runs.done()
+    assert answer.headers["x-gpufaas-device"] != device
+    assert waited_s < 10
+    gate.open()
+    assert runs.result().status_code == 200
+    assert platform.stop() == 0
 
 
 def test_how_long_calls_take_is_shown_as_a_distribution_and_outlives_a_restart(make_platform: object) -> None:

@@ -200,12 +200,13 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
     async with asyncio.timeout(10):
         placed = gateway.place(first, F, 60.0)
         running = placed if isinstance(placed, Lease) else await placed
-        waiting = gateway.place(second, F, 60.0)
+        waiting = gateway.place(second, F, 60.0, 512.0)
         assert isinstance(waiting, asyncio.Future)
         service = rig.server.service
         assert service is not None
         while not service.knows(second):
             await asyncio.sleep(0.01)
+        assert service._engine._calls[second].size == 512.0
 
         gateway._link.abort("lost")  # type: ignore[union-attr]
         lease = await waiting
