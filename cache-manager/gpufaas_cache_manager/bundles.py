@@ -18,12 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import msgspec
+from msgspec.structs import replace
 
 from gpufaas_cache_manager.artifacts import ArtifactStore, storage_errors
 from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, Manifest, Weights
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, UnknownArtifact
 
 _ASIDE = ".aside-"
+_CODE = (".py", ".pyc", ".pyi")
 
 
 class BundleStore:
@@ -137,6 +139,7 @@ def _read_manifest(directory: Path) -> Manifest:
         raise InvalidSpec(f"bundle without {MANIFEST}: make bundles with `gpufaas build`") from None
     except msgspec.DecodeError as exc:
         raise InvalidSpec(f"{MANIFEST} of the bundle is malformed: {exc}") from exc
+    manifest = replace(manifest, data_bytes=_data_bytes(directory / FUNCTION_DIR, manifest))
     if manifest.version != 1:
         raise InvalidSpec(f"the bundle is of version {manifest.version}, this platform knows 1: update the platform")
     for weights in manifest.weights:
@@ -153,6 +156,11 @@ def _read_manifest(directory: Path) -> Manifest:
     if not (module.with_name(module.name + ".py").is_file() or (module / "__init__.py").is_file()):
         raise InvalidSpec(f"the bundle has no {FUNCTION_DIR}/{manifest.handler}.py: build it again")
     return manifest
+
+
+def _data_bytes(function: Path, manifest: Manifest) -> int:
+    weights = {function.parent / each.path for each in manifest.weights}
+    return sum(path.stat().st_size for path in _files(function) if path not in weights and path.suffix not in _CODE)
 
 
 def _check_inside(path: str) -> None:

@@ -464,7 +464,9 @@ def _make(
         env=template.env,
     )
     progress("packing")
-    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+    written = msgspec.to_builtins(manifest)
+    del written["data_bytes"]
+    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(written)) + b"\n")
     roots = {FUNCTION_DIR: function, SITE_DIR: site}
     if template.workdir == ".":
         # A server that runs beside its template's files finds all under the names that they have in an image.

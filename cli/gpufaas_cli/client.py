@@ -100,8 +100,9 @@ class Client:
     def functions(self, namespace: str | None = None) -> list[dict[str, Any]]:
         return self._objects("/system/functions", _in(namespace))
 
-    def function(self, name: str, namespace: str | None = None) -> dict[str, Any]:
-        return self._object(f"/system/function/{quote(name, safe='')}", {**_in(namespace), "usage": "1"})
+    def function(self, name: str, namespace: str | None = None, *, usage: bool = True) -> dict[str, Any]:
+        asked = {"usage": "1"} if usage else {}
+        return self._object(f"/system/function/{quote(name, safe='')}", {**_in(namespace), **asked})
 
     def deploy(self, body: Mapping[str, object], update: bool = True, replace: bool = False) -> tuple[int, str]:
         """

@@ -435,7 +435,19 @@ def _deploy(
     url = client.shown + function_path(function.name, extra.namespace or function.namespace)
     result |= {"status": status, "url": url}
     if not quiet:
-        output.show(f"\nDeployed. {status} {reason}.\nURL: {url}\n")
+        reserves = "" if digest is None else _reserves(client, function.name, extra.namespace or function.namespace)
+        output.show(f"\nDeployed. {status} {reason}.\nURL: {url}\n{reserves}")
+
+
+def _reserves(client: Client, name: str, namespace: str | None) -> str:
+    """Return a line about the memory that the function reserves, and why so much; empty: the gateway does not say."""
+    try:
+        ours = client.function(name, namespace, usage=False).get("gpufaas") or {}
+    except GpufaasError:
+        return ""  # it is deployed all the same
+    if not ours.get("memory") or not ours.get("memoryReason"):
+        return ""
+    return f"Reserves {format_bytes(int(ours['memory']))}: {ours['memoryReason']}.\n"
 
 
 def _upload(client: Client, digest: str, path: Path, what: str) -> int:

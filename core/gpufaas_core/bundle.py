@@ -58,6 +58,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str] = field(default_factory=dict)
     """Of a server: what its template sets in the environment, below what its function asks for."""
     version: int = 1
+    data_bytes: Bytes = 0
+    """Of the other files in ``function/`` that are no code. Not in the file: counted where the bundle is installed."""
 
     @property
     def weight_bytes(self) -> Bytes:

@@ -13,6 +13,7 @@ What can go wrong, named for what the caller may do about it.
     ├── DeadlineExceeded       the time that the caller gave ran out
     ├── CallCancelled          the caller went away
     ├── LoadFailed             the model did not load; carries the tail of its stderr
+    ├── OutOfMemory            a call, or a load on the largest device, needs more memory than it may have
     ├── WorkerCrashed          the worker ended during the call; carries the tail of its stderr
     ├── BadAnswer              what the function answered can be passed on to nobody: mend the function
     ├── LeaseRefused           the node took nothing of the call: it may be placed again
@@ -67,6 +68,10 @@ class CallCancelled(GpufaasError):
 
 
 class LoadFailed(GpufaasError):
+    pass
+
+
+class OutOfMemory(GpufaasError):
     pass
 
 

@@ -31,6 +31,7 @@ from gpufaas_core.errors import (
     LeaseRefused,
     LoadFailed,
     NoDeviceFits,
+    OutOfMemory,
     Overloaded,
     StorageFailed,
     UnknownArtifact,
@@ -362,7 +363,8 @@ _ERRORS: Final[dict[str, type[GpufaasError]]] = {
     each.__name__: each
     for each in (
         BadAnswer, CallCancelled, CorruptArtifact, DeadlineExceeded, GpufaasError, InvalidSpec, LeaseRefused,
-        LoadFailed, NoDeviceFits, Overloaded, StorageFailed, UnknownArtifact, UnknownFunction, WorkerCrashed,
+        LoadFailed, NoDeviceFits, OutOfMemory, Overloaded, StorageFailed, UnknownArtifact, UnknownFunction,
+        WorkerCrashed,
     )
 }  # fmt: skip
 

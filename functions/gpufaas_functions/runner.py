@@ -37,7 +37,8 @@ from gpufaas_core.frames import (
 from gpufaas_functions.author import Answer, Context, Event, to_answer
 
 THREAD_STACK: Final = 2 * 1024 * 1024
-"""Of each slot's thread beyond the first. Stacks are writable memory: they count against the limit whole."""
+"""Of each thread but the main one, the author's too. Stacks are writable memory: they count against the limit whole,
+and the default of 8 MiB is that of a program with a few threads and no limit."""
 _SAID: Final = 2000
 """Characters of an exception that its caller is told. An exception's text may be a whole array's."""
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
@@ -76,7 +77,7 @@ class Cancel(BaseException):
 
 def run(start: WorkerStart, slots: list[socket.socket]) -> int:
     """Serve until the sockets close; return the exit status."""
-    memory = CudaMemory(start.device) if start.device.startswith("cuda") else CpuMemory()
+    memory = CudaMemory(start.device) if start.device.startswith("cuda") else CpuMemory(len(slots))
     control = slots[0]
     phases: list[tuple[str, float]] = []
     try:
@@ -112,13 +113,23 @@ def run(start: WorkerStart, slots: list[socket.socket]) -> int:
         return 1
     occupation = memory.peak()
     if len(slots) > 1:
-        threading.stack_size(THREAD_STACK)
         for index, slot in enumerate(slots[1:], 1):
             serving = Slot(slot, handle, start, memory)
             threading.Thread(target=serving.serve, name=f"slot-{index}", daemon=True).start()
     control.sendall(encode_frame(Kind.READY, ReadyHead(occupation, phases, _FORK_POINT.data)))
     Slot(control, handle, start, memory).serve()
     return 0
+
+
+def use_small_stacks() -> None:
+    """Let threads that say nothing of their stack have `THREAD_STACK`: Python's, and those of native libraries."""
+    threading.stack_size(THREAD_STACK)
+    libc = ctypes.CDLL(None)
+    attributes = ctypes.create_string_buffer(64)  # pthread_attr_t: 56 bytes with glibc and musl, on 64 bits
+    with contextlib.suppress(AttributeError):  # a libc without it keeps its default
+        libc.pthread_attr_init(attributes)
+        libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(THREAD_STACK))
+        libc.pthread_setattr_default_np(attributes)
 
 
 def import_handler(start: WorkerStart) -> Any:
@@ -244,16 +255,15 @@ class Slot:
             raise Closed from None
 
     def _failure(self, exc: BaseException) -> Answer:
-        """Answer 500 with the exception's own words; the traceback goes to the function's log."""
+        """
+        Answer 500 with the exception's own words; the traceback goes to the function's log.
+
+        Of one that ran out of memory they are only for the manager, which knows how much there is.
+        """
         traceback.print_exception(exc, file=sys.stderr)
-        text = _last_line(exc)
         if is_out_of_memory(exc):
             self._memory.release()
-            text = (
-                f"out of memory: {self._function} reached its memory limit on this device ({text}): "
-                "send less at once, or deploy it with a larger gpufaas.memory"
-            )
-        return Answer(500, [(b"content-type", b"text/plain; charset=utf-8")], text.encode(), None)
+        return Answer(500, [(b"content-type", b"text/plain; charset=utf-8")], _last_line(exc).encode(), None)
 
     def _cancelled(self) -> bool:
         """Whether a CANCEL has come: asked between chunks, so that an answer that never ends can be stopped."""
@@ -380,8 +390,25 @@ def _last_line(exc: BaseException) -> str:
     return lines[-1] if lines else type(exc).__name__
 
 
+_OUT_OF_MEMORY: Final = (
+    "can't allocate memory",
+    "CUDA out of memory",
+    "Cannot allocate memory",
+    "unable to mmap",
+    "std::bad_alloc",
+    "can't start new thread",  # of CPython, which does not say why: mostly the stack finds no room
+    "pthread_create",
+    "failed to map segment from shared object",  # of the loader, where a library finds no room
+    "cannot map zero-fill pages",
+)
+"""What exceptions say that are no `MemoryError`."""
+
+
 def is_out_of_memory(exc: BaseException) -> bool:
-    """Whether *exc* says that memory could not be had: Python's, torch's on the CPU, CUDA's, or the kernel's."""
+    """
+    Whether *exc* says that memory could not be had: Python's, torch's on the CPU, CUDA's, or the kernel's; for the
+    stack of a thread, or for a library, too.
+    """
     seen: set[int] = set()
     each: BaseException | None = exc
     while each is not None and id(each) not in seen:
@@ -389,10 +416,7 @@ def is_out_of_memory(exc: BaseException) -> bool:
         if isinstance(each, MemoryError) or type(each).__name__ == "OutOfMemoryError":
             return True
         text = str(each)
-        if isinstance(each, (RuntimeError, OSError)) and (
-            "can't allocate memory" in text or "CUDA out of memory" in text or "Cannot allocate memory" in text
-            or "unable to mmap" in text
-        ):  # fmt: skip
+        if isinstance(each, Exception) and any(words in text for words in _OUT_OF_MEMORY):
             return True
         each = each.__cause__ or each.__context__
     return False
@@ -407,7 +431,9 @@ class CpuMemory:
     writable memory that it has asked for: that is what the kernel holds against its limit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int = 1) -> None:
+        """:param slots: for the threads of these the limit has room on top of the reservation"""
+        self._slots = slots
         self._seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def synchronize(self) -> None:
@@ -418,7 +444,7 @@ class CpuMemory:
         now = MemoryPoint.read()
         growth = max(0, self._seen * 1024 - _FORK_POINT.rss)
         copied = max(0, now.private_dirty - _FORK_POINT.private_dirty - max(0, now.anonymous - _FORK_POINT.anonymous))
-        stacks = max(0, threading.active_count() - 1) * THREAD_STACK
+        stacks = min(max(0, threading.active_count() - 1), self._slots - 1) * THREAD_STACK
         return max(growth, now.data - _FORK_POINT.data - stacks) + copied
 
     def grown(self) -> int:

@@ -369,6 +369,7 @@ def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[Fun
             "kind": deployed.spec.kind,
             "slots": deployed.spec.slots,
             "memory": deployed.spec.memory,
+            "memoryReason": deployed.why_memory,
             "timeout": deployed.timeout_s,
             "profiles": {
                 kind: {

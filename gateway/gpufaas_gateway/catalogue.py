@@ -8,7 +8,7 @@ in one step, after all that can fail has not: until then the previous revision a
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Final
@@ -52,6 +52,13 @@ HTTP_BASE: Final[Bytes] = 96 * MiB
 SERVER_BASE: Final[Bytes] = 192 * MiB
 """A program with an interpreter of its own. Nothing measures it later: what is reserved is what it may take."""
 
+_FIRST: Final[Mapping[Kind, tuple[Bytes, float]]] = {
+    "http": (HTTP_BASE, 1.0),
+    "server": (SERVER_BASE, 1.0),
+    "model": (MODEL_BASE, MODEL_HEADROOM),
+}
+"""What is reserved first: the one, and so many times the files that are no code, which a handler may read."""
+
 # A guess for kinds of device that the function never ran on, good enough to prefer a hit; the first call corrects it.
 _LOAD_BASE_S: Final[Seconds] = 0.5
 _LOAD_BYTES_PER_S: Final = 1e9
@@ -89,6 +96,10 @@ class Deployed:
     """On which devices it may run, and by whose wish."""
     unavailable: str | None = None
     """Why it cannot be called; None: it can."""
+    idempotent: bool = False
+    """A call of it may be run twice."""
+    why_memory: str = ""
+    """How its first reservation came about."""
     gate: Gate | None = None
     """What its calls have to pass; None: its namespace has no limit on calls."""
 
@@ -443,8 +454,13 @@ class Catalogue:
             max_copies=0 if options.scaling is None else options.scaling.max,
             max_queue=options.max_queue,
             constraints=options.placement.constraints,
+            # Nobody measures a server: what is reserved for it is what it may take.
+            floor=spec.memory if options.memory or manifest.kind == "server" else 0,
+            elastic=not options.memory and manifest.kind != "server",
         )
-        return self._served(record, spec, options, function, learnt)
+        served = self._served(record, spec, options, function, learnt)
+        served.why_memory = _why_memory(manifest, options, function)
+        return served
 
     def _served(
         self,
@@ -471,6 +487,7 @@ class Catalogue:
             profiles=dict(learnt),
             scaling=options.scaling,
             placement=options.placement,
+            idempotent=options.idempotent,
         )
 
     def _unavailable(self, record: FunctionRecord, reason: str) -> Deployed:
@@ -541,7 +558,8 @@ class Catalogue:
     def _check_fits(self, new: Deployed) -> None:
         devices = self._workers.devices()
         devices = new.placement.among(devices) or devices
-        if any(new.function.profile(device.kind).occupation <= device.memory for device in devices):
+        floor = new.function.floor
+        if any(max(floor, new.function.profile(each.kind).occupation) <= each.memory for each in devices):
             return
         if not devices:
             raise NoDeviceFits(
@@ -550,9 +568,14 @@ class Catalogue:
         largest = max(devices, key=lambda device: device.memory)
         need = new.function.profile(largest.kind)
         allowed = "that it may run on " if new.placement.asked else ""
-        how = "measured" if need.measured else "declared" if _declares_memory(new.record.spec) else "estimated"
+        size = max(floor, need.occupation)
+        how = (
+            "measured"
+            if need.measured and size > floor
+            else ("declared" if _declares_memory(new.record.spec) else "estimated")
+        )
         raise NoDeviceFits(
-            f"function {new.name} needs {format_bytes(need.occupation)} ({how}) but the largest device "
+            f"function {new.name} needs {format_bytes(size)} ({how}) but the largest device "
             f"{allowed}({largest.id}) has {format_bytes(largest.memory)}: deploy a smaller or quantised model, add a "
             "larger device" + ("" if need.measured else ", or set the annotation gpufaas.memory if it needs less")
         )
@@ -612,11 +635,20 @@ def replicas_of(deployed: Deployed, status: EngineStatus) -> int:
 
 def first_reservation(manifest: Manifest) -> Bytes:
     """Return the memory to reserve for a worker that was never measured and does not declare it, in bytes."""
-    if manifest.kind == "http":
-        return HTTP_BASE + manifest.weight_bytes
-    if manifest.kind == "server":
-        return SERVER_BASE + manifest.weight_bytes
-    return MODEL_BASE + int(manifest.weight_bytes * MODEL_HEADROOM)
+    base, factor = _FIRST[manifest.kind]
+    return base + int((manifest.weight_bytes + manifest.data_bytes) * factor)
+
+
+def _why_memory(manifest: Manifest, options: Options, function: Function) -> str:
+    """Say how the first reservation came about, and how to change it."""
+    if options.memory:
+        return "declared"
+    files, (base, factor) = manifest.weight_bytes + manifest.data_bytes, _FIRST[manifest.kind]
+    why = f"{format_bytes(files)} of files x {factor:g} + {format_bytes(base)}"
+    measured = [each.occupation for each in function.profiles.values() if each.measured]
+    if measured:
+        why += f"; {format_bytes(max(measured))} since it was measured"
+    return f"{why}; {'more while there is room; ' if function.elastic else ''}set gpufaas.memory to change it"
 
 
 def _worker_spec(record: FunctionRecord, options: Options, kind: Kind, slots: int, memory: Bytes) -> WorkerSpec:

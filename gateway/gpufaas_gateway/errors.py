@@ -22,6 +22,7 @@ from gpufaas_core.errors import (
     LeaseRefused,
     LoadFailed,
     NoDeviceFits,
+    OutOfMemory,
     Overloaded,
     StorageAway,
     StorageFailed,
@@ -96,6 +97,7 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     DeadlineExceeded: 504,
     StorageAway: 503,
     StorageFailed: 507,
+    OutOfMemory: 507,
     CorruptArtifact: 500,  # on our disk; an upload that is not what it says is the client's error: 400
     GpufaasError: 500,
 }

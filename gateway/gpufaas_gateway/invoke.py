@@ -26,6 +26,7 @@ from gpufaas_core.errors import (
     GpufaasError,
     InvalidSpec,
     LeaseRefused,
+    OutOfMemory,
     StorageFailed,
     UnknownFunction,
 )
@@ -248,7 +249,7 @@ class Invocations:
         lease: Lease | None = None
         status = 500
         queue_s = load_s = run_s = 0.0
-        begun = False
+        begun = ran_out = False
         try:
             deployed = self._find(name, method)
             deployed.stats.started()
@@ -342,6 +343,15 @@ class Invocations:
                         call.task = None
                         self._stop_pace(call)
                     placed = self._scheduler.again(call_id)
+                except OutOfMemory:
+                    # Its worker has been given more room meanwhile, if there is any.
+                    if not deployed.idempotent or mode == STREAM or ran_out or call.error is not None:
+                        raise
+                    ran_out, call.exchange = True, None
+                    self._scheduler.over(call_id)
+                    call_id = CallId(f"{new_call_id()}#{self._suffix}" if self._suffix else new_call_id())
+                    left_s = began + timeout_s - time.perf_counter()
+                    placed = self._scheduler.place(call_id, deployed.function_id, left_s)
             lease = exchange.lease
             load_s = exchange.load_s
             run_s = answer.run_s

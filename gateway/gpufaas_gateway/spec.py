@@ -31,6 +31,7 @@ KNOWN_ANNOTATIONS: Final = (
     "gpufaas.body-patience",
     "gpufaas.bundle",
     DEVICE_ANNOTATION,
+    "gpufaas.idempotent",
     "gpufaas.load-stall",
     "gpufaas.max-body",
     "gpufaas.memory",
@@ -164,6 +165,8 @@ class Options:
     health_period_s: Seconds = 10.0
     health_failures: int = 3
     placement: Placement = NOTHING_ASKED
+    idempotent: bool = False
+    """A call may be run twice."""
     device_memory: Bytes | None = None
     """gpufaas.memory alone: of a device, which for an image on a GPU is not what limits.memory speaks of."""
 
@@ -259,6 +262,7 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
             profiles=defaults.profiles,
             image=not bundle,
         ),
+        idempotent=annotated("gpufaas.idempotent", _yes, False),
         device_memory=annotated("gpufaas.memory", _size, None),
     )
 
@@ -312,6 +316,12 @@ def _size(text: str) -> Bytes:
 
 def _timeout(text: str) -> Seconds:
     return min(parse_duration(text) or _NO_LIMIT_S, _NO_LIMIT_S)
+
+
+def _yes(text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise InvalidSpec(f"{text!r} is neither true nor false")
+    return text.strip().lower() == "true"
 
 
 def _whole(text: str) -> int:

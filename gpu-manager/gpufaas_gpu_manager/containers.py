@@ -24,6 +24,7 @@ from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.line_limit import LineLimit
 from gpufaas_gpu_manager.served import Face
+from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY
 
 if TYPE_CHECKING:
     from gpufaas_gpu_manager.worker import Running, Worker
@@ -419,6 +420,9 @@ class Container:
         if self._id and not self.worker.spec.memory_limit and self.worker.device.source.enforced:
             self._in_thread(self._containers.limit, self._id, memory)
 
+    def in_use(self) -> Bytes:
+        return 0  # its limit is moved by what has it, and nobody measures it
+
     def close(self) -> None:
         self._closed = True
         self._face.close()
@@ -442,7 +446,7 @@ class Container:
         if self.out_of_memory:
             limit = format_bytes(self.worker.spec.memory_limit or self.worker.memory)
             how = (
-                f"it was killed: out of memory at its limit of {limit} (limits.memory, or the annotation "
+                f"{KILLED_FOR_MEMORY} at its limit of {limit} (limits.memory, or the annotation "
                 "gpufaas.memory, says what it needs)"
             )
         else:

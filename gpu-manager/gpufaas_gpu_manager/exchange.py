@@ -280,11 +280,14 @@ class SlotProtocol(asyncio.Protocol):
             _check_figures(head.run_s, head.peak)
             self._exchange = None
             wrong = why_no_answer(head.status, head.headers)
+            ran_out = self._worker.ran_out(body) if head.out_of_memory else None
             # First the engine, which may have the next call for this slot, then the caller.
             ok = not head.failed and not wrong
             self._worker.on_done(self, exchange, head.run_s, head.peak, head.out_of_memory, ok)
             if wrong:
                 exchange.fail(BadAnswer(f"the function's answer was no answer: {wrong}"))
+            elif ran_out is not None:
+                exchange.fail(ran_out)
             else:
                 exchange.on_answer(head, body)
         elif kind == Kind.CHUNK and self._answering:
@@ -358,3 +361,4 @@ class SlotOwner:
     on_slot_lost: Callable[[], None]
     watch_abandoned: Callable[[], None]
     on_done: Callable[[Slot, Exchange, float, int, bool, bool], None]
+    ran_out: Callable[[bytes], GpufaasError]

@@ -115,6 +115,7 @@ class Zygote:
         ours.setblocking(False)  # a fork server that does not read must not hold the loop up
         # Threads of math libraries would not survive a fork: the zygote must not start any. Workers set their own.
         env = {**inherited(os.environ), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        env.setdefault("OMP_STACKSIZE", "2M")  # read when the library is loaded: as `use_small_stacks` has it
         inherit_orphans()  # of a fork server that is killed: see `_died`
         with theirs:
             self._process = subprocess.Popen(

@@ -30,6 +30,7 @@ from gpufaas_gpu_manager.containers import CAPABILITIES, PORT, SECRETS
 from gpufaas_gpu_manager.kubernetes_api import Access, ApiError, ApiLost, ApiServer
 from gpufaas_gpu_manager.line_limit import LineLimit
 from gpufaas_gpu_manager.served import Face
+from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY
 
 if TYPE_CHECKING:
     from gpufaas_gpu_manager.worker import Running, Worker
@@ -464,6 +465,9 @@ class Pod:
         if self._runs and not self.worker.spec.memory_limit:
             self._pods.resize(self, memory)
 
+    def in_use(self) -> Bytes:
+        return 0  # its limit is moved by what has it, and nobody measures it
+
     def close(self) -> None:
         self._closed = True
         self._face.close()
@@ -589,7 +593,7 @@ def _how(ended: Mapping[str, Any], status: Mapping[str, Any], worker: "Worker") 
     if ended.get("reason") == "OOMKilled":
         limit = format_bytes(worker.spec.memory_limit or worker.memory)
         return (
-            f"it was killed: out of memory at its limit of {limit} (limits.memory, or the annotation "
+            f"{KILLED_FOR_MEMORY} at its limit of {limit} (limits.memory, or the annotation "
             "gpufaas.memory, says what it needs)"
         )
     how = f"its pod ended with exit status {ended.get('exitCode', '?')}"

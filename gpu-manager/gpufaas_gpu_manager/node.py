@@ -22,7 +22,7 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.constraints import satisfied
 from gpufaas_core.errors import InvalidSpec, LeaseRefused, UnknownFunction, WorkerCrashed
 from gpufaas_core.frames import STREAM, UPGRADE, CallHead
-from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Load, Refused
+from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Load, Refused, Resized
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds, copy_id
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
@@ -410,12 +410,25 @@ class Node:
             self._end(self._devices[device], copy_id(function, copy))
 
     def resize(self, function: FunctionId, device: DeviceId, memory: Bytes, copy: int = 0) -> None:
-        """The engine knows a worker's need better now: change its reservation, and the limit that holds it to it."""
+        """
+        The engine knows a worker's need better now, lends it memory, or needs that for others: change its reservation,
+        and the limit that holds it to it. What it is to give back it gives as far as it does not use it (`Resized`).
+        """
         key = copy_id(function, copy)
         worker = self._devices[device].workers.get(key) if device in self._devices else None
-        if worker is not None:
-            worker.wanted = memory
-            self._admit(self._devices[device])
+        if worker is None:
+            return
+        ledger = worker.device.ledger
+        shrinks = memory < worker.memory and worker.number in ledger.reserved
+        worker.wanted = memory
+        if shrinks:
+            worker.shrink_to(memory)
+            ledger.resize(worker.number, worker.memory)
+            if worker.exchanges:
+                worker.wanted = worker.memory
+        self._admit(worker.device)
+        if shrinks:
+            self.report(Resized(function, device, worker.memory, copy))
 
     def cpu_seconds(self) -> dict[FunctionId, Seconds]:
         """Return the CPU time of the living workers, by function."""
@@ -455,7 +468,7 @@ class Node:
     def _admit(self, device: WorkerDevice) -> None:
         """Start those that wait, in order, as far as the memory goes: a later smaller one does not overtake."""
         for resident in device.workers.values():
-            if resident.wanted != resident.memory and device.ledger.resize(resident.number, resident.wanted):
+            if resident.wanted > resident.memory and device.ledger.resize(resident.number, resident.wanted):
                 resident.limit_to(resident.wanted)
         while device.waiting and not device.settling:
             worker = device.waiting[0]
@@ -468,9 +481,20 @@ class Node:
                             f"{format_bytes(device.ledger.capacity)}"
                         )
                         continue
+                    self._end_hoarders(device)
                     return
                 worker.begin()
             device.waiting.popleft()
+
+    def _end_hoarders(self, device: WorkerDevice) -> None:
+        """Memory is waited for that idle workers should have given back, and use behind the scheduler's back."""
+        for worker in device.workers.values():
+            if worker.wanted < worker.memory and not worker.exchanges and worker.state is WorkerState.READY:
+                worker.wanted = worker.memory
+                worker.kill(
+                    f"it uses {format_bytes(worker.memory)} without a call, more than is reserved for it, and others "
+                    "need that"
+                )
 
     def _on_forked(self, number: int, pid: int) -> None:
         worker = self._workers.get(number)

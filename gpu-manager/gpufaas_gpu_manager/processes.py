@@ -15,7 +15,8 @@ from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.exchange import SlotProtocol
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.served import Face, Ports
-from gpufaas_gpu_manager.zygote import data_limit
+from gpufaas_gpu_manager.watch import used_by
+from gpufaas_gpu_manager.zygote import COPIED, data_limit
 
 if TYPE_CHECKING:
     from gpufaas_gpu_manager.worker import Worker
@@ -74,6 +75,13 @@ class ForkedProcess:
             limit = data_limit(worker.ready_head.data_base, memory, worker.spec.slots)
             limit_data(worker.pid, limit, worker.node.enforcement.hard_is_soft)
 
+    def in_use(self) -> Bytes:
+        worker = self._worker
+        if worker.pid is None or worker.ready_head is None or not worker.device.source.enforced:
+            return 0
+        data = data_of(worker.pid) - data_limit(worker.ready_head.data_base, COPIED, worker.spec.slots) + COPIED
+        return max(data, used_by(worker.pid))
+
     def close(self) -> None:
         for slot in self._slots:
             slot.close()
@@ -126,6 +134,12 @@ class ServedProcess:
         if self._worker.pid is not None and self._worker.device.source.enforced:
             limit_data(self._worker.pid, memory + STACKS, self._worker.node.enforcement.hard_is_soft)
 
+    def in_use(self) -> Bytes:
+        pid = self._worker.pid
+        if pid is None or not self._worker.device.source.enforced:
+            return 0
+        return max(data_of(pid) - STACKS, used_by(pid))
+
     def close(self) -> None:
         if self._grace is not None:
             self._grace.cancel()
@@ -151,6 +165,15 @@ def limit_data(pid: int, limit: Bytes, hard_is_soft: bool) -> None:
         hard = limit if hard_is_soft else resource.prlimit(pid, resource.RLIMIT_DATA)[1]
         soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
+
+
+def data_of(pid: int) -> Bytes:
+    """Return the private writable memory of process *pid*, which RLIMIT_DATA limits; 0: it is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"VmData:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def describe_status(status: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import GpufaasError, LeaseRefused, LoadFailed, WorkerCrashed
+from gpufaas_core.errors import GpufaasError, LeaseRefused, LoadFailed, OutOfMemory, WorkerCrashed
 from gpufaas_core.frames import FailedHead, ReadyHead
 from gpufaas_core.messages import Finished, Loaded, Measured, Refused, WorkerExited
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from gpufaas_gpu_manager.node import Node
 
 _LAST_WORDS_S: Final = 0.25
+KILLED_FOR_MEMORY: Final = "it was killed: out of memory"
+"""So begins how a worker ended that took more than its limit."""
 
 
 class Running(Protocol):
@@ -63,6 +65,10 @@ class Running(Protocol):
         """Whether a worker that is gone has nothing left that was not read yet."""
 
     def limit_to(self, memory: Bytes) -> None: ...
+
+    def in_use(self) -> Bytes:
+        """What its limit holds it to and it has now, in bytes; 0 where nobody knows."""
+        return 0
 
     def close(self) -> None:
         """Give up what this side holds; the worker is gone, or the node closes."""
@@ -261,9 +267,7 @@ class Worker(SlotOwner):
         self.exchanges.pop(call, None)
         self.node.over(exchange)
         if peak or out_of_memory:
-            # An out of memory under a reservation that measurements had shrunk: back to what was declared.
-            occupation = max(peak, self.spec.memory if out_of_memory else 0)
-            self.node.report(Measured(self.spec.function, self.device.id, occupation, self.copy))
+            self.node.report(Measured(self.spec.function, self.device.id, peak, self.copy, out_of_memory))
         self.node.report(Finished(call, self.device.id, run_s, ok and not exchange.abandoned))
         if self.unbound:
             self.bind(self.unbound.popleft())
@@ -310,11 +314,28 @@ class Worker(SlotOwner):
         self.node.report(Refused(lease.call, lease.device, reason))
         exchange.fail(LeaseRefused(f"{lease.device} could not give call {lease.call} to its worker: {reason}"))
 
+    def ran_out(self, said: bytes) -> OutOfMemory:
+        """A call hit the limit, as its exception *said*: what it had, what there is, what to do."""
+        name, ledger = f"{self.spec.name}.{self.spec.namespace}", self.device.ledger
+        return OutOfMemory(
+            f"{name} ran out of memory ({said.decode(errors='replace')}): it may use {format_bytes(self.memory)} on "
+            f"{self.device.id}, which has {format_bytes(ledger.capacity)}, of that {format_bytes(ledger.free)} free. "
+            "Send less at once, or deploy it with a larger gpufaas.memory (it was deployed with "
+            f"{format_bytes(self.spec.memory)})"
+        )
+
     def limit_to(self, memory: Bytes) -> None:
         self.memory = memory
         if self.hold is not None:
             self.hold.limit(memory)
         self.run.limit_to(memory)
+
+    def shrink_to(self, memory: Bytes) -> None:
+        """Limit it to *memory*, or to what it has in use: that cannot be taken from it."""
+        before = self.memory
+        self.limit_to(min(before, max(memory, self.run.in_use())))
+        if (used := self.run.in_use()) > self.memory:  # it grew until the limit was there
+            self.limit_to(min(before, used))
 
     # --- ending ---
 
@@ -373,20 +394,27 @@ class Worker(SlotOwner):
                 f"{format_bytes(self.device.ledger.capacity)}; the annotation gpufaas.memory says what it needs)"
             )
         loading = before in (WorkerState.STARTING, WorkerState.WAITING)
+        ran_out = self._failure is not None and self._failure.out_of_memory
+        # One that is held to limits.memory gets no more, whatever is reserved for it.
+        again_with_more = loading and ran_out and not self.spec.memory_limit
         error: GpufaasError
         name = f"{self.spec.name}.{self.spec.namespace}"
         if loading:
-            error = LoadFailed(
+            error = (OutOfMemory if ran_out else LoadFailed)(
                 f"{name} did not load on {self.device.id}: {reason}{self.output.tail(not self._failure)}"
             )
         else:
-            error = WorkerCrashed(f"the worker of {name} died: {reason}{self.output.tail(True)}")
+            error = (OutOfMemory if ran_out or how.startswith(KILLED_FOR_MEMORY) else WorkerCrashed)(
+                f"the worker of {name} died: {reason}{self.output.tail(True)}"
+            )
         self.node.gone(self)
         again: list[Exchange] = []
         for exchange in exchanges.values():
             self.node.over(exchange)
-            if exchange.untouched and not exchange.abandoned and before is WorkerState.READY:
-                again.append(exchange)
+            if exchange.abandoned:
+                exchange.fail(error)
+            elif (exchange.untouched and before is WorkerState.READY) or again_with_more:
+                again.append(exchange)  # of one whose load ran out, the scheduler knows if there is more
             else:
                 exchange.fail(error)
         if before in (WorkerState.ENDING, WorkerState.GONE):
@@ -394,8 +422,7 @@ class Worker(SlotOwner):
             for call in exchanges:
                 self.node.report(Finished(call, self.device.id, 0.0, ok=False))
         elif loading:
-            out_of_memory = self._failure is not None and self._failure.out_of_memory
-            self.node.report(LoadFailedFact(self.spec.function, self.device.id, reason, out_of_memory, self.copy))
+            self.node.report(LoadFailedFact(self.spec.function, self.device.id, reason, again_with_more, self.copy))
         else:
             self.node.report(WorkerExited(self.spec.function, self.device.id, reason, self.copy))
         for exchange in again:

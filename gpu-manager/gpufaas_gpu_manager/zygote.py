@@ -24,7 +24,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from gpufaas_functions.runner import THREAD_STACK, WorkerStart
+from gpufaas_functions.runner import THREAD_STACK, WorkerStart, use_small_stacks
 from gpufaas_gpu_manager.confine import (
     NOT_CONFINED,
     Confine,
@@ -118,6 +118,7 @@ def main() -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     inherit_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the platform, which then ends us
+    use_small_stacks()  # of all workers' threads: a default is inherited by a fork
     missing = _preload()
     reaper = Reaper()
     signal.signal(signal.SIGTERM, lambda *_: _end(reaper))

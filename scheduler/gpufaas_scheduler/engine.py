@@ -1235,8 +1235,8 @@ class Engine:
                 return
             owner.starved = (
                 f"function {owner.id} ran out of memory while it loaded: it had {format_bytes(model.limit)}, which is "
-                f"all that the largest {device.kind} device for it has. Deploy a smaller or quantised model, or add a "
-                "larger device"
+                f"all that the largest {device.kind} device for it has ({event.reason}). Deploy a smaller or quantised "
+                "model, or add a larger device"
             )
         owner.failures += 1
         if owner.failures >= MAX_LOAD_FAILURES and not awaited and owner.copies > owner.loading:

@@ -16,6 +16,7 @@ from gpufaas_core.errors import (
     InvalidSpec,
     LeaseRefused,
     LoadFailed,
+    OutOfMemory,
     Overloaded,
     UnknownFunction,
 )
@@ -98,6 +99,7 @@ _REJECTIONS: Final[Mapping[str, type[GpufaasError]]] = {
     "no_device": InvalidSpec,
     "refused": LeaseRefused,
     "load_failed": LoadFailed,
+    "out_of_memory": OutOfMemory,
 }
 
 

@@ -241,7 +241,8 @@ class Platform:
         **annotations: str,
     ) -> str:
         """
-        Deploy the function of *source*, or update it; return its path. Annotations without ``gpufaas.``: memory="48Mi".
+        Deploy the function of *source*, or update it; return its path. Annotations without ``gpufaas.``: memory="48Mi",
+        or "" for none.
 
         :raises Refused: the gateway says no
         """
@@ -252,7 +253,10 @@ class Platform:
         self._cli.deploy({
             "service": name, "image": f"{name}:latest", "labels": dict(labels or {}), "envVars": dict(env or {}),
             "annotations": {"gpufaas.bundle": built.digest}
-            | {key if "." in key else f"gpufaas.{key.replace('_', '-')}": text for key, text in annotations.items()},
+            | {
+                key if "." in key else f"gpufaas.{key.replace('_', '-')}": text
+                for key, text in annotations.items() if text
+            },
         })  # fmt: skip
         return f"/function/{name}"
 

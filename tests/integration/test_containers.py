@@ -108,7 +108,7 @@ def test_one_that_takes_more_than_its_limit_is_told_so(docker: Docker) -> None:
 
     answer = docker.call("greedy", f"/eat?{300 * 2**20}")
 
-    assert answer.status_code == 502
+    assert answer.status_code == 507
     assert "out of memory at its limit of 64 MiB" in answer.text
     assert docker.call("greedy", "/echo", content=b"again").content == b"again"
 

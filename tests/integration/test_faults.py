@@ -192,7 +192,7 @@ def test_a_handler_that_takes_twice_its_device_gets_an_error_and_the_neighbour_a
         answer = platform.call(greedy, b"800")
         after = platform.call(neighbour, b"after")
 
-    assert answer.status_code == 500
+    assert (answer.status_code, answer.headers["x-gpufaas-error"]) == (507, "out-of-memory")
     assert "out of memory" in answer.text
     assert "gpufaas.memory" in answer.text
     assert (after.text, after.headers["x-gpufaas-start"]) == ("after", "hit")
@@ -210,7 +210,7 @@ def test_a_model_whose_need_only_shows_at_load_is_refused_after_three_loads_unti
     failures = [platform.call(path) for _ in range(3)]
     refused = platform.call(path)
 
-    assert [each.status_code for each in failures] == [502] * 3
+    assert [each.status_code for each in failures] == [507] * 3
     assert all("MemoryError" in each.text and re.search(r"\d MiB", each.text) for each in failures), failures[0].text
     assert refused.status_code == 502
     assert "3 times in a row" in refused.text

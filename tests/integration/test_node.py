@@ -12,9 +12,17 @@ import pytest
 from msgspec.structs import replace
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
-from gpufaas_core.errors import FetchFailed, GpufaasError, InvalidSpec, LeaseRefused, LoadFailed, WorkerCrashed
+from gpufaas_core.errors import (
+    FetchFailed,
+    GpufaasError,
+    InvalidSpec,
+    LeaseRefused,
+    LoadFailed,
+    OutOfMemory,
+    WorkerCrashed,
+)
 from gpufaas_core.frames import CallHead
-from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Loaded, Measured, Refused, WorkerExited
+from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Loaded, Measured, Refused, Resized, WorkerExited
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, copy_id
 from gpufaas_core.units import MiB
@@ -168,6 +176,35 @@ async def test_a_victim_is_gone_before_its_memory_is_promised_again(rig: Rig) ->
     assert most == 1
 
 
+async def test_what_a_worker_uses_is_not_taken_from_it_and_what_it_gives_is_said(rig: Rig) -> None:
+    function = await rig.function(
+        "holder",
+        """
+        import time, torch
+        def load(device):
+            return None
+        def handle(model, event, context):
+            held = torch.ones(80 * 1024 * 1024 // 4)
+            print("held", flush=True)
+            time.sleep(1)
+            return str(len(held))
+        """,
+    )
+    answer = asyncio.ensure_future(rig.call(rig.lease(function, cold=True, memory=180 * MiB)))
+    await until(lambda: "held" in rig.logs.lines)
+
+    rig.node.resize(function, DEVICE, 40 * MiB)
+
+    (given,) = rig.facts_of(Resized)
+    assert isinstance(given, Resized)
+    assert 80 * MiB < given.memory < 130 * MiB
+    assert rig.node.reserved(DEVICE) == given.memory
+    assert (await answer)[0] == 200
+    rig.node.resize(function, DEVICE, 180 * MiB)
+    assert rig.node.reserved(DEVICE) == 180 * MiB
+    assert len(rig.facts_of(Resized)) == 1
+
+
 async def test_copies_of_a_function_are_told_apart_by_their_numbers(rig: Rig) -> None:
     """What is said of one, by the engine or by the node, is about no other."""
     tells = "import os\ndef handle(event, context):\n    return str(os.getpid())"
@@ -197,7 +234,7 @@ async def test_copies_of_a_function_are_told_apart_by_their_numbers(rig: Rig) ->
 async def test_a_load_beyond_its_reservation_fails_cleanly_and_says_that_it_was_memory(rig: Rig) -> None:
     function = await rig.function("greedy", BIG.replace("60 *", "600 *"))
 
-    with pytest.raises(LoadFailed, match="MemoryError"):
+    with pytest.raises(LeaseRefused, match="MemoryError"):  # the scheduler knows whether there is more
         await rig.call(rig.lease(function, cold=True))
 
     await until(lambda: rig.facts_of(LoadFailedFact))
@@ -224,11 +261,9 @@ async def test_a_handler_that_takes_too_much_is_told_so_and_its_worker_and_the_n
     assert (await rig.call(rig.lease(neighbour, cold=True, memory=60 * MiB)))[0] == 200
     assert await rig.call(rig.lease(greedy, cold=True)) == (200, b"small")
 
-    status, text = await rig.call(rig.lease(greedy), str(400 * MiB // 4).encode())
+    with pytest.raises(OutOfMemory, match=r"ran out of memory .*it may use \d+ MiB on n/cpu:0, .* gpufaas\.memory"):
+        await rig.call(rig.lease(greedy), str(400 * MiB // 4).encode())
 
-    assert status == 500
-    assert b"out of memory" in text
-    assert b"gpufaas.memory" in text
     assert await rig.call(rig.lease(greedy)) == (200, b"small")
     assert (await rig.call(rig.lease(neighbour)))[0] == 200
     assert rig.facts_of(Measured)

@@ -119,7 +119,8 @@ def _ours(ours: Mapping[str, Any]) -> None:
         slots = int(ours.get("slots") or 1)
         pairs.append(("Kind", f"{ours['kind']}, {slots} {'call' if slots == 1 else 'calls'} at once"))
     if ours.get("memory"):
-        pairs.append(("First reservation", format_bytes(int(ours["memory"]))))
+        why = f" ({ours['memoryReason']})" if ours.get("memoryReason") else ""
+        pairs.append(("First reservation", f"{format_bytes(int(ours['memory']))}{why}"))
     if enforcement := ours.get("memoryEnforcement"):
         pairs.append(("Memory enforced", "; ".join(output.ENFORCED_BY.get(each, each) for each in enforcement)))
     if ours.get("timeout"):

@@ -44,6 +44,13 @@ class Stores:
         return self.put_bundle()
 
 
+def test_files_that_are_neither_code_nor_weights_are_counted(stores: Stores) -> None:
+    files = {"function/handler.py": b"x" * 50, "function/words/table.bin": b"y" * 70, "site/six.py": b"z" * 90}
+    digest = stores.put_bundle(files)
+
+    assert stores.bundles.manifest(digest).data_bytes == 70
+
+
 def manifest_of(path: str = "function/weights.safetensors", **changes: object) -> Manifest:
     manifest = Manifest("model", "python3-torch", weights=(Weights(path, sha256(WEIGHTS), len(WEIGHTS)),))
     return msgspec.structs.replace(manifest, **changes)

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from gpufaas_core.errors import (
     CorruptArtifact,
@@ -143,7 +144,22 @@ async def test_the_first_reservation_is_declared_or_derived(
     deployed = await platform.catalogue.deploy(spec, update=False)
 
     assert deployed.spec.memory == memory
+    declared = bool(annotations or limits)
+    assert (deployed.function.floor, deployed.function.elastic) == (memory if declared else 0, not declared)
     assert deployed.function.profiles["*"] == Profile(0.5 + weights / 1e9, 0.1, memory)
+
+
+async def test_all_files_but_code_count_for_the_first_reservation_and_it_says_so(platform: Platform) -> None:
+    spec = platform.spec(bundle=platform.bundle(kind="model", weights=100 * MiB))
+    digest = spec.annotations["gpufaas.bundle"]
+    platform.workers.manifests[digest] = replace(platform.workers.manifests[digest], data_bytes=20 * MiB)
+
+    deployed = await platform.catalogue.deploy(spec, update=False)
+
+    assert deployed.spec.memory == (192 + 150) * MiB
+    assert deployed.why_memory == (
+        "120 MiB of files x 1.25 + 192 MiB; more while there is room; set gpufaas.memory to change it"
+    )
 
 
 async def test_annotations_set_limits(platform: Platform) -> None:

@@ -11,7 +11,7 @@ import pytest
 from kubernetes_server import KubernetesServer
 
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, WorkerCrashed
+from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemory, WorkerCrashed
 from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Event, Lease, WorkerExited
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId
@@ -170,7 +170,7 @@ async def test_one_that_takes_more_than_its_limit_is_told_so(cluster: Cluster) -
     await cluster.define()
     await cluster.call(cold=True)
 
-    with pytest.raises(WorkerCrashed, match="out of memory at its limit of 128 MiB"):
+    with pytest.raises(OutOfMemory, match="out of memory at its limit of 128 MiB"):
         await cluster.call(f"/eat?{600 * MiB}")
 
 

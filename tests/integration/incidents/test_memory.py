@@ -1,0 +1,135 @@
+"""Memory surprised: what was declared was taken back, what was not declared was never had, threads had no stacks."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.integration.conftest import ECHO, HTTP, Platform
+
+from gpufaas_core.units import MiB
+
+TAKER = """
+    import torch
+
+    def load(device):
+        return device
+
+    def handle(model, event, context):
+        return str(int(torch.ones(int(event.text or 1) * 1024 * 1024 // 4).sum()))
+"""
+
+
+def test_a_batch_has_the_room_that_was_declared_for_it_also_after_small_calls(platform: Platform) -> None:
+    taker = platform.deploy("taker", TAKER, memory="200Mi")
+    for _ in range(3):
+        assert platform.call(taker, b"1").status_code == 200
+    neighbour = platform.deploy("neighbour", ECHO, HTTP)
+    assert platform.call(neighbour, b"here").text == "here"
+
+    answer = platform.call(taker, b"120")
+
+    assert (answer.status_code, answer.text) == (200, str(120 * MiB // 4)), answer.text
+
+
+def test_who_declares_nothing_may_use_the_empty_device_and_gives_back_what_others_need(platform: Platform) -> None:
+    taker = platform.deploy("taker", TAKER, memory="")
+
+    assert platform.call(taker, b"240").status_code == 200, "the first call"
+    assert platform.call(taker, b"1").status_code == 200
+    assert platform.call(taker, b"240").status_code == 200
+    neighbour = platform.deploy("neighbour", ECHO, HTTP)
+    assert platform.call(neighbour, b"here").text == "here"
+    assert platform.call(taker, b"240").status_code == 200
+
+
+def test_a_load_that_takes_more_than_was_guessed_is_one_slow_success(platform: Platform) -> None:
+    heavy = platform.deploy(
+        "heavy",
+        """
+        import torch
+
+        def load(device):
+            return torch.ones(250 * 1024 * 1024 // 4)
+
+        def handle(model, event, context):
+            return str(len(model))
+        """,
+        memory="",
+    )
+
+    first = platform.call(heavy)
+
+    assert (first.status_code, first.headers["x-gpufaas-start"]) == (200, "miss"), first.text
+
+
+def test_a_load_that_takes_more_than_the_device_says_so(platform: Platform) -> None:
+    huge = platform.deploy("huge", TAKER.replace("return device", "return torch.ones(2_000_000_000)"))
+
+    answer = platform.call(huge)
+
+    assert (answer.status_code, answer.headers["x-gpufaas-error"]) == (507, "out-of-memory"), answer.text
+    assert "it had 400 MiB, which is all that the largest cpu device for it has" in answer.text
+
+
+def test_a_handler_may_have_threads(platform: Platform) -> None:
+    threads = platform.deploy(
+        "threads",
+        """
+        import threading
+
+        def load(device):
+            return device
+
+        def handle(model, event, context):
+            gate = threading.Barrier(25)
+            made = [threading.Thread(target=gate.wait) for _ in range(24)]
+            for each in made:
+                each.start()
+            gate.wait()
+            return str(len(made))
+        """,
+        memory="100Mi",
+    )
+
+    assert platform.call(threads).text == "24"
+    assert platform.call(threads).text == "24"
+
+
+def test_a_call_that_runs_out_is_told_how_much_there_is_and_nobody_else_notices(platform: Platform) -> None:
+    taker = platform.deploy("taker", TAKER, memory="120Mi")
+    neighbour = platform.deploy("neighbour", ECHO, HTTP)
+    assert platform.call(taker, b"1").status_code == 200
+
+    answer = platform.call(taker, b"200")
+
+    assert (answer.status_code, answer.headers["x-gpufaas-error"]) == (507, "out-of-memory"), answer.text
+    assert "it may use 120 MiB on" in answer.text
+    assert "gpufaas.memory" in answer.text
+    assert platform.call(taker, b"200").status_code == 200, "it has had room since: there is some"
+    assert platform.call(neighbour, b"here").text == "here"
+
+
+def test_a_call_that_may_run_twice_does_when_there_is_room(platform: Platform) -> None:
+    taker = platform.deploy("taker", TAKER, memory="120Mi", idempotent="true")
+    assert platform.call(taker, b"1").status_code == 200
+
+    assert platform.call(taker, b"200").status_code == 200
+    assert platform.call(taker, b"2500").status_code == 507
+
+
+def test_a_function_may_call_a_model_that_needs_what_it_was_lent(platform: Platform) -> None:
+    inner = platform.deploy("inner", TAKER, memory="200Mi")
+    outer = platform.deploy(
+        "outer",
+        f"""
+        import urllib.request
+
+        def handle(event, context):
+            url = "{platform.url}{inner}"
+            return urllib.request.urlopen(url, b"120", timeout=30).read()
+        """,
+        HTTP,
+    )
+
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda _: platform.call(outer), range(3)))
+
+    assert [each.status_code for each in answers] == [200] * 3, answers[0].text
