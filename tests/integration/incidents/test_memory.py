@@ -17,27 +17,32 @@ TAKER = """
 """
 
 
+def taker(number: int) -> str:
+    """What is learnt of a bundle is kept, so each test has one of its own."""
+    return f"{TAKER}\n    # {number}\n"
+
+
 def test_a_batch_has_the_room_that_was_declared_for_it_also_after_small_calls(platform: Platform) -> None:
-    taker = platform.deploy("taker", TAKER, memory="200Mi")
+    path = platform.deploy("taker", taker(1), memory="200Mi")
     for _ in range(3):
-        assert platform.call(taker, b"1").status_code == 200
+        assert platform.call(path, b"1").status_code == 200
     neighbour = platform.deploy("neighbour", ECHO, HTTP)
     assert platform.call(neighbour, b"here").text == "here"
 
-    answer = platform.call(taker, b"120")
+    answer = platform.call(path, b"120")
 
     assert (answer.status_code, answer.text) == (200, str(120 * MiB // 4)), answer.text
 
 
 def test_who_declares_nothing_may_use_the_empty_device_and_gives_back_what_others_need(platform: Platform) -> None:
-    taker = platform.deploy("taker", TAKER, memory="")
+    path = platform.deploy("taker", taker(2), memory="")
 
-    assert platform.call(taker, b"240").status_code == 200, "the first call"
-    assert platform.call(taker, b"1").status_code == 200
-    assert platform.call(taker, b"240").status_code == 200
+    assert platform.call(path, b"240").status_code == 200, "the first call"
+    assert platform.call(path, b"1").status_code == 200
+    assert platform.call(path, b"240").status_code == 200
     neighbour = platform.deploy("neighbour", ECHO, HTTP)
     assert platform.call(neighbour, b"here").text == "here"
-    assert platform.call(taker, b"240").status_code == 200
+    assert platform.call(path, b"240").status_code == 200
 
 
 def test_a_load_that_takes_more_than_was_guessed_is_one_slow_success(platform: Platform) -> None:
@@ -94,29 +99,29 @@ def test_a_handler_may_have_threads(platform: Platform) -> None:
 
 
 def test_a_call_that_runs_out_is_told_how_much_there_is_and_nobody_else_notices(platform: Platform) -> None:
-    taker = platform.deploy("taker", TAKER, memory="120Mi")
+    path = platform.deploy("taker", taker(3), memory="120Mi")
     neighbour = platform.deploy("neighbour", ECHO, HTTP)
-    assert platform.call(taker, b"1").status_code == 200
+    assert platform.call(path, b"1").status_code == 200
 
-    answer = platform.call(taker, b"200")
+    answer = platform.call(path, b"200")
 
     assert (answer.status_code, answer.headers["x-gpufaas-error"]) == (507, "out-of-memory"), answer.text
     assert "it may use 120 MiB on" in answer.text
     assert "gpufaas.memory" in answer.text
-    assert platform.call(taker, b"200").status_code == 200, "it has had room since: there is some"
+    assert platform.call(path, b"200").status_code == 200, "it has had room since: there is some"
     assert platform.call(neighbour, b"here").text == "here"
 
 
 def test_a_call_that_may_run_twice_does_when_there_is_room(platform: Platform) -> None:
-    taker = platform.deploy("taker", TAKER, memory="120Mi", idempotent="true")
-    assert platform.call(taker, b"1").status_code == 200
+    path = platform.deploy("taker", taker(4), memory="120Mi", idempotent="true")
+    assert platform.call(path, b"1").status_code == 200
 
-    assert platform.call(taker, b"200").status_code == 200
-    assert platform.call(taker, b"2500").status_code == 507
+    assert platform.call(path, b"200").status_code == 200
+    assert platform.call(path, b"2500").status_code == 507
 
 
 def test_a_function_may_call_a_model_that_needs_what_it_was_lent(platform: Platform) -> None:
-    inner = platform.deploy("inner", TAKER, memory="200Mi")
+    inner = platform.deploy("inner", taker(5), memory="200Mi")
     outer = platform.deploy(
         "outer",
         f"""
