@@ -32,7 +32,7 @@ from gpufaas_gateway.async_calls import AsyncCalls
 from gpufaas_gateway.callbacks import check_url
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import Unavailable
-from gpufaas_gateway.invoke import send_error
+from gpufaas_gateway.invoke import send_error, told_size
 from gpufaas_gateway.ports import SpooledBody
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -77,6 +77,7 @@ class AsyncInvocations:
         name, slash, path = raw[len(PREFIX) :].partition(b"/")
         headers: list[Header] = []
         call_id, url = b"", None
+        size = b""
         length = -1
         forwarded = False
         for key, value in scope["headers"]:
@@ -88,6 +89,8 @@ class AsyncInvocations:
                 headers.append((key, value))
                 if key == b"x-callback-url":
                     url = value.decode("latin-1").strip()
+                elif key == b"x-gpufaas-size":
+                    size = value
                 elif key == b"x-forwarded-for":
                     forwarded = True
         call_id = call_id or str(uuid.UUID(int=self._rng.getrandbits(128), version=4)).encode()
@@ -101,6 +104,8 @@ class AsyncInvocations:
             deployed = self._find(name.decode("latin-1"))
             if url is not None:
                 check_url(url, self._allow_local)
+            if size:
+                told_size(size)
             if length > deployed.max_body:
                 raise _too_large(deployed, length)
             function = deployed.full_name

@@ -268,7 +268,7 @@ class Invocations:
             if asked and (wanted_s := _asked_timeout(asked)) < timeout_s:
                 timeout_s, call.asked = wanted_s, True
             call.timeout_s = timeout_s
-            size = _told_size(sized) if sized else 0.0
+            size = told_size(sized) if sized else 0.0
             call.timer = self._loop.call_later(
                 _WATCH_AFTER_S, self._watch, call, receive, deployed, began + timeout_s, False
             )
@@ -676,7 +676,7 @@ def _asked_timeout(text: bytes) -> Seconds:
         return math.inf
 
 
-def _told_size(text: bytes) -> float:
+def told_size(text: bytes) -> float:
     """
     Return what an X-Gpufaas-Size says.
 

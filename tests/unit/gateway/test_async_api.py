@@ -94,6 +94,13 @@ async def test_a_call_is_accepted_with_what_openfaas_says(rig: Rig) -> None:
     assert claimed.call.headers == ((b"accept", b"*/*"), (b"x-forwarded-for", b"10.0.0.1:1234"))
 
 
+async def test_a_size_that_is_none_is_refused_before_the_call_is_accepted(rig: Rig) -> None:
+    status, _, text = await rig.post("f", b"hello", x_gpufaas_size="large")
+
+    assert (status, b"X-Gpufaas-Size is a number" in text) == (400, True)
+    assert rig.queue.claim("queued", "f.openfaas-fn", float("inf"), 5)[0] == []
+
+
 async def test_a_full_disk_is_507_and_nothing_is_left_of_the_call(rig: Rig) -> None:
     rig.queue.failure = "the disk is full"
 

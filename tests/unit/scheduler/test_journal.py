@@ -58,12 +58,14 @@ def test_a_journal_from_before_nodes_told_what_they_have_can_be_read(tmp_path: P
     path.write_text(
         '{"policy": "lb", "version": 2}\n'
         '[0.0, {"type": "DeviceJoined", "device": {"id": "n/d", "kind": "cpu", "memory": 10}}]\n'
+        '[1.0, {"type": "Arrived", "call": "c", "function": "f"}]\n'
     )
 
-    ((event, commands),) = replay(path)
+    (event, commands), (arrived, _) = replay(path)
 
     assert event == m.DeviceJoined(Device(DeviceId("n/d"), "cpu", 10))
     assert commands == []
+    assert arrived == m.Arrived(CallId("c"), FunctionId("f")), "nor of which size requests were"
 
 
 def test_a_takeover_is_replayed_too(tmp_path: Path) -> None:
