@@ -2,8 +2,9 @@
 A watcher of memory, for where the kernel's control groups cannot be had: it ends a worker that holds too much.
 
 A thread of its own looks at every worker and its descendants in /proc. It looks the more often the less a worker has
-left, and takes at most a fiftieth of one CPU. So it is late by a few hundredths of a second, in which a worker can take
-more than it has. It does not see memory that no process has mapped or open: files left in a tmpfs.
+left, and takes at most a fiftieth of one CPU, or a third while a worker grows. So it is late by some hundredths of a
+second, in which a worker can take more than it has. It does not see memory that no process has mapped or open: files
+left in a tmpfs.
 """
 
 import contextlib
@@ -22,9 +23,13 @@ _SHORTEST_S: Final[Seconds] = 0.01
 _FILL_BYTES_PER_S: Final = 4_000 * MiB
 """How fast memory is taken at most: zeroing pages, on two cores of a server of 2026."""
 _SHARE: Final = 50
-"""A round is followed by a pause of at least so many times its length."""
+_SHARE_GROWING: Final = 2
+"""A round is followed by a pause of at least so many times its length; the second while something grows."""
+_GROWS: Final = 4 * MiB
+_COPIED: Final = 8 * MiB
+"""Pages of its parent's that a process has copied by writing to them, roughly: the cheap figures do not show them."""
 _NEAR: Final = 0.7
-"""Below this share of its reservation, a worker without children is looked at by the cheap figures alone."""
+"""Below this share of its reservation, a worker is looked at by the cheap figures alone."""
 
 
 class _Watched:
@@ -34,6 +39,7 @@ class _Watched:
         self.zygote = zygote
         self.over = over
         self.base = _status(zygote)[0] if zygote is not None else 0
+        self.used = 0
 
 
 class MemoryWatch:
@@ -46,6 +52,7 @@ class MemoryWatch:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._strays: set[int] = set()
+        self._growing = False
 
     def add(
         self, worker: int, pid: int, memory: Bytes, zygote: int | None, over: Callable[[Bytes, Bytes], None]
@@ -81,7 +88,8 @@ class MemoryWatch:
         while not self._closed:
             began = time.monotonic()
             pause = self._round()
-            pause = max(pause, _SHARE * (time.monotonic() - began))
+            share = _SHARE_GROWING if self._growing else _SHARE
+            pause = max(pause, share * (time.monotonic() - began))
             with self._lock:
                 idle = not self._watched
             self._wake.clear()
@@ -92,8 +100,11 @@ class MemoryWatch:
         with self._lock:
             watched = dict(self._watched)
         pause = _LONGEST_S
+        self._growing = False
         for worker, each in watched.items():
             used = used_by(each.pid, each.base, each.memory)
+            self._growing = self._growing or used > each.used + _GROWS
+            each.used = used
             if used > each.memory:
                 self.remove(worker)
                 each.over(used, each.memory)
@@ -122,12 +133,11 @@ def used_by(pid: int, base: Bytes = 0, memory: Bytes = 0) -> Bytes:
     :param memory: where a cheap look shows clearly less than this, that figure is returned; 0: look closely
     """
     family = descendants_of(pid)
-    if len(family) == 1:
-        anonymous, shared = _status(pid)
-        rough = max(0, anonymous - base) + shared + 8 * MiB
-        if rough < _NEAR * memory:
-            return max(rough, _open_memory(family))
-    looks = [(*_status(each), *_rollup(each)) for each in family]
+    cheap = [_status(each) for each in family]
+    rough = sum(anonymous + shared + _COPIED for anonymous, shared in cheap) - min(base, cheap[0][0])
+    if rough < _NEAR * memory:
+        return max(rough, _open_memory(family))
+    looks = [(*figures, *_rollup(each)) for figures, each in zip(cheap, family, strict=True)]
     mappers = sum(shm > 0 for _, shm, _, _ in looks)
     private = inherited = mapped = 0
     for anonymous, shm, dirty, share in looks:

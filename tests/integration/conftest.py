@@ -127,6 +127,8 @@ class Platform:
         self.home = home
         self.data = data or home / "data"
         self.options = options
+        self.prefix: list[str] = []
+        """A program that starts it: ``setpriv``."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         # As many kept connections as calls at once: closing idle ones races with their next use in other threads.
@@ -150,7 +152,7 @@ class Platform:
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home / "output").open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, *PROGRAM, "serve", "--port", str(self.port), "--data", str(self.data),
+                [*self.prefix, sys.executable, *PROGRAM, "serve", "--port", str(self.port), "--data", str(self.data),
                  *self.options],
                 stdout=output, stderr=output, stdin=subprocess.DEVNULL,
             )  # fmt: skip
