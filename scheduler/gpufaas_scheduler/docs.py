@@ -91,7 +91,7 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
 
 
 def function_doc(owner: FunctionState, now: Seconds) -> FunctionDoc:
-    """O(copies)."""
+    """O(copies + buckets of service times)."""
     return FunctionDoc(
         function=owner.declared,
         holders=_holders(owner.active.items()),

@@ -19,7 +19,7 @@ import pytest
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageAway, StorageFailed
-from gpufaas_core.model import Function, Profile
+from gpufaas_core.model import Function, Profile, SizesDoc, TimesDoc
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
 from gpufaas_gateway.store import SqliteStore
 from gpufaas_gateway.testing import MemoryStore
@@ -49,7 +49,8 @@ FULL_SPEC = FunctionSpec(
     requests={"cpu": "100m"},
     read_only_root_filesystem=False,
 )
-PROFILE = Profile(load_s=1.5, service_s=0.02, occupation=300, measured=True)
+TIMES = TimesDoc(3, 1.1, (3.0, 3.3, 4.0), 40, (2.0, 0.0, 1.0), SizesDoc(1.1, 3.0, 6.0, 0.6, 14.0, 1.4, 0.14, 0.1, 0.3))
+PROFILE = Profile(load_s=1.5, service_s=0.02, occupation=300, measured=True, times=TIMES)
 
 
 @pytest.fixture(params=["memory", "sqlite", "etcd"])
