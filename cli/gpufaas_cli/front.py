@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,6 +20,7 @@ from gpufaas_cli.inner_door import InnerDoor
 from gpufaas_cli.options import FrontOptions
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.model import NodeId
+from gpufaas_core.origin import Origins
 from gpufaas_core.wire import NodeView
 from gpufaas_gateway.api import UsageOf, management_app
 from gpufaas_gateway.async_api import METHOD as ASYNC_METHOD
@@ -33,6 +34,7 @@ from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.invoke import PREFIX, BrokenAnswer, Invocations, NodePort, PlacementPort, Receive, Send
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.node_api import Cluster, node_routes
+from gpufaas_gateway.origins import FromWorkers
 from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.ports import Artifacts, AsyncQueue, FunctionLogs, Scheduler, Secrets, Store, Workers
 from gpufaas_gateway.protocol import BoundedHttp, BoundedWebSocket
@@ -76,6 +78,8 @@ class Front:
         door: InnerDoor | None = None,
         call_suffix: str = "",
         cluster: Cluster | None = None,
+        origins: Origins,
+        gone: Sequence[str] = (),
         fault: Callable[[], str] = lambda: "",
     ) -> None:
         product = f"gpufaas/{version('gpufaas')}"
@@ -95,7 +99,7 @@ class Front:
         self.catalogue.on_replaced = websocket_calls.close_old
         management = management_app(
             self.catalogue, scheduler, logs, artifacts, self.metrics, secrets, version=version("gpufaas"),
-            usage_of=usage_of, fault=fault,
+            usage_of=usage_of, fault=fault, gone=gone,
         )  # fmt: skip
         self.management = management
         self.callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks)
@@ -118,7 +122,7 @@ class Front:
             async_routes(self.async_calls, async_invocations, lambda name: self.catalogue.find(name) is not None)
         )
         management.include_router(build_routes(builds))
-        management.include_router(node_routes(cluster or _Alone(scheduler, workers)))
+        management.include_router(node_routes(cluster or _Alone(scheduler, workers, gone)))
         # All but `/function/`, which is public and on the hot path, comes through here.
         guarded = self.metrics.counted(
             CleanPaths(management if credentials is None else Guard(management, credentials))
@@ -145,8 +149,9 @@ class Front:
                 logging.getLogger("gateway").exception("a request failed in the platform itself: %s", scope.get("path"))
                 raise
 
-        self.server = _Server(_configured(app), self)
-        self.door.serve(app, self.server, _configured)
+        from_anybody = FromWorkers(app, origins)
+        self.server = _Server(_configured(from_anybody), self)
+        self.door.serve(from_anybody, self.server, _configured)
 
     def _retry_policy(self, name: str) -> RetryPolicy:
         found = self.catalogue.find(name)
@@ -201,12 +206,14 @@ class Front:
 class _Alone:
     """The one node of a platform that is one process."""
 
-    def __init__(self, scheduler: Scheduler, workers: Workers) -> None:
+    def __init__(self, scheduler: Scheduler, workers: Workers, gone: Sequence[str]) -> None:
         self._workers = workers
+        self._gone = gone
         self.status = scheduler.status
 
     def nodes(self) -> list[NodeView]:
-        return [NodeView(NodeId("local"), "", list(self._workers.devices()), version=version("gpufaas"))]
+        note = "; ".join(self._gone)
+        return [NodeView(NodeId("local"), "", list(self._workers.devices()), False, note, version("gpufaas"))]
 
     async def drain(self, node: str, drain: bool) -> None:  # noqa: ARG002 - the port's
         raise InvalidSpec(

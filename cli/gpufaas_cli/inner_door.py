@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from gpufaas_core.origin import without_origin
 from gpufaas_gateway.auth import App, Receive, Scope, Send, is_public
 from gpufaas_gateway.errors import headers_of
 
@@ -86,7 +87,11 @@ class InnerDoor:
         peer = scope.get("client")
         if peer is None or ipaddress.ip_address(peer[0]) not in self._subnet:
             await _refuse(scope, send, _STRANGER)
-        elif scope["type"] == "http" and not self._guarded and not is_public(scope["method"], scope["path"]):
+        elif (
+            scope["type"] == "http"
+            and not self._guarded
+            and not is_public(scope["method"], without_origin(scope["path"])[1])
+        ):
             await _refuse(scope, send, _REFUSED)
         else:
             await self._app(scope, receive, send)
@@ -100,3 +105,7 @@ async def _refuse(scope: Scope, send: Send, text: bytes) -> None:
     headers.append((b"content-length", b"%d" % len(text)))
     await send({"type": "http.response.start", "status": 403, "headers": headers})
     await send({"type": "http.response.body", "body": text})
+
+
+def _is_public(scope: Scope) -> bool:
+    return is_public(scope["method"], without_origin(scope["path"])[1])

@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -167,6 +168,7 @@ async def _serve(
     from gpufaas_cli.front import Front
     from gpufaas_cli.inner_door import InnerDoor
     from gpufaas_core.logs import FunctionLogs
+    from gpufaas_core.origin import Origins
     from gpufaas_gateway.async_queue import SqliteAsyncQueue
     from gpufaas_gateway.secret_files import SecretFiles
     from gpufaas_gateway.store import SqliteStore
@@ -178,6 +180,7 @@ async def _serve(
     from gpufaas_scheduler.service import SchedulerService
 
     builds = _builds(options, spool)
+    origins = Origins()
     enforcement = Enforcement(options.memory_enforcement)
     devices = open_devices(options.devices, _NODE, options.labels, enforcement.name)
     fatal: list[BaseException] = []
@@ -214,16 +217,24 @@ async def _serve(
         logs,
         service.report,
         logging.getLogger("node").warning,
-        NodeSettings(env={"OPENFAAS_URL": f"http://{_reached_at(options.host)}:{options.port}"}, secrets=secrets),
+        NodeSettings(
+            env={"OPENFAAS_URL": f"http://{_reached_at(options.host)}:{options.port}"}, secrets=secrets, origins=origins
+        ),
         containers,
         enforcement=enforcement,
     )
     service.join(node, node.devices())
+    gone: list[str] = []  # lines for people, one for each device that was given up
+
+    def lose(note: str) -> None:
+        gone.append(note)
+        logging.getLogger("node").error("%s", note)
+
     async_queue = SqliteAsyncQueue(options.data / "async")
     front = Front(
         options, credentials, spool, store=store, artifacts=artifacts, workers=node, scheduler=service, node=node,
         secrets=secrets, logs=logs, async_queue=async_queue, usage_of=node.usage_of, end_logs=logs.end_followers,
-        builds=builds, door=door, fault=lambda: node.fault,
+        builds=builds, door=door, fault=lambda: node.fault, origins=origins, gone=gone,
     )  # fmt: skip
     catalogue, async_calls = front.catalogue, front.async_calls
 
@@ -271,6 +282,7 @@ async def _serve(
             tasks.create_task(front.ended(async_calls.run()))
             tasks.create_task(front.ended(front.keep(stopped, learn)))
             tasks.create_task(front.ended(scaler.run(stopped)))
+            tasks.create_task(front.ended(_until(stopped, node.watch_devices(lose))))
             tasks.create_task(_start_workers(options, credentials, node, front))
             await front.serve(listening, stopped)
     finally:
@@ -297,6 +309,19 @@ def _open_journal(path: Path, header: "Header") -> "Journal":
         ) from None
     except OSError as exc:
         raise StorageFailed(f"--journal {path}: it cannot be written ({exc.strerror})") from exc
+
+
+async def _until(stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Do *work*, which has no end, until *stopped*."""
+    task = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        waiting.cancel()
 
 
 async def _start_workers(

@@ -87,6 +87,10 @@ class LeaseRefused(GpufaasError):
     pass
 
 
+class NestedCall(GpufaasError):
+    pass
+
+
 class CorruptArtifact(GpufaasError):
     pass
 

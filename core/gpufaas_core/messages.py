@@ -39,6 +39,18 @@ class Lease(Struct, frozen=True):
     local: bool = False
     """It waited in the device's local queue."""
     copy: int = 0
+    within_s: Seconds | None = None
+    """The call was made by a call that ends in so many seconds, before its own time is over. Counts from the grant."""
+
+
+class Outer(Struct, frozen=True):
+    """Where a call was made: by a call that runs on this worker. Told by the address that the worker calls."""
+
+    device: DeviceId
+    function: FunctionId
+    copy: int = 0
+    call: str = ""
+    """The ``X-Call-Id`` that came with it, perhaps that of the outer call: of use where the worker runs several."""
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -102,6 +114,10 @@ class Arrived(Struct, frozen=True, tag=True):
     gateway was cut off. It stands where it would stand if it had never left."""
     size: float = 0.0
     """Of the request, in any unit that is the same for all calls of the function; 0.0 if it is not known."""
+    outer: Outer | None = None
+    """A function made it."""
+    endless: bool = False
+    """Its deadline is that of its start: once it runs, it may go on (a WebSocket)."""
 
 
 class Cancelled(Struct, frozen=True, tag=True):
@@ -232,7 +248,7 @@ class Reject(Struct, frozen=True, tag=True):
     call: CallId
     code: str
     """``overloaded``, ``deadline``, ``removed``, ``no_device``, ``refused``, ``unknown_function``, ``load_failed``,
-    ``out_of_memory``."""
+    ``out_of_memory``, ``nested``."""
     message: str
     retry_after_s: Seconds = 0.0
 

@@ -30,6 +30,7 @@ from gpufaas_core.errors import (
     InvalidSpec,
     LeaseRefused,
     LoadFailed,
+    NestedCall,
     NoDeviceFits,
     OutOfMemory,
     Overloaded,
@@ -38,7 +39,7 @@ from gpufaas_core.errors import (
     UnknownFunction,
     WorkerCrashed,
 )
-from gpufaas_core.messages import Command, Event, Lease
+from gpufaas_core.messages import Command, Event, Lease, Outer
 from gpufaas_core.model import CallId, Device, DeviceId, EngineStatus, Function, FunctionId, NodeId
 
 PROTOCOL: Final = 1
@@ -123,6 +124,8 @@ class Place(Message, frozen=True, array_like=True, tag=33):
     timeout_s: Seconds
     age_s: Seconds = 0.0
     size: float = 0.0
+    outer: Outer | None = None
+    endless: bool = False
 
 
 class Cancel(Message, frozen=True, array_like=True, tag=34):
@@ -363,7 +366,7 @@ _ERRORS: Final[dict[str, type[GpufaasError]]] = {
     each.__name__: each
     for each in (
         BadAnswer, CallCancelled, CorruptArtifact, DeadlineExceeded, GpufaasError, InvalidSpec, LeaseRefused,
-        LoadFailed, NoDeviceFits, OutOfMemory, Overloaded, StorageFailed, UnknownArtifact, UnknownFunction,
+        LoadFailed, NestedCall, NoDeviceFits, OutOfMemory, Overloaded, StorageFailed, UnknownArtifact, UnknownFunction,
         WorkerCrashed,
     )
 }  # fmt: skip

@@ -9,7 +9,7 @@ functions, text/plain errors, DELETE with a JSON body, and no 422 for bodies.
 import asyncio
 import platform
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -61,12 +61,14 @@ def management_app(
     commit: str = "unknown",
     usage_of: UsageOf | None = None,
     fault: Callable[[], str] = lambda: "",
+    gone: Sequence[str] = (),
 ) -> FastAPI:
     """
     Return the ASGI app of the management routes.
 
     :param version: of the platform, for ``/system/info``; like *commit* not empty
     :param fault: why the node in this process can start no worker; empty: it can, or there is none here
+    :param gone: devices of this process that were given up, a line for each
     """
     app = FastAPI(title="gpufaas", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(GpufaasError, _platform_error)
@@ -228,10 +230,10 @@ def management_app(
         if not catalogue.loaded:
             return starting()
         if not scheduler.status().devices:
-            return error_answer(503, "no device has joined yet: calls would wait")
+            return error_answer(503, "; ".join(gone) or "no device has joined yet: calls would wait")
         if reason := fault():
             return error_answer(503, f"{reason}; functions that are loaded answer meanwhile")
-        return PlainTextResponse("OK")
+        return PlainTextResponse("\n".join(["OK", *gone]))
 
     @app.api_route("/", methods=["GET", "HEAD"])
     async def root() -> Response:

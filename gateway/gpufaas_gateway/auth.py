@@ -130,7 +130,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008, "reason": "invalid credentials"})
         else:
             headers = {**headers_of(), "WWW-Authenticate": 'Basic realm="Restricted"'}
-            await _answer(send, 401, headers, _BODY)
+            await answer(send, 401, headers, _BODY)
 
     def _may(self, scope: Scope) -> bool:
         if is_public(scope.get("method", "GET"), scope["path"]):
@@ -162,13 +162,13 @@ class CleanPaths:
         raw: bytes = scope["raw_path"].lower()
         if b"%2f" in raw or b"%5c" in raw or "\0" in scope["path"]:
             log.warning("path.refused path=%.200r", scope["path"])
-            await _answer(send, 400, headers_of(), b"the path has an encoded slash or a NUL byte: names have none\n")
+            await answer(send, 400, headers_of(), b"the path has an encoded slash or a NUL byte: names have none\n")
             return
         cleaned = _clean(scope["path"])
         if cleaned != scope["path"]:
             query = scope["query_string"].decode("latin-1")
             location = quote(cleaned, safe="/-._~!$&'()*+,;=:@") + (f"?{query}" if query else "")
-            await _answer(send, 301, {"Location": location}, b"")
+            await answer(send, 301, {"Location": location}, b"")
             return
         await self._app(scope, receive, send)
 
@@ -178,7 +178,7 @@ def _clean(path: str) -> str:
     return cleaned + "/" if path.endswith(("/", "/.", "/..")) and cleaned != "/" else cleaned
 
 
-async def _answer(send: Send, status: int, headers: dict[str, str], body: bytes) -> None:
+async def answer(send: Send, status: int, headers: dict[str, str], body: bytes) -> None:
     fields = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
     fields.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": fields})

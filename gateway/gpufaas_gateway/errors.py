@@ -21,6 +21,7 @@ from gpufaas_core.errors import (
     InvalidSpec,
     LeaseRefused,
     LoadFailed,
+    NestedCall,
     NoDeviceFits,
     OutOfMemory,
     Overloaded,
@@ -89,6 +90,7 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     CallCancelled: 499,  # nginx's number for a caller that went away: nobody reads it but the logs and metrics
     NoWebSocket: 501,
     LoadFailed: 502,
+    NestedCall: 508,  # it would wait for a call that waits for it; trying again is no use
     WorkerCrashed: 502,
     BadAnswer: 502,
     FetchFailed: 503,

@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import (
     BodyTooLarge,
@@ -31,12 +33,13 @@ from gpufaas_core.errors import (
     UnknownFunction,
 )
 from gpufaas_core.frames import FILE, INLINE, STREAM, AnswerHead, CallHead
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Lease, Outer
 from gpufaas_core.model import CallId, FunctionId, Seconds
 from gpufaas_core.units import format_bytes, parse_duration
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import METHODS, BodyTooSlow, MethodNotAllowed, Unavailable, headers_of, status_of
 from gpufaas_gateway.metrics import Metrics
+from gpufaas_gateway.origins import outer_of
 from gpufaas_gateway.quotas import Passage
 
 Scope = MutableMapping[str, Any]
@@ -115,7 +118,13 @@ class PlacementPort(Protocol):
     """The scheduler, as a gateway asks it; see `gpufaas_scheduler.service.SchedulerService`."""
 
     def place(
-        self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0
+        self,
+        call: CallId,
+        function: FunctionId,
+        timeout_s: Seconds,
+        size: float = 0.0,
+        outer: Outer | None = None,
+        endless: bool = False,
     ) -> Lease | asyncio.Future[Lease]: ...
 
     def again(self, call: CallId) -> asyncio.Future[Lease]: ...
@@ -129,8 +138,8 @@ class _Call:
     """What can end a call from outside while it waits: its timer, its caller, the server's stop."""
 
     __slots__ = (
-        "asked", "at_caller", "awaits_body", "body_due", "error", "exchange", "future", "held", "owner", "pace",
-        "reads_on", "spool", "spooled", "task", "timeout_s", "timer", "watched",
+        "asked", "at_caller", "awaits_body", "body_due", "error", "exchange", "future", "held", "nested", "owner",
+        "pace", "reads_on", "spool", "spooled", "task", "timeout_s", "timer", "watched",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -144,6 +153,8 @@ class _Call:
         self.timeout_s: Seconds = 0.0
         self.asked = False
         """`timeout_s` is what its caller asked for, not the function's limit."""
+        self.nested = False
+        """`timeout_s` is what is left of the call that made it."""
         self.task: asyncio.Task[None] | None = None
         self.watched = False
         """It is not a quick one: `_watch` has seen it."""
@@ -277,14 +288,15 @@ class Invocations:
             if not sized:
                 # Of a body that streams, no more is known than what its caller says.
                 size = float(length if length > 0 else len(body) if mode == INLINE else call.spooled)
+            outer = outer_of(scope, sent_id)
 
             left_s = began + timeout_s - time.perf_counter()
             try:
-                placed = self._scheduler.place(call_id, deployed.function_id, left_s, size)
+                placed = self._scheduler.place(call_id, deployed.function_id, left_s, size, outer)
             except UnknownFunction:
                 # It was updated while its body came: the new revision answers.
                 deployed = self._find(name, method)
-                placed = self._scheduler.place(call_id, deployed.function_id, left_s, size)
+                placed = self._scheduler.place(call_id, deployed.function_id, left_s, size, outer)
             head = CallHead(
                 public_id.decode("latin-1"), method, "/" + path.decode("latin-1"), scope["query_string"],
                 headers, mode, call.spool or "", timeout_s,
@@ -312,9 +324,12 @@ class Invocations:
                             raise
                         deployed = newer
                         left_s = began + timeout_s - time.perf_counter()
-                        placed = self._scheduler.place(call_id, deployed.function_id, left_s, size)
+                        placed = self._scheduler.place(call_id, deployed.function_id, left_s, size, outer)
                         continue
                     call.future = None
+                if lease.within_s is not None:
+                    timeout_s = self._end_with_outer(call, receive, deployed, began, timeout_s, lease.within_s)
+                    head = msgspec.structs.replace(head, timeout_s=timeout_s)
                 if passage is not None:
                     passage.granted()
                 try:
@@ -548,6 +563,18 @@ class Invocations:
         if listen or call.exchange is not None or call.future is not None:
             self._listen(call, receive)
 
+    def _end_with_outer(
+        self, call: _Call, receive: Receive, deployed: Deployed, began: float, timeout_s: Seconds, within_s: Seconds
+    ) -> Seconds:
+        """A call of a call ends before that does. Return its time limit, from its own beginning."""
+        limit_s = time.perf_counter() - began + within_s
+        if limit_s >= timeout_s:
+            return timeout_s
+        call.timeout_s, call.nested = limit_s, True
+        self._stop_timer(call)
+        self._watch(call, receive, deployed, began + limit_s, False)
+        return limit_s
+
     def _listen(self, call: _Call, receive: Receive) -> None:
         if call.task is None:
             call.task = self._loop.create_task(_until_gone(call, receive))
@@ -564,7 +591,9 @@ class Invocations:
         if call.exchange is None and call.future is None:
             what = f"the body for {deployed.name} did not arrive"
         whose = "its time limit (annotation gpufaas.timeout, or environment exec_timeout)"
-        if call.asked:
+        if call.nested:
+            whose = "which is when the call that made it ends"
+        elif call.asked:
             whose = f"which is what X-Timeout asks for (the function's time limit is {deployed.timeout_s:g} s)"
         call.fail(DeadlineExceeded(f"{what} within {call.timeout_s:g} s, {whose}"))
 
@@ -590,11 +619,14 @@ class Invocations:
             call.pace.cancel()
             call.pace = None
 
-    def _stop_watching(self, call: _Call) -> None:
-        self._stop_pace(call)
+    def _stop_timer(self, call: _Call) -> None:
         if call.timer is not None:
             call.timer.cancel()
             call.timer = None
+
+    def _stop_watching(self, call: _Call) -> None:
+        self._stop_pace(call)
+        self._stop_timer(call)
         if call.task is not None:
             call.task.cancel()
             call.task = None

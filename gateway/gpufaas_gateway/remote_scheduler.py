@@ -19,7 +19,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.connection import Identity, Link
 from gpufaas_core.errors import InvalidSpec, LeaseRefused, UnknownFunction
 from gpufaas_core.leader_link import LeaderLink
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Lease, Outer
 from gpufaas_core.model import CallId, DeviceId, EngineStatus, Explanation, Function, FunctionId, NodeId, Seconds
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,9 @@ _NOBODY: Final = EngineStatus("", (), {}, {})
 class _Waiting:
     """A call that has no lease yet."""
 
-    __slots__ = ("call", "deadline", "function", "future", "retold", "sent", "since", "size")
+    __slots__ = (
+        "call", "deadline", "endless", "function", "future", "outer", "retold", "sent", "since", "size",
+    )  # fmt: skip
 
     def __init__(
         self, call: CallId, function: FunctionId, since: float, deadline: float, future: asyncio.Future[Lease]
@@ -49,8 +51,15 @@ class _Waiting:
         self.future = future
         self.size = 0.0
         """Of its request; 0.0 if that is not known."""
+        self.outer: Outer | None = None
+        self.endless = False
         self.retold = False
         """Its function was said to be unknown, and was told about once more."""
+
+
+def _place(call: _Waiting, now: float) -> wire.Place:
+    left_s, age_s = call.deadline - now, now - call.since
+    return wire.Place(call.sent, call.function, left_s, age_s, call.size, call.outer, call.endless)
 
 
 class RemoteScheduler:
@@ -84,7 +93,13 @@ class RemoteScheduler:
     # --- the invocation path ---
 
     def place(
-        self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0
+        self,
+        call: CallId,
+        function: FunctionId,
+        timeout_s: Seconds,
+        size: float = 0.0,
+        outer: Outer | None = None,
+        endless: bool = False,
     ) -> Lease | asyncio.Future[Lease]:
         now = self._loop.time()
         future: asyncio.Future[Lease] = self._loop.create_future()
@@ -96,9 +111,9 @@ class RemoteScheduler:
                 return lease
             self._loop.call_later(min(PATIENCE_S, timeout_s), self._give_up, future)
         waiting = self._waiting[call] = _Waiting(call, function, now, now + timeout_s, future)
-        waiting.size = size
+        waiting.size, waiting.outer, waiting.endless = size, outer, endless
         if link is not None:
-            link.send(wire.Place(waiting.sent, function, timeout_s, 0.0, size))
+            link.send(_place(waiting, now))
         return future
 
     def again(self, call: CallId) -> asyncio.Future[Lease]:
@@ -226,7 +241,7 @@ class RemoteScheduler:
             elif not each.future.done():
                 # What its predecessor left has this id, and with it the call's place in the queue.
                 self._waiting[each.sent] = each
-                link.send(wire.Place(each.sent, each.function, each.deadline - now, now - each.since))
+                link.send(_place(each, now))
         if waiting:
             log.info("scheduler.placed_anew calls=%d", len(waiting))
 
@@ -240,8 +255,7 @@ class RemoteScheduler:
             return
         waiting.sent = self._sent[waiting.call] = self._another_id(waiting.sent)
         self._waiting[waiting.sent] = waiting
-        left_s, age_s = waiting.deadline - now, now - waiting.since
-        self._link.send(wire.Place(waiting.sent, waiting.function, left_s, age_s, waiting.size))
+        self._link.send(_place(waiting, now))
 
     def end(self) -> None:
         self._link = None

@@ -30,7 +30,7 @@ from gpufaas_core.errors import (
     WorkerCrashed,
 )
 from gpufaas_core.frames import UPGRADE, AnswerHead, CallHead
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Lease, Outer
 from gpufaas_core.model import CallId, FunctionId, Seconds
 from gpufaas_core.units import Bytes, MiB, format_bytes
 from gpufaas_gateway.catalogue import Catalogue, Deployed
@@ -49,6 +49,7 @@ from gpufaas_gateway.invoke import (
     new_call_id,
     placement_headers,
 )
+from gpufaas_gateway.origins import outer_of
 from gpufaas_gateway.protocol import TURN_BYTES
 from gpufaas_gateway.quotas import Passage
 
@@ -108,7 +109,9 @@ class WebSocketCalls:
             if deployed.gate is not None:
                 passage = deployed.gate.enter()
             connection.listen(deployed)
-            placed = self._scheduler.place(call_id, deployed.function_id, deployed.timeout_s)
+            placed = self._scheduler.place(
+                call_id, deployed.function_id, deployed.timeout_s, outer=self._outer_of(scope), endless=True
+            )
             key = base64.b64encode(os.urandom(16))
             head = CallHead(
                 public_id.decode("latin-1"), "GET", "/" + path.decode("latin-1"), scope["query_string"],
@@ -193,6 +196,9 @@ class WebSocketCalls:
                 return value[:128], CallId(f"{value[:128].decode('latin-1')}#ws{self._serial}{self._suffix}")
         call_id = CallId(new_call_id())
         return call_id.encode(), CallId(f"{call_id}#{self._suffix}") if self._suffix else call_id
+
+    def _outer_of(self, scope: Scope) -> Outer | None:
+        return outer_of(scope, next((value[:128] for name, value in scope["headers"] if name == b"x-call-id"), b""))
 
     def _find(self, name: bytes) -> Deployed:
         deployed = self._catalogue.find(name.decode("latin-1"))

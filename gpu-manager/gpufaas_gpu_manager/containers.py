@@ -193,7 +193,7 @@ class Containers:
         settings = worker.node.settings
         env = {
             **settings.env,
-            "OPENFAAS_URL": self._gateway,
+            **worker.node.address_for(worker, self._gateway),
             "OPENFAAS_NAME": spec.name,
             "OPENFAAS_NAMESPACE": spec.namespace,
             **source.env,

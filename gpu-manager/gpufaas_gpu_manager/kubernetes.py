@@ -370,7 +370,7 @@ class Pods:
         settings = worker.node.settings
         env = {
             **settings.env,
-            **({"OPENFAAS_URL": self.settings.gateway} if self.settings.gateway else {}),
+            **worker.node.address_for(worker, self.settings.gateway or settings.env.get("OPENFAAS_URL", "")),
             "OPENFAAS_NAME": spec.name,
             "OPENFAAS_NAMESPACE": spec.namespace,
             **source.env,

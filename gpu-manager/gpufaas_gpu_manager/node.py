@@ -22,9 +22,10 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.constraints import satisfied
 from gpufaas_core.errors import InvalidSpec, LeaseRefused, UnknownFunction, WorkerCrashed
 from gpufaas_core.frames import STREAM, UPGRADE, CallHead
-from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Load, Refused, Resized
+from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Load, Outer, Refused, Resized
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds, copy_id
+from gpufaas_core.origin import Origins
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.units import format_bytes
 from gpufaas_functions.runner import WorkerStart
@@ -91,6 +92,8 @@ class NodeSettings:
     """What every worker gets in its environment, below what its function asks for."""
     secrets: Secrets | None = None
     """None: functions have none."""
+    origins: Origins | None = None
+    """Makes of ``OPENFAAS_URL`` each worker's own; None: all have the same, and their calls are as anybody's."""
 
 
 class Node:
@@ -158,7 +161,7 @@ class Node:
             exchange.fail(WorkerCrashed("the platform is stopping: call again when it is back"))
         self._leases.clear()
 
-    async def watch_devices(self, on_lost: Callable[[str], None], every_s: Seconds = 5.0) -> None:
+    async def watch_devices(self, on_lost: Callable[[str], None], every_s: Seconds = 2.0) -> None:
         """
         Give up devices that cannot be used any more, until cancelled: their workers are killed, and the scheduler is
         told that they left. *on_lost* gets a line for people. A device that comes back is found at the next start.
@@ -634,12 +637,20 @@ class Node:
             **self.settings.env,
             "OPENFAAS_NAME": spec.name,
             "OPENFAAS_NAMESPACE": spec.namespace,
+            **self.address_for(worker, self.settings.env.get("OPENFAAS_URL", "")),
             **spec.env,
             **worker.device.source.env,
         }
         if mounted := self.mounted_secrets(worker):
             env["secret_mount_path"] = mounted
         return env
+
+    def address_for(self, worker: Worker, gateway: str) -> dict[str, str]:
+        """Return the variable by which *worker* finds *gateway* (URL; empty: it is not told of one)."""
+        origins = self.settings.origins
+        if gateway and origins is not None and not worker.scratch:
+            gateway = origins.address(gateway, Outer(worker.device.id, worker.spec.function, worker.copy))
+        return {"OPENFAAS_URL": gateway} if gateway else {}
 
     def mounted_secrets(self, worker: Worker, *, for_container: bool = False) -> str:
         """Return the directory that has the secrets of *worker*; empty: it asked for none."""

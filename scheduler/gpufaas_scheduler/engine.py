@@ -59,6 +59,7 @@ from gpufaas_core.snapshot import CallDoc, DeviceDoc, DeviceSnapshot, EngineDoc,
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler import docs, memory, policies
 from gpufaas_scheduler.check import Holding
+from gpufaas_scheduler.nests import Nests
 from gpufaas_scheduler.overdue import Overdue
 from gpufaas_scheduler.policies import Action, Refusal, SchedulingPolicy
 from gpufaas_scheduler.queue import IMPLICIT, LOCAL, RUNNING, WAITING, Call
@@ -85,6 +86,14 @@ EXPLAINED: Final = 2_000
 
 _NAMED: Final = 20
 """Of the calls that were passed over, so many are named; all are counted."""
+
+_NESTED: Final = policies.Why("a call waits for it, and holds a device meanwhile: it has the first that it can have")
+
+_TANGLING: Final = frozenset((
+    m.DeviceLeft, m.DeviceDrained, m.Measured, m.LoadFailed, m.WorkerExited, m.Refused, m.FunctionDeployed, m.Scaled,
+    m.Serving,
+))  # fmt: skip
+"""Events after which a nested call may have no place any more that it had a claim to."""
 
 _TAKEN_OVER: Final = policies.Why("it ran already when this scheduler learnt of it")
 
@@ -135,6 +144,9 @@ class Engine:
         self._idle = self._cluster.idle_devices
         self._calls: dict[CallId, Call] = {}
         """All that wait or run."""
+        self._nests = Nests(self._cluster, self._calls)
+        self._tangled = False
+        """A call made by a call has come."""
         self._waiting = 0
         self._lease = 0
         self._starts: deque[_Started] = deque(maxlen=EXPLAINED)
@@ -212,6 +224,9 @@ class Engine:
         if self._freed:
             self._freed = False
             self._settle()
+        if self._nests and (self._tangled or type(event) in _TANGLING):
+            self._tangled = False
+            self._untangle()
         if self._lending.lends and (self._homeless or cluster.orphaned):
             out += self._lending.ask(self._homeless.values())
         return out
@@ -451,6 +466,13 @@ class Engine:
         if not owner.fits and self._devices:
             self._out.append(self._no_device(event.call, owner))
             return
+        outer = ends = None
+        if event.outer is not None:
+            outer, ends = self._nests.outer_of(event.outer)
+            if ends is not None and (deadline is None or ends < deadline):
+                deadline = ends
+            else:
+                ends = None
         if deadline is not None and deadline <= self._cluster.now:
             self._out.append(m.Reject(event.call, "deadline", "the deadline had passed when the call arrived"))
             return
@@ -458,6 +480,11 @@ class Engine:
             self._wake(owner)
         queue = self._queue
         call = Call(event.call, owner, queue.next_number, self._cluster.now, deadline, event.size)
+        call.endless = event.endless
+        if outer is not None:
+            call.ends = ends
+            self._nests.add(call, outer)
+            self._tangled = True
         if age_s:
             self._back_date(call, age_s)
         else:
@@ -473,6 +500,8 @@ class Engine:
                 self._serve_fifo(owner)
         elif owner.exclusive:
             queue.append(call)
+            if outer is not None:
+                self._start_nested()
             if self._freed:  # local queues went back: one scheduling run for all
                 self._freed = False
                 self._settle()
@@ -738,7 +767,7 @@ class Engine:
         self._lease = number = self._lease + 1
         lease = m.Lease(
             self.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, names, local,
-            model.copy,
+            model.copy, None if call.ends is None else call.ends - now,
         )  # fmt: skip
         self._out.append(m.Start(lease))
 
@@ -822,7 +851,9 @@ class Engine:
     def _sought(self, owner: FunctionState) -> bool:
         """Somebody may be waiting for the memory of an idle copy of *owner*: not its own next copy, see `victims`."""
         short = self._short
-        return bool(self._surplus or self._homeless or self._queue.count) or len(short) > (owner.id in short)
+        return bool(self._surplus or self._homeless or self._queue.count or self._nests) or len(short) > (
+            owner.id in short
+        )
 
     def _next_local(self, device: DeviceState) -> None:
         """A device whose run ended, if it did: its local queue first, before anybody plans with it (3.2, step 1)."""
@@ -858,6 +889,8 @@ class Engine:
         if self._homeless:
             for owner in list(self._homeless.values()):
                 self._serve_fifo(owner)
+        if self._nests:
+            self._start_nested()
         if self._queue.count and self._idle:
             self._plan()
         if self._short:
@@ -950,6 +983,8 @@ class Engine:
         model = device.models.models.get(call.function)
         if model is None or device.id not in call.owner.holders:
             return f"device {device.id} does not hold {call.function}, or not for new calls"
+        if self._nests and self._nests.holds(device):
+            return f"device {device.id} is held by a call that waits for a call"
         self._queue.remove(call)
         call.why = action.why
         costs = call.owner.costs(device.kind)
@@ -1064,6 +1099,58 @@ class Engine:
             following = queue.calls[0]
             queue.remove(following)
             self._start(following, owner.active[free], free, ())
+
+    # --- calls made by calls ------------------------------------------------------------------------------------------
+
+    def _start_nested(self) -> None:
+        """
+        Calls that others wait for start wherever the policy cannot know that waiting is in vain: at an idle holder, and
+        elsewhere if all holders, or all slots, are held by calls that wait for calls.
+        """
+        for call in self._nests.waiting():
+            owner = call.owner
+            if not owner.exclusive:
+                if owner.active and call.state != RUNNING and self._nests.full_of_outers(owner):
+                    self._start_at_another_copy(call)
+            elif self._idle and call.state == WAITING:
+                device = self._cluster.idle_holder(call)
+                if device is None and not self._nests.may_wait(owner):
+                    device = self._cluster.room_for(owner, [key[2] for key in self._idle])
+                if device is not None:
+                    self._try_start(policies.Start(call.id, device.id, None, _NESTED))
+
+    def _start_at_another_copy(self, call: Call) -> None:
+        owner = call.owner
+        if owner.max_copies and owner.copies >= owner.max_copies:
+            return
+        device = self._cluster.room_for(owner)
+        if device is not None:
+            victims = self._cluster.victims(device, owner)
+            assert victims is not None
+            owner.queue.remove(call)
+            self._start(call, device, None, victims)
+
+    def _untangle(self) -> None:
+        """
+        No nested call waits for what cannot become free before it ends: those for which there is no place any more are
+        refused, one after the other, the last that came first. Its outer call goes on, and so perhaps the others.
+        """
+        self._start_nested()
+        while stuck := self._nests.stuck():
+            local = [(device, each) for device in self._devices.values() if device.local and self._nests.holds(device)
+                     for each in device.local]  # fmt: skip
+            for device, each in local:
+                self._return_local(device, each)
+            if local:
+                self._freed = True  # they may have places elsewhere, and their models need not stay
+            else:
+                refused = stuck[-1]
+                why = self._nests.why_stuck(refused)
+                self._give_up(refused)
+                self._out.append(m.Reject(refused.id, "nested", why))
+            if self._freed:
+                self._freed = False
+                self._settle()
 
     # --- copies without calls -----------------------------------------------------------------------------------------
 
@@ -1525,9 +1612,7 @@ class Engine:
         for at, arrived in aged:
             if arrived.call not in self._calls or self._calls[arrived.call].state == RUNNING:
                 changed = True
-                self._arrived(
-                    m.Arrived(arrived.call, arrived.function, arrived.deadline, arrived.age_s + now - at, arrived.size)
-                )
+                self._arrived(replace(arrived, age_s=arrived.age_s + now - at))
         joined = {each.device.id: at for at, (_, each) in enumerate(left.events) if isinstance(each, m.DeviceJoined)}
         for at_event, (_, each) in enumerate(left.events):
             if isinstance(each, m.DeviceJoined) or (isinstance(each, m.Arrived) and each.age_s):
@@ -1882,7 +1967,7 @@ class Engine:
         victims = tuple(copy_id(function, copy) for function, copy in call.victims)
         lease = m.Lease(
             self.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, victims,
-            copy=model.copy,
+            copy=model.copy, within_s=None if call.ends is None else call.ends - self._cluster.now,
         )  # fmt: skip
         self._out.append(m.Start(lease))
 

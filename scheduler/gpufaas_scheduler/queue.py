@@ -27,7 +27,7 @@ from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING, Final, cast
 
-from gpufaas_core.model import CallId, FunctionId, Seconds
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Seconds
 
 if TYPE_CHECKING:
     from gpufaas_scheduler.policies import WaitingCall, Why
@@ -47,12 +47,16 @@ IMPLICIT: Final = -1
 """`Call.passes` of a call that never left the queue: its count follows from its number."""
 
 
+_NOWHERE: Final[frozenset[DeviceId]] = frozenset()
+
+
 class Call:
     """One invocation from arrival to its last fact."""
 
     __slots__ = (
-        "aborted", "arrived_at", "cold", "deadline", "device", "estimate_s", "function", "id", "model", "number",
-        "owner", "passes", "patience_s", "promised_at", "refusals", "reserved", "size", "state", "victims", "why",
+        "aborted", "arrived_at", "avoid", "cold", "deadline", "device", "endless", "ends", "estimate_s", "function",
+        "id", "model", "number", "outer", "owner", "passes", "patience_s", "promised_at", "refusals", "reserved",
+        "size", "state", "victims", "why",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +95,14 @@ class Call:
         self.estimate_s = 0.0
         """Its service time, as estimated when it was put into a local queue or started."""
         self.aborted = False
+        self.endless = False
+        """Its deadline is that of its start."""
+        self.outer: Call | None = None
+        """A call that made it, and waits for it."""
+        self.avoid: frozenset[DeviceId] = _NOWHERE
+        """Devices that are held by calls which wait for this one."""
+        self.ends: Seconds | None = None
+        """Its deadline, if that is its outer call's and not its own."""
         self.why: Why | None = None
         """What the policy said when it was placed."""
 

@@ -321,7 +321,10 @@ class SchedulerServer:
         if kind is wire.Place:
             if self._awaited is not None:
                 self._early.append((gateway, message.call))
-            service.place_for(message.call, message.function, message.timeout_s, message.age_s, message.size)
+            service.place_for(
+                message.call, message.function, message.timeout_s, message.age_s, message.size, message.outer,
+                message.endless,
+            )  # fmt: skip
         elif kind is wire.Cancel:
             service.cancel(message.call)
         elif kind is wire.Again:

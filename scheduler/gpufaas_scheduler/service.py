@@ -16,6 +16,7 @@ from gpufaas_core.errors import (
     InvalidSpec,
     LeaseRefused,
     LoadFailed,
+    NestedCall,
     OutOfMemory,
     Overloaded,
     UnknownFunction,
@@ -34,6 +35,7 @@ from gpufaas_core.messages import (
     Learnt,
     Lease,
     Load,
+    Outer,
     Refused,
     Reject,
     Resize,
@@ -100,6 +102,7 @@ _REJECTIONS: Final[Mapping[str, type[GpufaasError]]] = {
     "refused": LeaseRefused,
     "load_failed": LoadFailed,
     "out_of_memory": OutOfMemory,
+    "nested": NestedCall,
 }
 
 
@@ -136,17 +139,26 @@ class SchedulerService:
     # --- gateways ---
 
     def place(
-        self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0
+        self,
+        call: CallId,
+        function: FunctionId,
+        timeout_s: Seconds,
+        size: float = 0.0,
+        outer: Outer | None = None,
+        endless: bool = False,
     ) -> Lease | asyncio.Future[Lease]:
         """
         Ask for the right to run *call*: a lease at once when there is one, else a future of it. *size*: of the request,
         see `Arrived`.
 
+        :param outer: a function made it
+        :param endless: once it runs, it may go on beyond its time
+
         :raises GpufaasError: it was rejected at once; the future raises the same when that happens later
         """
         self._placing, self._placed = call, None
         now = self._now()
-        self.handle(Arrived(call, function, now + timeout_s, 0.0, size), now)
+        self.handle(Arrived(call, function, now + timeout_s, 0.0, size, outer, endless), now)
         self._placing, placed = None, self._placed
         if placed is None:
             future: asyncio.Future[Lease] = self._loop.create_future()
@@ -157,11 +169,12 @@ class SchedulerService:
         return placed
 
     def place_for(
-        self, call: CallId, function: FunctionId, timeout_s: Seconds, age_s: Seconds = 0.0, size: float = 0.0
-    ) -> None:
+        self, call: CallId, function: FunctionId, timeout_s: Seconds, age_s: Seconds = 0.0, size: float = 0.0,
+        outer: Outer | None = None, endless: bool = False,
+    ) -> None:  # fmt: skip
         """Place a call of an attached gateway, which is answered at once or later; *age_s*: it waited elsewhere."""
         now = self._now()
-        self.handle(Arrived(call, function, now + timeout_s, age_s, size), now)
+        self.handle(Arrived(call, function, now + timeout_s, age_s, size, outer, endless), now)
 
     def attach(self, gateway: str, answer: Callable[[CallId, Lease | GpufaasError], None]) -> None:
         """Answers to calls whose ids end in ``@GATEWAY`` go to *answer* from now on."""

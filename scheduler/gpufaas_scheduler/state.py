@@ -649,16 +649,18 @@ class Cluster:
         self.asked = asked
         return self._answer
 
-    def room_for(self, owner: FunctionState) -> DeviceState | None:
+    def room_for(self, owner: FunctionState, among: Iterable[DeviceState] | None = None) -> DeviceState | None:
         """
-        The device for a copy that no policy places. Without victims before with them; then one with fewer copies of
+        The device (of *among*, or any) for a copy that no policy places.
+
+        Without victims before with them; then one with fewer copies of
         *owner*, none at all if it is a model function; then the most free memory, or the victims that are cheapest to
         load again; ties by order of joining. O(devices x residents).
         """
         best: DeviceState | None = None
         best_key: tuple[bool, int, Seconds, Bytes, int] | None = None
         held = Counter(owner.active.values())
-        for device in self.devices.values():
+        for device in self.devices.values() if among is None else among:
             if owner.exclusive and owner.id in device.models.models:
                 continue
             chosen = self.victims(device, owner)
@@ -734,7 +736,8 @@ class Cluster:
         return bool(cast(Call, call).owner.holders)
 
     def holders(self, call: WaitingCall) -> Collection[DeviceView]:
-        return cast(Call, call).owner.holders.values()
+        found, avoid = cast(Call, call).owner.holders.values(), cast(Call, call).avoid
+        return [each for each in found if each.id not in avoid] if avoid else found
 
     def idle_holder(self, call: WaitingCall) -> DeviceState | None:
         owner = cast(Call, call).owner
@@ -751,8 +754,11 @@ class Cluster:
         best: DeviceState | None = None
         best_s = math.inf
         now = self.now
+        avoid = cast(Call, call).avoid
         for device in cast(Call, call).owner.holders.values():
             if (device.run is None and device.preload is None) or device.free_at + late_s <= now:
+                continue
+            if device.id in avoid:
                 continue
             # `finish_s` in place: this loop is the cost of a decision about a model with hundreds of copies.
             left = device.free_at - now
@@ -762,7 +768,8 @@ class Cluster:
         return None if best is None else (best, best_s)
 
     def soonest_left(self, call: WaitingCall) -> tuple[DeviceState, Seconds] | None:
-        busy = [each for each in cast(Call, call).owner.holders.values() if each.busy]
+        avoid = cast(Call, call).avoid
+        busy = [each for each in cast(Call, call).owner.holders.values() if each.busy and each.id not in avoid]
         if not busy:
             return None
         left_s, _, best = min((each.left_s(self.now), each.order, each) for each in busy)

@@ -34,6 +34,7 @@ from gpufaas_cli.watchdog import notify
 from gpufaas_core import wire
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.model import DeviceId
+from gpufaas_core.origin import Origins
 from gpufaas_gateway.ports import Secrets
 from gpufaas_gateway.remote_nodes import RemoteNodes
 from gpufaas_gateway.remote_scheduler import RemoteScheduler
@@ -111,7 +112,7 @@ async def _run(
             artifacts=GatewayArtifacts(artifacts, weights, asyncio.get_running_loop()),
             workers=workers, scheduler=scheduler, node=nodes, secrets=secrets, logs=logs, async_queue=async_queue,
             usage_of=workers.usage_of, end_logs=logs.end_followers, call_suffix=f"@{scheduler.name}",
-            builds=_builds(options.front, spool), cluster=scheduler,
+            builds=_builds(options.front, spool), cluster=scheduler, origins=Origins(me.token),
         )  # fmt: skip
         status.more = weights.served
         status.metrics = front.metrics.render_own

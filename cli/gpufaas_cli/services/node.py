@@ -33,6 +33,7 @@ from gpufaas_cli.watchdog import notify
 from gpufaas_core.connection import split_address
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
+from gpufaas_core.origin import Origins
 from gpufaas_core.units import format_bytes
 from gpufaas_gateway.errors import UnknownName
 from gpufaas_gateway.secret_files import SecretFiles
@@ -86,7 +87,11 @@ async def _main(options: NodeOptions) -> None:
         logs,
         agent.report,
         log.warning,
-        NodeSettings(env={"OPENFAAS_URL": options.gateway_url} if options.gateway_url else {}, secrets=secrets),
+        NodeSettings(
+            env={"OPENFAAS_URL": options.gateway_url} if options.gateway_url else {},
+            secrets=secrets,
+            origins=Origins(me.token),
+        ),
         containers,
         fetch=weights.fetch,
         enforcement=enforcement,

@@ -83,7 +83,9 @@ class Functions:
     called: list[tuple[FunctionId, CallHead]] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
 
-    def place(self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0) -> Lease:
+    def place(
+        self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0, *_: object, **__: object
+    ) -> Lease:
         assert timeout_s > 0
         self.sizes.append(size)
         return Lease(1, 1, call, function, "", DEVICE.id, cold=False, memory=0)

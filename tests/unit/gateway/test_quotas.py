@@ -212,7 +212,7 @@ class Waiting(Functions):
         self.cancelled: list[CallId] = []
 
     def place(
-        self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0
+        self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0, *_: object, **__: object
     ) -> "Lease | asyncio.Future[Lease]":  # type: ignore[override]
         if self.free:
             return super().place(call, function, timeout_s, size)

@@ -1,0 +1,182 @@
+"""
+Nested calls: a call whose handler calls a function of this platform waits for it, and holds its device meanwhile.
+
+A call that waits here is *stuck* when no place that it could ever have becomes free before it ends: each is held by a
+call that waits, perhaps through others, for a call that is stuck as well. This is found as a fix-point: what is not
+stuck is whatever can be placed once all that is known not to be stuck has ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from gpufaas_core.messages import Outer
+from gpufaas_core.model import Bytes, CallId, Seconds, copy_id
+from gpufaas_core.units import format_bytes
+from gpufaas_scheduler.queue import LOCAL, RUNNING, Call
+from gpufaas_scheduler.state import Cluster, DeviceState, FunctionState, Model
+
+_Held: TypeAlias = "Counter[Model | None]"
+"""How many calls on each copy cannot end before others."""
+
+
+class Nests:
+    """The calls that were made by calls, and what these hold. Reads the cluster, and changes nothing of it."""
+
+    def __init__(self, cluster: Cluster, calls: Mapping[CallId, Call]) -> None:
+        self._cluster = cluster
+        self._calls = calls
+        self._inner: dict[CallId, Call] = {}
+        """By arrival; those that ended are dropped when the others are looked at."""
+
+    def __bool__(self) -> bool:
+        return bool(self._inner)
+
+    def outer_of(self, said: Outer) -> tuple[Call | None, Seconds | None]:
+        """
+        Return the call that runs on the worker that *said* names, and by when it must have ended, if that is known.
+
+        Of several: the one whose id is given, else one that has made the fewest calls that are not over, so that the
+        number of those that wait is right; then the time is that of the last of them. None: it runs nothing, and the
+        call is as any other. O(calls) for a CPU function, as no list is kept by worker.
+        """
+        device = self._cluster.devices.get(said.device)
+        model = None if device is None else device.models.models.get(copy_id(said.function, said.copy))
+        if device is None or model is None or not model.running:
+            return None, None
+        among = [device.run, *device.others] if model.owner.exclusive else self._calls.values()
+        running = [each for each in among if each is not None and each.model is model and each.state == RUNNING]
+        if said.call and len(running) > 1:
+            named = [each for each in running if each.id == said.call or each.id.startswith(f"{said.call}#")]
+            running = named or running
+        if not running:
+            return None, None
+        made = Counter(each.outer for each in self._alive())
+        ends = [self._ends(each) for each in running]
+        last = None if None in ends else max(each for each in ends if each is not None)
+        return min(running, key=lambda each: made[each]), last
+
+    def _ends(self, call: Call) -> Seconds | None:
+        # A deadline that has passed was that of a handshake, or nobody keeps to it.
+        deadline = call.deadline
+        return None if call.endless or deadline is None or deadline <= self._cluster.now else deadline
+
+    def add(self, call: Call, outer: Call) -> None:
+        call.outer = outer
+        call.avoid = outer.avoid
+        if outer.owner.exclusive and outer.device is not None:
+            call.avoid = outer.avoid | {outer.device.id}
+        self._inner[call.id] = call
+
+    def waiting(self) -> list[Call]:
+        """Return those without a lease, by arrival."""
+        return [each for each in self._alive() if each.state != RUNNING]
+
+    def _alive(self) -> list[Call]:
+        gone = [id_ for id_, each in self._inner.items() if self._calls.get(id_) is not each]
+        for each in gone:
+            del self._inner[each]
+        return list(self._inner.values())
+
+    # --- who is stuck ---
+
+    def _held(self, waiting: Iterable[Call]) -> set[Call]:
+        """Return the calls that cannot end before those of *waiting* do: who made them, and who made these."""
+        held: set[Call] = set()
+        for each in waiting:
+            outer = each.outer
+            while outer is not None and outer not in held and self._calls.get(outer.id) is outer:
+                held.add(outer)
+                outer = outer.outer
+        return held
+
+    def stuck(self) -> list[Call]:
+        """Return the calls of `waiting` that no end of others will ever let start, by arrival."""
+        left = self.waiting()
+        while left:
+            held = self._held(left)
+            still = [each for each in left if not self._has_place(each, held)]
+            if len(still) == len(left):
+                return still
+            left = still
+        return []
+
+    def holds(self, device: DeviceState) -> bool:
+        """Whether the call that has *device* waits for one that has no place yet."""
+        return _holder(device, self._held(self.waiting())) is not None
+
+    def may_wait(self, owner: FunctionState) -> bool:
+        """Whether some device that holds a model function is there for calls that wait for nothing themselves."""
+        held = self._held(self.waiting())
+        return any(_holder(each, held) is None for each in owner.holders.values())
+
+    def full_of_outers(self, owner: FunctionState) -> bool:
+        """All slots of a CPU function's copies are held by calls that wait for calls."""
+        return not _has_slot(owner, Counter(each.model for each in self._held(self.waiting())))
+
+    def _has_place(self, call: Call, held: set[Call]) -> bool:
+        """Whether *call* can have a place while the calls *held* hold theirs, and all others end."""
+        owner = call.owner
+        models = Counter(each.model for each in held if each.state == RUNNING)
+        if not owner.exclusive:
+            if _has_slot(owner, models):
+                return True
+            if owner.active and owner.max_copies and owner.copies >= owner.max_copies:
+                return False
+        elif call.state == LOCAL:
+            return call.device is not None and call.device.run not in held
+        return any(
+            self._room(owner, each, held, models) is None
+            for each in self._cluster.devices.values()
+            if not (owner.exclusive and _holder(each, held))
+        )
+
+    def _room(self, owner: FunctionState, device: DeviceState, held: set[Call], models: _Held) -> Bytes | None:
+        """None: *owner* can be on *device* once what may leave it has left; else the bytes that it would have there."""
+        costs = owner.costs(device.kind) if owner.allows(device) else None
+        if costs is None:
+            return 0
+        if owner.exclusive and device.id in owner.holders:
+            return None
+        room = device.device.memory
+        waits = _holder(device, held) is not None
+        for model in device.models:
+            if models[model] or (waits and model.queued) or model.owner.copies <= model.owner.min_copies:
+                room -= model.memory
+        return None if costs.occupation <= room else room
+
+    def why_stuck(self, call: Call) -> str:
+        """Say to people what holds the places that *call* could have."""
+        owner = call.owner
+        held = self._held(self.waiting())
+        models = Counter(each.model for each in held if each.state == RUNNING)
+        reasons = []
+        if not owner.exclusive and owner.active:
+            reasons.append(f"all slots of {owner.id} are held by calls that wait for calls")
+        for device in self._cluster.devices.values():
+            if not owner.allows(device) or owner.costs(device.kind) is None:
+                continue
+            holder = _holder(device, held) if owner.exclusive else None
+            room = self._room(owner, device, held, models)
+            if holder is not None:
+                reasons.append(f"device {device.id} is held by call {holder.id} of {holder.function}")
+            elif room is not None:
+                reasons.append(f"device {device.id} has {format_bytes(max(0, room))} beside what stays there")
+        outer = call.outer
+        assert outer is not None
+        return (
+            f"call {call.id} of function {owner.id} was made by call {outer.id} of {outer.function}, which waits for "
+            f"it, and nothing that it could have becomes free before: {'; '.join(reasons) or 'there is no device'}. "
+            f"Give {owner.id} another device, make its model smaller, make one of the two a CPU function, or call it "
+            "asynchronously (/async-function/)"
+        )
+
+
+def _holder(device: DeviceState, held: set[Call]) -> Call | None:
+    return next((each for each in (device.run, *device.others) if each is not None and each in held), None)
+
+
+def _has_slot(owner: FunctionState, held: _Held) -> bool:
+    return any(held.get(model, 0) < owner.slots for model in owner.active)
