@@ -424,6 +424,8 @@ class Worker(SlotOwner):
         elif loading:
             self.node.report(LoadFailedFact(self.spec.function, self.device.id, reason, again_with_more, self.copy))
         else:
+            if ran_out:
+                self.node.report(Measured(self.spec.function, self.device.id, 0, self.copy, out_of_memory=True))
             self.node.report(WorkerExited(self.spec.function, self.device.id, reason, self.copy))
         for exchange in again:
             self._refuse(exchange, reason)

@@ -370,13 +370,18 @@ class Cluster:
                 f"the scheduler has {seen['gpufaas_scheduler_running']:g} calls running and "
                 f"{seen['gpufaas_scheduler_waiting']:g} waiting"
             )
+        # What workers may use, not what they are charged: free memory is lent to them.
+        limits = {
+            each["device"]["id"]: sum(resident["limit"] for resident in each["resident"])
+            for each in self.gateways[0].status()["devices"]
+        }
         for node in self.nodes:
             own = node.metrics()
             for name, reserved in own.items():
                 if not name.startswith("gpufaas_node_reserved_bytes"):
                     continue
                 labels = name[name.index("{") :]
-                promised = seen.get("gpufaas_device_memory_used_bytes" + labels, -1.0)
+                promised = next((limit for id_, limit in limits.items() if f'device="{id_}"' in labels), -1)
                 if promised != reserved:
                     found.append(
                         f"{labels}: the node holds {reserved:.0f} bytes, the scheduler promised {promised:.0f}"

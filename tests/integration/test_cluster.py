@@ -91,6 +91,29 @@ def test_a_model_is_resident_on_one_node_and_calls_of_both_gateways_hit_it(clust
     until(lambda: all(each.residents()[node] == ["model"] for each in cluster.gateways))
 
 
+def test_a_load_and_a_call_that_run_out_of_memory_have_more_room_the_next_time(cluster: Cluster) -> None:
+    """The load is tried again in the same call, on whichever node; the call when it may run twice."""
+    gateway = cluster.gateways[0]
+    source = """
+        def load(device):
+            return bytearray(120 << 20)
+
+        def handle(model, event, context):
+            return str(len(bytearray(int(event.text or 1) << 20)))
+        """
+    once = gateway.deploy("once", source, memory="60Mi")
+    twice = gateway.deploy("twice", source, memory="150Mi", idempotent="true")
+
+    first = gateway.call(once)
+    assert (first.status_code, first.headers["x-gpufaas-start"]) == (200, "miss"), first.text
+    answer = gateway.call(once, b"1000")
+    assert (answer.status_code, answer.headers["x-gpufaas-error"]) == (507, "out-of-memory")
+    assert gateway.call(once, b"200").status_code == 200
+    gateway.cli.remove("once")
+    assert gateway.call(twice).status_code == 200
+    assert gateway.call(twice, b"100").status_code == 200
+
+
 def test_what_is_scraped_of_all_services_has_each_device_and_function_once(cluster: Cluster) -> None:
     gateway = cluster.gateways[0]
     path = gateway.deploy("model", ECHO_MODEL)
