@@ -303,6 +303,7 @@ class Zygote:
             if process.poll() is None:
                 process.kill()
                 await asyncio.to_thread(process.wait)
+            await asyncio.to_thread(end_orphans, process.pid)
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,9 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from gpufaas_gpu_manager.confine import descendants_of
 from gpufaas_gpu_manager.cpu_time import Progress
+from gpufaas_gpu_manager.orphans import end_orphans
 
 LOOK_S: Final = 1.0
 """Between two looks at a fork server."""
@@ -23,6 +25,8 @@ _ASLEEP_LOOKS: Final = 10
 _STARTS_ASLEEP_LOOKS: Final = 60
 """An import may wait for a disk or a network; a fork server that runs waits for nothing but us."""
 _SILENT_LOOKS: Final = 60
+_ORPHAN_LOOK_S: Final = 0.01
+_ORPHAN_LOOKS: Final = 500
 
 
 class Silence:
@@ -103,9 +107,10 @@ class Replaced:
         """End all of them."""
         for worker in list(self._watched):
             self._unwatch(worker)
-        for pid in self.pids:
+        for pid in [*self.pids, *descendants_of(self._process.pid)]:
             _kill(pid)
         self._process.wait()
+        end_orphans(self._process.pid)
 
     def _ended(self, worker: int) -> None:
         pid = self._workers.pop(worker, None)
@@ -113,7 +118,18 @@ class Replaced:
             return
         self._unwatch(worker)
         status = _exit_status(pid)
-        _kill(pid)  # what it started itself: nobody else does, and the process id is not reused before it is reaped
+        _kill(pid)  # its group: the process id is not reused before it is reaped
+        self._end_orphans(worker, status)
+
+    def _end_orphans(self, worker: int, status: int, left: int = _ORPHAN_LOOKS) -> None:
+        """What the worker started is the fork server's now, which is stopped: kill it, and what that leaves behind."""
+        others = _children(self._process.pid) - set(self._workers.values())
+        orphans = [pid for pid in others if state_of(pid) not in ("Z", "")]
+        for pid in orphans:
+            _kill(pid)
+        if orphans and left:
+            self._loop.call_later(_ORPHAN_LOOK_S, self._end_orphans, worker, status, left - 1)
+            return
         self._on_exited(worker, status)
         if not self._workers:
             self._end()
@@ -121,6 +137,7 @@ class Replaced:
     def _end(self) -> None:
         self._process.kill()
         self._process.wait()  # it is stopped: it dies at once
+        end_orphans(self._process.pid)
         self._on_over(self)
 
     def _unwatch(self, worker: int) -> None:

@@ -109,6 +109,8 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 Said = Hello | Forked | Exited | SpawnFailed | Pong
+Asked = Spawn | Exec | Ping | Guard
+_decode: Final = msgspec.msgpack.Decoder(Asked).decode
 
 
 def main() -> None:
@@ -121,7 +123,7 @@ def main() -> None:
     use_small_stacks()  # of all workers' threads: a default is inherited by a fork
     missing = _preload()
     reaper = Reaper()
-    signal.signal(signal.SIGTERM, lambda *_: _end(reaper))
+    signal.signal(signal.SIGTERM, lambda *_: _end(control, reaper))
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
@@ -129,7 +131,6 @@ def main() -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     gc.collect()
     gc.freeze()  # collections in a child would otherwise write to, and so copy, every page of ours
-    decode = msgspec.msgpack.Decoder(Spawn | Exec | Ping | Guard).decode
     _say(control, reaper, Hello(len(os.listdir("/proc/self/task")), missing))
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -144,14 +145,16 @@ def main() -> None:
                     _say(control, reaper, Exited(worker, status))
                 continue
             if event & select.POLLHUP:
-                _end(reaper)  # with what it left unread: another fork server may have been asked for that by now
+                _end(
+                    control, reaper
+                )  # with what it left unread: another fork server may have been asked for that by now
             try:
                 data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, _MAX_FDS)
             except ConnectionError:
                 data, fds = b"", []
             if not data:
-                _end(reaper)
-            asked: Spawn | Exec | Ping | Guard = decode(data)
+                _end(control, reaper)
+            asked: Asked = _decode(data)
             if isinstance(asked, Ping):
                 _say(control, reaper, Pong())
                 continue
@@ -188,10 +191,15 @@ def _say(control: socket.socket, reaper: Reaper, message: Said) -> None:
     try:
         control.send(msgspec.msgpack.encode(message))
     except OSError:
-        _end(reaper)
+        _end(control, reaper)
 
 
-def _end(reaper: Reaper) -> NoReturn:
+def _end(control: socket.socket, reaper: Reaper) -> NoReturn:
+    # The manager may have been killed just after it said whom to guard.
+    with contextlib.suppress(OSError):
+        while data := control.recv(MAX_MESSAGE, socket.MSG_DONTWAIT):
+            if isinstance(asked := _decode(data), Guard):
+                _guarded[:] = asked.pids
     for pid in [each for guarded in _guarded for each in descendants_of(guarded)]:
         kill_group(pid)
     reaper.end()

@@ -246,6 +246,23 @@ def test_nothing_outlives_the_platform_or_its_fork_server(make_platform: Make, k
 
 
 @LONG
+def test_daemons_of_a_worker_whose_fork_server_was_stopped_and_replaced_end_with_it(make_platform: Make) -> None:
+    platform = make_platform("--device", "cpu:0=400MiB", "--memory-enforcement", "watcher").start()
+    path = platform.deploy("escapes", ESCAPES, HTTP)
+    mark = f"gpufaas-test-{time.monotonic_ns()}"
+    assert platform.call(path, f"daemon {mark}".encode()).status_code == 200
+    until(lambda: _named(mark))
+    platform.zygote().suspend()
+    until(lambda: "the fork server is stuck" in platform.said())
+
+    platform.remove("escapes")
+
+    until(lambda: not _named(mark))
+    until(lambda: len(platform.tree()) == 1, "nothing but the new fork server is left, not even to be reaped")
+    assert platform.stop() == 0
+
+
+@LONG
 def test_a_killed_platform_s_groups_are_removed_by_the_next_one(make_platform: Make) -> None:
     if not _cgroups():
         pytest.skip("no control groups can be made here")
