@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo test test-all fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-live chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo test test-all fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-policy bench-live chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
@@ -19,6 +19,7 @@ help:
 	@echo "make chaos   what a cluster's users see when its parts die, stop and are cut off: a table of faults (JSON=FILE)"
 	@echo "make bench   the engine's cost, the overhead of a warm call (needs wrk), cold starts"
 	@echo "make bench-paper   the published evaluation in the simulator: writes docs/evaluation.md (TRACE=FILE adds the Azure trace)"
+	@echo "make bench-policy  least-wait against lalb-o3 where service times are uncertain, judged by bars (TRACE=FILE adds the Azure trace)"
 	@echo "make bench-live    the same calls live and simulated: writes its part of docs/evaluation.md"
 	@echo "make clean   remove .venv, builds and the demo's data"
 
@@ -71,6 +72,9 @@ bench-simulator: setup
 # TRACE: a file of the Azure Functions 2019 trace, or a sample of it; it is not part of this project.
 bench-paper: setup
 	$(BIN)/python benchmarks/paper.py $(if $(TRACE),--trace $(TRACE))
+
+bench-policy: setup
+	$(BIN)/python benchmarks/policy.py $(if $(TRACE),--trace $(TRACE))
 
 bench-live: setup
 	$(BIN)/python benchmarks/live_agreement.py
