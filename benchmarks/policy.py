@@ -43,6 +43,7 @@ OTHER_LAWS = {"pareto": pareto(), "bimodal": bimodal(), "one long": lognormal(1)
 """One long: the function in the middle of the ranks takes `LONG_S`, and is known to. Drift: as in `--drift 2`."""
 OTHER_CELLS = (("power law", 35, 200), ("power law", 60, 200), ("trace", 35, 325))
 LONG_S = 40.0
+PLOT = "evaluation/wait-by-cv.svg"
 RECORDED = Path(__file__).parent / "data" / "least-wait-0.1.json"
 """What `least-wait` made of the cells before it knew of uncertain times, and what `lalb-o3` did."""
 
@@ -98,11 +99,13 @@ def measure(cell: Cell, policies: Sequence[str], path: Path | None, seeds: range
     return Measured(cell, {name: figures(reports) for name, reports in found.items()})
 
 
-def recorded() -> dict[Cell, dict[str, Figures]]:
+def read(path: Path) -> list[Measured]:
+    """Return what `--json` printed."""
+
     class File(msgspec.Struct):
         cells: list[Measured]
 
-    return {each.cell: each.by_policy for each in msgspec.json.decode(RECORDED.read_bytes(), type=File).cells}
+    return msgspec.json.decode(path.read_bytes(), type=File).cells
 
 
 def yardstick() -> float:
@@ -119,24 +122,7 @@ def commit() -> str:
     return asked.stdout.strip() or "unknown"
 
 
-def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--policy", default="least-wait")
-    arguments.add_argument("--trace", type=Path, help="Azure Functions 2019 trace, or a sample of it")
-    arguments.add_argument("--seeds", type=int, default=10, help="how many")
-    arguments.add_argument("--first-seed", type=int, default=0)
-    arguments.add_argument("--cv", type=float, action="append", choices=CVS, help="only this one; may be repeated")
-    arguments.add_argument("--jobs", type=int, default=1, help="processes")
-    arguments.add_argument("--json", action="store_true", help="print what was measured, and judge nothing")
-    arguments.add_argument("--write", type=Path, help="this file, in place of what it says now")
-    options = arguments.parse_args()
-
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    console = Console(stderr=True)
-    if seeds != range(10) and not options.json:
-        console.print("what is compared with the record is of other seeds: that has seeds 0 to 9")
-    if options.trace is None:
-        console.print("no trace: its cells are left out (--trace FILE)")
+def measure_all(options: argparse.Namespace, seeds: range, console: Console) -> list[Measured]:
     cvs = sorted(set(options.cv or CVS))
     grid = [
         Cell(source, working_set, rpm, f"cv {cv:g}")
@@ -160,18 +146,42 @@ def main() -> int:
         f"{runs} simulations in {time.monotonic() - began:.0f} s in {options.jobs} processes; "
         f"ten million additions in a Python loop: {yardstick():.2f} s"
     )
+    return measured
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--policy", default="least-wait")
+    arguments.add_argument("--trace", type=Path, help="Azure Functions 2019 trace, or a sample of it")
+    arguments.add_argument("--seeds", type=int, default=10, help="how many")
+    arguments.add_argument("--first-seed", type=int, default=0)
+    arguments.add_argument("--cv", type=float, action="append", choices=CVS, help="only this one; may be repeated")
+    arguments.add_argument("--jobs", type=int, default=1, help="processes")
+    arguments.add_argument("--measured", type=Path, help="judge this, printed by --json, and simulate nothing")
+    arguments.add_argument("--held-out", type=Path, help="show bars of these, too: --json of seeds 100 to 104")
+    arguments.add_argument("--json", action="store_true", help="print what was measured, and judge nothing")
+    arguments.add_argument("--write", type=Path, help="this file, in place of what it says now")
+    options = arguments.parse_args()
+
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    console = Console(stderr=True)
+    if seeds != range(10) and not options.json:
+        console.print("what is compared with the record is of other seeds: that has seeds 0 to 9")
+    if options.trace is None and options.measured is None:
+        console.print("no trace: its cells are left out (--trace FILE)")
+    measured = measure_all(options, seeds, console) if options.measured is None else read(options.measured)
     if options.json:
         command = " ".join(["python", "benchmarks/policy.py", *sys.argv[1:]])
         head = msgspec.json.encode({"command": command, "commit": commit()}).decode().removesuffix("}")
         print(head + ',"cells":[\n' + ",\n".join(msgspec.json.encode(each).decode() for each in measured) + "\n]}")
         return 0
-    results = Results(options.policy, measured, recorded())
+    held_out = None if options.held_out is None else Results(options.policy, read(options.held_out), {})
+    results = Results(options.policy, measured, {each.cell: each.by_policy for each in read(RECORDED)})
     if options.write:
-        plot = options.write.with_suffix(".svg")
-        save(wait_by_cv(results), plot)
-        options.write.write_text(document(results, seeds, plot.name), encoding="utf-8")
+        save(wait_by_cv(results), options.write.parent / PLOT)
+        options.write.write_text(document(results, seeds, held_out, PLOT), encoding="utf-8")
     else:
-        print(document(results, seeds, ""))
+        print(document(results, seeds, held_out, ""))
     judged = bars(results)
     for bar in judged:
         console.print(f"{'met' if bar.met else 'MISSED'}: {bar.asks}: {bar.found}")
