@@ -76,7 +76,11 @@ def containers(engine: Engine) -> Containers:
 def create(containers: Containers, source: Any, spec: WorkerSpec = SPEC, memory: int = 3 * GiB) -> None:
     device = SimpleNamespace(source=source)
     worker: Any = SimpleNamespace(
-        spec=spec, device=device, memory=memory, number=1, node=SimpleNamespace(settings=NodeSettings())
+        spec=spec,
+        device=device,
+        memory=memory,
+        number=1,
+        node=SimpleNamespace(settings=NodeSettings(), address_for=lambda _, gateway: {"OPENFAAS_URL": gateway}),
     )
     containers.create(SimpleNamespace(worker=worker), "", {})  # type: ignore[arg-type]
 
