@@ -236,6 +236,7 @@ def _failure(exc: BaseException, device: str) -> Answer:
         if device.startswith("cuda") and "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()
         text = f"out of memory on {device} ({text}): send less at once, or deploy it with a larger gpufaas.memory"
+        return Answer(507, [*_TEXT, (b"x-gpufaas-error", b"out-of-memory")], text.encode(), None)
     return Answer(500, _TEXT, text.encode(), None)
 
 

@@ -216,7 +216,9 @@ def test_a_handler_that_raises_is_500_with_its_words_and_the_next_call_is_served
     assert (failed.status_code, failed.text) == (500, "KeyError: 'b'")
     assert "Traceback" in server.log.read_text()
     assert server.call("/exit").text == "SystemExit: away"
-    assert server.call("/memory").text.startswith("out of memory on cpu (MemoryError: no room)")
+    told = server.call("/memory")
+    assert told.text.startswith("out of memory on cpu (MemoryError: no room)")
+    assert (told.status_code, told.headers["x-gpufaas-error"]) == (507, "out-of-memory")
     assert server.call(content=b"a").text == "1"
 
 
