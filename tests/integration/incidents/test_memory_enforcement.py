@@ -6,6 +6,7 @@ Each is replayed with what the machine has (control groups, if the platform may 
 """
 
 import os
+import re
 import shutil
 import threading
 import time
@@ -125,9 +126,8 @@ def test_memory_that_no_allocation_fails_for_ends_its_worker_only(platform: Plat
     with Held(platform) as sampled:
         answer = platform.call(hog, how.encode())
 
-    assert answer.status_code in (500, 502, 507), answer.text
-    assert "memory" in answer.text
-    assert "96.0 MiB" in answer.text or "96 MiB" in answer.text or "MemoryError" in answer.text, answer.text
+    assert answer.status_code == 507, answer.text
+    assert re.search(r"used \d+ MiB of \d+ MiB reserved|MemoryError", answer.text), answer.text
     assert platform.call(neighbour).text == its_worker
     if "cgroup" in platform.options:  # the watcher is late, by as much as can be taken meanwhile
         assert sampled.most_bytes < DEVICE
@@ -307,7 +307,7 @@ def test_a_platform_that_is_not_root_s_has_the_watcher_and_says_so(make_platform
 
     answers = [platform.call(hog, how) for how in (b"shared", b"memfd", b"raised_limit")]
 
-    assert all(each.status_code in (500, 502, 507) and "memory" in each.text for each in answers), answers[-1].text
+    assert all(each.status_code == 507 for each in answers), answers[-1].text
     assert platform.call(neighbour).text == its_worker
     assert platform.stop() == 0
 
@@ -338,11 +338,12 @@ def test_the_ledger_is_never_exceeded_by_what_is_there_while_hostile_functions_r
         calls = [platform.begin(path, how.encode()) for how in hows for path in paths]
         answers = [each.result() for each in calls]
 
-    assert all(each.status_code in (500, 502, 507) for each in answers)
+    assert all(each.status_code == 507 for each in answers)
     assert sampled.most_bytes > MiB
     if "cgroup" in platform.options:  # the watcher is late, by as much as can be taken meanwhile
-        assert sampled.most_bytes <= sum(map(group_limit, [96 * MiB] * 3))
-    assert sampled.now() <= 3 * 96 * MiB
+        kernels = 3 * (group_limit(DEVICE) - DEVICE)  # what each group has for the kernel, if that leaves it unused
+        assert sampled.most_bytes <= DEVICE + kernels
+    assert sampled.now() <= DEVICE
 
 
 @LONG
