@@ -93,8 +93,6 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     """Its service time, as estimated when it was put into a local queue or started."""
     promised_in_s: Seconds | None = None
     """Until its wait should be over, by what the policy estimated."""
-    reserved: bool = False
-    """It was started on a device that was reserved for it, since it had waited too long."""
     patience_s: Seconds | None = None
     """How late the device may be while this call is the first of its local queue; None: however late."""
     copy: int = 0
@@ -228,6 +226,8 @@ class EngineDoc(Struct, frozen=True):
     """How many wait, those of local queues included."""
     ends: tuple[int, ...] = ()
     """Where the last scans of the queue ended: a call was passed over by each scan that ended behind it."""
+    reserved_in_s: Seconds | None = None
+    """For so long no other device is reserved for a call that has waited too long."""
     look_in_s: Seconds | None = None
     """Until the policy wants to plan again, should nothing happen before."""
     first_call_age_s: Seconds | None = None

@@ -39,7 +39,6 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         aborted=call.aborted,
         estimate_s=call.estimate_s,
         promised_in_s=None if call.promised_at is None else call.promised_at - now,
-        reserved=call.reserved,
         patience_s=None if call.patience_s == inf else call.patience_s,
         copy=0 if model is None else model.copy,
         cold=call.cold,
@@ -140,6 +139,7 @@ def engine_doc(
         waiting=tuple(call_doc(each, now) for each in waiting),
         waiting_count=waiting_count,
         ends=cluster.queue.ends,
+        reserved_in_s=cluster.reserved_until - now if cluster.reserved else None,
         look_in_s=None if look_at is None else look_at - now,
         first_call_age_s=None if demand.first_call_at is None else now - demand.first_call_at,
         offered_s=demand.offered_s,
@@ -164,7 +164,6 @@ def restored_call(doc: CallDoc, owner: FunctionState, since: Seconds) -> Call:
     call.aborted = doc.aborted
     call.estimate_s = doc.estimate_s
     call.promised_at = None if doc.promised_in_s is None else since + doc.promised_in_s
-    call.reserved = doc.reserved
     call.patience_s = inf if doc.patience_s is None else doc.patience_s
     call.cold = doc.cold
     call.victims = doc.victims

@@ -615,7 +615,7 @@ class Engine:
             self._out.append(m.Reject(call.id, "refused", reason, 1.0))
         else:
             call.device = call.model = None
-            call.cold, call.victims, call.state, call.reserved = False, (), WAITING, False
+            call.cold, call.victims, call.state = False, (), WAITING
             self._calls[call.id] = call
             if owner.desired == 0:
                 self._wake(owner)
@@ -798,8 +798,6 @@ class Engine:
         assert model is not None
         assert device is not None
         del self._calls[call.id]
-        if call.reserved:
-            self._cluster.reservations.discard(call)
         if not device.touched:
             self._touch(device)
         if not owner.touched:
@@ -956,9 +954,8 @@ class Engine:
             victims = chosen
         self._queue.remove(call)
         call.why = action.why
-        if action.reserved:
-            call.reserved = True
-            self._cluster.reservations.add(call)
+        if action.reserved_s:
+            self._cluster.reserved_until = self._cluster.now + action.reserved_s
         self._start(call, device, model, victims)
         return None
 
@@ -1585,6 +1582,8 @@ class Engine:
             self._cluster.joined = newest.joined
             since = left.since(newest)
             self._look_at = None if newest.look_in_s is None else since + newest.look_in_s
+            if newest.reserved_in_s is not None:
+                self._cluster.reserved_until = since + newest.reserved_in_s
             first = newest.first_call_age_s
             self._cluster.restore_demand(
                 Demand(None if first is None else since - first, newest.offered_s, since - newest.offered_age_s)
@@ -1936,8 +1935,6 @@ class Engine:
         elif call.aborted and not running.abandoned:
             self._out.append(m.Abort(running.call, state.id))  # the node has not heard of it
         call.state, call.device, call.model, call.cold = RUNNING, state, model, running.cold
-        if call.reserved:
-            self._cluster.reservations.add(call)
         if running.begun:
             call.why = _TAKEN_OVER
         self._calls[call.id] = call

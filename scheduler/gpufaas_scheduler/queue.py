@@ -55,8 +55,8 @@ class Call:
 
     __slots__ = (
         "aborted", "arrived_at", "avoid", "cold", "deadline", "device", "endless", "ends", "estimate_s", "function",
-        "id", "model", "number", "outer", "owner", "passes", "patience_s", "promised_at", "refusals", "reserved",
-        "size", "state", "victims", "why",
+        "id", "model", "number", "outer", "owner", "passes", "patience_s", "promised_at", "refusals", "size",
+        "state", "victims", "why",
     )  # fmt: skip
 
     def __init__(
@@ -88,8 +88,6 @@ class Call:
         """Which copies left the device for it."""
         self.promised_at: Seconds | None = None
         """See `policies.Promise`."""
-        self.reserved = False
-        """See `policies.Start`."""
         self.patience_s = inf
         """How late the device may be while this call is the first of its local queue, see `policies.EnqueueLocal`."""
         self.estimate_s = 0.0

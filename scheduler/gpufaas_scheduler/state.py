@@ -505,8 +505,8 @@ class Cluster:
         self._answer: tuple[Model, ...] | None = None
         self.orphaned: dict[FunctionId, FunctionState] = {}
         """Has every model function that waits and that no device holds, and some that are no longer so."""
-        self.reservations: set[Call] = set()
-        """Calls that run and were started with `policies.Start.reserved`."""
+        self.reserved_until: Seconds = -math.inf
+        """See `policies.Start.reserved_s`."""
         self._first_call_at: Seconds | None = None
         self._observed: Seconds = _LEAST_OBSERVED_S
         self._observed_at: Seconds = -math.inf
@@ -789,8 +789,8 @@ class Cluster:
         return math.inf if costs is None else costs.service_s
 
     @property
-    def reserved(self) -> int:
-        return len(self.reservations)
+    def reserved(self) -> bool:
+        return self.now < self.reserved_until
 
     @property
     def device_count(self) -> int:

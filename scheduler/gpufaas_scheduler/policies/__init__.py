@@ -53,8 +53,8 @@ class Start(Struct, frozen=True):
     device: DeviceId
     victims: tuple[CopyId, ...] | None = None
     why: Why | None = None
-    reserved: bool = False
-    """Counted by `View.reserved` until the call ends: what a policy allows itself only now and then."""
+    reserved_s: Seconds = 0.0
+    """For so long `View.reserved` is true: what a policy allows itself only now and then."""
 
 
 class EnqueueLocal(Struct, frozen=True):
@@ -275,8 +275,8 @@ class View(Protocol):
     # What follows is there for policies that weigh costs; those of the paper do without.
 
     @property
-    def reserved(self) -> int:
-        """How many of the calls that run were started with `Start.reserved`."""
+    def reserved(self) -> bool:
+        """The last call that was started with `Start.reserved_s` began no longer ago than that."""
 
     @property
     def device_count(self) -> int: ...
@@ -374,7 +374,7 @@ class Settings(Struct, frozen=True):
     o3_limit: int = DEFAULT_O3_LIMIT
     """lalb-o3: how often one waiting call may be overtaken."""
     wait_bound_s: Seconds = DEFAULT_WAIT_BOUND_S
-    """least-wait: a call that has waited this long is not overtaken any more on a device that could take it."""
+    """least-wait: a call that would wait for longer has one device reserved; one call at a time."""
 
 
 def _lb(_: Settings) -> SchedulingPolicy:

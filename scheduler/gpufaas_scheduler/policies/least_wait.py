@@ -1,8 +1,8 @@
 """
 Least wait: serve what relieves the most waiting per second of a device, and hold what would cost the most to miss.
 
-*Objective.* The sum of all waits, in seconds of waiting per second, with no call waiting beyond a bound while later
-ones are served. Everything is put into that one unit:
+*Objective.* The sum of all waits, in seconds of waiting per second, with few calls that wait beyond a bound. Everything
+is put into that one unit:
 
 - *A copy* of function f, of k copies, is worth ``rate(f) x (delay(f, k - 1) - delay(f, k))``. ``delay(f, 0)`` adds a
   load, weighted by how much of the cluster's time is in demand; ``delay(f, k)`` is the wait for one of k holders that
@@ -18,9 +18,13 @@ ones are served. Everything is put into that one unit:
   there is much to do, gather calls meanwhile, and cannot starve.
 - *Which holder*, if several are idle: the one whose other models would be missed least while it is busy.
 - *Wait or load*: a call whose holders are busy waits for them if they are sooner than a load, counting their queues.
-  If it waits, a replica is loaded on an idle device without it, when its worth over the horizon exceeds the load's
+  How soon is the mean residual life of what runs there: where times have a heavy tail, it grows while a call runs. If
+  it waits, a replica is loaded on an idle device without it, when its worth over the horizon exceeds the load's
   device time and the worth of its victims.
-- *Bound*: once the oldest call has waited `wait_bound_s`, nothing starts on a device that could take it but that call.
+- *Never idle beside work*: the first call of a function that waits beside an idle device is promised the wait that was
+  estimated then. When that is over, it is looked at again; a load later, it is loaded, whatever the victims are worth.
+- *Bound*: the oldest call, if it would wait for longer than `wait_bound_s`, has an idle device that holds its model, or
+  else one that it is loaded on, one device at a time and for a share of all devices' time. Other calls go on.
 
 There are no local queues: a call that waits for a holder waits in the global queue, so that each decision is made when
 a device is free and not in advance. Nothing is used but arrivals so far, the profiles, and who holds and runs what.
@@ -86,8 +90,9 @@ _WAITING_WORTH: Final = 1e3
 """Of the last copy of a function that has calls waiting."""
 _NEAR: Final = 0.95
 """Of the bound."""
-_LITTLE: Final = 0.1
-"""Loads; a call at the bound waits for its holder rather than load, if that ends so soon."""
+_RESERVED: Final = 0.25
+"""Loads for calls at the bound take no more than this share of all devices' time, lest they feed the overload that made
+the calls wait: of few devices, one after the other would be all that they do."""
 _CROWDED: Final = 0.3
 """Loads; how much an otherwise equal device is avoided when its models are in full demand."""
 
@@ -213,7 +218,9 @@ class _Decision:
             if place is not None:
                 found = self._load_for(call, place, f"it had waited over {self.bound_s:g} s: one device is for it")
                 assert isinstance(found[0], Start)
-                return replace(found[0], reserved=True), call.function
+                load_s, service_s = (each(place.device.kind) for each in (call.owner.load_s, call.owner.service_s))
+                pause_s = max(load_s + service_s, load_s / (_RESERVED * self.devices))
+                return replace(found[0], reserved_s=pause_s), call.function
         view.queue.rewind()
         return None
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, FunctionId
-from gpufaas_scheduler.policies import Plan, View, make_policy
+from gpufaas_scheduler.policies import Plan, Start, View, make_policy
 from gpufaas_scheduler.policies.least_wait import LeastWait
 
 
@@ -262,20 +262,20 @@ BOUND = 5.0
 
 
 class Watched(LeastWait):
-    """Checks that one device at a time is reserved, and keeps whether one was before the last action."""
+    """Checks that one device at a time is reserved, and keeps whether one was when it planned last."""
 
-    reserved = 0
+    reserved = False
 
     def plan(self, view: View) -> Plan:
         plan = super().plan(view)
         verdict = None
         while True:
-            assert view.reserved <= 1
             self.reserved = view.reserved
             try:
                 action = plan.send(verdict)
             except StopIteration as end:
                 return end.value
+            assert not (self.reserved and isinstance(action, Start) and action.reserved_s), "one at a time"
             verdict = yield action
 
 

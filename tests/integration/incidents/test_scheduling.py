@@ -1,0 +1,54 @@
+"""
+Calls waited 39 s behind one of 40 s beside an idle device, and a model waited until its deadline for room that an idle
+CPU function had.
+"""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from tests.integration.conftest import ECHO, HTTP, Platform
+
+pytestmark = pytest.mark.timeout(120)
+
+SLEEPER = """
+    import time
+
+    def load(device):
+        return None
+
+    def handle(model, event, context):
+        time.sleep(float(event.text))
+        return "slept"
+"""
+
+
+@pytest.mark.parametrize("policy", ["least-wait", "lalb-o3"])
+def test_a_call_waits_no_longer_behind_a_long_one_than_a_load_takes_elsewhere(
+    make_platform: Callable[..., Platform], policy: str
+) -> None:
+    platform = make_platform("--device", "cpu:0=100MiB", "--device", "cpu:1=100MiB", "--policy", policy).start()
+    path = platform.deploy("sleeper", SLEEPER, memory="64Mi")
+    assert platform.call(path, b"0.02").text == "slept"
+    other = platform.deploy("other", SLEEPER, memory="64Mi")
+    for _ in range(10):  # what the idle device holds is worth more than a second copy
+        assert platform.call(other, b"0").text == "slept"
+    long = platform.begin(path, b"6")
+    time.sleep(0.1)
+
+    assert platform.call(path, b"0.02").text == "slept"
+
+    assert not long.done(), "it waited for the long one, and nothing else used the other device"
+    assert long.result().text == "slept"
+
+
+def test_a_model_gets_the_room_of_an_idle_cpu_function_at_once(make_platform: Callable[..., Platform]) -> None:
+    platform = make_platform("--device", "cpu:0=100MiB").start()
+    echo = platform.deploy("echo", ECHO, HTTP)
+    assert platform.call(echo, b"here").content == b"here"
+    assert platform.residents() == ["echo"]
+    model = platform.deploy("sleeper", SLEEPER, memory="96Mi")
+
+    assert platform.call(model, b"0", timeout=15.0).text == "slept"
+
+    assert platform.residents() == ["sleeper"]
