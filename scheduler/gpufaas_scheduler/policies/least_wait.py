@@ -308,7 +308,8 @@ class _Decision:
         """*call* waits for its holders beside an idle device: no longer than is estimated now, and a load."""
         now, at = self.view.now, call.promised_at
         if at is None:
-            at = now + self._wait_s(call)
+            wait_s = self._wait_s(call)
+            at = now if wait_s == inf else now + wait_s  # nothing is to be waited for: as soon as there is room
             self.promises.append(Promise(call.id, at))
         if at <= now:
             at += load_s

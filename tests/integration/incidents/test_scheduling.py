@@ -23,7 +23,7 @@ SLEEPER = """
 """
 
 
-@pytest.mark.parametrize("policy", ["least-wait", "lalb-o3"])
+@pytest.mark.parametrize("policy", ["least-wait", pytest.param("lalb-o3", marks=pytest.mark.long)])
 def test_a_call_waits_no_longer_behind_a_long_one_than_a_load_takes_elsewhere(
     make_platform: Callable[..., Platform], policy: str
 ) -> None:
