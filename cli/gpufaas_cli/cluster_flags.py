@@ -173,7 +173,7 @@ policy_options = _all(
     click.option(
         "--wait-bound", "wait_bound_s", type=click.FloatRange(0, max_open=True, max=float("inf")),
         default=DEFAULT_WAIT_BOUND_S, show_default=True, metavar="SECONDS",
-        help="least-wait: who waited so long is not overtaken any more.",
+        help="least-wait: who waits so long has a device reserved, one at a time.",
     ),
     click.option(
         "--replacement", type=click.Choice(("lru", "cost-aware")), default="lru", show_default=True,
