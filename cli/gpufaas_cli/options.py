@@ -56,7 +56,7 @@ class PolicyOptions:
     o3_limit: int = DEFAULT_O3_LIMIT
     """How often a waiting call may be overtaken by later ones that hit."""
     wait_bound_s: float = DEFAULT_WAIT_BOUND_S
-    """least-wait: a call that has waited so long is not overtaken any more."""
+    """least-wait: a call that waits so long has a device reserved, one at a time."""
     replacement: str = "lru"
     journal: Path | None = None
     """Every event of the engine goes here as a JSON line, to be replayed."""

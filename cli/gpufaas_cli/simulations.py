@@ -96,7 +96,7 @@ def engine(command: _F) -> _F:
         ),
         click.option(
             "--wait-bound", type=click.FloatRange(0, max_open=True, max=float("inf")), default=DEFAULT_WAIT_BOUND_S,
-            show_default=True, metavar="SECONDS", help="least-wait: who waited so long is not overtaken any more.",
+            show_default=True, metavar="SECONDS", help="least-wait: who waits so long has a device reserved.",
         ),
         click.option("--replacement", default="lru", show_default=True, help="Which models are evicted first."),
         click.option(
