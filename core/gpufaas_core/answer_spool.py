@@ -33,7 +33,11 @@ class AnswerSpool:
 
 
 class SpooledAnswer:
-    """First in, first out. `size` bytes are in it and were not read yet."""
+    """
+    First in, first out. `size` bytes are in it and were not read yet.
+
+    The file is a ring: an answer without end, whose reader never catches up, takes no more of the disk than that.
+    """
 
     def __init__(self, spool: AnswerSpool) -> None:
         """:raises OSError: there can be no file"""
@@ -41,8 +45,11 @@ class SpooledAnswer:
         self._spool = spool
         self._file: IO[bytes] = tempfile.TemporaryFile(prefix="answer-", dir=spool.directory, buffering=0)  # noqa: SIM115
         self._read_at = self._write_at = 0
+        """Bytes since it was empty."""
+        self._taken = 0
+        """Of the disk."""
         self._rest: deque[bytes] = deque()
-        """What the disk had no room for. Little: the function is made to wait."""
+        """What the file had no room for. Little: the function is made to wait."""
 
     @property
     def full(self) -> bool:
@@ -51,16 +58,20 @@ class SpooledAnswer:
 
     @property
     def half_empty(self) -> bool:
+        if not self.size:
+            return True  # whatever others have: nothing else will wake the function
         return not self._rest and self.size <= self._spool.each // 2 and self._spool.has_room
 
     def write(self, piece: bytes) -> None:
         self.size += len(piece)
         view = memoryview(piece)
         try:
-            while view and not self._rest:
-                written = os.pwrite(self._file.fileno(), view, self._write_at)
+            while view and not self._rest and (room := self._room()):
+                at = self._write_at % self._spool.each
+                written = os.pwrite(self._file.fileno(), view[:room], at)
                 self._write_at += written
-                self._spool.used += written
+                self._spool.used += max(0, at + written - self._taken)
+                self._taken = max(self._taken, at + written)
                 view = view[written:]
         except OSError:
             pass  # no room there
@@ -70,7 +81,9 @@ class SpooledAnswer:
     def read(self) -> bytes:
         """Return the next piece; empty: nothing is in it. :raises OSError: the disk fails"""
         if self._read_at < self._write_at:
-            piece = os.pread(self._file.fileno(), min(_PIECE, self._write_at - self._read_at), self._read_at)
+            at = self._read_at % self._spool.each
+            size = min(_PIECE, self._write_at - self._read_at, self._spool.each - at)
+            piece = os.pread(self._file.fileno(), size, at)
             self._read_at += len(piece)
             if self._read_at == self._write_at:
                 self._empty()
@@ -81,10 +94,15 @@ class SpooledAnswer:
         self.size -= len(piece)
         return piece
 
+    def _room(self) -> Bytes:
+        """Return how many bytes can be written in one piece."""
+        each = self._spool.each
+        return min(each - (self._write_at - self._read_at), each - self._write_at % each)
+
     def _empty(self) -> None:
         self._file.truncate(0)
-        self._spool.used -= self._write_at
-        self._read_at = self._write_at = 0
+        self._spool.used -= self._taken
+        self._read_at = self._write_at = self._taken = 0
 
     def close(self) -> None:
         if not self._file.closed:

@@ -17,6 +17,8 @@ from gpufaas_core.units import KiB, format_bytes
 
 MAX_HEADERS: Final[Bytes] = 64 * KiB
 """Of an answer, names and values together. Most servers and proxies take less."""
+_MAX_FIELDS: Final = 1000
+"""Of those: as many as a head of that size has that was not made to cost time."""
 _MAX_S: Final[Seconds] = 366 * 86_400.0
 _MAX_BYTES: Final[Bytes] = 1 << 50
 _MAX_PHASES: Final = 16
@@ -39,6 +41,8 @@ def why_no_answer(status: int, headers: Sequence[tuple[bytes, bytes]]) -> str:
     """Return what is wrong with the head of an answer; empty: nothing. Some 0.3 us, and as much for each header."""
     if not 200 <= status <= 599:
         return f"status {status}: an answer's is from 200 to 599"
+    if len(headers) > _MAX_FIELDS:
+        return f"{len(headers)} headers: an answer may have {_MAX_FIELDS}"
     size = 0
     for name, value in headers:
         size += len(name) + len(value)

@@ -16,20 +16,28 @@ def cpu_seconds(pid: int) -> Seconds:
 
     Children that still run are not in it: /proc gives no sum over a process group.
     """
+    return sum(map(int, stat_of(pid)[11:15])) / _TICKS_PER_S  # utime to cstime
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state in proc(5); empty: it is gone."""
+    fields = stat_of(pid)
+    return fields[0].decode() if fields else ""
+
+
+def stat_of(pid: int) -> list[bytes]:
+    """Return the fields of proc(5)'s stat behind the name in brackets, which may hold anything; empty: it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            # Behind the name in brackets, which may hold anything: fields 14 to 17 of proc(5), utime to cstime.
-            fields = stat.read().rpartition(b")")[2].split()
+            return stat.read().rpartition(b")")[2].split()
     except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / _TICKS_PER_S
+        return []
 
 
 def progress_of(pid: int) -> Progress:
     """Return what a process has done so far, to be compared with what it has done a while later."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = stat_of(pid)
         with open(f"/proc/{pid}/io", "rb") as file:
             read = int(file.readline().split()[1])
     except (OSError, IndexError, ValueError):

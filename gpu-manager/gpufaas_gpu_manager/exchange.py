@@ -195,9 +195,14 @@ class SlotProtocol(asyncio.Protocol):
         """It has said how its load went."""
         self._answering = False
         """The head of the answer has come, its end has not."""
+        self._left = -1
+        """Of the Content-Length that it declared; -1: it declared none."""
+        self._bodiless = False
         self._broken = False
         self._writable: asyncio.Future[None] | None = None
         self._full = False
+        self._closed = False
+        """By us."""
         self.lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -208,7 +213,8 @@ class SlotProtocol(asyncio.Protocol):
         assert self._transport is not None
         if self._transport.is_closing():
             exchange.untouched = head.body_mode != STREAM
-            return  # the worker has died, and what becomes of the call is decided when it is reaped
+            return  # the worker has died, or will be killed for this; what becomes of the call is decided then
+        self._bodiless = head.method == "HEAD"
         frame = encode_prefix(Kind.CALL, head, len(body))
         if len(body) <= 16 * 1024:
             self._transport.write(frame + body)
@@ -291,27 +297,38 @@ class SlotProtocol(asyncio.Protocol):
             else:
                 exchange.on_answer(head, body)
         elif kind == Kind.CHUNK and self._answering:
-            if body:
-                exchange.on_chunk(body)
+            if not body:  # no buffer fills with these, so nothing would hold them up
+                raise BrokenFrame("an empty piece of an answer")
+            if self._left >= 0:
+                self._left -= len(body)
+                if self._left < 0:
+                    raise BrokenFrame("an answer that is longer than its Content-Length")
+            exchange.on_chunk(body)
         elif kind == Kind.HEAD and not self._answering:
             self._answering = True
-            head = _decoded(_decode_answer, header)
-            if wrong := why_no_answer(head.status, head.headers):
-                exchange.abandoned = True  # what comes of it is left out, until its END
-                exchange.fail(BadAnswer(f"the function's answer was no answer: {wrong}"))
-                self.cancel()
-                self._worker.watch_abandoned()
-            else:
-                exchange.on_head(head)
+            self._on_head(exchange, _decoded(_decode_answer, header))
         elif kind == Kind.END and self._answering:
             end = _decoded(_decode_end, header)
             _check_figures(end.run_s, end.peak)
+            if self._left > 0 and not end.error:
+                raise BrokenFrame("an answer that is shorter than its Content-Length")
             self._exchange = None
             self._answering = False
             self._worker.on_done(self, exchange, end.run_s, end.peak, end.out_of_memory, not end.error)
             exchange.on_end(end)
         else:
             raise BrokenFrame(f"a frame of kind {kind} {'in the middle of' if self._answering else 'before'} an answer")
+
+    def _on_head(self, exchange: Exchange, head: AnswerHead) -> None:
+        self._left = -1 if self._bodiless else head.length
+        if wrong := why_no_answer(head.status, head.headers):
+            self._left = -1
+            exchange.abandoned = True  # what comes of it is left out, until its END
+            exchange.fail(BadAnswer(f"the function's answer was no answer: {wrong}"))
+            self.cancel()
+            self._worker.watch_abandoned()
+        else:
+            exchange.on_head(head)
 
     def _on_spoken(self, kind: int, header: bytes) -> None:
         if self.index or self._spoke:
@@ -332,8 +349,11 @@ class SlotProtocol(asyncio.Protocol):
         self.lost = True
         self.resume_writing()
         self._worker.on_slot_lost()
+        if not self._closed:
+            self._worker.on_slot_closed()
 
     def close(self) -> None:
+        self._closed = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -359,6 +379,7 @@ class SlotOwner:
     on_failed: Callable[[FailedHead], None]
     on_broken: Callable[[str], None]
     on_slot_lost: Callable[[], None]
+    on_slot_closed: Callable[[], None]
     watch_abandoned: Callable[[], None]
     on_done: Callable[[Slot, Exchange, float, int, bool, bool], None]
     ran_out: Callable[[bytes], GpufaasError]

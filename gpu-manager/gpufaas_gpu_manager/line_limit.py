@@ -47,13 +47,16 @@ class LineLimit:
         return b"\n" in self._buffer or len(self._buffer) > LINE_BYTES
 
     def feed(self, data: bytes) -> None:
+        """A read that ends no line costs as much as a line: single characters would cost a read each."""
         self._buffer += data
+        if b"\n" not in data:
+            self._lines -= 1
 
     def take(self, now: Seconds) -> list[str]:
         """Return the lines that may be kept now, `TURN_LINES` at most; ask `wait` before the next time."""
         self._refill(now)
         self.left_out = []
-        may = min(TURN_LINES, int(self._lines)) if self._bytes > 0 else 0
+        may = min(TURN_LINES, max(0, int(self._lines))) if self._bytes > 0 else 0
         taken: list[bytes] = []
         if may and self.waiting:
             *taken, self._buffer = self._buffer.split(b"\n", may)

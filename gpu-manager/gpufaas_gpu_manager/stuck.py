@@ -7,16 +7,16 @@ has ended.
 """
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gpufaas_gpu_manager.confine import descendants_of
-from gpufaas_gpu_manager.cpu_time import Progress
+from gpufaas_gpu_manager.confine import children_of, descendants_of
+from gpufaas_gpu_manager.cpu_time import Progress, stat_of, state_of
 from gpufaas_gpu_manager.orphans import end_orphans
+from gpufaas_gpu_manager.reaper import kill_group
 
 LOOK_S: Final = 1.0
 """Between two looks at a fork server."""
@@ -85,14 +85,16 @@ class Replaced:
         self._workers = dict(workers)
         self._watched: dict[int, int] = {}
         """Worker to pidfd."""
+        self._ending: dict[int, asyncio.TimerHandle | None] = {}
+        """Workers that have ended and left processes, which are being ended."""
         os.kill(process.pid, signal.SIGSTOP)  # should it come to itself, it must not fork what another one forks now
-        for pid in _children(process.pid) - set(workers.values()):
-            _kill(pid)  # it was forked, and nobody was told
+        for pid in set(children_of(process.pid)) - set(workers.values()):
+            kill_group(pid)  # it was forked, and nobody was told
         for worker, pid in workers.items():
             try:
                 self._watched[worker] = fd = os.pidfd_open(pid)
             except OSError:  # gone; or a kernel that has none of these: the worker ends with the fork server
-                _kill(pid)
+                kill_group(pid)
                 self._loop.call_soon(self._ended, worker)
             else:
                 self._loop.add_reader(fd, self._ended, worker)
@@ -107,8 +109,11 @@ class Replaced:
         """End all of them."""
         for worker in list(self._watched):
             self._unwatch(worker)
+        for later in self._ending.values():
+            if later is not None:
+                later.cancel()
         for pid in [*self.pids, *descendants_of(self._process.pid)]:
-            _kill(pid)
+            kill_group(pid)
         self._process.wait()
         end_orphans(self._process.pid)
 
@@ -118,20 +123,22 @@ class Replaced:
             return
         self._unwatch(worker)
         status = _exit_status(pid)
-        _kill(pid)  # its group: the process id is not reused before it is reaped
+        kill_group(pid)  # its group: the process id is not reused before it is reaped
+        self._ending[worker] = None
         self._end_orphans(worker, status)
 
     def _end_orphans(self, worker: int, status: int, left: int = _ORPHAN_LOOKS) -> None:
         """What the worker started is the fork server's now, which is stopped: kill it, and what that leaves behind."""
-        others = _children(self._process.pid) - set(self._workers.values())
+        others = set(children_of(self._process.pid)) - set(self._workers.values())
         orphans = [pid for pid in others if state_of(pid) not in ("Z", "")]
         for pid in orphans:
-            _kill(pid)
+            kill_group(pid)
         if orphans and left:
-            self._loop.call_later(_ORPHAN_LOOK_S, self._end_orphans, worker, status, left - 1)
+            self._ending[worker] = self._loop.call_later(_ORPHAN_LOOK_S, self._end_orphans, worker, status, left - 1)
             return
+        del self._ending[worker]
         self._on_exited(worker, status)
-        if not self._workers:
+        if not self._workers and not self._ending:
             self._end()
 
     def _end(self) -> None:
@@ -147,35 +154,7 @@ class Replaced:
             os.close(fd)
 
 
-def state_of(pid: int) -> str:
-    """Return the letter of a process's state in proc(5); empty: it is gone."""
-    fields = _stat(pid)
-    return fields[0].decode() if fields else ""
-
-
 def _exit_status(pid: int) -> int:
     """Return the status of a process that ended and is not reaped, as `subprocess` has it; -9 if nobody knows."""
-    fields = _stat(pid)
+    fields = stat_of(pid)
     return os.waitstatus_to_exitcode(int(fields[49])) if len(fields) > 49 else -signal.SIGKILL  # field 52, exit_code
-
-
-def _stat(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
-
-
-def _children(pid: int) -> set[int]:
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children", "rb") as children:
-            return set(map(int, children.read().split()))
-    except OSError:
-        return set()
-
-
-def _kill(pid: int) -> None:
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)

@@ -18,7 +18,7 @@ from gpufaas_core.messages import Finished, Loaded, Measured, Refused, WorkerExi
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, CopyId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
-from gpufaas_gpu_manager.cpu_time import progress_of
+from gpufaas_gpu_manager.cpu_time import progress_of, state_of
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.enforcement import Hold
 from gpufaas_gpu_manager.exchange import Exchange, Slot, SlotOwner
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from gpufaas_gpu_manager.node import Node
 
 _LAST_WORDS_S: Final = 0.25
+_SAID: Final[Bytes] = 2000
+"""Of what an exception says."""
 KILLED_FOR_MEMORY: Final = "it was killed: out of memory"
 """So begins how a worker ended that took more than its limit."""
 
@@ -317,8 +319,9 @@ class Worker(SlotOwner):
     def ran_out(self, said: bytes) -> OutOfMemory:
         """A call hit the limit, as its exception *said*: what it had, what there is, what to do."""
         name, ledger = f"{self.spec.name}.{self.spec.namespace}", self.device.ledger
+        reason = said[:_SAID].decode(errors="replace")
         return OutOfMemory(
-            f"{name} ran out of memory ({said.decode(errors='replace')}): it may use {format_bytes(self.memory)} on "
+            f"{name} ran out of memory ({reason}): it may use {format_bytes(self.memory)} on "
             f"{self.device.id}, which has {format_bytes(ledger.capacity)}, of that {format_bytes(ledger.free)} free. "
             "Send less at once, or deploy it with a larger gpufaas.memory (it was deployed with "
             f"{format_bytes(self.spec.memory)})"
@@ -371,6 +374,15 @@ class Worker(SlotOwner):
     def on_slot_lost(self) -> None:
         if self._reaped_with is not None and self.run.said_all():
             self._conclude()
+
+    def on_slot_closed(self) -> None:
+        """The other end of a slot is closed: mostly since it dies; if it lives on, no call through it is answered."""
+
+        def kill() -> None:
+            if self.pid is None or state_of(self.pid) not in ("", "Z", "X"):
+                self.on_broken("it closed a connection over which its calls come")
+
+        self._later("closed", self.run.death_known_s, kill)
 
     def _conclude(self) -> None:
         if self._reaped_with is not None:

@@ -248,16 +248,19 @@ def test_nothing_outlives_the_platform_or_its_fork_server(make_platform: Make, k
 @LONG
 def test_daemons_of_a_worker_whose_fork_server_was_stopped_and_replaced_end_with_it(make_platform: Make) -> None:
     platform = make_platform("--device", "cpu:0=400MiB", "--memory-enforcement", "watcher").start()
-    path = platform.deploy("escapes", ESCAPES, HTTP)
+    names = "escapes", "too"  # two at once: the fork server ends after the later one's daemon
     mark = f"gpufaas-test-{time.monotonic_ns()}"
-    assert platform.call(path, f"daemon {mark}".encode()).status_code == 200
-    until(lambda: _named(mark))
+    for name in names:
+        assert platform.call(platform.deploy(name, ESCAPES, HTTP), f"daemon {mark}".encode()).status_code == 200
+    until(lambda: len(_named(mark)) == 2)
     platform.zygote().suspend()
     until(lambda: "the fork server is stuck" in platform.said())
 
-    platform.remove("escapes")
+    for worker in platform.workers():
+        worker.kill()
 
     until(lambda: not _named(mark))
+    assert "Traceback" not in platform.said()
     until(lambda: len(platform.tree()) == 1, "nothing but the new fork server is left, not even to be reaped")
     assert platform.stop() == 0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from tests.integration.conftest import Platform
+from tests.integration.conftest import HTTP, Platform, until
 
 LIAR = """
     import os, stat
@@ -141,3 +141,28 @@ def test_whatever_a_worker_writes_its_call_ends_and_the_next_one_is_served(platf
         assert answer.status_code in (200, 502, 504), f"seed {seed}: {answer.text}"
     platform.deploy("liar", LIAR)
     assert platform.call(liar).text == "honest"
+
+
+CLOSES = """
+    import os, socket, stat, time
+
+    def handle(event, context):
+        if event.body:
+            sockets = [fd for fd in map(int, os.listdir("/proc/self/fd"))
+                       if fd > 2 and os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.fstat(fd).st_mode)]
+            socket.socket(fileno=os.dup(max(sockets))).shutdown(socket.SHUT_RDWR)
+        time.sleep(0.2)
+        return "open"
+"""
+
+
+def test_a_function_that_closes_what_its_calls_come_over_is_ended(platform: Platform) -> None:
+    """A worker of several slots lived on, and each call through the closed one took all of its time limit."""
+    path = platform.deploy("closes", CLOSES, HTTP, slots="3")
+    assert platform.call(path, b"close the last one").text == "open"
+
+    calls = [platform.begin(path, timeout=10) for _ in range(3)]
+
+    assert {call.result().status_code for call in calls} <= {200, 502}
+    until(lambda: "it closed a connection over which its calls come" in platform.log("closes"))
+    assert {platform.begin(path, timeout=10).result().text for _ in range(3)} == {"open"}

@@ -104,6 +104,51 @@ async def test_what_one_answer_and_all_of_them_may_have_on_disk_is_bounded(tmp_p
     assert spool.used == 0
 
 
+async def test_a_reader_who_has_read_all_of_his_file_goes_on_although_others_have_the_disk(tmp_path: Path) -> None:
+    spool = AnswerSpool(tmp_path, each=10 * len(PIECE), whole=15 * len(PIECE))
+    first, second = Filled(), Filled()
+    for each in (first, second):
+        each.keep_for(spool)
+        each.fill(4)
+        await asyncio.sleep(0.05)
+        each.fill(100)
+    assert second.paused
+
+    while second.unread:
+        await second.chunk()
+
+    assert not second.paused, "nothing else would wake its function before the time limit"
+    first.close()
+    second.close()
+
+
+async def test_the_file_of_an_answer_without_end_does_not_grow_although_its_reader_never_catches_up(
+    tmp_path: Path,
+) -> None:
+    spool = AnswerSpool(tmp_path, each=10 * len(PIECE))
+    buffer = Filled()
+    buffer.keep_for(spool)
+    sent = b""
+    read_back = b""
+    for number in range(200):
+        if not buffer.paused:
+            piece = number.to_bytes(2, "big") * 20_001  # of a size that does not divide the file's
+            sent += piece
+            buffer._keep(piece)
+        elif not read_back:
+            await asyncio.sleep(0.05)
+            read_back += await buffer.chunk() or b""
+        else:
+            read_back += await buffer.chunk() or b""
+        assert spool.used <= 10 * len(PIECE)
+    assert len(sent) > 30 * len(PIECE)
+    buffer.finish()
+
+    assert read_back + await read(buffer) == sent
+    buffer.close()
+    assert spool.used == 0
+
+
 async def test_a_full_disk_makes_the_source_wait_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

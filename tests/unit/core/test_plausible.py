@@ -31,6 +31,7 @@ def test_times_and_sizes_are_finite_and_not_negative() -> None:
         (200, [(b"", b"")], "is no header"),
         (200, [(b"x", b"a" * 65_536)], "headers of 64 KiB: an answer may have 64 KiB"),
         (200, [(b"x", b"a" * 1000)] * 66, "headers of 65 KiB"),
+        (200, [(b"x", b"")] * 1001, "1001 headers: an answer may have 1000"),
     ],
 )
 def test_the_head_of_an_answer(status: int, headers: list[tuple[bytes, bytes]], why: str) -> None:

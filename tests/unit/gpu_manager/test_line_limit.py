@@ -113,3 +113,16 @@ def test_of_very_much_that_is_left_at_the_end_the_last_lines_are_kept() -> None:
     assert rest[-1] == "the reason"
     assert len(rest) <= TURN_LINES
     assert "lines" in printer.limit.note(printer.now, idle=True)
+
+
+def test_single_characters_cost_no_more_reads_than_lines_do() -> None:
+    """One that flushes every character cost half a core: its line grew slowly, and nothing else was counted."""
+    limit, now, reads, taken = LineLimit(0.0), 0.0, 0, 0
+    while now < 10.0:
+        limit.feed(b".")
+        reads += 1
+        taken += sum(map(len, limit.take(now)))
+        now += limit.wait() or 0.00001
+
+    assert BURST_LINES <= reads < BURST_LINES + 11 * LINES_PER_S
+    assert taken + sum(map(len, limit.rest())) == reads, "and nothing is lost"

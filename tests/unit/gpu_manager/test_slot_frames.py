@@ -47,6 +47,7 @@ class Owner:
         self.broken = ""
         self.spoken: list[ReadyHead | FailedHead] = []
         self.watched = 0
+        self.closed = 0
         self.on_ready = self.on_failed = self.spoken.append
 
     def on_done(self, _: Any, __: Any, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:  # noqa: ARG002
@@ -58,6 +59,9 @@ class Owner:
 
     def on_slot_lost(self) -> None: ...
 
+    def on_slot_closed(self) -> None:
+        self.closed += 1
+
     def watch_abandoned(self) -> None:
         self.watched += 1
 
@@ -65,7 +69,9 @@ class Owner:
 class Rig:
     """A slot whose worker is ready, with one call."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, index: int = 0, ready: bool = True) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, index: int = 0, ready: bool = True, method: str = "POST"
+    ) -> None:
         self.owner, self.transport = Owner(), Transport()
         self.slot = SlotProtocol(cast(Any, self.owner), index)
         self.slot.connection_made(cast(Any, self.transport))
@@ -73,7 +79,7 @@ class Rig:
             self.slot.data_received(READY)
         lease = Lease(1, 1, CallId("c"), FunctionId("f"), "d", DeviceId("n/cpu:0"), False, 1)
         self.exchange = Exchange(lease, self.owner, loop, 0.0)
-        self.exchange.head = CallHead("c", "POST", "/", b"", [])
+        self.exchange.head = CallHead("c", method, "/", b"", [])
         if ready:
             self.exchange.bind(self.slot, 0.0, True)
 
@@ -171,6 +177,44 @@ def test_only_the_first_slot_says_how_the_load_went_and_once(loop: asyncio.Abstr
     assert Rig(loop, ready=False).say(encode_frame(Kind.READY, ReadyHead(-1, []))).owner.spoken == []
 
 
+FIVE = encode_frame(Kind.HEAD, AnswerHead(200, [], length=5))
+END = encode_frame(Kind.END, EndHead(0.5))
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [
+        ([FIVE, encode_frame(Kind.CHUNK, None, b"123456")], "longer than its Content-Length"),
+        ([FIVE, encode_frame(Kind.CHUNK, None, b"1234"), END], "shorter than its Content-Length"),
+        ([encode_frame(Kind.HEAD, OK), encode_frame(Kind.CHUNK)], "an empty piece"),
+    ],
+)
+def test_a_body_that_is_not_what_its_head_says_ends_its_worker(
+    loop: asyncio.AbstractEventLoop, frames: list[bytes], said: str
+) -> None:
+    rig = Rig(loop).say(*frames)
+
+    assert said in rig.owner.broken
+    assert rig.exchange.end is None
+
+
+def test_an_answer_that_broke_off_and_one_to_head_may_be_shorter(loop: asyncio.AbstractEventLoop) -> None:
+    broke_off = Rig(loop).say(FIVE, encode_frame(Kind.END, EndHead(0.5, error="ValueError")))
+    to_head = Rig(loop, method="HEAD").say(FIVE, END)
+
+    assert (broke_off.owner.broken, to_head.owner.broken) == ("", "")
+
+
+def test_a_slot_says_that_its_other_end_is_closed_but_not_when_we_closed_it(loop: asyncio.AbstractEventLoop) -> None:
+    theirs, ours = Rig(loop), Rig(loop)
+    ours.slot.close()
+
+    for each in (theirs, ours):
+        each.slot.connection_lost(None)
+
+    assert (theirs.owner.closed, ours.owner.closed) == (1, 0)
+
+
 # --- whatever comes ---
 
 FLOATS = st.floats() | st.sampled_from([0.0, 0.5, -0.0])
@@ -181,7 +225,7 @@ HEADS = (
     | st.builds(EndHead, FLOATS, INTS, st.text(max_size=5), st.booleans())
     | st.builds(ReadyHead, INTS, st.lists(st.tuples(st.text(max_size=5), FLOATS), max_size=3), INTS)
     | st.builds(FailedHead, st.text(max_size=5), st.text(max_size=5), st.booleans())
-    | st.none() | st.just(OK) | st.integers() | st.text(max_size=3)
+    | st.none() | st.just(OK) | INTS | st.text(max_size=3)
 )  # fmt: skip
 FRAMES = st.builds(
     encode_frame,
