@@ -13,6 +13,7 @@ import struct
 import termios
 from typing import Any, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
@@ -38,6 +39,9 @@ TURN_BYTES: Final[Bytes] = 2048
 
 _VERSIONS: Final = ("1.1", "1.0")
 """The parser also knows 0.9, which has no headers, and 2.0, which it cannot read."""
+
+_OF_UPGRADES: Final = (b"upgrade", b"http2-settings")
+"""Header fields that offer another protocol, and what Connection says of them."""
 
 
 class _Dropped(list[tuple[bytes, bytes]]):
@@ -68,7 +72,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD:
@@ -81,6 +86,42 @@ class BoundedHttp(HttpToolsProtocol):
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
+    def _parse(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as exc:
+                if self._should_upgrade():
+                    self.handle_websocket_upgrade()
+                    return
+                data = self._read_again() + data[exc.args[0] :]
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+
+    def _read_again(self) -> bytes:
+        """
+        Return the head that was just read, without the offer to switch protocols.
+
+        RFC 9110 §7.8: a server may ignore Upgrade, and goes on with the request. The parser would take what follows
+        such a head, its body, for another protocol. Java's HttpClient and curl --http2 offer h2c in every first one.
+        """
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = (each.strip() for each in value.split(b","))
+                value = b", ".join(each for each in options if each.lower() not in _OF_UPGRADES)
+            if value and name not in _OF_UPGRADES:
+                lines.append(b"%s: %s" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the server's own
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def _get_upgrade(self) -> bytes | None:
+        """Return what is offered; the parser has seen that Connection says so, on whichever of its lines."""
+        return next((value.lower() for name, value in self.headers if name == b"upgrade"), None)
+
     def on_message_begin(self) -> None:
         self._in_head = True
         self._head_bytes = 0
@@ -92,13 +133,23 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = False
         if self._head_timer is not None:
             self._stop_timer()
+        if self._read_twice():
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("we are no proxy")
+            return
         super().on_headers_complete()
         if not self.parser.should_upgrade():
             self.headers = _Dropped()  # the request has its own by now
 
     def on_message_complete(self) -> None:
+        if self._read_twice():
+            return
         self._stop_rest_timer()
         super().on_message_complete()
+
+    def _read_twice(self) -> bool:
+        """Whether this head offers to switch to a protocol that we do not speak: `_read_again`."""
+        return self.parser.should_upgrade() and not self._should_upgrade()
 
     def on_response_complete(self) -> None:
         is_last = not self.pipeline

@@ -21,12 +21,16 @@ class Served:
 
     port: int = 0
     heads: list[Any] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
     server: Any = None
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         self.heads.append(scope["headers"])
-        while scope["path"] != "/early" and (await receive()).get("more_body"):
-            pass
+        body, more = b"", scope["path"] != "/early"
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body")
+        self.bodies.append(body)
         if scope["path"] == "/large":
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
             await send({"type": "http.response.body", "body": b"x" * LARGE})
@@ -195,3 +199,67 @@ async def test_a_reader_who_reads_slowly_is_served(served: Served, monkeypatch: 
     monkeypatch.setattr(protocol, "READER_S", 0.2)
 
     assert await read_large(served, pause_s=0.02) >= LARGE
+
+
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+CURL = (
+    b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1:46475\r\nUser-Agent: curl/7.88.1\r\nAccept: */*\r\n"
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+    b"Content-Length: %d\r\nContent-Type: application/x-www-form-urlencoded\r\n\r\n%s" % (len(SMUGGLED), SMUGGLED)
+)
+JAVA = (
+    b"POST /echo HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: %d\r\nHost: 127.0.0.1:46475\r\n"
+    b"HTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAAAAYABgAA\r\nUpgrade: h2c\r\n"
+    b"User-Agent: Java-http-client/17.0.15\r\n\r\n%s" % (len(SMUGGLED), SMUGGLED)
+)
+CHUNKED = (
+    b"POST /echo HTTP/1.1\r\nHost: x\r\nUpgrade: TLS/1.0\r\nConnection: keep-alive\r\nConnection: upgrade\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
+)
+NEXT = b"GET /next HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("request_", [CURL, JAVA, CHUNKED], ids=["curl", "java", "tls"])
+async def test_an_offer_of_another_protocol_is_ignored(
+    served: Served, request_: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clients' own bytes, split at every position: the body was lost, or taken for a request of its own."""
+    received: list[int] = []
+    take = BoundedHttp.data_received
+
+    def data_received(self: BoundedHttp, data: bytes) -> None:
+        received.append(len(data))
+        take(self, data)
+
+    monkeypatch.setattr(BoundedHttp, "data_received", data_received)
+    sent = request_ + NEXT
+    for at in range(1, len(sent)):
+        for each in (served.bodies, served.heads, received):
+            each.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(sent[:at])
+        while sum(received) < at:
+            await asyncio.sleep(0)
+        writer.write(sent[at:])
+        answer = b""
+        while answer.count(b"ok") < 2:
+            more = await asyncio.wait_for(reader.read(65_536), 5)
+            assert more, (at, answer)
+            answer += more
+        writer.close()
+
+        assert (answer.count(b" 200 OK"), served.bodies) == (2, [SMUGGLED, b""]), at
+        names = [name for name, _ in served.heads[0]]
+        assert b"upgrade" not in names
+        assert b"http2-settings" not in names
+
+
+async def test_an_offer_of_another_protocol_without_a_body(served: Served) -> None:
+    request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+
+    assert (await served.exchange(request + request + NEXT, answers=3)).count(b" 200 OK") == 3
+
+
+async def test_a_proxy_is_not_played(served: Served) -> None:
+    assert b" 400 " in await served.exchange(b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n" + NEXT)
+    assert served.heads == []
