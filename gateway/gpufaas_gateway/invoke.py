@@ -366,7 +366,7 @@ class Invocations:
                     self._scheduler.over(call_id)
                     call_id = CallId(f"{new_call_id()}#{self._suffix}" if self._suffix else new_call_id())
                     left_s = began + timeout_s - time.perf_counter()
-                    placed = self._scheduler.place(call_id, deployed.function_id, left_s)
+                    placed = self._scheduler.place(call_id, deployed.function_id, left_s, size, outer)
             lease = exchange.lease
             load_s = exchange.load_s
             run_s = answer.run_s

@@ -53,8 +53,8 @@ class Group(Protocol):
     def limit_cpu(self, cores: float | None) -> None:
         """Let the group use so much CPU time per time; None: as much as there is."""
 
-    def used(self) -> Bytes:
-        """Return what is charged now, page cache included."""
+    def held(self) -> Bytes:
+        """Return what is charged now and cannot be taken back: private and shared memory, without page cache."""
 
     def oom_kills(self) -> int:
         """Return how often the kernel killed a process of the group for its memory."""
@@ -116,8 +116,8 @@ class GroupV1:
             _write(cpu / "cpu.cfs_period_us", str(_CPU_PERIOD_US))
             _write(cpu / "cpu.cfs_quota_us", "-1" if cores is None else str(round(cores * _CPU_PERIOD_US)))
 
-    def used(self) -> Bytes:
-        return _number(self._memory / "memory.usage_in_bytes") or 0
+    def held(self) -> Bytes:
+        return _held(self._memory / "memory.stat", "total_")
 
     def oom_kills(self) -> int:
         return _field(self._memory / "memory.oom_control", "oom_kill")
@@ -217,8 +217,8 @@ class GroupV2:
         with contextlib.suppress(FileNotFoundError, PermissionError):
             _write(self._directory / "cpu.max", f"{quota} {_CPU_PERIOD_US}")
 
-    def used(self) -> Bytes:
-        return _number(self._directory / "memory.current") or 0
+    def held(self) -> Bytes:
+        return _held(self._directory / "memory.stat")
 
     def oom_kills(self) -> int:
         return _field(self._directory / "memory.events", "oom_kill")
@@ -478,6 +478,14 @@ def _words(path: Path) -> list[str]:
 def _number(path: Path) -> int | None:
     words = _words(path)
     return int(words[0]) if words and words[0].isdigit() else None
+
+
+def _held(path: Path, prefix: str = "") -> Bytes:
+    """Shared memory is on the lists of anonymous pages, as it can go to swap only, and what is locked on its own."""
+    words = _words(path)
+    numbers = dict(zip(words[::2], words[1::2], strict=False))
+    names = ("inactive_anon", "active_anon", "unevictable")
+    return sum(int(numbers.get(prefix + each, 0)) for each in names)
 
 
 def _field(path: Path, name: str) -> int:

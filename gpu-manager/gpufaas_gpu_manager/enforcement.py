@@ -17,7 +17,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Bytes, MiB, format_bytes
 from gpufaas_gpu_manager.cgroups import Cgroups, Group, find
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Confine, may
-from gpufaas_gpu_manager.watch import MemoryWatch
+from gpufaas_gpu_manager.watch import MemoryWatch, used_by
 
 Mode = Literal["auto", "cgroup", "watcher", "rlimit"]
 
@@ -120,6 +120,10 @@ class Hold:
                     loop.call_soon_threadsafe(self._on_over, _reason(used, reserved))
 
             self._watch.add(self._number, pid, self._memory, shared, over)
+
+    def used(self, pid: int) -> Bytes:
+        """Return what its process *pid* holds with all that it started, files in its ``/dev/shm`` included, in bytes."""
+        return self._group.held() if self._group is not None else used_by(pid)
 
     def limit(self, memory: Bytes) -> None:
         if not self._memory:

@@ -422,15 +422,16 @@ class Node:
         if worker is None:
             return
         ledger = worker.device.ledger
-        shrinks = memory < worker.memory and worker.number in ledger.reserved
+        # Also what it was to have and did not get yet is given back: who asks waits for an answer.
+        less = memory < max(worker.memory, worker.wanted)
         worker.wanted = memory
-        if shrinks:
+        if memory < worker.memory and worker.number in ledger.reserved:
             worker.shrink_to(memory)
             ledger.resize(worker.number, worker.memory)
             if worker.exchanges:
                 worker.wanted = worker.memory
         self._admit(worker.device)
-        if shrinks:
+        if less:
             self.report(Resized(function, device, worker.memory, copy))
 
     def cpu_seconds(self) -> dict[FunctionId, Seconds]:

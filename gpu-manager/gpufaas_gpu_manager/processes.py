@@ -15,7 +15,6 @@ from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.exchange import SlotProtocol
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.served import Face, Ports
-from gpufaas_gpu_manager.watch import used_by
 from gpufaas_gpu_manager.zygote import COPIED, data_limit
 
 if TYPE_CHECKING:
@@ -77,10 +76,10 @@ class ForkedProcess:
 
     def in_use(self) -> Bytes:
         worker = self._worker
-        if worker.pid is None or worker.ready_head is None or not worker.device.source.enforced:
+        if worker.pid is None or worker.ready_head is None or worker.hold is None or not worker.device.source.enforced:
             return 0
         data = data_of(worker.pid) - data_limit(worker.ready_head.data_base, COPIED, worker.spec.slots) + COPIED
-        return max(data, used_by(worker.pid))
+        return max(data, worker.hold.used(worker.pid))
 
     def close(self) -> None:
         for slot in self._slots:
@@ -135,10 +134,10 @@ class ServedProcess:
             limit_data(self._worker.pid, memory + STACKS, self._worker.node.enforcement.hard_is_soft)
 
     def in_use(self) -> Bytes:
-        pid = self._worker.pid
-        if pid is None or not self._worker.device.source.enforced:
+        pid, hold = self._worker.pid, self._worker.hold
+        if pid is None or hold is None or not self._worker.device.source.enforced:
             return 0
-        return max(data_of(pid) - STACKS, used_by(pid))
+        return max(data_of(pid) - STACKS, hold.used(pid))
 
     def close(self) -> None:
         if self._grace is not None:

@@ -90,8 +90,8 @@ _NAMED: Final = 20
 _NESTED: Final = policies.Why("a call waits for it, and holds a device meanwhile: it has the first that it can have")
 
 _TANGLING: Final = frozenset((
-    m.DeviceLeft, m.DeviceDrained, m.Measured, m.LoadFailed, m.WorkerExited, m.Refused, m.FunctionDeployed, m.Scaled,
-    m.Serving,
+    m.DeviceLeft, m.DeviceDrained, m.Measured, m.Resized, m.LoadFailed, m.WorkerExited, m.Refused, m.FunctionDeployed,
+    m.Scaled, m.Serving,
 ))  # fmt: skip
 """Events after which a nested call may have no place any more that it had a claim to."""
 
@@ -217,17 +217,17 @@ class Engine:
         cluster.asked = None
         out: list[m.Command] = []
         self._out = out
-        overdue = self._overdue.at()
-        if overdue is not None and overdue <= now:
+        overdue = self._overdue.entries
+        if overdue and overdue[0][0] <= now:
             self._return_overdue()
         self._handlers[type(event)](event)
         if self._freed:
             self._freed = False
             self._settle()
-        if self._nests and (self._tangled or type(event) in _TANGLING):
+        if self._nests.inner and (self._tangled or type(event) in _TANGLING):
             self._tangled = False
             self._untangle()
-        if self._lending.lends and (self._homeless or cluster.orphaned):
+        if self._lending.lenders and (self._homeless or cluster.orphaned):
             out += self._lending.ask(self._homeless.values())
         return out
 
@@ -849,7 +849,7 @@ class Engine:
     def _sought(self, owner: FunctionState) -> bool:
         """Somebody may be waiting for the memory of an idle copy of *owner*: not its own next copy, see `victims`."""
         short = self._short
-        return bool(self._surplus or self._homeless or self._queue.count or self._nests) or len(short) > (
+        return bool(self._surplus or self._homeless or self._queue.count or self._nests.inner) or len(short) > (
             owner.id in short
         )
 
@@ -887,7 +887,7 @@ class Engine:
         if self._homeless:
             for owner in list(self._homeless.values()):
                 self._serve_fifo(owner)
-        if self._nests:
+        if self._nests.inner:
             self._start_nested()
         if self._queue.count and self._idle:
             self._plan()
@@ -980,7 +980,7 @@ class Engine:
         model = device.models.models.get(call.function)
         if model is None or device.id not in call.owner.holders:
             return f"device {device.id} does not hold {call.function}, or not for new calls"
-        if self._nests and self._nests.holds(device):
+        if self._nests.inner and self._nests.holds(device):
             return f"device {device.id} is held by a call that waits for a call"
         self._queue.remove(call)
         call.why = action.why

@@ -55,7 +55,7 @@ class Lending:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._lenders: dict[DeviceId, DeviceState] = {}
+        self.lenders: dict[DeviceId, DeviceState] = {}
         """Devices of which something may be lent."""
 
     def take_back(self, device: DeviceState, need: Bytes) -> list[m.Resize]:
@@ -99,9 +99,9 @@ class Lending:
         Each is asked once until it is idle.
         """
         cluster, asked = self._cluster, []
-        for device in list(self._lenders.values()):
+        for device in list(self.lenders.values()):
             if cluster.devices.get(device.id) is not device or all(each.limit == each.memory for each in device.models):
-                del self._lenders[device.id]
+                del self.lenders[device.id]
                 continue
             lent = [each for each in device.models if each.running and not each.asked and each.limit > each.memory]
             if lent and any(self._lacks(device, owner) for owner in self._seekers(homeless)):
@@ -112,11 +112,7 @@ class Lending:
 
     def note(self, device: DeviceState, model: Model) -> None:
         if model.limit > model.memory:
-            self._lenders[device.id] = device
-
-    @property
-    def lends(self) -> bool:
-        return bool(self._lenders)
+            self.lenders[device.id] = device
 
     def _seekers(self, homeless: Iterable[FunctionState]) -> list[FunctionState]:
         orphans = {call.function: None for call in self._cluster.orphans(_SEEKERS)}

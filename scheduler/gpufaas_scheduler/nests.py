@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
+from gpufaas_cache_manager.residency import ANSWERED
 from gpufaas_core.messages import Outer
 from gpufaas_core.model import Bytes, CallId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
@@ -28,11 +29,8 @@ class Nests:
     def __init__(self, cluster: Cluster, calls: Mapping[CallId, Call]) -> None:
         self._cluster = cluster
         self._calls = calls
-        self._inner: dict[CallId, Call] = {}
+        self.inner: dict[CallId, Call] = {}
         """By arrival; those that ended are dropped when the others are looked at."""
-
-    def __bool__(self) -> bool:
-        return bool(self._inner)
 
     def outer_of(self, said: Outer) -> tuple[Call | None, Seconds | None]:
         """
@@ -68,17 +66,17 @@ class Nests:
         call.avoid = outer.avoid
         if outer.owner.exclusive and outer.device is not None:
             call.avoid = outer.avoid | {outer.device.id}
-        self._inner[call.id] = call
+        self.inner[call.id] = call
 
     def waiting(self) -> list[Call]:
         """Return those without a lease, by arrival."""
         return [each for each in self._alive() if each.state != RUNNING]
 
     def _alive(self) -> list[Call]:
-        gone = [id_ for id_, each in self._inner.items() if self._calls.get(id_) is not each]
+        gone = [id_ for id_, each in self.inner.items() if self._calls.get(id_) is not each]
         for each in gone:
-            del self._inner[each]
-        return list(self._inner.values())
+            del self.inner[each]
+        return list(self.inner.values())
 
     # --- who is stuck ---
 
@@ -143,7 +141,10 @@ class Nests:
         room = device.device.memory
         waits = _holder(device, held) is not None
         for model in device.models:
-            if models[model] or (waits and model.queued) or model.owner.copies <= model.owner.min_copies:
+            if models[model]:
+                # What is lent to it may be had, unless it has said that it uses it.
+                room -= model.limit if model.asked == ANSWERED else model.memory
+            elif (waits and model.queued) or model.owner.copies <= model.owner.min_copies:
                 room -= model.memory
         return None if costs.occupation <= room else room
 

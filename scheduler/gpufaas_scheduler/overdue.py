@@ -20,8 +20,9 @@ class Overdue:
     """Devices with local queues, by when these go back. Told of each change of a first call or an estimated end."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Seconds, int, DeviceState]] = []
-        """A heap; entries that are true no more are dropped when they surface or outnumber the others."""
+        self.entries: list[tuple[Seconds, int, DeviceState]] = []
+        """A heap; entries that are true no more are dropped when they surface or outnumber the others. While the first
+        one is later than now, none is due."""
         self._limit = _SLACK
 
     def note(self, device: DeviceState) -> None:
@@ -29,7 +30,7 @@ class Overdue:
         at = device.overdue_at
         if at == inf:
             return
-        entries = self._entries
+        entries = self.entries
         heappush(entries, (at, device.order, device))
         if len(entries) > self._limit:
             entries[:] = {each[2]: each for each in entries if _holds(each)}.values()
@@ -38,7 +39,7 @@ class Overdue:
 
     def at(self) -> Seconds | None:
         """When the next local queue goes back."""
-        entries = self._entries
+        entries = self.entries
         while entries:
             if _holds(entries[0]):
                 return entries[0][0]
@@ -49,7 +50,7 @@ class Overdue:
         """Return the devices whose local queues are to go back by *now*, and forget them."""
         found = []
         while (at := self.at()) is not None and at <= now:
-            device = heappop(self._entries)[2]
+            device = heappop(self.entries)[2]
             if device not in found:
                 found.append(device)
         return found

@@ -101,7 +101,7 @@ class Costs:
 
     def estimate_s(self, size: float) -> Seconds:
         """Expected service time of a call of that size: by the size, if times depend on it; else the mean."""
-        by_size_s = self.sizes.predict_s(size)
+        by_size_s = self.sizes.predict_s(size) if size else None
         return self.service_s if by_size_s is None else by_size_s
 
     def left_s(self, ran_s: Seconds, estimate_s: Seconds) -> Seconds:

@@ -25,7 +25,7 @@ V2_FILES = {
     "cgroup.procs": "",
     "cgroup.kill": "",
     "memory.max": "max",
-    "memory.current": "0",
+    "memory.stat": "anon 0\nfile 0\ninactive_anon 0\nactive_anon 0\nunevictable 0",
     "memory.swap.max": "max",
     "memory.oom.group": "0",
     "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0",
@@ -243,6 +243,26 @@ def test_enough_memory_lets_it_end_well(kernel: Cgroups) -> None:
     assert group.oom_kills() == 0
 
 
+def test_what_it_holds_is_all_of_its_memory_and_no_page_cache(kernel: Cgroups, run: Run, tmp_path: Path) -> None:
+    """A file in a tmpfs that nobody has open or mapped, too."""
+    group, cached = kernel.make("worker-1"), tmp_path / "cached"
+    shared = Path(f"/dev/shm/held-{os.getpid()}")
+    try:
+        run(
+            group,
+            f"""if True:
+                private = b"x" * (20 << 20)
+                open({str(shared)!r}, "wb").write(bytes(30 << 20))
+                open({str(cached)!r}, "wb").write(bytes(40 << 20))
+                print("done", flush=True)
+                import time; time.sleep(60)""",
+        ).stdout.readline()  # type: ignore[union-attr]
+
+        assert 50 * MiB <= group.held() < 75 * MiB
+    finally:
+        shared.unlink(missing_ok=True)
+
+
 def test_a_fork_too_many_fails(kernel: Cgroups, run: Run) -> None:
     group = kernel.make("worker-1")
     group.limit_pids(10)
@@ -308,6 +328,13 @@ def test_version_2_counts_its_kills(directory: Directory) -> None:
     events = Path(group.entries[0]).with_name("memory.events")
     events.write_text("low 0\nhigh 0\nmax 7\noom 2\noom_kill 2\noom_group_kill 1")
     assert group.oom_kills() == 2
+
+
+def test_version_2_tells_memory_from_page_cache(directory: Directory) -> None:
+    group = CgroupsV2(directory.root, _name(os.getpid())).make("worker-1")
+    stat = Path(group.entries[0]).with_name("memory.stat")
+    stat.write_text("anon 5\nfile 9000\nshmem 7\ninactive_anon 4\nactive_anon 8\ninactive_file 8993\nunevictable 3")
+    assert group.held() == 15
 
 
 # --- which is found ---

@@ -205,6 +205,23 @@ async def test_what_a_worker_uses_is_not_taken_from_it_and_what_it_gives_is_said
     assert len(rig.facts_of(Resized)) == 1
 
 
+async def test_what_a_worker_was_to_get_and_has_not_got_yet_is_given_back_too(rig: Rig) -> None:
+    """Its room is still held by one that ends. The engine asks once, and waits for the answer."""
+    echo = await rig.function("echo", "def handle(event, context):\n    return 'x'", "http")
+    other = await rig.function("other", "def handle(event, context):\n    return 'y'", "http")
+    await rig.call(rig.lease(echo, cold=True, memory=48 * MiB))
+    await rig.call(rig.lease(other, cold=True, memory=100 * MiB))
+
+    rig.node.resize(echo, DEVICE, 180 * MiB)
+    rig.node.resize(echo, DEVICE, 48 * MiB)
+
+    (given,) = rig.facts_of(Resized)
+    assert given == Resized(echo, DEVICE, 48 * MiB)
+    rig.node.evict(other, DEVICE)
+    await until(lambda: len(rig.node.workers()) == 1)
+    assert rig.node.reserved(DEVICE) == 48 * MiB
+
+
 async def test_copies_of_a_function_are_told_apart_by_their_numbers(rig: Rig) -> None:
     """What is said of one, by the engine or by the node, is about no other."""
     tells = "import os\ndef handle(event, context):\n    return str(os.getpid())"

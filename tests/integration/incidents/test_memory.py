@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from tests.integration.conftest import ECHO, HTTP, Platform
 
 from gpufaas_core.units import MiB
@@ -138,3 +139,51 @@ def test_a_function_may_call_a_model_that_needs_what_it_was_lent(platform: Platf
         answers = list(pool.map(lambda _: platform.call(outer), range(3)))
 
     assert [each.status_code for each in answers] == [200] * 3, answers[0].text
+
+
+def test_what_a_function_keeps_in_shared_memory_is_not_given_to_another_one(platform: Platform) -> None:
+    """A file in /dev/shm that nobody has open is in no process, and had been promised again."""
+    if "cgroup" not in platform.status()["devices"][0]["device"]["labels"]["memory.enforcement"]:
+        pytest.skip("without control groups nobody sees such files")
+    keeper = platform.deploy(
+        "keeper",
+        """
+        def load(device):
+            return None
+
+        def handle(model, event, context):
+            with open("/dev/shm/kept", "wb") as file:
+                file.write(bytes(int(event.text) << 20))
+            return "kept"
+        """,
+        memory="",
+    )
+    assert platform.call(keeper, b"1").status_code == 200
+    assert platform.call(keeper, b"250").status_code == 200
+    path = platform.deploy("taker", taker(6), memory="250Mi")
+
+    assert platform.call(path, b"120").status_code == 200
+
+    assert platform.residents() == ["taker"], "there is no room for both"
+
+
+def test_a_function_that_uses_what_it_was_lent_is_told_at_once_that_its_own_call_finds_no_room(
+    platform: Platform,
+) -> None:
+    inner = platform.deploy("inner", taker(7), memory="250Mi")
+    outer = platform.deploy(
+        "outer",
+        """
+        import os, urllib.error, urllib.request
+
+        def handle(event, context):
+            held = b"x" * (250 << 20)
+            try:
+                return urllib.request.urlopen(os.environ["OPENFAAS_URL"] + event.body.decode(), b"1").read()
+            except urllib.error.HTTPError as error:
+                return f"{error.code} {error.headers['X-Gpufaas-Error']}"
+        """,
+        HTTP,
+    )
+
+    assert platform.call(outer, inner.encode(), timeout=15.0).text == "508 nested-call"

@@ -7,6 +7,7 @@ from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, FunctionId
+from gpufaas_core.units import MiB
 from gpufaas_scheduler.policies import POLICIES
 
 DEVICES = ("d1", "d2", "d3")
@@ -245,3 +246,22 @@ def test_nests_of_any_shape_drain(seed: int) -> None:
             nest.loaded(*loads[0])
         elif not left:
             pytest.fail(f"{sorted(nest.running)} wait for {sorted(nest.waiting)}")
+
+
+def test_a_call_that_uses_all_that_it_was_lent_does_not_keep_its_own_inner_call_waiting() -> None:
+    """It cannot give that back before it ends, and it ends after the inner call: which is refused once that is known."""
+    nest = Nest(learn=True)
+    nest.device("d1", 400 * MiB, "cpu")
+    nest.deploy("f", slots=1, size=100 * MiB, elastic=True)
+    nest.deploy("g", size=250 * MiB)
+    nest.call("outer", "f")
+    nest.loaded("f", "d1")
+
+    nest.inner("c", "g", "outer")
+    assert not nest.refused("c")
+    nest.tell(m.Resized(FunctionId("f"), DeviceId("d1"), 380 * MiB))
+
+    assert "device d1 has 20 MiB beside what stays there" in nest.refused("c")
+    nest.finish("outer")
+    nest.call("again", "g")
+    assert nest.runs_on("again") == "d1"
