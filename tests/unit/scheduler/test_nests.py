@@ -249,7 +249,7 @@ def test_nests_of_any_shape_drain(seed: int) -> None:
 
 
 def test_a_call_that_uses_all_that_it_was_lent_does_not_keep_its_own_inner_call_waiting() -> None:
-    """It cannot give that back before it ends, and it ends after the inner call: which is refused once that is known."""
+    """It cannot give that back before it ends, and it ends after the inner call: that is refused once it is known."""
     nest = Nest(learn=True)
     nest.device("d1", 400 * MiB, "cpu")
     nest.deploy("f", slots=1, size=100 * MiB, elastic=True)
