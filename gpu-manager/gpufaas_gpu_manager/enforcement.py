@@ -122,7 +122,7 @@ class Hold:
             self._watch.add(self._number, pid, self._memory, shared, over)
 
     def used(self, pid: int) -> Bytes:
-        """Return the bytes that its process *pid* holds with all that it started, files in its ``/dev/shm`` included."""
+        """Return the bytes that its process *pid* has with all that it started, files in its ``/dev/shm`` included."""
         return self._group.held() if self._group is not None else used_by(pid)
 
     def limit(self, memory: Bytes) -> None:
