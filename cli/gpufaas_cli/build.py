@@ -295,6 +295,12 @@ def _check_handler(file: Path, kind: Kind, template: str) -> None:
         call = f"{name}({', '.join(parameters)})"
         if bound is not None and name not in bound:
             raise InvalidSpec(f"{file} defines no {call}, which {template} calls: add it, or choose another template")
+        for each in tree.body:
+            if isinstance(each, ast.AsyncFunctionDef) and each.name == name:
+                raise InvalidSpec(
+                    f"{file}:{each.lineno}: {name} is async, which {template} does not support: write def {name}, with "
+                    "asyncio.run() in it where you need it"
+                )
         defined = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == name]
         if len(defined) == 1 and not defined[0].decorator_list and not _takes(defined[0].args, len(parameters)):
             raise InvalidSpec(f"{file}:{defined[0].lineno}: {template} calls {call}, which this {name} does not take")

@@ -38,6 +38,10 @@ class NotAuthorised(GpufaasError):
     """The gateway wants to know who we are, or does not let us."""
 
 
+class BrokeOff(GpufaasError):
+    """The gateway had begun to send a function's answer, and the answer has no end."""
+
+
 class Refused(GpufaasError):
     """The gateway answered, and said no."""
 
@@ -263,7 +267,7 @@ class Client:
         with self._stream(
             method, path, params=query or None, headers=headers, content=content, timeout=timeout
         ) as answer:
-            yield Answer(answer.status_code, answer.reason_phrase, answer.headers, self._translated(answer.iter_raw()))
+            yield Answer(answer.status_code, answer.reason_phrase, answer.headers, _to_its_end(answer))
 
     # --- how ---
 
@@ -367,6 +371,13 @@ class Answer:
         self.reason = reason
         self.headers = headers
         self.parts = parts
+
+
+def _to_its_end(answer: httpx.Response) -> Iterator[bytes]:
+    try:
+        yield from answer.iter_raw()
+    except httpx.HTTPError as exc:
+        raise BrokeOff(str(exc) or type(exc).__name__) from exc
 
 
 def function_path(name: str, namespace: str | None = None, asynchronous: bool = False) -> str:

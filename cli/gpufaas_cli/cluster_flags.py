@@ -226,7 +226,7 @@ def cluster_of(given: dict[str, Any]) -> ClusterOptions:
     given["id"] = given.pop("id_")
     for option, name in (("--id", "id"), ("--token-file", "token_file")):
         if given[name] is None:
-            raise click.UsageError(f"{option} is missing: see --help")
+            raise click.UsageError(f"{option} is missing")
     names = [name for name in ClusterOptions.__dataclass_fields__ if name in given]
     return ClusterOptions(**{name: given.pop(name) for name in names})
 

@@ -134,6 +134,9 @@ class Commands(click.Group):
             if given and given[0] not in COMMANDS and given[0] not in _ALIASES and given[0] in plugins.installed():
                 plugins.run(plugins.installed()[given[0]], given[1:])
             code = super().main(_without_go_booleans(given), prog_name or "gpufaas", **more)
+        except click.exceptions.NoArgsIsHelpError as exc:
+            click.echo(exc.ctx.get_help())  # asked for nothing: what could be asked for is the answer, as of faas-cli
+            code = 0
         except click.UsageError as exc:
             where = exc.ctx.command_path if exc.ctx else "gpufaas"
             _complain(f"{_uncapitalised(exc.format_message())} (see '{where} --help')")

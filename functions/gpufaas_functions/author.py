@@ -10,10 +10,11 @@ functions (``python3-http``) define ``handle(event, context)``, as OpenFaaS's te
 * a generator (anything with ``__next__``), streamed as it yields: each str, bytes or JSON-able value is sent at once.
 """
 
+import difflib
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
@@ -66,6 +67,10 @@ class Query(dict[str, str]):
 
     def getlist(self, name: str) -> list[str]:
         return self._all.get(name, [])
+
+
+class BadBody(msgspec.DecodeError):
+    """What the caller sent is not what the handler asked for: no fault of the handler, and a ValueError."""
 
 
 class Event:
@@ -141,8 +146,11 @@ class Event:
         return self.body.decode()
 
     def json(self) -> Any:
-        """:raises ValueError: the body is no JSON"""
-        return msgspec.json.decode(self.body)
+        """:raises BadBody: the body is no JSON; if the handler lets it pass, its caller is answered 400"""
+        try:
+            return msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, RecursionError) as exc:
+            raise BadBody(f"the body is no JSON: {exc}") from None
 
 
 class Context:
@@ -184,6 +192,8 @@ def to_answer(value: Any) -> Answer:
     :raises TypeError: it is nothing that can be sent; says what it was and what may be returned
     """
     status, headers = 200, []
+    if type(value) is dict and "statusCode" in value and (unknown := value.keys() - _ANSWER_KEYS):
+        raise TypeError(_not_of_an_answer(unknown))
     if type(value) is dict and value and value.keys() <= _ANSWER_KEYS and ("statusCode" in value or "body" in value):
         status = _status(value.get("statusCode", 200))
         headers = _headers(value.get("headers") or {})
@@ -197,6 +207,16 @@ def to_answer(value: Any) -> Answer:
     if hasattr(value, "__next__"):
         return Answer(status, _typed(headers, _TEXT), None, (_piece(each) for each in value))
     return Answer(status, _typed(headers, _JSON), _to_json(value), None)
+
+
+def _not_of_an_answer(unknown: Iterable[object]) -> str:
+    key = min(map(str, unknown))
+    near = difflib.get_close_matches(key, _ANSWER_KEYS, n=1, cutoff=0.5)
+    return (
+        f"the handler returned a dict with statusCode and {key!r}"
+        + (f" (did you mean {near[0]!r}?)" if near else "")
+        + ", but an answer has statusCode, body and headers only: put what is meant as JSON into body"
+    )
 
 
 def _status(value: Any) -> int:

@@ -9,6 +9,7 @@ ends when its sockets close: its manager has ended, or wants it to.
 import contextlib
 import ctypes
 import importlib
+import inspect
 import resource
 import socket
 import sys
@@ -34,13 +35,16 @@ from gpufaas_core.frames import (
     encode_frame,
     encode_prefix,
 )
-from gpufaas_functions.author import Answer, Context, Event, to_answer
+from gpufaas_functions.author import Answer, BadBody, Context, Event, to_answer
 
 THREAD_STACK: Final = 2 * 1024 * 1024
 """Of each thread but the main one, the author's too. Stacks are writable memory: they count against the limit whole,
 and the default of 8 MiB is that of a program with a few threads and no limit."""
 _SAID: Final = 2000
 """Characters of an exception that its caller is told. An exception's text may be a whole array's."""
+_OURS: Final = frozenset(
+    (__file__, importlib.__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
+)
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 
 
@@ -101,7 +105,7 @@ def run(start: WorkerStart, slots: list[socket.socket]) -> int:
             handle = handler.handle
     except BaseException as exc:
         # Whatever ends a load ends this worker: the manager gets the reason, and the log all of it.
-        text = traceback.format_exc()
+        text = "".join(traceback.format_exception(_from_the_author(exc)))
         with contextlib.suppress(OSError):
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -142,6 +146,8 @@ def import_handler(start: WorkerStart) -> Any:
     for name in ("load", "handle") if start.kind == "model" else ("handle",):
         if not callable(getattr(module, name, None)):
             raise AttributeError(f"{start.handler}.py defines no function {name}()")
+        if inspect.iscoroutinefunction(getattr(module, name)) or inspect.isasyncgenfunction(getattr(module, name)):
+            raise TypeError(f"{start.handler}.py: {name}() is async, which is not supported: write def {name}")
     return module
 
 
@@ -256,11 +262,14 @@ class Slot:
 
     def _failure(self, exc: BaseException) -> Answer:
         """
-        Answer 500 with the exception's own words; the traceback goes to the function's log.
+        Answer 500 with the exception's own words; the traceback goes to the function's log. A body that is not what
+        the handler asked for is the caller's fault: 400, and nothing in the log.
 
         Of one that ran out of memory they are only for the manager, which knows how much there is.
         """
-        traceback.print_exception(exc, file=sys.stderr)
+        if isinstance(exc, BadBody):
+            return Answer(400, [(b"content-type", b"text/plain; charset=utf-8")], str(exc).encode(), None)
+        traceback.print_exception(_from_the_author(exc), file=sys.stderr)
         if is_out_of_memory(exc):
             self._memory.release()
         return Answer(500, [(b"content-type", b"text/plain; charset=utf-8")], _last_line(exc).encode(), None)
@@ -383,6 +392,14 @@ def _exactly(length: int, chunks: Iterator[bytes | memoryview]) -> Iterator[byte
         close = getattr(chunks, "close", None)
         if close is not None:
             close()
+
+
+def _from_the_author(exc: BaseException) -> BaseException:
+    """Take off the frames of ours, and of the import, that lead to the author's first: they explain nothing."""
+    trace = exc.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    return exc.with_traceback(trace) if trace is not None else exc
 
 
 def _last_line(exc: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import click
 
 from gpufaas_cli import flags, output
-from gpufaas_cli.client import Answer, function_path
+from gpufaas_cli.client import Answer, BrokeOff, function_path
 from gpufaas_core.units import Seconds
 
 _ACCEPTED = 202
@@ -103,8 +103,12 @@ def command(
             headers.append(("Authorization", client.authorization))
         path = function_path(name, namespace, asynchronous)
         began = time.perf_counter()
+        broke_off = False
         with client.invoke(method.upper(), path, query, headers, content) as answer:
-            first_s = _write(answer, began)
+            try:
+                first_s = _write(answer, began)
+            except BrokeOff:
+                broke_off, first_s = True, time.perf_counter() - began
         total_s = time.perf_counter() - began
     if asynchronous and answer.status == _ACCEPTED:
         output.note("Function submitted asynchronously.")
@@ -113,6 +117,11 @@ def command(
         return
     if timing:
         output.note(describe_timing(answer.headers, total_s, first_s))
+    if broke_off:
+        call = f", call {answer.headers['X-Call-Id']}" if "X-Call-Id" in answer.headers else ""
+        logs = f"gpufaas logs {name.partition('/')[0]}" + (f" -n {namespace}" if namespace else "")
+        output.note(f"gpufaas: the answer of {name} broke off after it had begun{call}: {logs!r} says why")
+        raise click.exceptions.Exit(1)
     if answer.status >= 300:
         hint = ""
         if answer.headers.get("X-OpenFaaS-Internal") and answer.status == 404:
@@ -132,7 +141,10 @@ def describe_timing(headers: Mapping[str, str], total_s: Seconds, first_s: Secon
     phases, parts = _phases(headers.get("Server-Timing") or "")
     start, device = headers.get("X-Gpufaas-Start"), headers.get("X-Gpufaas-Device")
     what = {"hit": "hit (its model was resident)", "miss": "miss (its model was loaded)"}.get(start or "", start or "")
-    where = " on ".join(filter(None, (what, device))) or "no word from the platform about its start"
+    where = " on ".join(filter(None, (what, device)))
+    if not where:
+        own = headers.get("X-OpenFaaS-Internal")
+        where = "answered by the platform, not by the function" if own else "no word from the platform about its start"
     if not phases:
         return f"{where}: {output.format_seconds(total_s)}"
     known = sum(seconds for _, seconds in phases)

@@ -1,5 +1,6 @@
 """``gpufaas node``: a node of a cluster (`services.node` does the rest), and what is to be said about nodes."""
 
+import os
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ _LOOK_EVERY_S: Final = 0.5
 @click.group(
     "node",
     invoke_without_command=True,
+    no_args_is_help=not os.environ.get("GPUFAAS_ID"),  # a node in a container is told all by its environment
     short_help="Start a node of a cluster; list, describe and drain nodes.",
     epilog="""
 \b

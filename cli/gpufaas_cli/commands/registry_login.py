@@ -26,7 +26,7 @@ Examples:
   DOCKER_CONFIG=./credentials gpufaas push
 """,
 )
-@click.option("-u", "--username", metavar="NAME")
+@click.option("-u", "--username", metavar="NAME", help="Whom the registry knows.")
 @click.option("--password", metavar="PASSWORD", help="Seen by all users of this machine: better is -s.")
 @click.option("-s", "--password-stdin", "from_stdin", is_flag=True, help="Read the password from stdin.")
 @click.option("--server", default=_DOCKER_HUB, show_default=True, metavar="HOST")

@@ -90,6 +90,9 @@ class Gateway:
         self.headers.append({key.decode(): value.decode() for key, value in scope["headers"]})
         if "fails" in scope["path"]:
             await self._send(send, 500, b"ValueError: no such digit")
+        elif "breaks" in scope["path"]:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"x-call-id", b"c-1")]})
+            await send({"type": "http.response.body", "body": b"data: 1\n", "more_body": True})
         elif "none" in scope["path"]:
             await self._send(send, 404, b"not deployed\n", ("X-OpenFaaS-Internal", "gateway"))
         else:
@@ -838,6 +841,27 @@ def test_a_function_that_is_not_there_is_exit_code_1_and_says_where_to_look() ->
 
     assert result.exit_code == 1
     assert "none answered 404 Not Found: 'gpufaas list' shows" in result.stderr
+
+
+@pytest.mark.usefixtures("gateway")
+def test_an_answer_that_breaks_off_is_exit_code_1_and_points_to_the_logs() -> None:
+    """It was 3, as if there was no gateway."""
+    result = run("invoke", "breaks/now", "-n", "dev", "--timing", data="x")
+
+    assert result.exit_code == 1
+    assert result.stdout == "data: 1\n"
+    timing, told = result.stderr.splitlines()
+    assert timing.startswith("no word from the platform about its start: ")
+    assert told.startswith("gpufaas: the answer of breaks/now broke off after it had begun, call c-1: ")
+    assert told.endswith(": 'gpufaas logs breaks -n dev' says why")
+
+
+@pytest.mark.usefixtures("gateway")
+def test_timing_of_an_error_of_the_platform_says_whose_answer_it_is() -> None:
+    result = run("invoke", "none", "--timing", data="x")
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("answered by the platform, not by the function: ")
 
 
 @pytest.mark.usefixtures("gateway")

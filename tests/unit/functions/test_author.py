@@ -58,6 +58,8 @@ def test_a_body_may_be_a_generator_with_headers() -> None:
         ({"statusCode": "many"}, "statusCode is 'many'"),
         ({"statusCode": 42}, "statusCode is 42"),
         ({"body": "", "headers": {"X": "a\r\nY: b"}}, "is no header: its name or value"),
+        ({"statusCode": 401, "header": {}}, r"'header' \(did you mean 'headers'\?\)"),
+        ({"statusCode": 200, "message": "hi"}, "statusCode and 'message', but an answer has"),
     ],
 )
 def test_what_cannot_be_sent_is_explained(value: Any, says: str) -> None:
@@ -75,6 +77,8 @@ def test_an_event_reads_as_in_openfaas() -> None:
         "1",
         False,
     )
+    with pytest.raises(ValueError, match="the body is no JSON"):
+        Event("POST", "/", b"", [], b"{no json").json()
     assert (event.body, event.text, event.json()) == (b'{"k": [1]}', '{"k": [1]}', {"k": [1]})
 
 

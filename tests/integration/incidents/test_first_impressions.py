@@ -1,0 +1,73 @@
+"""
+What a new user's first functions met: a caller's bad JSON was the function's 500, a typo in `headers` turned a 401 into
+a 200, `async def handle` failed at each call, a stream that broke off was "no gateway", tracebacks began with ours.
+"""
+
+import subprocess
+import sys
+
+import pytest
+from tests.integration.conftest import HTTP, Platform, until
+
+from gpufaas_core.errors import InvalidSpec
+
+HANDLER = """
+    def fail():
+        raise KeyError("breed")
+
+    def handle(event, context):
+        match event.path:
+            case "/json":
+                return event.json()
+            case "/typo":
+                return {"statusCode": 401, "header": {"www-authenticate": "Basic"}}
+            case "/stream":
+                return pieces()
+        fail()
+
+    def pieces():
+        yield "first"
+        fail()
+"""
+
+
+def test_what_a_caller_and_an_author_do_wrong_is_told_to_the_one_who_did_it(platform: Platform) -> None:
+    path = platform.deploy("first", HANDLER, HTTP)
+
+    bad = platform.call(f"{path}/json", b"{no json")
+    typo = platform.call(f"{path}/typo")
+
+    assert (bad.status_code, bad.text.startswith("the body is no JSON: ")) == (400, True)
+    assert typo.status_code == 500
+    assert "'header' (did you mean 'headers'?)" in typo.text
+    until(lambda: "Traceback" in platform.log("first"))
+    assert "no JSON" not in platform.log("first"), "who sends rubbish fills nobody's log"
+
+
+def test_a_traceback_begins_with_the_authors_frame(platform: Platform) -> None:
+    path = platform.deploy("first", HANDLER, HTTP)
+
+    platform.call(f"{path}/fails")
+
+    until(lambda: "KeyError: 'breed'" in platform.log("first"))
+    assert "runner.py" not in platform.log("first")
+    assert platform.log("first").index("in handle") < platform.log("first").index("in fail")
+
+
+def test_a_stream_that_breaks_off_is_a_failure_of_the_function_and_points_to_its_logs(platform: Platform) -> None:
+    platform.deploy("first", HANDLER, HTTP)
+
+    command = [sys.executable, "-m", "gpufaas_cli", "invoke", "first/stream", "-g", platform.url]
+    done = subprocess.run(command, check=False, capture_output=True, input=b"x", timeout=60)
+
+    assert (done.returncode, done.stdout) == (1, b"first")
+    assert b"'gpufaas logs first' says why" in done.stderr
+
+
+def test_an_async_handler_is_refused_at_build_and_where_that_cannot_see_it_at_deploy(platform: Platform) -> None:
+    with pytest.raises(InvalidSpec, match="handle is async, which python3-http does not support: write def handle"):
+        platform.deploy("later", "async def handle(event, context): return 'x'", HTTP)
+
+    hidden = "async def other(event, context): return 'x'\nhandle = other"
+    with pytest.raises(Exception, match=r"handle\(\) is async, which is not supported: write def handle"):
+        platform.deploy("hidden", hidden, HTTP)
