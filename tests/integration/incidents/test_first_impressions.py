@@ -9,6 +9,7 @@ import sys
 import pytest
 from tests.integration.conftest import HTTP, Platform, until
 
+from gpufaas_cli.client import Refused
 from gpufaas_core.errors import InvalidSpec
 
 HANDLER = """
@@ -65,9 +66,9 @@ def test_a_stream_that_breaks_off_is_a_failure_of_the_function_and_points_to_its
 
 
 def test_an_async_handler_is_refused_at_build_and_where_that_cannot_see_it_at_deploy(platform: Platform) -> None:
+    hidden = "async def other(event, context): return 'x'\nhandle = other"
+    with pytest.raises(Refused, match=r"handle\(\) is async, which is not supported: write def handle"):
+        platform.deploy("hidden", hidden, HTTP)
+
     with pytest.raises(InvalidSpec, match="handle is async, which python3-http does not support: write def handle"):
         platform.deploy("later", "async def handle(event, context): return 'x'", HTTP)
-
-    hidden = "async def other(event, context): return 'x'\nhandle = other"
-    with pytest.raises(Exception, match=r"handle\(\) is async, which is not supported: write def handle"):
-        platform.deploy("hidden", hidden, HTTP)
