@@ -31,6 +31,8 @@ INLINE_BODY: Final = 256 * 1024
 """A request's body beyond this is a file beside the queue."""
 INLINE_ANSWER: Final = 1024 * 1024
 """And an answer beyond this: most are short-lived, and reading one back is one query."""
+MAX_ANSWER: Final = 256 * 1024 * 1024
+"""More of an answer is not kept for its callback: one without end must not fill the disk of all."""
 
 
 class AcceptedCall(Struct, frozen=True):

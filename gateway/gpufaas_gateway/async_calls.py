@@ -26,10 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpufaas_core.errors import GpufaasError, Overloaded, StorageFailed
-from gpufaas_core.units import Seconds
+from gpufaas_core.errors import BadAnswer, GpufaasError, Overloaded, StorageFailed
+from gpufaas_core.units import Seconds, format_bytes
 from gpufaas_gateway.async_call import (
     INLINE_ANSWER,
+    MAX_ANSWER,
     AcceptedCall,
     Answer,
     Answered,
@@ -705,6 +706,8 @@ class _Answered:
         if self._new_file is None and not self.internal:
             return
         self._size += len(piece)
+        if self._size > MAX_ANSWER:
+            raise BadAnswer(f"it has more than the {format_bytes(MAX_ANSWER)} that are kept for a callback")
         self._pieces.append(bytes(piece))
         if self._size > INLINE_ANSWER and self._new_file is not None:
             if self._file is None:

@@ -270,6 +270,19 @@ async def test_a_large_answer_goes_through_a_file_that_is_gone_afterwards(rig: R
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_an_answer_without_end_is_kept_up_to_a_bound(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpufaas_gateway.async_calls.MAX_ANSWER", 2_000_000)
+    rig.functions.pieces = [b"x" * 300_000] * 10
+
+    await rig.send(callback="http://receiver/")
+    await rig.becomes("dead")
+
+    assert "more than the 2 MiB that are kept for a callback" in rig.seen().reason
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_an_answer_that_nobody_wants_is_not_kept(rig: Rig, tmp_path: Path) -> None:
     rig.functions.pieces = [b"x" * 300_000] * 5
 
