@@ -68,7 +68,10 @@ class CallCancelled(GpufaasError):
 
 
 class LoadFailed(GpufaasError):
-    pass
+    def __init__(self, message: str, retry_after_s: Seconds = 0.0) -> None:
+        """:param retry_after_s: when it is tried again at the earliest; 0.0: nothing is known of that"""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class OutOfMemory(GpufaasError):

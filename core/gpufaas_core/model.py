@@ -15,6 +15,7 @@ __all__ = [
     "DeviceId",
     "DeviceStatus",
     "EngineStatus",
+    "Failing",
     "Function",
     "FunctionId",
     "NodeId",
@@ -221,6 +222,18 @@ class Explanation(Struct, frozen=True):
     """Where it was started; of one that waits, on the kind of device that joined first."""
 
 
+class Failing(Struct, frozen=True):
+    """A function does not load: its calls are refused, but for one at a time that tries it."""
+
+    reason: str
+    failures: int
+    """Loads that failed in a row."""
+    for_s: Seconds
+    """Since the first of them."""
+    retry_in_s: Seconds
+    """Until a call, or its minimum of copies, tries it again; 0: the next call does."""
+
+
 class EngineStatus(Struct, frozen=True):
     """The whole cluster as the engine sees it."""
 
@@ -231,3 +244,5 @@ class EngineStatus(Struct, frozen=True):
     running: dict[FunctionId, int]
     desired: dict[FunctionId, int] = field(default_factory=dict)
     """Copies that a function should have since it was `Scaled`, within its bounds; left out: as calls ask for them."""
+    failing: dict[FunctionId, Failing] = field(default_factory=dict)
+    """Functions whose calls are refused since their loads fail."""

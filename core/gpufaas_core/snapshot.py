@@ -102,6 +102,21 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     size: float = 0.0
 
 
+class BackoffDoc(Struct, frozen=True):
+    """Of a function whose loads fail, see `gpufaas_scheduler.backoff`."""
+
+    failures: int
+    """In a row."""
+    reason: str | None = None
+    """Why its calls are refused; None: they are not."""
+    for_s: Seconds = 0.0
+    """Since the first of `failures`."""
+    retry_in_s: Seconds = 0.0
+    """Until it is loaded again; below zero: it may be."""
+    loaded_for_s: Seconds | None = None
+    """Since a load succeeded; None: the last one failed."""
+
+
 class ResidentDoc(Struct, frozen=True, omit_defaults=True):
     """An entry of a device's LRU list."""
 
@@ -113,7 +128,7 @@ class ResidentDoc(Struct, frozen=True, omit_defaults=True):
     copy: int = 0
     loading: bool = False
     ready_in_s: Seconds = 0.0
-    """Until the end of its load, by estimate; below zero: it is late."""
+    """Until the end of its load, by estimate; below zero: it is late, or was ready so long ago."""
     running: int = 0
     draining: bool = False
     limit: Bytes = 0
@@ -199,8 +214,8 @@ class FunctionDoc(Struct, frozen=True):
     """By device kind."""
     starved: str | None = None
     """Why no device has enough memory for its load, since the last load that ran out."""
-    failures: int = 0
-    failed: str | None = None
+    backoff: BackoffDoc | None = None
+    """None: no load of it failed of late."""
     removed: bool = False
     """It only serves what it has."""
     waiting: int = 0

@@ -19,10 +19,11 @@ def full_name_of(function: FunctionId) -> str:
 
 
 def status_metrics(status: EngineStatus) -> Iterator[Metric]:
-    """Yield what *status* says of devices, of what is resident on them, and of queues."""
+    """Yield what *status* says of devices, of what is resident on them, of queues, and of functions that fail."""
     yield from _devices(status)
     yield _residents(status)
     yield _queues(status)
+    yield _failing(status)
 
 
 def _devices(status: EngineStatus) -> Iterator[Metric]:
@@ -65,6 +66,17 @@ def _residents(status: EngineStatus) -> Metric:
             memory[full_name_of(resident.function), each.device.id] += resident.memory
     for labels, size in sorted(memory.items()):
         family.add_metric(list(labels), size)
+    return family
+
+
+def _failing(status: EngineStatus) -> Metric:
+    family = GaugeMetricFamily(
+        "gpufaas_function_failed_loads",
+        "Loads in a row that failed, of functions whose calls are refused for it",
+        labels=["function_name"],
+    )
+    for function, each in sorted(status.failing.items()):
+        family.add_metric([full_name_of(function)], each.failures)
     return family
 
 

@@ -379,4 +379,6 @@ def error_name(error: GpufaasError) -> str:
 
 def make_error(name: str, message: str, retry_after_s: Seconds = 1.0) -> GpufaasError:
     cls = _ERRORS.get(name, GpufaasError)
-    return Overloaded(message, retry_after_s) if cls is Overloaded else cls(message)
+    if cls is Overloaded or cls is LoadFailed:
+        return cls(message, retry_after_s)
+    return cls(message)

@@ -8,9 +8,8 @@ functions, text/plain errors, DELETE with a JSON body, and no 422 for bodies.
 
 import asyncio
 import platform
-from collections import Counter, defaultdict
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
@@ -24,13 +23,14 @@ from starlette.routing import Match
 from gpufaas_core.constraints import MEMORY
 from gpufaas_core.errors import CorruptArtifact, GpufaasError, InvalidSpec, UnknownFunction
 from gpufaas_core.logs import LogLine
-from gpufaas_core.model import CallId, DeviceId, EngineStatus, FunctionId
+from gpufaas_core.model import CallId, EngineStatus, FunctionId
 from gpufaas_core.status_metrics import full_name_of
 from gpufaas_core.units import Bytes, MiB
 from gpufaas_gateway.alerts import add_alert_route
 from gpufaas_gateway.answers import encode, error_answer, json_answer, pieces, read_body, starting
 from gpufaas_gateway.catalogue import Catalogue, Deployed, replicas_of
 from gpufaas_gateway.errors import METHODS, UnknownCall, headers_of, status_of
+from gpufaas_gateway.function_state import Copies, copies_of, state_of
 from gpufaas_gateway.metrics import CONTENT_TYPE, Metrics
 from gpufaas_gateway.openapi import document
 from gpufaas_gateway.page import PAGE
@@ -80,7 +80,7 @@ def management_app(
         if not catalogue.loaded:
             return starting()
         status = scheduler.status()
-        copies = _copies(status)
+        copies = copies_of(status)
         functions = catalogue.all(request.query_params.get("namespace") or DEFAULT_NAMESPACE)
         return json_answer(
             [{**_status_of(each, status, copies), "invocationCount": each.invocations} for each in functions]
@@ -121,7 +121,7 @@ def management_app(
             return starting()
         found = find(name, request.query_params.get("namespace"))
         now = scheduler.status()
-        status = _status_of(found, now, _copies(now))
+        status = _status_of(found, now, copies_of(now))
         if request.query_params.get("usage", "") in _TRUE:
             used = await usage_of(found.function_id) if usage_of is not None else None
             if used is not None:
@@ -334,31 +334,14 @@ def _line(line: LogLine) -> bytes:
     return encode(line) + b"\n"
 
 
-@dataclass(slots=True)
-class _Copies:
-    """Of one revision."""
-
-    by_device: Counter[DeviceId] = field(default_factory=Counter)
-    ready: int = 0
-    """Loaded, and taking calls."""
-
-
-def _copies(status: EngineStatus) -> Mapping[FunctionId, _Copies]:
-    copies: defaultdict[FunctionId, _Copies] = defaultdict(_Copies)
-    for each in status.devices:
-        for resident in each.resident:
-            found = copies[resident.function]
-            found.by_device[each.device.id] += 1
-            found.ready += not (resident.loading or resident.draining)
-    return copies
-
-
-def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[FunctionId, _Copies]) -> dict[str, object]:
+def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[FunctionId, Copies]) -> dict[str, object]:
     """Return FunctionStatus (openfaas.md §4.2), and beside it what only we know, under ``gpufaas``."""
     replicas = replicas_of(deployed, status)
-    copies = all_copies.get(deployed.function_id) or _Copies()
+    copies = all_copies.get(deployed.function_id) or Copies()
     callable_now = deployed.unavailable is None
+    failing = deployed.function_id in status.failing
     ours: dict[str, object] = {
+        **state_of(deployed, status, copies, time.time()),
         "revision": deployed.record.revision,
         "bundle": deployed.spec.digest,
         "devices": list(copies.by_device),
@@ -396,8 +379,8 @@ def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[Fun
         **spec_fields(deployed.record),
         "replicas": replicas,
         # Ready is what can be called, and an idle function can be: loading is part of its first call. One that was
-        # scaled to nothing can be called too, but who scaled it waits to see 0.
-        "availableReplicas": max(min(1, replicas), copies.ready) if callable_now else 0,
+        # scaled to nothing can be called too, but who scaled it waits to see 0. What does not load is not ready.
+        "availableReplicas": max(0 if failing else min(1, replicas), copies.ready) if callable_now else 0,
         "gpufaas": ours,
     }
 

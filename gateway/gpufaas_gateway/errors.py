@@ -131,7 +131,7 @@ def headers_of(error: GpufaasError | None = None) -> dict[str, str]:
     }
     if error is not None:
         headers[ERROR_HEADER] = code_of(error)
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded) or (isinstance(error, LoadFailed) and error.retry_after_s):
         headers["Retry-After"] = _whole_seconds(error.retry_after_s)
     elif isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(METHODS)

@@ -13,6 +13,7 @@ from typing import Final
 from gpufaas_cache_manager.residency import NOT_ASKED
 from gpufaas_core.model import DeviceId, FunctionId, Seconds
 from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, FunctionDoc, Holder, ResidentDoc
+from gpufaas_scheduler.backoff import restored
 from gpufaas_scheduler.queue import IMPLICIT, Call
 from gpufaas_scheduler.state import Cluster, Costs, DeviceState, FunctionState, Model, ReadyCopies
 
@@ -64,7 +65,7 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
                 idle_s=now - each.last_used,
                 copy=each.copy,
                 loading=each.loading,
-                ready_in_s=each.ready_at - now if each.loading else 0.0,
+                ready_in_s=each.ready_at - now,
                 running=each.running,
                 draining=each in each.owner.draining,
                 limit=each.limit if each.limit != each.memory else 0,
@@ -103,8 +104,7 @@ def function_doc(owner: FunctionState, now: Seconds) -> FunctionDoc:
         excess=owner.excess,
         costs={kind: costs_doc(each) for kind, each in owner.known_costs()},
         starved=owner.starved,
-        failures=owner.failures,
-        failed=owner.failed,
+        backoff=None if owner.backoff is None else owner.backoff.doc(now),
         removed=owner.removed,
         waiting=owner.waiting,
         running=owner.running,
@@ -184,8 +184,7 @@ def restore_function(owner: FunctionState, doc: FunctionDoc, since: Seconds) -> 
         if costs is not None:
             restore_costs(costs, each)
     owner.starved = doc.starved
-    owner.failures = doc.failures
-    owner.failed = doc.failed
+    owner.backoff = None if doc.backoff is None else restored(doc.backoff, since)
     owner.fits_as_of = -1
 
 

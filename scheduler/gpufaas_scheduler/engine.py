@@ -48,6 +48,7 @@ from gpufaas_core.model import (
     DeviceStatus,
     EngineStatus,
     Explanation,
+    Failing,
     FunctionId,
     ResidentStatus,
     Seconds,
@@ -57,7 +58,7 @@ from gpufaas_core.model import (
 from gpufaas_core.plausible import is_size, is_time
 from gpufaas_core.snapshot import CallDoc, DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc, RunningCall
 from gpufaas_core.units import format_bytes
-from gpufaas_scheduler import docs, memory, policies
+from gpufaas_scheduler import backoff, docs, memory, policies
 from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.nests import Nests
 from gpufaas_scheduler.overdue import Overdue
@@ -68,9 +69,6 @@ from gpufaas_scheduler.state import Cluster, Demand, DeviceState, FunctionState,
 LEARNING_RATE: Final = 0.25
 """Weight of the newest time in a profile (EWMA): half of what is learnt is from the last 2.4 calls, so that a model
 that slows down is believed within a few calls and a single outlier is not. Of service times that vary much, less."""
-
-MAX_LOAD_FAILURES: Final = 3
-"""In a row; then the function is failed until it is deployed again."""
 
 MAX_LOADING: Final = 4
 """Copies of a CPU function that load at once without a call, once one is ready and so shows that it can: a container
@@ -162,6 +160,8 @@ class Engine:
         """CPU functions with waiting calls that are resident nowhere."""
         self._short: dict[FunctionId, FunctionState] = {}
         """Functions with fewer copies than they should have without a call."""
+        self._held_back: dict[FunctionId, FunctionState] = {}
+        """Those that lack copies, too, but whose next load has to wait (`backoff`)."""
         self._surplus: dict[FunctionId, FunctionState] = {}
         """Functions that have copies to give up, or copies that drain."""
         self._learnt: dict[tuple[FunctionId, str], None] = {}
@@ -234,13 +234,16 @@ class Engine:
     @property
     def wake_at(self) -> Seconds | None:
         """
-        When time alone changes something: a waiting call's deadline comes, a local queue goes back, or the policy wants
-        to look again. Send `Woken` then.
+        When time alone changes something: a waiting call's deadline comes, a local queue goes back, a load that failed
+        is tried again without a call, or the policy wants to look again. Send `Woken` then.
         """
         at = self._next_deadline()
         overdue = self._overdue.at()
         if at is None or (overdue is not None and overdue < at):
             at = overdue
+        if self._held_back:
+            retry_at = min(each.backoff.retry_at for each in self._held_back.values() if each.backoff is not None)
+            at = retry_at if at is None or retry_at < at else at
         look_at = self._look_at
         if look_at is not None and self._queue.count and (at is None or look_at < at):
             at = look_at
@@ -294,6 +297,11 @@ class Engine:
             queued={each.id: each.waiting for each in self._functions.values() if each.waiting},
             running={each.id: each.running for each in self._functions.values() if each.running},
             desired={each.id: each.target for each in self._functions.values() if each.desired is not None},
+            failing={
+                each.id: Failing(failing.reason, failing.failures, now - failing.since, failing.left_s(now))
+                for each in self._functions.values()
+                if (failing := each.backoff) is not None and failing.reason is not None
+            },
         )
 
     def remember(self, starts: int) -> None:
@@ -456,7 +464,7 @@ class Engine:
         if event.call in self._calls:
             self.ignored["Arrived"] += 1
             return
-        if owner is None or owner.failed is not None or owner.removed or owner.fits_as_of != self._cluster.fleet:
+        if owner is None or owner.backoff is not None or owner.removed or owner.fits_as_of != self._cluster.fleet:
             refused = self._why_not(owner, event)
             if refused is not None:
                 self._out.append(refused)
@@ -522,8 +530,8 @@ class Engine:
     def _why_not(self, owner: FunctionState | None, event: m.Arrived) -> m.Reject | None:
         if owner is None:
             return m.Reject(event.call, "unknown_function", f"no function {event.function} is deployed")
-        if owner.failed is not None:
-            return m.Reject(event.call, "load_failed", owner.failed)
+        if self._backs_off(owner) and (owner.waiting or owner.loading or self._is_held_back(owner)):
+            return self._failing(event.call, owner)  # who comes first when the time is over tries it
         if owner.removed:
             return m.Reject(event.call, "removed", f"function {owner.id} was removed")
         self._cluster.fits_somewhere(owner)
@@ -539,6 +547,8 @@ class Engine:
             assert call.device is not None
         device, owner = call.device, call.owner
         device.served += 1
+        if event.ok and owner.backoff is not None:
+            self._recovers(owner, owner.backoff, call.cold)
         if event.ok and is_time(event.service_s):
             costs = owner.costs(device.kind)
             if costs is not None:
@@ -607,8 +617,8 @@ class Engine:
             self._out.append(m.Reject(call.id, "out_of_memory", owner.starved))
         elif self._functions.get(owner.id) is not owner:
             self._out.append(m.Reject(call.id, "removed", f"function {owner.id} was removed"))
-        elif owner.failed is not None:
-            self._out.append(m.Reject(call.id, "load_failed", owner.failed))
+        elif self._backs_off(owner) and self._is_held_back(owner):
+            self._out.append(self._failing(call.id, owner))
         elif call.refusals >= MAX_REFUSALS:
             assert call.device is not None
             reason = f"{call.refusals} nodes in a row refused the call, the last one ({call.device.id}): {why}"
@@ -644,6 +654,9 @@ class Engine:
         if self._look_at is not None and self._look_at <= now:
             self._look_at = None
             self._freed = True
+        if self._held_back:
+            for owner in [each for each in self._held_back.values() if not self._is_held_back(each)]:
+                self._balance(owner)
         while (deadline := self._next_deadline()) is not None and deadline <= now:
             call = heappop(self._deadlines)[2]
             where = "in the queue"
@@ -1008,7 +1021,7 @@ class Engine:
             return f"there is no device {action.device}"
         if device.busy:
             return _busy(device)
-        if owner.failures:
+        if owner.backoff is not None:
             return f"the last load of {owner.id} failed: a call has to try it first"
         if owner.id in device.models.models:
             return f"device {device.id} holds {owner.id} already"
@@ -1166,13 +1179,16 @@ class Engine:
     def _balance(self, owner: FunctionState) -> None:
         """Its number of copies, or what it should be, changed: note what is to be done as soon as it can be."""
         self._touch(owner)
-        if owner.copies < owner.target and owner.failed is None:
-            self._short[owner.id] = owner
-        else:
-            self._short.pop(owner.id, None)
+        self._note_lack(owner)
         if owner.surplus or owner.draining:
             self._surplus[owner.id] = owner
         self._freed = True
+
+    def _note_lack(self, owner: FunctionState) -> None:
+        self._short.pop(owner.id, None)
+        self._held_back.pop(owner.id, None)
+        if owner.copies < owner.target and not owner.removed:
+            (self._held_back if self._is_held_back(owner) else self._short)[owner.id] = owner
 
     def _wake(self, owner: FunctionState) -> None:
         """A call of a function that was scaled to zero: from now on its copies follow its calls again."""
@@ -1225,6 +1241,9 @@ class Engine:
 
     def _load_copies(self, owner: FunctionState) -> None:
         """More copies of a function that has too few: only where they fit, and not all at once."""
+        if self._is_held_back(owner):
+            self._note_lack(owner)
+            return
         while owner.copies < owner.target and self._revive(owner):
             pass
         while owner.copies < owner.target:
@@ -1275,8 +1294,11 @@ class Engine:
         owner.loading -= 1
         if model not in owner.draining:
             owner.add(model, device)
-        owner.failures = 0
         owner.starved = None
+        model.ready_at = self._cluster.now
+        if owner.backoff is not None:
+            owner.backoff.loaded(self._cluster.now)
+            self._note_lack(owner)
         if self._learn and owner.declared.elastic:
             self._out += self._lending.lend(device, model)
         if device.preload is model:
@@ -1322,16 +1344,7 @@ class Engine:
                 f"all that the largest {device.kind} device for it has ({event.reason}). Deploy a smaller or quantised "
                 "model, or add a larger device"
             )
-        owner.failures += 1
-        if owner.failures >= MAX_LOAD_FAILURES and not awaited and owner.copies > owner.loading:
-            self._short.pop(owner.id, None)  # it serves elsewhere: one copy more is not worth the function
-        elif owner.failures >= MAX_LOAD_FAILURES:
-            owner.failed = (
-                f"function {owner.id} failed to load {owner.failures} times in a row, the last time on {device.id}: "
-                f"{event.reason}"
-            )
-            self._short.pop(owner.id, None)
-            self._reject_waiting(owner, "load_failed", owner.failed)
+        self._start_failed(owner, awaited, f"the last load, on {device.id}: {event.reason}")
         self._after_loss(device, owner)
 
     def _worker_exited(self, event: m.WorkerExited) -> None:
@@ -1340,8 +1353,51 @@ class Engine:
             self.ignored["WorkerExited"] += 1
             return
         device, model = found
-        self._lose(device, model)
-        self._after_loss(device, model.owner)
+        owner = model.owner
+        young = model.loading or self._cluster.now - model.ready_at < backoff.STEADY_S
+        # One that ended in a call was ended by the call, for all that is known.
+        if not self._lose(device, model) and young and owner.copies < owner.target:
+            why = f"the last worker, on {device.id}, ended right after it had started: {event.reason}"
+            self._start_failed(owner, False, why)
+        self._after_loss(device, owner)
+
+    def _start_failed(self, owner: FunctionState, awaited: bool, why: str) -> None:
+        """A copy did not come to be. :param awaited: by a call"""
+        self._touch(owner)
+        failing = owner.backoff = owner.backoff or backoff.Backoff()
+        held_back = failing.failed(self._cluster.now)
+        self._note_lack(owner)
+        # One copy more is not worth a function that serves elsewhere.
+        if held_back and (awaited or owner.copies <= owner.loading):
+            failing.reason = why
+            for call in [each for each in self._calls.values() if each.owner is owner and each.state != RUNNING]:
+                self._give_up(call)
+                self._out.append(self._failing(call.id, owner))
+
+    def _failing(self, call: CallId, owner: FunctionState) -> m.Reject:
+        failing = owner.backoff
+        assert failing is not None
+        left_s = failing.left_s(self._cluster.now)
+        again = f"is tried again in {max(1, round(left_s))} s" if left_s else "is being tried again now"
+        message = (
+            f"function {owner.id} failed to load {failing.failures} times in a row: it {again}, or at once when it is "
+            f"deployed again; {failing.reason}"
+        )
+        return m.Reject(call, "load_failed", message, max(1.0, left_s))
+
+    def _backs_off(self, owner: FunctionState) -> bool:
+        """Its calls are refused, but for one that tries it."""
+        return owner.backoff is not None and owner.backoff.reason is not None
+
+    def _is_held_back(self, owner: FunctionState) -> bool:
+        """Nothing of it is to be loaded yet."""
+        return owner.backoff is not None and owner.backoff.retry_at > self._cluster.now
+
+    def _recovers(self, owner: FunctionState, failing: backoff.Backoff, cold: bool) -> None:
+        """A call of a function whose loads failed of late has ended well."""
+        if failing.served(self._cluster.now, cold):
+            owner.backoff = None
+            self._balance(owner)
 
     def _lose(self, device: DeviceState, model: Model) -> list[Call]:
         """
@@ -1367,8 +1423,8 @@ class Engine:
             for call in [each for each in device.local if each.owner is owner]:
                 self._return_local(device, call)
         self._cluster.evict(device, model)
-        if owner.copies < owner.target and owner.failed is None and not owner.removed:
-            self._short[owner.id] = owner
+        if owner.copies < owner.target and owner.id not in self._short:
+            self._note_lack(owner)
         if not owner.exclusive and owner.queue.calls and not owner.active:
             self._homeless[owner.id] = owner
 
@@ -1524,7 +1580,7 @@ class Engine:
         owner.removed = True
         owner.min_copies = 0
         owner.scale(None)
-        self._short.pop(owner.id, None)
+        self._note_lack(owner)
         if not event.drain:
             self._reject_waiting(owner, "removed", f"function {owner.id} was removed")
             for call in self._calls.values():
@@ -1719,7 +1775,7 @@ class Engine:
             if (owner := self._functions.get(name)) is not None:
                 self._cluster.orphaned[name] = owner
         for names, wishes, holds in (
-            (() if engine is None else engine.short, self._short, _lacks),
+            (() if engine is None else engine.short, self._short, self._lacks),
             (() if engine is None else engine.surplus, self._surplus, _has_surplus),
             (() if engine is None else engine.homeless, self._homeless, _is_homeless),
         ):
@@ -1735,7 +1791,12 @@ class Engine:
                         changed = True
         for owner in self._functions.values():
             self._cluster.note_orphan(owner)
+            if self._is_held_back(owner):
+                self._note_lack(owner)
         return changed
+
+    def _lacks(self, owner: FunctionState) -> bool:
+        return owner.copies < owner.target and not owner.removed and not self._is_held_back(owner)
 
     def _device_came_back(self, device: Device, snapshot: DeviceSnapshot, known: DeviceState | None) -> None:
         """A node tells what one of its devices has; *known* is what was thought of it, if it was not away for long."""
@@ -1883,7 +1944,7 @@ class Engine:
             model.loading = each.loading
             model.running = running[key]
             model.asked = ANSWERED if model.running and before is not None and before.asked else NOT_ASKED
-            if before is not None and before.loading and each.loading:
+            if before is not None and before.loading == each.loading:
                 model.ready_at = since + before.ready_in_s
             state.models.insert(model)
             self._lending.note(state, model)
@@ -2043,10 +2104,6 @@ class _Left:
         """When *doc* was made. Of an older epoch than the newest: nobody knows, and it is taken for as new."""
         epoch, at_s = self._newest
         return self._at - (at_s - doc.at_s) if doc.epoch == epoch else self._at
-
-
-def _lacks(owner: FunctionState) -> bool:
-    return owner.copies < owner.target and owner.failed is None and not owner.removed
 
 
 def _has_surplus(owner: FunctionState) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 from gpufaas_core import wire
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.connection import Identity, Link, listen
-from gpufaas_core.errors import GpufaasError, Overloaded
+from gpufaas_core.errors import GpufaasError, LoadFailed, Overloaded
 from gpufaas_core.messages import Abort, DeviceLeft, Evict, Lease, Load, Resize, Restored, Serving, Start, WorkerExited
 from gpufaas_core.messages import Refused as RefusedFact
 from gpufaas_core.model import Bytes, CallId, Device, DeviceId, Function, FunctionId, NodeId, Seconds
@@ -113,7 +113,7 @@ class _Gateway:
         if isinstance(answer, Lease):
             self.link.send(wire.Granted(answer))
             return
-        after = answer.retry_after_s if isinstance(answer, Overloaded) else 0.0
+        after = answer.retry_after_s if isinstance(answer, Overloaded | LoadFailed) else 0.0
         self.link.send(wire.Rejected(call, wire.error_name(answer), str(answer), after))
 
 

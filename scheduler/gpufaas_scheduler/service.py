@@ -100,7 +100,6 @@ _REJECTIONS: Final[Mapping[str, type[GpufaasError]]] = {
     "removed": UnknownFunction,
     "no_device": InvalidSpec,
     "refused": LeaseRefused,
-    "load_failed": LoadFailed,
     "out_of_memory": OutOfMemory,
     "nested": NestedCall,
 }
@@ -369,4 +368,6 @@ class SchedulerService:
 def _rejection(command: Reject) -> GpufaasError:
     if command.code == "overloaded":
         return Overloaded(command.message, command.retry_after_s)
+    if command.code == "load_failed":
+        return LoadFailed(command.message, command.retry_after_s)
     return _REJECTIONS.get(command.code, GpufaasError)(command.message)

@@ -29,6 +29,7 @@ from gpufaas_core.model import (
     TimesDoc,
     copy_id,
 )
+from gpufaas_scheduler.backoff import Backoff
 from gpufaas_scheduler.policies import DeviceView, FunctionView, ResidentView, WaitingCall
 from gpufaas_scheduler.queue import NEVER, Call, FunctionQueue, GlobalQueue
 from gpufaas_scheduler.times import SHARE, BySize, ServiceTimes, on_grid
@@ -210,8 +211,8 @@ class FunctionState:
     """A deployed revision: its limits and costs, its copies, and its calls."""
 
     __slots__ = (
-        "_costs", "active", "called", "called_at", "constraints", "declared", "desired", "digest", "draining", "eager",
-        "excess", "exclusive", "failed", "failures", "fits", "fits_as_of", "holders", "id", "loading", "max_copies",
+        "_costs", "active", "backoff", "called", "called_at", "constraints", "declared", "desired", "digest",
+        "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "holders", "id", "loading", "max_copies",
         "max_queue", "min_copies", "queue", "ready", "removed", "running", "slots", "starved", "target", "touched",
         "waiting",
     )  # fmt: skip
@@ -262,10 +263,8 @@ class FunctionState:
         self._costs: dict[str, Costs | None] = {}
         self.starved: str | None = None
         """Why no device has enough memory for its load, since the last load that ran out."""
-        self.failures = 0
-        """Loads that failed since the last that did not."""
-        self.failed: str | None = None
-        """Why no call is taken any more."""
+        self.backoff: Backoff | None = None
+        """None: no load of it failed of late."""
         self.removed = False
         self.fits = False
         """Some device of the fleet `fits_as_of` is large enough."""

@@ -159,9 +159,8 @@ def test_calls_of_many_functions_while_workers_are_killed_all_end_and_all_functi
     assert all(each.text == str(n) for n, each in enumerate(results) if each.status_code == 200)
     until(platform.is_idle)
     for path in paths:
-        # Three loads in a row that were killed make a function fail until it is deployed again: that is no fault here.
-        if platform.call(path, b"after").status_code != 200:
-            assert "3 times in a row" in platform.call(path, b"after").text
+        # After three loads in a row that were killed, the next one waits for a second or more.
+        until(lambda path=path: platform.call(path, b"after").status_code == 200)  # type: ignore[misc]
     platform.remove_all()
     until(platform.is_empty)
     assert platform.stop() == 0
@@ -200,7 +199,7 @@ def test_a_handler_that_takes_twice_its_device_gets_an_error_and_the_neighbour_a
     assert platform.call(greedy, b"1").json() == {"sum": 262144.0}
 
 
-def test_a_model_whose_need_only_shows_at_load_is_refused_after_three_loads_until_redeployed(
+def test_a_model_whose_need_only_shows_at_load_is_refused_after_three_loads_for_a_while(
     platform: Platform,
 ) -> None:
     source = "def load(device): return bytearray(1024 * 1024 * 1024)\ndef handle(m, e, c): return 'here'"

@@ -56,7 +56,7 @@ def command(
     output.aligned(
         [
             ("Name", found.get("name", name)),
-            ("Status", "Ready" if ready else "Not Ready"),
+            ("Status", _status(found, ready)),
             ("Replicas", str(found.get("replicas") or 0)),
             ("Available Replicas", str(found.get("availableReplicas") or 0)),
             ("Invocations", str(count)),
@@ -80,6 +80,20 @@ def command(
         _block("Usage", lines, verbose)
     if ours := found.get("gpufaas"):
         _ours(ours)
+
+
+def _status(found: Mapping[str, Any], ready: bool) -> str:
+    """As faas-cli says it, and why."""
+    ours = found.get("gpufaas") or {}
+    word = "Ready" if ready else "Not Ready"
+    if ours.get("state") == "failed":
+        since, left_s = ours.get("since") or "?", float(ours.get("retryIn") or 0)
+        again = f"in {left_s:.0f} s" if left_s >= 1 else "by its next call"
+        return (
+            f"{word}: failed since {since}, after {ours.get('failures')} loads; it is tried again {again}, "
+            "or at once when it is deployed again"
+        )
+    return word
 
 
 def _invocations(functions: list[dict[str, Any]], name: str) -> int:
@@ -110,6 +124,10 @@ def _ours(ours: Mapping[str, Any]) -> None:
         f"{each} ({copies[each]} copies)" if copies.get(each, 1) > 1 else each for each in ours.get("devices") or []
     ]
     pairs = [("Resident on", ", ".join(devices) if devices else "no device: the next call loads it")]
+    if ours.get("state") == "loading":
+        pairs[0] = ("Loading on", ", ".join(devices))
+    if ours.get("state") == "failed":
+        pairs[0] = ("Failed", " ".join(str(ours.get("reason")).split()))
     if placement := ours.get("placement"):
         allowed = ", ".join(placement.get("devices") or []) or "no device that is there now"
         pairs.append(("May run on", f"{allowed}: {', '.join(placement.get('asked') or [])}"))

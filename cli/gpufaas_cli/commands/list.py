@@ -15,6 +15,9 @@ _SORTS = {
     "creation": lambda each: (each.get("createdAt") or "", each.get("name", "")),
 }
 
+_REASON_CHARS = 160
+"""All of it is in ``gpufaas describe``."""
+
 
 @click.command(
     "list",
@@ -58,10 +61,26 @@ def _layout(functions: list[dict[str, Any]], verbose: bool) -> None:
             return f"{name:<30}\t{picture:<{image}}\t{invocations:<15}\t{replicas:<5}\t{created}"
         return f"{name:<30}\t{invocations:<15}\t{replicas:<5}"
 
-    output.show(row("Function", "Image", "Invocations", "Replicas", "CreatedAt"))
-    for each in functions:
+    states = [_state(each) for each in functions]
+    head = row("Function", "Image", "Invocations", "Replicas", "CreatedAt")
+    output.show(f"{head}\t{'State'}" if any(states) else head)
+    for each, state in zip(functions, states, strict=True):
         count, replicas = int(each.get("invocationCount") or 0), int(each.get("replicas") or 0)
-        output.show(row(each["name"], each.get("image", ""), count, replicas, _time(each.get("createdAt"))))
+        line = row(each["name"], each.get("image", ""), count, replicas, _time(each.get("createdAt")))
+        output.show(f"{line}\t{state}" if state else line)
+
+
+def _state(function: dict[str, Any]) -> str:
+    """In one line; empty: the gateway does not say, as OpenFaaS's does not."""
+    ours = function.get("gpufaas") or {}
+    state, wanted, ready = str(ours.get("state") or ""), int(function.get("replicas") or 0), ours.get("ready") or 0
+    if state in ("failed", "unavailable"):
+        since = f" since {_time(ours['since'])}" if ours.get("since") else ""
+        reason = " ".join(str(ours.get("reason") or "").split())
+        return f"{state}{since}: {reason[:_REASON_CHARS]}{'…' if len(reason) > _REASON_CHARS else ''}"
+    if state == "resident":
+        state = f"resident on {', '.join(ours.get('devices') or [])}"
+    return f"{state} ({ready} of {wanted} copies)" if state and wanted > 1 else state
 
 
 def _time(text: object) -> str:

@@ -25,7 +25,7 @@ from gpufaas_cli.commands.invoke import describe_timing
 from gpufaas_cli.main import COMMANDS, cli, module_of
 from gpufaas_cli.stack import read_stack
 from gpufaas_core.logs import FunctionLogs
-from gpufaas_core.model import Device, DeviceId, DeviceStatus, EngineStatus, FunctionId, ResidentStatus
+from gpufaas_core.model import Device, DeviceId, DeviceStatus, EngineStatus, Failing, FunctionId, ResidentStatus
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.catalogue import Catalogue
@@ -519,11 +519,25 @@ def test_list_has_faas_clis_layout() -> None:
 
     plain, verbose = run("list").stdout.splitlines(), run("ls", "-v").stdout.splitlines()
 
-    assert plain[0] == f"{'Function':<30}\t{'Invocations':<15}\t{'Replicas':<5}"
-    assert plain[1].split() == ["a", "0", "1"]
-    assert verbose[0].split() == ["Function", "Image", "Invocations", "Replicas", "CreatedAt"]
+    assert plain[0] == f"{'Function':<30}\t{'Invocations':<15}\t{'Replicas':<5}\tState"
+    assert plain[1].split() == ["a", "0", "1", "idle"]
+    assert verbose[0].split() == ["Function", "Image", "Invocations", "Replicas", "CreatedAt", "State"]
     assert "a:latest" in verbose[1]
-    assert re.search(r"\t\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)? \+0000 UTC$", verbose[1])
+    assert re.search(r"\t\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)? \+0000 UTC\tidle$", verbose[1])
+
+
+def test_list_and_describe_say_what_fails_and_why(gateway: Gateway) -> None:
+    stack_of("a")
+    run("up")
+    (function,) = (each.function_id for each in gateway.catalogue.everywhere())
+    failing = {function: Failing("the last load, on n1/cpu:0: no such file", 4, 60.0, 2.5)}
+    gateway.scheduler.now = EngineStatus("lalb-o3", (), {}, {}, {}, failing)
+
+    listed, shown = run("list").stdout.splitlines()[1], run("describe", "a").stdout
+
+    assert re.search(r"\tfailed since \d{4}-.*: the last load, on n1/cpu:0: no such file$", listed)
+    assert re.search(r"^Status: +Not Ready: failed since 2.* after 4 loads; it is tried again in 2 s, or", shown, re.M)
+    assert re.search(r"Failed: +the last load, on n1/cpu:0: no such file", shown)
 
 
 def test_describe_says_where_there_are_several_copies(gateway: Gateway) -> None:

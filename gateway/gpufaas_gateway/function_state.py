@@ -1,0 +1,55 @@
+"""What state a deployed function is in, for people and for ``/system/functions``."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpufaas_core.model import DeviceId, EngineStatus, FunctionId
+from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.wire import timestamp
+
+
+@dataclass(slots=True)
+class Copies:
+    """Of one revision."""
+
+    by_device: Counter[DeviceId] = field(default_factory=Counter)
+    ready: int = 0
+    """Loaded, and taking calls."""
+    loading: int = 0
+
+
+def copies_of(status: EngineStatus) -> Mapping[FunctionId, Copies]:
+    copies: defaultdict[FunctionId, Copies] = defaultdict(Copies)
+    for each in status.devices:
+        for resident in each.resident:
+            found = copies[resident.function]
+            found.by_device[each.device.id] += 1
+            found.ready += not (resident.loading or resident.draining)
+            found.loading += resident.loading
+    return copies
+
+
+def state_of(deployed: Deployed, status: EngineStatus, copies: Copies, now: float) -> dict[str, object]:
+    """
+    Return ``state`` and how many copies there are; of what cannot be called, why and since when.
+
+    ``unavailable``: its bundle is damaged or gone. ``failed``: its loads fail, and calls are refused but for one at a
+    time. ``resident``, ``loading``; ``idle``: the next call loads it.
+
+    :param now: Unix seconds
+    """
+    counts: dict[str, object] = {"ready": copies.ready, "loading": copies.loading}
+    if deployed.unavailable is not None:
+        return {"state": "unavailable", "reason": deployed.unavailable, **counts}
+    failing = status.failing.get(deployed.function_id)
+    if failing is not None:
+        return {
+            "state": "failed",
+            "reason": failing.reason,
+            "since": timestamp(now - failing.for_s),
+            "failures": failing.failures,
+            "retryIn": round(failing.retry_in_s, 3),
+            **counts,
+        }
+    return {"state": "resident" if copies.ready else "loading" if copies.loading else "idle", **counts}
