@@ -40,6 +40,9 @@ DEMAND_S: Final = 120.0
 _THREE_OF_FOUR: Final = 0.674
 """Quantile of the standard normal distribution."""
 
+_FEW: Final = 16
+"""Devices are few if there are so many times as many functions that wait: twice what a device holds, about."""
+
 _LEAST_OBSERVED_S: Final = 3.0
 """The first call after the start is no thousand calls a second."""
 
@@ -85,20 +88,21 @@ class Costs:
     def learn_service(self, service_s: Seconds, size: float, rate: float) -> None:
         """*rate*: 0 if the mean is given, and only how the times vary about it is learnt."""
         if self.served or not rate:
-            mean_s = self.service_s
+            times, mean_s = self.times, self.service_s
+            times.centred = rate > 0.0
             by_size_s = self.sizes.predict_s(size) if size else None
-            estimate_s = mean_s if by_size_s is None else by_size_s
-            self.times.add(service_s / estimate_s if estimate_s > 0.0 else 1.0)
-            self.times.centred = rate > 0.0
+            if by_size_s is None:
+                rate = times.add(service_s / mean_s if mean_s > 0.0 else 1.0, rate)
+            else:
+                times.add(service_s / by_size_s)
+                rate = self.sizes.rate(rate)
             if rate:
-                rate = self.times.rate(rate) if by_size_s is None else self.sizes.rate(rate)
                 self.service_s = on_grid(mean_s + rate * (service_s - mean_s))
         else:
             self.service_s = service_s
+            self.served = self.measured = True
         if size > 0.0:
             self.sizes.add(size, service_s)
-        if rate:
-            self.served = self.measured = True
 
     def estimate_s(self, size: float) -> Seconds:
         """Expected service time of a call of that size: by the size, if times depend on it; else the mean."""
@@ -814,13 +818,23 @@ class Cluster:
     def oldest_hit(self, without: Collection[FunctionId], limit: int | None) -> Call | None:
         best = NEVER
         found: Call | None = None
-        for least, queue in self.queue.heads():
-            if least >= best or queue.head >= best:
-                continue
-            call = queue.calls[0]
-            owner = call.owner
-            if owner.holders and owner.id not in without and self._has_idle_holder(owner, limit):
-                best, found = call.number, call
+        idle = self.idle_devices
+        if (limit is None or len(idle) <= limit) and _FEW * len(idle) <= self.queue.functions:
+            # What these devices hold says the same as all that waits, and is less to look at.
+            for _, _, device in idle:
+                for model in device.models.models.values():
+                    owner = model.owner
+                    head = owner.queue.head
+                    if head < best and owner.exclusive and device.id in owner.holders and owner.id not in without:
+                        best, found = head, owner.queue.calls[0]
+        else:
+            for least, queue in self.queue.heads():
+                if least >= best or queue.head >= best:
+                    continue
+                call = queue.calls[0]
+                owner = call.owner
+                if owner.holders and owner.id not in without and self._has_idle_holder(owner, limit):
+                    best, found = call.number, call
         for call in self.queue.returned:
             if call.number > best:
                 break
@@ -834,7 +848,8 @@ class Cluster:
         idle = self.idle_devices
         if len(idle) <= len(holders):
             return any(key[2].id in holders for key in (idle if limit is None else islice(idle, limit)))
-        for device in holders.values() if limit is None else islice(holders.values(), limit):
+        few = limit is None or len(holders) <= limit
+        for device in holders.values() if few else islice(holders.values(), limit):
             if device.idle_key is not None:
                 return True
         return False

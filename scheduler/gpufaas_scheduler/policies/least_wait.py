@@ -277,7 +277,7 @@ class _Decision:
             return None
         self._kind = least_used[0].kind
         load_s = owner.load_s(self._kind)
-        gain = self._gain(owner)
+        gain = self._saved(owner, owner.copies)
         price = _LOAD_PRICE + self.demand + self.pressure
         worthwhile = _HORIZON_S * gain > load_s * price
         wait_s = self._wait_s(call, 0.0 if worthwhile else _BEHIND * load_s)
@@ -365,11 +365,15 @@ class _Decision:
         near = age / (_NEAR * self.bound_s) if self.bound_s > 0 else 1.0
         return age * 1e4 if near >= 1.0 else age / (1.0 - near * near * near)
 
-    def _delay_s(self, function: FunctionView, copies: int, rate: float) -> Seconds:
-        """Mean wait of a call for one of *copies* holders; about what a miss costs at most."""
-        miss_s = self._miss_s(function)
-        service_s = function.service_s(self._kind)
+    def _saved(self, function: FunctionView, copies: int) -> float:
+        """What it saves to have one copy more than *copies*, in seconds of waiting per second."""
+        rate, service_s, miss_s = self.view.rate(function), function.service_s(self._kind), self._miss_s(function)
         own = rate * service_s
+        before_s = self._delay_s(function, copies, own, service_s, miss_s)
+        return rate * (before_s - self._delay_s(function, copies + 1, own, service_s, miss_s))
+
+    def _delay_s(self, function: FunctionView, copies: int, own: float, service_s: Seconds, miss_s: Seconds) -> Seconds:
+        """Mean wait for one of *copies* holders, whom *own* calls ask for at once; about what a miss costs at most."""
         if function.exclusive:
             busy = max(own / copies, self.demand + _OWN_LOAD * own * (1.0 / copies - 1.0 / self.devices))
         else:
@@ -391,20 +395,14 @@ class _Decision:
         worth = self._worth.get(function.id)
         if worth is None:
             copies = function.copies
-            rate = self.view.rate(function)
             if copies > 1:
-                worth = rate * (self._delay_s(function, copies - 1, rate) - self._delay_s(function, copies, rate))
+                worth = self._saved(function, copies - 1)
             elif function.waiting:
                 worth = _WAITING_WORTH
             else:
-                worth = rate * self._miss_s(function)
+                worth = self.view.rate(function) * self._miss_s(function)
             self._worth[function.id] = worth
         return worth
-
-    def _gain(self, function: FunctionView) -> float:
-        """What one more copy saves, likewise."""
-        rate, copies = self.view.rate(function), function.copies
-        return rate * (self._delay_s(function, copies, rate) - self._delay_s(function, copies + 1, rate))
 
     def _room(self, function: FunctionView, device: DeviceView) -> _Place | None:
         """What it costs to load *function* on *device*: the victims of the least worth, found greedily."""

@@ -14,6 +14,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, FunctionId
 from gpufaas_scheduler.policies import Plan, Start, View, make_policy
 from gpufaas_scheduler.policies.least_wait import LeastWait
+from gpufaas_scheduler.state import Cluster
 
 
 def _beside(name: str):  # type: ignore[no-untyped-def]
@@ -183,6 +184,35 @@ def test_no_call_waits_beside_an_idle_device_for_longer_than_was_estimated_and_a
             explained = world.engine.explain(first, world.now)
             promised = {each.option: each.estimate_s for each in explained.options}["promised"]
             assert explained.waited_s < promised + load_s[function] + 1e-6, f"{first} waits beside an idle device"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_oldest_hit_is_the_same_asked_of_few_idle_devices_or_of_all_that_waits(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oldest_hit, few, compared = Cluster.oldest_hit, "gpufaas_scheduler.state._FEW", []
+
+    def both(self: Cluster, without, limit):  # type: ignore[no-untyped-def]
+        monkeypatch.setattr(few, 1 << 60)
+        expected = oldest_hit(self, without, limit)
+        monkeypatch.setattr(few, 0)
+        compared.append(expected)
+        assert oldest_hit(self, without, limit) is expected
+        return expected
+
+    monkeypatch.setattr(Cluster, "oldest_hit", both)
+    rng = random.Random(seed)
+    world = least_wait()
+    for number in range(4):
+        world.device(f"d{number}", 30)
+    for number in range(12):
+        world.deploy(f"f{number}", 10, slots=2 if number % 6 == 5 else None)
+    for number in range(200):
+        world.now += rng.random()
+        world.call(f"c{number}", f"f{rng.randrange(12)}")
+        if number > 8:
+            world.finish(rng.choice(sorted(world.running)))
+    assert sum(each is not None for each in compared) > 50
 
 
 def test_a_replica_is_loaded_beside_a_call_that_waits_and_keeps_its_device_busy() -> None:

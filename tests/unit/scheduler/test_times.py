@@ -118,10 +118,10 @@ def test_half_of_the_weight_is_on_the_last_calls() -> None:
 
 
 def test_the_mean_follows_slowly_where_times_vary_much() -> None:
-    assert seen(*[1.0] * 100).rate(0.25) == 0.25
-    assert log_normal(0.3).rate(0.25) == 0.25
-    assert 0.005 < log_normal(3.0).rate(0.25) < 0.1
-    assert seen(0.1, 90.0).rate(0.25) == 0.25, "not before there are calls to vary"
+    assert seen(*[1.0] * 99).add(1.0, 0.25) == 0.25
+    assert log_normal(0.3).add(1.0, 0.25) == 0.25
+    assert 0.005 < log_normal(3.0).add(1.0, 0.25) < 0.1
+    assert seen(0.1).add(90.0, 0.25) == 0.25, "not before there are calls to vary"
     assert steady(0.25, 100.0, 1.0, 1.0 + 3.0**2) == pytest.approx(0.15 / 9)
 
 
