@@ -361,10 +361,12 @@ class Node:
         if lease.number < 0 and worker.exclusive and _busy(worker.device):
             exchange.untouched = head.body_mode not in (STREAM, UPGRADE)  # of those, pieces may come at once
             worker.device.unled.append(exchange)
-        elif worker.state is WorkerState.READY:
+        elif worker.takes_calls:
             worker.bind(exchange)
         else:
             worker.unbound.append(exchange)
+            if worker.state is WorkerState.READY:
+                self._admit(worker.device)
         return exchange
 
     def abort(self, call: CallId, device: DeviceId) -> None:
@@ -474,6 +476,9 @@ class Node:
         for resident in device.workers.values():
             if resident.wanted > resident.memory and device.ledger.resize(resident.number, resident.wanted):
                 resident.limit_to(resident.wanted)
+            if resident.unbound and resident.state is WorkerState.READY and not self._is_to_grow(resident):
+                resident.outgrown = False
+                resident.bind_waiting()
         while device.waiting and not device.settling:
             worker = device.waiting[0]
             if worker.state is WorkerState.WAITING:
@@ -489,6 +494,15 @@ class Node:
                     return
                 worker.begin()
             device.waiting.popleft()
+
+    def _is_to_grow(self, worker: Worker) -> bool:
+        """Whether it gets the room that it waits for: some that have it are about to be gone."""
+        if worker.takes_calls:
+            return False
+        device = worker.device
+        self._end_hoarders(device)
+        staying = {each.number for each in device.workers.values() if not each.ends}
+        return bool(device.ledger.reserved.keys() - staying)
 
     def _end_hoarders(self, device: WorkerDevice) -> None:
         """Memory is waited for that idle workers should have given back, and use behind the scheduler's back."""

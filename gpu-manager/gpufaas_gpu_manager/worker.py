@@ -114,6 +114,8 @@ class Worker(SlotOwner):
         self.memory = memory
         self.wanted = memory
         """What its reservation is to become as soon as there is room for that."""
+        self.outgrown = False
+        """A call ran out of what it has: the next one begins once it has what it is to get."""
         self.number = number
         self.scratch = scratch
         self.state = WorkerState.WAITING
@@ -217,8 +219,7 @@ class Worker(SlotOwner):
             exchange.phases = phases
         occupation = max(head.occupation, self._driver_bytes())
         self.node.report(Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy))
-        while self.unbound and self._free:
-            self.bind(self.unbound.popleft())
+        self.bind_waiting()
 
     def on_failed(self, head: FailedHead) -> None:
         self._failure = head
@@ -263,15 +264,20 @@ class Worker(SlotOwner):
             return
         exchange.bind(self._free.pop(), time.monotonic(), self.exclusive)
 
+    def bind_waiting(self) -> None:
+        while self.unbound and self._free:
+            self.bind(self.unbound.popleft())
+
     def on_done(self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:
         self._free.append(slot)
         call = exchange.lease.call
         self.exchanges.pop(call, None)
         self.node.over(exchange)
+        self.outgrown = out_of_memory
         if peak or out_of_memory:
             self.node.report(Measured(self.spec.function, self.device.id, peak, self.copy, out_of_memory))
         self.node.report(Finished(call, self.device.id, run_s, ok and not exchange.abandoned))
-        if self.unbound:
+        if self.unbound and self.takes_calls:
             self.bind(self.unbound.popleft())
 
     def watch_abandoned(self) -> None:
@@ -326,6 +332,15 @@ class Worker(SlotOwner):
             "Send less at once, or deploy it with a larger gpufaas.memory (it was deployed with "
             f"{format_bytes(self.spec.memory)})"
         )
+
+    @property
+    def ends(self) -> bool:
+        """It was told to end, and is not gone yet."""
+        return bool(self._killed_for) or self.state is WorkerState.ENDING
+
+    @property
+    def takes_calls(self) -> bool:
+        return self.state is WorkerState.READY and not (self.outgrown and self.wanted > self.memory)
 
     def limit_to(self, memory: Bytes) -> None:
         self.memory = memory

@@ -790,13 +790,7 @@ class Engine:
         """Evict *victims* and charge the reservation of *owner*, whose load begins now."""
         self._touch(device)
         self._touch(owner)
-        for victim in victims:
-            self._touch(victim.owner)
-            self._cluster.evict(device, victim)
-            if victim.owner.copies < victim.owner.target:
-                victim.owner.eager = False
-                self._short[victim.owner.id] = victim.owner
-        device.evictions += len(victims)
+        self._leave_for_others(device, victims)
         costs = owner.costs(device.kind)
         assert costs is not None
         self._out += self._lending.take_back(device, costs.occupation)
@@ -804,6 +798,15 @@ class Engine:
         if owner.copies >= owner.target:
             self._short.pop(owner.id, None)
         return model, tuple(victim.key for victim in victims)
+
+    def _leave_for_others(self, device: DeviceState, victims: Iterable[Model]) -> None:
+        for victim in victims:
+            self._touch(victim.owner)
+            self._cluster.evict(device, victim)
+            device.evictions += 1
+            if victim.owner.copies < victim.owner.target:
+                victim.owner.eager = False
+                self._short[victim.owner.id] = victim.owner
 
     def _end(self, call: Call) -> None:
         """*call* no longer uses its worker."""
@@ -1469,7 +1472,12 @@ class Engine:
                     self._freed = True
                 wanted = min(costs.occupation, device.device.memory)
             self._out += self._lending.resize(device, model, max(wanted, model.owner.declared.floor))
-        if self._learn and (event.out_of_memory or (model.limit > limit and model.owner.declared.elastic)):
+        elastic = model.owner.declared.elastic
+        if self._learn and event.out_of_memory and elastic:
+            leaving = self._lending.outgrown(device, model)
+            self._leave_for_others(device, leaving)
+            self._out += [m.Evict(each.owner.id, device.id, each.copy) for each in leaving]
+        if self._learn and (event.out_of_memory or (model.limit > limit and elastic)):
             self._out += self._lending.lend(device, model)
         if (model.memory, model.limit) != (charged, limit):
             self._cluster.asked = None

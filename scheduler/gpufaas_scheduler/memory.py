@@ -26,6 +26,10 @@ a later input may be a little larger. Without it, each new peak would run into i
 WIDENING: Final = 2
 """A load that ran out of memory is tried again with so many times the reservation, until that is the whole device."""
 
+_OUTGROWN: Final = 4
+"""A worker that ran out during a call is to have so many times what it had: idle ones leave for that. Nothing proves
+that it needs so much, so what it does not use is only lent to it; but it should not take many failed calls."""
+
 _LENT_ON: Final = "cpu"
 """Kind of devices whose workers' limits can be moved while they live."""
 
@@ -91,6 +95,21 @@ class Lending:
         models.resize(model, model.memory, limit)
         self.note(device, model)
         return [resize_of(device, each) for each in (*changed, model)]
+
+    def outgrown(self, device: DeviceState, model: Model) -> list[Model]:
+        """Return which idle ones leave so that *model*, which ran out, may be lent `_OUTGROWN` times its limit."""
+        cluster, models = self._cluster, device.models
+        if device.kind != _LENT_ON or model.asked == ASKED:
+            return []
+        missing = min(model.limit * _OUTGROWN, device.device.memory) - models.room_of(model)
+        leaving: list[Model] = []
+        for each in cluster.replacement.order(models):
+            if missing <= 0:
+                break
+            if each.owner is not model.owner and cluster.evictable(each, [a.owner for a in leaving].count(each.owner)):
+                leaving.append(each)
+                missing -= each.memory
+        return leaving
 
     def ask(self, homeless: Iterable[FunctionState]) -> list[m.Resize]:
         """

@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.integration.conftest import ECHO, HTTP, Platform
+from tests.integration.conftest import ECHO, ECHO_MODEL, HTTP, Platform
 
 from gpufaas_core.units import MiB
 
@@ -187,3 +187,18 @@ def test_a_function_that_uses_what_it_was_lent_is_told_at_once_that_its_own_call
     )
 
     assert platform.call(outer, inner.encode(), timeout=15.0).text == "508 nested-call"
+
+
+def test_a_function_that_declares_nothing_has_the_room_of_idle_ones_when_it_needs_it(platform: Platform) -> None:
+    """The device is full, as it is after a while; the call may run twice, so its caller notices nothing."""
+    path = platform.deploy("taker", taker(8), memory="", idempotent="true")
+    assert platform.call(path, b"1").status_code == 200
+    for number in range(3):
+        other = platform.deploy(f"other{number}", ECHO_MODEL, memory="120Mi")
+        assert platform.call(other, b"x").status_code == 200
+    assert len(platform.residents()) == 4
+
+    answer = platform.call(path, b"70")
+
+    assert (answer.status_code, answer.text) == (200, str(70 * MiB // 4)), answer.text
+    assert 2 <= len(platform.residents()) < 4, "no more leave than must"

@@ -139,3 +139,37 @@ def test_one_that_asks_for_more_than_the_device_has_teaches_nothing() -> None:
 
     assert world.engine.take_learnt() == []
     assert world.model("f", "a").memory == 100 * MiB
+
+
+def test_idle_ones_leave_for_one_that_declares_nothing_and_ran_out() -> None:
+    """A device that has served for a while is full of them. What it does not use is only lent to it."""
+    world = World(learn=True)
+    world.device("a", 400 * MiB, "cpu")
+    world.deploy("f", size=30 * MiB, elastic=True)
+    world.warm("f", "a")
+    for name in ("g", "h", "i"):
+        world.deploy(name, size=120 * MiB)
+        world.warm(name, "a")
+    world.call("runs", "i")
+
+    world.call("c", "f")  # waits for the device
+    world.finish("runs")
+    measured(world, "f", 0, out_of_memory=True)
+
+    evicted = [each.function for each in world.out if isinstance(each, m.Evict)]
+    assert evicted == ["g"], "least recently used first, until it may have four times what it had"
+    assert resizes(world) == [("f", 160)]
+    assert world.on("a").used == 270 * MiB  # h and i have the rest of it
+
+
+def test_nobody_leaves_for_one_that_declares_a_size() -> None:
+    world = World(learn=True)
+    world.device("a", 400 * MiB, "cpu")
+    world.deploy("f", size=200 * MiB, floor=200 * MiB)
+    world.deploy("g", size=200 * MiB)
+    world.warm("f", "a")
+    world.warm("g", "a")
+
+    measured(world, "f", 0, out_of_memory=True)
+
+    assert world.out == []
