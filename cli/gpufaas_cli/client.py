@@ -360,7 +360,7 @@ class Client:
         raise Refused(answer.status_code, " ".join(answer.text.split())[:_SHOWN_CHARS])
 
     def _no_gateway(self, path: str) -> GatewayUnreachable:
-        return GatewayUnreachable(f"what answers at {self.shown}{path} is no OpenFaaS gateway: name yours with -g URL")
+        return GatewayUnreachable(f"what answers at {self.shown}{path} is no gpufaas gateway: name yours with -g URL")
 
 
 class Answer:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import yaml
 
 from gpufaas_core.errors import GpufaasError
+from gpufaas_templates import bounded_yaml
 
 FILE_NAME: Final = "config.yml"
 
@@ -105,7 +106,7 @@ def _same(entry: Mapping[str, Any], gateway: str) -> bool:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text())
+        content = bounded_yaml.load(file.read_text())
     except FileNotFoundError:
         return {}
     except OSError as exc:

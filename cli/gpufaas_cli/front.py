@@ -18,6 +18,7 @@ import uvicorn
 
 from gpufaas_cli.inner_door import InnerDoor
 from gpufaas_cli.options import FrontOptions
+from gpufaas_cli.revision import git_revision
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
@@ -81,6 +82,7 @@ class Front:
         origins: Origins,
         gone: Sequence[str] = (),
         fault: Callable[[], str] = lambda: "",
+        orchestration: Callable[[], str] = lambda: "processes",
     ) -> None:
         product = f"gpufaas/{version('gpufaas')}"
         self.options = options
@@ -99,7 +101,7 @@ class Front:
         self.catalogue.on_replaced = websocket_calls.close_old
         management = management_app(
             self.catalogue, scheduler, logs, artifacts, self.metrics, secrets, version=version("gpufaas"),
-            usage_of=usage_of, fault=fault, gone=gone,
+            commit=git_revision(), orchestration=orchestration, usage_of=usage_of, fault=fault, gone=gone,
         )  # fmt: skip
         self.management = management
         self.callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks)

@@ -20,11 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from gpufaas_cli.build import BuildRequest, check_name, copied, copy_tree, walk
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
-from gpufaas_templates import Template
+from gpufaas_templates import Template, bounded_yaml
 
 _NOT_HANDLER: Final = frozenset(("build", "template"))
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy")
@@ -245,7 +243,7 @@ def _section(template: Template | None, key: str) -> list[dict[str, Any]]:
 def _read(template: Template | None) -> dict[str, Any]:
     if template is None:
         return {}
-    content = yaml.safe_load((template.path / "template.yml").read_text())
+    content = bounded_yaml.load((template.path / "template.yml").read_text())
     return content if isinstance(content, dict) else {}
 
 

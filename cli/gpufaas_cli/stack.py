@@ -20,6 +20,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from gpufaas_cli.substitute import BadSubstitution, substitute
 from gpufaas_core.errors import GpufaasError
+from gpufaas_templates import bounded_yaml
 
 _T = TypeVar("_T")
 
@@ -225,6 +226,8 @@ def compose(path: Path, text: str) -> Node:
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is not None:
+            bounded_yaml.check(root)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -232,6 +235,8 @@ def compose(path: Path, text: str) -> Node:
     except yaml.reader.ReaderError as exc:
         line = f":{text.count(chr(10), 0, exc.position) + 1}"
         raise BadStack(f"{path}{line}: it is not YAML: character {chr(exc.character)!r} is not allowed") from exc
+    except bounded_yaml.TooLarge as exc:
+        raise BadStack(f"{path}: it is no stack file: {exc}") from exc
     except RecursionError as exc:
         raise BadStack(f"{path}: it is not a stack file: it is nested too deeply") from exc
     if root is None:

@@ -101,6 +101,8 @@ class Profile(Struct, frozen=True):
     """False: declared or derived from the weights; True: learnt from real calls."""
     times: TimesDoc | None = None
     """How service times vary about `service_s`; None: nothing is known."""
+    estimated: tuple[str, ...] = ()
+    """Of a measured one: what of ``load``, ``call`` and ``memory`` was not measured yet."""
 
 
 class Function(Struct, frozen=True):

@@ -29,6 +29,7 @@ from gpufaas_core.units import Bytes, MiB
 from gpufaas_gateway.alerts import add_alert_route
 from gpufaas_gateway.answers import encode, error_answer, json_answer, pieces, read_body, starting
 from gpufaas_gateway.catalogue import Catalogue, Deployed, replicas_of
+from gpufaas_gateway.docs_page import render
 from gpufaas_gateway.errors import METHODS, UnknownCall, headers_of, status_of
 from gpufaas_gateway.function_state import Copies, copies_of, state_of
 from gpufaas_gateway.metrics import CONTENT_TYPE, Metrics
@@ -59,6 +60,7 @@ def management_app(
     *,
     version: str,
     commit: str = "unknown",
+    orchestration: Callable[[], str] = lambda: "processes",
     usage_of: UsageOf | None = None,
     fault: Callable[[], str] = lambda: "",
     gone: Sequence[str] = (),
@@ -67,6 +69,7 @@ def management_app(
     Return the ASGI app of the management routes.
 
     :param version: of the platform, for ``/system/info``; like *commit* not empty
+    :param orchestration: what functions run as here, now
     :param fault: why the node in this process can start no worker; empty: it can, or there is none here
     :param gone: devices of this process that were given up, a line for each
     """
@@ -185,7 +188,7 @@ def management_app(
     async def info() -> Response:
         # faas-cli dies with a nil pointer when one of these is missing.
         release = {"commit_message": "", "sha": commit, "release": version}
-        provider = {"provider": "gpufaas", "orchestration": "processes", "version": release}
+        provider = {"provider": "gpufaas", "orchestration": orchestration(), "version": release}
         return json_answer({"provider": provider, "version": release, "arch": platform.machine() or "unknown"})
 
     @app.get("/system/status")
@@ -243,7 +246,12 @@ def management_app(
     async def ui() -> Response:
         return HTMLResponse(PAGE)
 
-    description = encode(document(version))
+    described = document(version)
+    description, docs_page = encode(described), render(described)
+
+    @app.get("/docs")
+    async def docs() -> Response:
+        return HTMLResponse(docs_page)
 
     @app.get("/openapi.json")
     async def openapi() -> Response:
@@ -362,6 +370,7 @@ def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[Fun
                     "service_s": each.service_s,
                     "occupation": each.occupation,
                     "measured": each.measured,
+                    "estimated": each.estimated,
                 }
                 for kind, each in deployed.profiles.items()
             },

@@ -571,7 +571,7 @@ class Catalogue:
         size = max(floor, need.occupation)
         how = (
             "measured"
-            if need.measured and size > floor
+            if need.measured and "memory" not in need.estimated and size > floor
             else ("declared" if _declares_memory(new.record.spec) else "estimated")
         )
         raise NoDeviceFits(
@@ -645,7 +645,9 @@ def _why_memory(manifest: Manifest, options: Options, function: Function) -> str
         return "declared"
     files, (base, factor) = manifest.weight_bytes + manifest.data_bytes, _FIRST[manifest.kind]
     why = f"{format_bytes(files)} of files x {factor:g} + {format_bytes(base)}"
-    measured = [each.occupation for each in function.profiles.values() if each.measured]
+    measured = [
+        each.occupation for each in function.profiles.values() if each.measured and "memory" not in each.estimated
+    ]
     if measured:
         why += f"; {format_bytes(max(measured))} since it was measured"
     return f"{why}; {'more while there is room; ' if function.elastic else ''}set gpufaas.memory to change it"

@@ -86,7 +86,7 @@ def _described(node: NodeView, status: EngineStatus) -> dict[str, Any]:
     return {
         "name": node.id,
         "address": node.address,
-        "state": "draining" if node.draining else "ready",
+        "state": ("draining" if running else "drained") if node.draining else "ready",
         "note": node.note,
         "version": node.version,
         "joinedSeconds": round(node.joined_s, 1),

@@ -274,6 +274,7 @@ def _paths() -> _Json:
         "/metrics": _with_head(_public("Prometheus's", [], {200: _media(_TEXT)})),
         "/": _with_head(_public("To the page", [], {307: None})),
         "/ui/": {"get": _op("A page that lists functions", [], {200: _media("text/html")})},
+        "/docs": {"get": _op("This document as a page", [], {200: _media("text/html")})},
         "/openapi.json": {"get": _op("This document", [], {200: {_JSON: {"schema": {"type": "object"}}}})},
     }  # fmt: skip
     changes = {

@@ -73,6 +73,10 @@ class Containers:
         self._closing = False
         self._loop: asyncio.AbstractEventLoop
 
+    @property
+    def in_use(self) -> bool:
+        return self._client is not None
+
     async def start(self) -> None:
         """
         Connect, and remove what an earlier run left behind. Cheap once it is done; `pull` does it too, so that a

@@ -103,6 +103,10 @@ class Pods:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
+    @property
+    def in_use(self) -> bool:
+        return True
+
     async def start(self) -> None:
         """
         Connect, and remove what an earlier run left behind. Cheap once it is done.

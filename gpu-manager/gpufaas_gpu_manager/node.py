@@ -69,6 +69,11 @@ class Secrets(Protocol):
 class Containers(Protocol):
     """What runs images: the Docker engine (containers.Containers), or Kubernetes (kubernetes.Pods)."""
 
+    @property
+    def in_use(self) -> bool:
+        """Whether it is connected: one that is used where it answers is when it is needed first."""
+        ...
+
     async def pull(self, spec: WorkerSpec) -> tuple[Manifest, WorkerSpec]: ...
 
     def running(self, worker: Worker) -> Running: ...

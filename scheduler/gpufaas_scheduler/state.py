@@ -72,7 +72,10 @@ class Costs:
         """As declared."""
         self.occupation = max(self.size, floor)
         """What is reserved: the largest of these."""
-        self.measured = self.loaded = self.served = self.sized = profile.measured
+        self.measured = profile.measured
+        self.loaded, self.served, self.sized = (
+            profile.measured and each not in profile.estimated for each in ("load", "call", "memory")
+        )
         self.noted = False
         """That it serves in another time than before is noted already, for whoever keeps profiles."""
         self.times = ServiceTimes()
@@ -149,7 +152,9 @@ class Costs:
     def profile(self) -> Profile:
         """Without what is declared, which belongs to the deployment and not to the bundle."""
         occupation = max(self.size, self.least)
-        return Profile(self.load_s, self.service_s, occupation, self.measured, self.times_doc())
+        known = (("load", self.loaded), ("call", self.served), ("memory", self.sized))
+        estimated = tuple(name for name, measured in known if self.measured and not measured)
+        return Profile(self.load_s, self.service_s, occupation, self.measured, self.times_doc(), estimated)
 
 
 class ReadyCopies:

@@ -4,7 +4,8 @@ Templates: what ``gpufaas new`` copies, and what ``gpufaas build`` puts a functi
 A template is a folder as OpenFaaS has it: ``template.yml`` and a skeleton of the author's folder (``function/``, or
 what ``handler_folder`` says). The packaged ones are folders beside this file; folders that a user has, such as
 ``./template``, go before them. Our own section of ``template.yml`` is ``gpufaas: {kind: model|http|server|image,
-command: .., packages: [..], description: ..}``.
+command: .., packages: [..], limits: {memory: ..},
+description: ..}``.
 """
 
 import difflib
@@ -19,6 +20,7 @@ import yaml
 
 from gpufaas_core.bundle import FUNCTION_DIR, Kind
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_templates import bounded_yaml
 
 __all__ = ["Template", "find_template", "list_templates"]
 
@@ -52,6 +54,8 @@ class Template:
     """Of a server: what its Dockerfile sets."""
     packages: tuple[str, ...] = ()
     """Of an image: Python packages of ours that its build context has in ``gpufaas/``."""
+    limits: dict[str, str] = field(default_factory=dict)
+    """What a new function's entry in the stack file begins with: ``memory``."""
 
     @property
     def skeleton(self) -> Path:
@@ -97,7 +101,7 @@ def _folders(extra_dirs: Iterable[Path]) -> list[Path]:
 def _read(path: Path) -> Template:
     file = path / _FILE
     try:
-        read = yaml.safe_load(file.read_text())
+        read = bounded_yaml.load(file.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
         raise InvalidSpec(f"{file} is not YAML: {' '.join(str(exc).split())}") from exc
     content = _mapping(read, file, "it")
@@ -128,6 +132,7 @@ def _read(path: Path) -> Template:
         handler_folder=folder,
         welcome_message=_text(content.get("welcome_message")),
         packages=packages,
+        limits={key: str(value) for key, value in _mapping(ours.get("limits"), file, "gpufaas.limits").items()},
         **server,
     )
 

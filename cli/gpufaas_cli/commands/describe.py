@@ -147,10 +147,16 @@ def _ours(ours: Mapping[str, Any]) -> None:
     _block("Platform", pairs, verbose=False)
     costs = []
     for kind, profile in (ours.get("profiles") or {}).items():
-        how = "measured" if profile.get("measured") else "estimated"
+        how = _how(bool(profile.get("measured")), profile.get("estimated") or [])
         cost = (
             f"load {output.format_seconds(profile['load_s'])}, call {output.format_seconds(profile['service_s'])}, "
             f"memory {format_bytes(int(profile['occupation']))} ({how})"
         )
         costs.append(("any device" if kind == "*" else kind, cost))
     _block("Profile", costs, verbose=False)
+
+
+def _how(measured: bool, estimated: list[str]) -> str:
+    if measured and estimated:
+        return f"measured; still estimated: {', '.join(estimated)}"
+    return "measured" if measured else "estimated"

@@ -60,7 +60,7 @@ def command(
     if not password:
         raise click.UsageError("the password is missing: give it on stdin, with --password-stdin")
     login = config.basic(url, username, password)
-    output.show("Calling the OpenFaaS server to validate the credentials...")
+    output.show("Asking the gateway whether it knows the credentials...")
     with Client(login.gateway, login.header, verify=not tls_no_verify, timeout_s=timeout_s) as client:
         flags.warn_of_plain_http(login.gateway)
         try:

@@ -96,6 +96,7 @@ def _new(name: str, lang: str, folder: str, entry: "Entry", file: Path, gateway:
     existed = file.exists()
     root = file.parent
     # First the text, which may be refused, then the folder, then the file: nothing is half done.
+    entry = _with_limits(entry, lang, root)
     text = extended(file, name, entry) if existed else _first(name, entry, gateway or DEFAULT_GATEWAY)
     try:
         written = new_function(name, lang, root, [root / "template"], folder)
@@ -118,6 +119,20 @@ def _new(name: str, lang: str, folder: str, entry: "Entry", file: Path, gateway:
         output.show(f"\nNotes:\n{welcome}")
     where = "" if file.name in FILE_NAMES and root == Path() else f" -f {file}"
     output.show(f"\nNext: gpufaas up{where} && echo hi | gpufaas invoke {name} --timing")
+
+
+def _with_limits(entry: "Entry", lang: str, root: Path) -> "Entry":
+    """What is given goes before what the template says."""
+    from gpufaas_cli.build import DOCKERFILE
+    from gpufaas_templates import find_template
+
+    try:
+        limits = find_template(lang, [root / "template"]).limits if lang.lower() != DOCKERFILE else {}
+    except InvalidSpec as exc:
+        raise click.UsageError(str(exc)) from exc
+    given = entry.get("limits")
+    assert not isinstance(given, str)
+    return {**entry, "limits": {**limits, **(given or {})}} if limits else entry
 
 
 def _first(name: str, entry: "Entry", gateway: str) -> str:

@@ -161,7 +161,7 @@ def drain(name: str, undo: bool, no_wait: bool, timeout: float, gateway: str | N
         state: dict[str, Any] = {}
         while not no_wait:
             state = client.node(name)
-            if state["state"] == "draining" and not state["running"]:
+            if state["state"] in ("draining", "drained") and not state["running"]:
                 break
             if time.monotonic() > until:
                 raise GpufaasError(

@@ -39,7 +39,7 @@ def command(
     yaml_file: Path | None,
 ) -> None:  # fmt: skip
     """Wait until the gateway is ready, or a function of it. It ends with 1 when that does not come about."""
-    what = f"Function {name}" if name else "OpenFaaS gateway"
+    what = f"Function {name}" if name else "Gateway"
     with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
         for attempt in range(attempts):
             output.show(f"[{attempt + 1}/{attempts}] Waiting for {f'function {name}' if name else 'gateway'}")

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,22 +122,23 @@ def _own_labels(each: Mapping[str, Any]) -> str:
 
 def _residents(devices: list[dict[str, Any]], queued: Mapping[str, int], running: Mapping[str, int]) -> "Table":
     table = _table("RESIDENT", "DEVICE", ">MEMORY", "STATE", ">RUNNING", ">QUEUED")
-    shown = set()  # a function's calls wait for any of its copies: they stand in the first row of it only
+    copies = Counter(resident["function"] for each in devices for resident in each["resident"])
+    shown: Counter[str] = Counter()
     for each in devices:
         # The most recently used first: the last of a device is the next to go.
         for resident in reversed(each["resident"]):
             function = resident["function"]
             state = "loading" if resident["loading"] else "running" if resident["running"] else "resident"
-            copy = resident.get("copy", 0)
+            shown[function] += 1
+            number = f" {shown[function]}/{copies[function]}" if copies[function] > 1 else ""
             table.add_row(
-                (resident.get("name") or _name(function)) + (f"#{copy}" if copy else ""),
+                (resident.get("name") or _name(function)) + number,
                 each["device"]["id"],
                 format_bytes(resident["memory"]),
                 state + (", draining" if resident.get("draining") else ", pinned" if resident["pinned"] else ""),
                 str(resident["running"]),
-                "" if function in shown else str(queued.get(function, 0)),
+                str(queued.get(function, 0)) if shown[function] == 1 else "-",  # they wait for any of its copies
             )
-            shown.add(function)
     if not table.row_count:
         table.add_row("nothing: the next call of any function loads it", "", "", "", str(sum(running.values())), "")
     return table

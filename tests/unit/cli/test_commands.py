@@ -25,7 +25,16 @@ from gpufaas_cli.commands.invoke import describe_timing
 from gpufaas_cli.main import COMMANDS, cli, module_of
 from gpufaas_cli.stack import read_stack
 from gpufaas_core.logs import FunctionLogs
-from gpufaas_core.model import Device, DeviceId, DeviceStatus, EngineStatus, Failing, FunctionId, ResidentStatus
+from gpufaas_core.model import (
+    Device,
+    DeviceId,
+    DeviceStatus,
+    EngineStatus,
+    Failing,
+    FunctionId,
+    Profile,
+    ResidentStatus,
+)
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.catalogue import Catalogue
@@ -381,6 +390,15 @@ def test_new_writes_limits_and_the_gateway(folder: Path) -> None:
     assert run("new", "c", "--lang", "python3-http", "--memory-limit", "1, x: y").exit_code == 2
 
 
+def test_new_writes_what_the_template_needs_and_what_is_given_goes_before_it(folder: Path) -> None:
+    """As scaffolded, the image template's model had 192 MiB and was killed while it imported torch."""
+    run("new", "a", "--lang", "python3-torch-image")
+    run("new", "b", "--lang", "python3-torch-image", "--memory-limit", "2Gi")
+
+    first, second = read_stack(folder / "stack.yaml", env={}).functions.values()
+    assert (first.limits, second.limits) == ({"memory": "1Gi"}, {"memory": "2Gi"})
+
+
 def test_new_of_a_name_that_is_there_changes_nothing(folder: Path) -> None:
     stack_of("a")
     before = (folder / "stack.yaml").read_text()
@@ -569,6 +587,21 @@ def test_describe_shows_state_settings_and_platform(gateway: Gateway) -> None:
     assert "Secrets: <none>" in run("describe", "a", "-v").stdout
 
 
+def test_describe_says_measured_only_of_what_was(gateway: Gateway) -> None:
+    """A model that was loaded for a call that failed had a call time "(measured)" that nobody had measured."""
+    stack_of("a")
+    run("up")
+    profiles = gateway.catalogue.all("openfaas-fn")[0].profiles
+
+    profiles["cpu"] = Profile(1.0, 0.25, 300 * MiB, measured=True, estimated=("call",))
+    assert (
+        " cpu: load 1.00 s, call 250 ms, memory 300 MiB (measured; still estimated: call)"
+        in run("describe", "a").stdout
+    )
+    profiles["cpu"] = Profile(1.0, 0.25, 300 * MiB, measured=True)
+    assert "memory 300 MiB (measured)\n" in run("describe", "a").stdout
+
+
 def test_describe_shows_on_which_devices_it_may_run_and_why(gateway: Gateway) -> None:
     gpu = Device(DeviceId("n1/cuda:0"), "Test GPU", 8 * GiB, {"gpu": "true", "zone": "a"})
     gateway.workers.joined = [DEVICE, gpu]
@@ -708,8 +741,8 @@ def test_top_shows_each_copy_of_a_function_and_its_queue_once(gateway: Gateway) 
 
     rows = [line.split() for line in run("top", "--once").stdout.splitlines() if line.startswith("echo")]
 
-    assert sorted(row[0] for row in rows) == ["echo.openfaas-fn", "echo.openfaas-fn#1", "echo.openfaas-fn#2"]
-    assert sum(row[-1] == "77" for row in rows) == 1
+    assert [row[:2] for row in rows] == [["echo.openfaas-fn", f"{number}/3"] for number in (1, 2, 3)]
+    assert [row[-1] for row in rows] == ["77", "-", "-"], "they wait for any of its copies"
     assert [copy["copy"] for copy in json.loads(run("top", "--json").stdout)["devices"][0]["resident"]] == [0, 1, 2]
 
 

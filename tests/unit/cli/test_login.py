@@ -285,7 +285,7 @@ def test_ready_waits_for_the_gateway_or_for_a_function(run: Run, wire: WireLog) 
     gateway = run("ready", "--interval", "1ms")
     function = run("ready", "a", "--interval", "1ms", "--attempts", "3")
 
-    assert gateway.stdout == ("[1/60] Waiting for gateway\n[2/60] Waiting for gateway\nOpenFaaS gateway is ready\n")
+    assert gateway.stdout == ("[1/60] Waiting for gateway\n[2/60] Waiting for gateway\nGateway is ready\n")
     assert function.stdout.splitlines()[-2:] == ["[3/3] Waiting for function a", "Function a is ready"]
 
 

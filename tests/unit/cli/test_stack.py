@@ -6,6 +6,8 @@ import pytest
 
 from gpufaas_cli.extend import extended
 from gpufaas_cli.stack import BadStack, Stack, find_stack, gateway_in, read_stack
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_templates import find_template
 
 HEAD = "version: 1.0\nprovider:\n  name: openfaas\n"
 
@@ -167,6 +169,23 @@ def test_keys_that_begin_with_x_are_the_users_own(tmp_path: Path) -> None:
     )
 
     assert list(stack.functions) == ["a"]
+
+
+def test_aliases_and_merges_that_stand_for_too_much_are_refused(tmp_path: Path) -> None:
+    """Nine lines stood for 400 million values: reading them took all the memory there is."""
+    bomb = ["x-0: &x0 {a: b}"]
+    bomb += [f"x-{n}: &x{n} {{<<: [{', '.join([f'*x{n - 1}'] * 9)}]}}" for n in range(1, 10)]
+    bomb += ["functions:", "  f: {lang: python3-http, environment: {<<: *x9}}"]
+    (tmp_path / "stack.yaml").write_text(HEAD + "\n".join(bomb))
+
+    with pytest.raises(BadStack, match=r"aliases \(\*\) and merges \(<<\) stand for more than 1,000,000 values"):
+        read_stack(tmp_path / "stack.yaml")
+
+    template = tmp_path / "template" / "evil"
+    template.mkdir(parents=True)
+    (template / "template.yml").write_text("\n".join(bomb))
+    with pytest.raises(InvalidSpec, match="stand for more than"):
+        find_template("evil", [tmp_path / "template"])
 
 
 def test_anchors_and_merges_work_and_own_keys_win(tmp_path: Path) -> None:

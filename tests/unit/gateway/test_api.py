@@ -123,7 +123,7 @@ async def test_we_say_where_a_function_is_and_what_it_costs(gateway: Gateway) ->
     assert (ours["devices"], ours["copies"]) == (["n1/cpu:0"], {"n1/cpu:0": 1})
     assert (ours["kind"], ours["bundle"], ours["memory"]) == ("model", gateway.bundle, 192 * MiB)
     assert ours["profiles"]["cpu"] == {
-        "load_s": 1.0, "service_s": 0.25, "occupation": 300 * MiB, "measured": True,
+        "load_s": 1.0, "service_s": 0.25, "occupation": 300 * MiB, "measured": True, "estimated": [],
     }  # fmt: skip
     assert status["usage"] == {"cpu": 12.346, "totalMemoryBytes": 250 * MiB}
 
@@ -323,7 +323,7 @@ async def test_a_full_disk_is_507(gateway: Gateway) -> None:
     ("method", "path", "status", "text"),
     [
         ("GET", "/nothing", 404, "404 page not found\n"),
-        ("GET", "/docs", 404, "404 page not found\n"),
+        ("GET", "/redoc", 404, "404 page not found\n"),
         ("PATCH", "/system/functions", 405, ""),
         ("POST", "/system/info", 405, ""),
     ],

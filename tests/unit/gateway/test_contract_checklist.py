@@ -442,6 +442,7 @@ async def test_root_sends_browsers_to_the_guarded_page(gateway: Gateway) -> None
 
     assert (root.status_code, root.headers["location"]) == (307, "/ui/")
     assert (await gateway.stranger.get("/ui/")).status_code == 401
+    assert (await gateway.stranger.get("/docs")).status_code == 401
     assert "<title>gpufaas</title>" in (await gateway.admin.get("/ui/")).text
 
 

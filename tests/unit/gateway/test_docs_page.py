@@ -1,0 +1,32 @@
+"""The page at /docs: the OpenAPI document for people, with nothing from elsewhere."""
+
+import re
+from typing import Any
+
+from gpufaas_gateway.docs_page import render
+from gpufaas_gateway.openapi import document
+
+
+def test_it_has_every_route_and_schema_and_nothing_comes_from_elsewhere() -> None:
+    described = document("1.2.3")
+
+    page = render(described)
+
+    for path, item in described["paths"].items():
+        for method in item.keys() & {"get", "post", "put", "delete"}:
+            assert f'<span class="method">{method.upper()}</span><code>{path}</code>' in page
+    linked = set(re.findall(r'href="#([^"]+)"', page))
+    assert linked <= {name for name in described["components"]["schemas"] if f'<h3 id="{name}">' in page}
+    assert "FunctionDeployment" in linked
+    assert "1.2.3" in page
+    assert not re.search(r"https?://|<script|<link|<img|@import", page)
+
+
+def test_what_it_shows_is_text() -> None:
+    described: dict[str, Any] = document("<script>")
+
+    assert "<script>" not in render(described)
+
+
+async def test_it_is_served_to_who_has_the_password(gateway: Any) -> None:
+    assert "<title>gpufaas: API</title>" in (await gateway.client.get("/docs")).text
