@@ -10,6 +10,8 @@ from gpufaas_core.units import Bytes, MiB
 from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, DEFAULT_WAIT_BOUND_S
 
 DEFAULT_PORT: Final = 8080
+DEFAULT_SCHEDULER_PORT: Final = 7070
+DEFAULT_NODE_PORT: Final = 7080
 DEFAULT_MAX_QUEUE: Final = 1000
 DEFAULT_MAX_ASYNC_QUEUE: Final = 100_000
 DEFAULT_ASYNC_QUEUE_LIMIT: Final = 1_000_000
@@ -108,7 +110,8 @@ class ClusterOptions:
 class SchedulerOptions:
     cluster: ClusterOptions
     policy: PolicyOptions
-    listen: str = "0.0.0.0:7070"
+    listen: str = ""
+    """Empty: the loopback address, or all if `advertise` names one that is not this machine's own."""
     advertise: str = ""
     """Where gateways and nodes reach it; empty: the listening address, if that says a host."""
 
@@ -118,7 +121,7 @@ class NodeOptions:
     cluster: ClusterOptions
     devices: DeviceOptions
     data: Path
-    listen: str = "0.0.0.0:7080"
+    listen: str = ""
     advertise: str = ""
     object_store: str = ""
     secrets_key: Path | None = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from gpufaas_core import wire
-from gpufaas_core._types import Seconds
+from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.errors import GpufaasError
 
 log = logging.getLogger(__name__)
@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 HANDSHAKE_S: Final[Seconds] = 5.0
 _LATE_S: Seconds = 1.0
 """A timer of ours that is so late says that we stood still, or the machine; it is less on one that is only busy."""
+MAX_UNPROVEN: Final = 4096
+"""So many connections may be in their handshake at once at one address of ours; from one peer's, a quarter of them."""
+_CROWDED_EVERY_S: Final[Seconds] = 10.0
 _HIGH: Final = 32 * 1024 * 1024
 """Bytes that the other end has not taken: it is not reading, and is given up."""
 
@@ -277,10 +280,16 @@ async def listen(address: str, me: Identity, accept: Accept) -> asyncio.Server:
     :raises GpufaasError: the address cannot be had
     """
     loop = asyncio.get_running_loop()
+    unproven = _Unproven(address)
 
     def made() -> Link:
         nonce = os.urandom(16)
-        link = _Taken(lambda message: first(message), lambda _: timer.cancel())
+
+        def lost(_: str) -> None:
+            timer.cancel()
+            unproven.discard(link)
+
+        link = _Taken(lambda message: first(message), lost, unproven)
         timer = loop.call_later(HANDSHAKE_S, link.abort, "it did not introduce itself")
 
         def turn(turned: wire.Turned) -> None:
@@ -290,13 +299,14 @@ async def listen(address: str, me: Identity, accept: Accept) -> asyncio.Server:
 
         def first(hello: Any) -> None:
             timer.cancel()
+            unproven.discard(link)
             link.on_message = lambda _: None
             if not isinstance(hello, wire.Hello):
                 link.abort("it did not introduce itself")
                 return
             if hello.protocol != wire.PROTOCOL:
                 text = (
-                    f"{hello.role} {hello.id} speaks protocol {hello.protocol} (release {hello.version or 'unknown'}), "
+                    f"{hello.role} {hello.id} speaks protocol {hello.protocol} (release {hello.version!r}), "
                     f"this {me.role} speaks {wire.PROTOCOL} (release {me.version or 'unknown'}): "
                     "run the same release on both"
                 )
@@ -335,15 +345,74 @@ async def listen(address: str, me: Identity, accept: Accept) -> asyncio.Server:
 
 
 class _Taken(Link):
-    """The listening end."""
+    """The listening end. Until its peer has shown the token, it is listened to for `wire.MAX_HELLO` bytes."""
 
     greeting: wire.Challenge
 
-    def __init__(self, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, on_message: Callable[[Any], None], on_lost: Callable[[str], None], unproven: "_Unproven"
+    ) -> None:
         super().__init__(on_message, on_lost)
         self.address = ""
+        self.host = ""
+        self._unproven = unproven
+        self._taken: Bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.address = str(transport.get_extra_info("peername"))
+        peer = transport.get_extra_info("peername")
+        self.address, self.host = str(peer), str(peer[0]) if peer else ""
+        self._unproven.add(self)
         self.send(self.greeting)
+
+    def data_received(self, data: bytes) -> None:
+        if self.peer is None:
+            self._taken += len(data)
+            if self._taken > wire.MAX_HELLO:
+                self.abort(f"it said {self._taken} bytes before it had shown the token")
+                return
+        super().data_received(data)
+
+
+class _Unproven:
+    """
+    Connections in their handshake, oldest first.
+
+    When there are too many, the oldest goes: whoever means well is through within a round trip, and strangers that hold
+    connections open push out each other.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._all: dict[_Taken, None] = {}
+        self._of: dict[str, dict[_Taken, None]] = {}
+        self._said_at = -_CROWDED_EVERY_S
+
+    def add(self, link: _Taken) -> None:
+        of_host = self._of.setdefault(link.host, {})
+        crowded = (
+            of_host if len(of_host) >= MAX_UNPROVEN // 4 else self._all if len(self._all) >= MAX_UNPROVEN else None
+        )
+        if crowded:
+            oldest = next(iter(crowded))
+            self._say(oldest)
+            self.discard(oldest)
+            oldest.abort("too many others wait to introduce themselves")
+        self._all[link] = self._of.setdefault(link.host, {})[link] = None
+
+    def discard(self, link: _Taken) -> None:
+        self._all.pop(link, None)
+        of_host = self._of.get(link.host)
+        if of_host is not None:
+            of_host.pop(link, None)
+            if not of_host:
+                del self._of[link.host]
+
+    def _say(self, oldest: _Taken) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._said_at >= _CROWDED_EVERY_S:
+            self._said_at = now
+            log.warning(
+                "door.crowded address=%s connections=%d peer=%s: nobody says who he is, the oldest is closed",
+                self._address, len(self._all), oldest.host,
+            )  # fmt: skip

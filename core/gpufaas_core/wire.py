@@ -14,10 +14,10 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Iterator
-from typing import Any, Final, Literal, Union
+from typing import Annotated, Any, Final, Literal, Union
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.bundle import WorkerSpec
@@ -50,7 +50,12 @@ BEAT_S: Final[Seconds] = 0.5
 SILENCE_S: Final[Seconds] = 2.5
 """Who was not heard for so long is gone: five beats."""
 
+MAX_HELLO: Final[Bytes] = 4096
+"""Nobody who has not shown that he has the token is listened to for more."""
+
 Role = Literal["gateway", "node", "scheduler"]
+Name = Annotated[str, Meta(pattern=r"\A[-.a-zA-Z0-9]{1,64}\Z")]
+"""Of a process, or of its run: it stands in logs, in keys and at the end of the ids of calls."""
 
 
 class Message(Struct, frozen=True, array_like=True, tag=0):
@@ -73,12 +78,12 @@ class Hello(Message, frozen=True, array_like=True, tag=2):
 
     protocol: int
     role: Role
-    id: str
-    boot: str
+    id: Name
+    boot: Name
     """A random text of this run of its process: one that was restarted is another one."""
     nonce: bytes
     proof: bytes
-    version: str = ""
+    version: Annotated[str, Meta(max_length=64)] = ""
     """Of the release, for people."""
     calls: bool = False
     """After the welcome this connection carries calls (`door_frames.py`), and no messages."""
@@ -317,19 +322,21 @@ class MessageReader:
     __slots__ = ("_left",)
 
     def __init__(self) -> None:
-        self._left = b""
+        self._left = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
         """:raises BrokenMessage: the bytes are no message"""
-        if self._left:
-            data = self._left + data
-            self._left = b""
+        left = self._left
+        if left:
+            # Nothing is copied out of it before its first message is whole, which may come in a thousand pieces.
+            left += data
+            if len(left) < 4 or len(left) < 4 + _length(left, 0):
+                return
+            data = bytes(left)
+            left.clear()
         at, size = 0, len(data)
         while size - at >= 4:
-            (length,) = _LENGTH.unpack_from(data, at)
-            if length > MAX_MESSAGE:
-                raise BrokenMessage(f"a message of {length} bytes")
-            end = at + 4 + length
+            end = at + 4 + _length(data, at)
             if end > size:
                 break
             piece = data[at + 4 : end]
@@ -341,7 +348,14 @@ class MessageReader:
                     continue
                 raise BrokenMessage(str(exc)) from exc
         if at < size:
-            self._left = data[at:]
+            left += data[at:]
+
+
+def _length(data: bytes | bytearray, at: int) -> int:
+    (length,) = _LENGTH.unpack_from(data, at)
+    if length > MAX_MESSAGE:
+        raise BrokenMessage(f"a message of {length} bytes")
+    return int(length)
 
 
 def _is_newer(piece: bytes) -> bool:

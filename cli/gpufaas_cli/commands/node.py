@@ -32,8 +32,9 @@ Examples:
 """,
 )
 @click.option(
-    "--listen", default="0.0.0.0:7080", show_default=True, metavar="HOST:PORT", help="Where gateways send calls to."
-)
+    "--listen", default="", metavar="HOST:PORT",
+    help="Where gateways send calls to. [default: 127.0.0.1:7080, or 0.0.0.0:7080 with --advertise]",
+)  # fmt: skip
 @click.option(
     "--advertise", default="", metavar="HOST:PORT",
     help="Where they reach it from elsewhere. [default: this machine's name, with the port of --listen]",

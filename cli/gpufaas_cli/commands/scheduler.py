@@ -20,8 +20,9 @@ Examples:
 """,
 )
 @click.option(
-    "--listen", default="0.0.0.0:7070", show_default=True, metavar="HOST:PORT", help="Where gateways and nodes connect."
-)
+    "--listen", default="", metavar="HOST:PORT",
+    help="Where gateways and nodes connect. [default: 127.0.0.1:7070, or 0.0.0.0:7070 with --advertise]",
+)  # fmt: skip
 @click.option(
     "--advertise", default="", metavar="HOST:PORT",
     help="Where they reach it from elsewhere. [default: this machine's name, with the port of --listen]",

@@ -102,6 +102,17 @@ async def leader_addresses(etcd: Etcd) -> AsyncIterator[str]:
         yield "" if leader is None else leader.address
 
 
+def listening(listen: str, advertise: str, port: int) -> str:
+    """
+    Return where to listen: at *listen* if that is said; at all addresses, if *advertise* says that others come from
+    elsewhere; or else where only this machine comes.
+    """
+    if listen:
+        return listen
+    host = split_address(advertise)[0] if advertise else ""
+    return f"127.0.0.1:{port}" if host in ("", "localhost", "::1") or host.startswith("127.") else f"0.0.0.0:{port}"
+
+
 def advertised(listen: str, advertise: str, port: int) -> str:
     """
     Return where others reach what listens at *listen*, whose port turned out to be *port*.
@@ -180,6 +191,8 @@ async def status_served(status: Status, host: str, port: int) -> AsyncGenerator[
     config = uvicorn.Config(
         status.app,
         interface="asgi3",
+        http="h11",  # it bounds heads: no password is asked for here
+        ws="none",
         lifespan="off",
         access_log=False,
         log_config=None,

@@ -15,13 +15,14 @@ import msgspec
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cli.engines import opened_engine
-from gpufaas_cli.options import NodeOptions
+from gpufaas_cli.options import DEFAULT_NODE_PORT, NodeOptions
 from gpufaas_cli.services.common import (
     Status,
     advertised,
     first_of,
     identity,
     leader_addresses,
+    listening,
     on_signals,
     opened,
     own_directory,
@@ -99,10 +100,11 @@ async def _main(options: NodeOptions) -> None:
     agent.node = node
     door = Door(node, logs, me, empty(data / "spool"))
     status = Status(metrics=lambda: node_metrics(node), more=weights.served)
-    host, _ = split_address(options.listen)
+    listen = listening(options.listen, options.advertise, DEFAULT_NODE_PORT)
+    host, _ = split_address(listen)
     try:
-        await door.open(options.listen)
-        address = agent.address = advertised(options.listen, options.advertise, door.port)
+        await door.open(listen)
+        address = agent.address = advertised(listen, options.advertise, door.port)
         async with status_served(status, host, options.cluster.status_port) as status_port:
             for each in node.devices():
                 print(f"✓ device     {each.id}  {format_bytes(each.memory)}", flush=True)

@@ -12,13 +12,14 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from gpufaas_cache_manager.write_behind import WriteBehind
-from gpufaas_cli.options import SchedulerOptions
+from gpufaas_cli.options import DEFAULT_SCHEDULER_PORT, SchedulerOptions
 from gpufaas_cli.services.common import (
     Status,
     advertised,
     first_of,
     identity,
     leader_addresses,
+    listening,
     on_signals,
     opened,
     run_service,
@@ -54,10 +55,11 @@ async def _main(options: SchedulerOptions) -> None:
     stop = asyncio.Event()
     on_signals(stop)
     server = SchedulerServer(me)
-    port = await server.open(options.listen)
-    address = advertised(options.listen, options.advertise, port)
+    listen = listening(options.listen, options.advertise, DEFAULT_SCHEDULER_PORT)
+    port = await server.open(listen)
+    address = advertised(listen, options.advertise, port)
     status = Status(ready=lambda: "waits for etcd", metrics=lambda: scheduler_metrics(server))
-    host, _ = split_address(options.listen)
+    host, _ = split_address(listen)
     async with status_served(status, host, options.cluster.status_port) as status_port:
         print(f"✓ scheduler  {me.id} at {address}, status at port {status_port}", flush=True)
         notify("READY=1")

@@ -1,7 +1,14 @@
 """What clients and strangers send to a platform's doors."""
 
+import contextlib
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
 import pytest
-from tests.integration.conftest import ECHO, HTTP, Platform
+from tests.integration.conftest import ECHO, HTTP, PROGRAM, Platform, free_port, until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -24,3 +31,38 @@ def test_java_and_curl_offer_h2c_with_a_body(platform: Platform, segments: int) 
 
     assert answer.count(b"HTTP/1.1 200 OK") == 2, answer
     assert body in answer.partition(b"\r\n\r\n")[2]
+
+
+def test_strangers_cost_a_scheduler_next_to_nothing(tmp_path: Path) -> None:
+    """150 connections that never showed the token were listened to for 2 GB, and the leader was deposed meanwhile."""
+    port, status_port = free_port(), free_port()
+    (tmp_path / "token").write_text("a token of sixteen bytes")
+    arguments = ["--id", "s1", "--token-file", str(tmp_path / "token"), "--etcd", "127.0.0.1:1"]
+    with contextlib.ExitStack() as stack:
+        scheduler = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, *PROGRAM, "scheduler", *arguments, "--listen", f"127.0.0.1:{port}",
+                 "--status-port", str(status_port)],
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )
+        )  # fmt: skip
+        stack.callback(scheduler.kill)
+
+        def opened() -> socket.socket:
+            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+
+        def listens() -> bool:
+            with contextlib.suppress(OSError):
+                return bool(opened().recv(1))
+            return False
+
+        until(listens)
+        before = psutil.Process(scheduler.pid).memory_info().rss
+        for _ in range(150):
+            stranger = opened()
+            with contextlib.suppress(OSError):
+                stranger.sendall((64 << 20).to_bytes(4, "little") + b"a" * (4 << 20))
+        grown = psutil.Process(scheduler.pid).memory_info().rss - before
+
+        assert grown < 64 << 20, f"{grown >> 20} MiB"
+        assert listens()

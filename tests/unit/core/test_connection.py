@@ -1,6 +1,7 @@
 """Links that are silent, and ends that stood still themselves."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -59,3 +60,72 @@ async def test_ends_that_stood_still_themselves_do_not_blame_the_other(ends: Any
         await asyncio.sleep(0.15)
 
     assert ended == []
+
+
+@pytest.fixture
+async def door(caplog: pytest.LogCaptureFixture) -> AsyncIterator[tuple[str, int]]:
+    caplog.set_level("WARNING")
+    server = await listen("127.0.0.1:0", Identity("scheduler", "s", "b", TOKEN), lambda _, __: 1)
+    yield server.sockets[0].getsockname()[:2]
+    server.close()
+
+
+def hello(**given: Any) -> bytes:
+    known: dict[str, Any] = {"id": "n", "boot": "b", "nonce": b"", "proof": b"", "version": "1"}
+    return wire.encode(wire.Hello(wire.PROTOCOL, "node", **known | given))
+
+
+@pytest.mark.parametrize("said", [
+    (64 << 20).to_bytes(4, "little") + b"a" * 8192,
+    b"\x02\0\0\0\x91\x7f" * 1000,
+    hello(version="1" * 5000), hello(id="n\n2026-01-01 WARNING all is well"), hello(id="n" * 65), hello(id=""),
+    hello(boot="b " * 20),
+], ids=["large", "unknown", "long", "line", "name", "nameless", "boot"])  # fmt: skip
+async def test_who_has_not_shown_the_token_is_listened_to_for_one_short_message(
+    door: tuple[str, int], said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await asyncio.open_connection(*door)
+    await reader.read(1024)  # the challenge
+    writer.write(said)
+
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+    assert "all is well" not in caplog.text
+
+
+async def test_connections_that_do_not_introduce_themselves_push_out_each_other_and_nobody_else(
+    door: tuple[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "MAX_UNPROVEN", 16)
+    held = [await asyncio.open_connection(*door) for _ in range(20)]
+    for reader, _ in held[-4:]:
+        await reader.read(1024)
+
+    made = await connect(f"{door[0]}:{door[1]}", Identity("node", "n", "b", TOKEN))
+
+    assert not made.closed
+    made.close()
+    for reader, _ in held[:16]:
+        with contextlib.suppress(ConnectionError):
+            assert len(await asyncio.wait_for(reader.read(), 5)) < 200, "they are closed"
+    assert caplog.text.count("door.crowded") == 1
+    for _, writer in held:
+        writer.close()
+
+
+def test_a_large_message_costs_little_more_than_its_bytes() -> None:
+    """It was copied for every piece that came of it: 64 MiB took a minute of everybody's time."""
+    size = 16 << 20
+    whole = wire.encode(wire.Answered(1, b"x" * size))
+    pieces = [whole[at : at + 4096] for at in range(0, len(whole), 4096)]
+    began, joined = time.perf_counter(), bytearray()
+    for piece in pieces:
+        joined += piece
+    least_s = time.perf_counter() - began
+
+    began, reader = time.perf_counter(), wire.MessageReader()
+    found = [each for piece in pieces for each in reader.feed(piece)]
+
+    assert [len(each.value) for each in found] == [size]
+    assert time.perf_counter() - began < 50 * max(least_s, 0.005)
