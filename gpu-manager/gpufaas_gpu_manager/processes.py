@@ -117,8 +117,8 @@ class ServedProcess:
 
     def end(self) -> None:
         worker = self._worker
-        if worker.pid is None:
-            return  # it is killed when its process is there
+        if worker.pid is None or worker.reaped:
+            return  # it is killed when its process is there, or gone
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(worker.pid, signal.SIGTERM)
         self._grace = asyncio.get_running_loop().call_later(worker.node.settings.term_grace_s, self.kill)
@@ -151,7 +151,7 @@ def _kill(worker: "Worker") -> None:
     """SIGKILL to its process, the process group that it leads, and its control group. The zygote sees to the rest."""
     if worker.hold is not None:
         worker.hold.kill()
-    if worker.pid is not None:
+    if worker.pid is not None and not worker.reaped:
         # Before its setsid there is no process group of its own.
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):

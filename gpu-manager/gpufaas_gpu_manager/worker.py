@@ -135,6 +135,8 @@ class Worker(SlotOwner):
         """When the last lease of it was opened; the start of its load if there was none."""
         self._failure: FailedHead | None = None
         self._killed_for = ""
+        self.reaped = False
+        """`pid` may be another process's by now."""
         self._reaped_with: str | None = None
         self.output = Output(node.logs, f"{spec.name}.{spec.namespace}", f"{device.id.rpartition('/')[2]}-{number}")
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -379,6 +381,7 @@ class Worker(SlotOwner):
 
     def on_reaped(self, how: str) -> None:
         """Its process is gone: *how*. What it said last may still be in its sockets: read that before concluding."""
+        self.reaped = True
         self._reaped_with = how
         if self.hold is not None and (reason := self.hold.close()):
             self.on_over_memory(reason)
@@ -394,7 +397,7 @@ class Worker(SlotOwner):
         """The other end of a slot is closed: mostly since it dies; if it lives on, no call through it is answered."""
 
         def kill() -> None:
-            if self.pid is None or state_of(self.pid) not in ("", "Z", "X"):
+            if not self.reaped and (self.pid is None or state_of(self.pid) not in ("", "Z", "X")):
                 self.on_broken("it closed a connection over which its calls come")
 
         self._later("closed", self.run.death_known_s, kill)
