@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -112,8 +113,8 @@ class FunctionBuilds:
     def build(self, name: str, source: str, lang: str = TORCH) -> Built:
         key = name, source, lang
         if key not in self._built:
-            folder = self._home / f"source-{len(self._built)}"
-            folder.mkdir(parents=True)
+            self._home.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix="source-", dir=self._home))
             (folder / "handler.py").write_text(textwrap.dedent(source))
             request = BuildRequest(name=name, lang=lang, handler=folder, build_root=self._home / "build")
             self._built[key] = build(request)

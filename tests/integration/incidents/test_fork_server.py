@@ -43,6 +43,7 @@ def test_a_stopped_fork_server_is_replaced_and_its_workers_go_on(make_platform: 
     assert platform.stop() == 0
 
 
+@pytest.mark.long
 def test_a_dozen_loads_while_it_is_stopped_do_not_hang_the_platform(make_platform: object) -> None:
     """The kernel's queue of the socket between them takes some ten messages."""
     platform: Platform = make_platform("--device", "cpu:0=2GiB").start()  # type: ignore[operator]

@@ -35,6 +35,7 @@ def device_of(platform: Platform, path: str) -> str:
     return platform.call(path).headers["x-gpufaas-device"]
 
 
+@pytest.mark.long
 def test_a_call_is_not_kept_waiting_behind_one_that_takes_longer_than_anyone_thought(make_platform: object) -> None:
     platform: Platform = make_platform(*DEVICES).start()  # type: ignore[operator]
     long, other = platform.deploy("long", GATED_MODEL), platform.deploy("other", GATED_MODEL)
@@ -65,6 +66,7 @@ def test_a_call_is_not_kept_waiting_behind_one_that_takes_longer_than_anyone_tho
     assert platform.stop() == 0
 
 
+@pytest.mark.long
 def test_how_long_calls_take_is_shown_as_a_distribution_and_outlives_a_restart(make_platform: object) -> None:
     platform: Platform = make_platform("--device", "cpu:0=600MiB").start()  # type: ignore[operator]
     path = platform.deploy("sleeper", SLEEPER)

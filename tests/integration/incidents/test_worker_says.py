@@ -60,6 +60,7 @@ def test_a_lie_costs_its_call_and_is_not_learnt(platform: Platform, lie: str, co
     assert platform.call(liar).text == "honest"
 
 
+@pytest.mark.long
 def test_a_bundle_whose_worker_lied_is_served_after_a_restart(make_platform: Callable[..., Platform]) -> None:
     platform = make_platform("--device", "cpu:0=400MiB").start()
     liar = platform.deploy("liar", LIAR)
