@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD: Final[Bytes] = 1 * MiB
 """Request line and headers; OpenFaaS's gateway takes as much (openfaas.md §3.0)."""
+MAX_TARGET: Final[Bytes] = 65_535
+"""Path and query; what the parser of URLs can count."""
+MAX_HEADERS: Final = 1000
 HEAD_S: Final[Seconds] = 30.0
 """From the connection, or from the first byte of a later head on it, to the head's end."""
 REST_S: Final[Seconds] = 30.0
@@ -60,6 +63,8 @@ class BoundedHttp(HttpToolsProtocol):
     _rest_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
     _unread: Bytes = 0
+    _refusal: tuple[int, str, str] | None = None
+    """Status, phrase and reason, of a head that was read and is not taken."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -137,9 +142,29 @@ class BoundedHttp(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("we are no proxy")
             return
+        self._check_head()
         super().on_headers_complete()
         if not self.parser.should_upgrade():
             self.headers = _Dropped()  # the request has its own by now
+
+    def _check_head(self) -> None:
+        """:raises ValueError: to the parser, which stops; `send_400_response` then answers with `_refusal`"""
+        names = [name for name, _ in self.headers]
+        hosts = names.count(b"host")
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            reason = "there are two Host headers" if hosts else "the Host header is missing"
+            self._refusal = 400, "Bad Request", reason  # RFC 9112 §3.2
+        elif b"transfer-encoding" in names and [
+            value.lower() for name, value in self.headers if name == b"transfer-encoding"
+        ] != [b"chunked"]:
+            self._refusal = 501, "Not Implemented", "of the transfer codings, chunked alone is taken"  # RFC 9112 §6.1
+        elif len(self.url) > MAX_TARGET:
+            self._refusal = 414, "URI Too Long", f"path and query are over {MAX_TARGET} bytes"
+        elif len(names) > MAX_HEADERS:
+            self._refusal = 431, "Request Header Fields Too Large", f"there are over {MAX_HEADERS} headers"
+        else:
+            return
+        raise ValueError(self._refusal[2])
 
     def on_message_complete(self) -> None:
         if self._read_twice():
@@ -190,6 +215,9 @@ class BoundedHttp(HttpToolsProtocol):
             return unread
 
     def send_400_response(self, msg: str) -> None:
+        if self._refusal is not None:
+            self._refuse(*self._refusal)
+            return
         self._log(400, "it is not HTTP, or the end of its body is in doubt")
         self._in_head = False
         super().send_400_response(msg)

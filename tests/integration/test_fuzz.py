@@ -237,7 +237,7 @@ def test_no_spelling_is_a_way_around_the_password(platform: Platform, spelled: s
 def test_heads_that_can_be_read_in_two_ways_are_refused(platform: Platform, head: bytes, path: bytes) -> None:
     request = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\n" + authorization(platform) + head + b"\r\n\r\n" + SMUGGLED
 
-    refuses(platform, request, "400|413")
+    refuses(platform, request, "400|413|501")
 
 
 @pytest.mark.parametrize("chunks", [
@@ -281,11 +281,11 @@ def test_random_bytes_are_refused(platform: Platform) -> None:
 
 UNFINISHED = (
     b"", b"G", b"GET /function/echo HTTP/1.1\r\nHost: x\r\nX: ", b"\r\n\r\n",
-    b"POST /function/echo HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc",
-    b"POST /async-function/echo HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc",
-    b"POST /system/functions HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc",
-    b"POST /function/echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
-    b"POST /function/nothing HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc",
+    b"POST /function/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc",
+    b"POST /async-function/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc",
+    b"POST /system/functions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc",
+    b"POST /function/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+    b"POST /function/nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc",
 )  # fmt: skip
 
 

@@ -66,3 +66,19 @@ def test_strangers_cost_a_scheduler_next_to_nothing(tmp_path: Path) -> None:
 
         assert grown < 64 << 20, f"{grown >> 20} MiB"
         assert listens()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("POST /function/nothing HTTP/1.1\r\n", 400),
+        ("POST /function/nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n", 501),
+        (f"GET /{'a' * 100_000} HTTP/1.1\r\nHost: x\r\n", 414),
+        ("GET /function/nothing HTTP/1.1\r\nHost: x\r\n" + "a: b\r\n" * 100_000, 431),
+    ],
+    ids=("host", "coding", "long", "many"),
+)
+def test_heads_that_nobody_should_send_are_refused(platform: Platform, head: str, status: int) -> None:
+    with platform.socket() as sock:
+        sock.sendall(f"{head}\r\n".encode())
+        assert sock.recv(65_536).startswith(f"HTTP/1.1 {status} ".encode())

@@ -127,7 +127,7 @@ async def test_the_rest_of_a_body_that_was_answered_is_not_waited_for(
     """Whoever sends a byte a minute would otherwise hold the connection for ever, and needs no password for it."""
     monkeypatch.setattr(protocol, "REST_S", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"POST /early HTTP/1.1\r\nContent-Length: 9\r\n\r\na")
+    writer.write(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\na")
 
     assert b" 200 " in await asyncio.wait_for(reader.read(), 5)
     writer.close()
@@ -138,7 +138,7 @@ async def test_a_connection_that_nothing_follows_on_is_closed(served: Served, mo
     """Also when the last thing on it was no request: the rest of one, or an empty line."""
     served.server.config.timeout_keep_alive = 0.05  # type: ignore[assignment]
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"POST /early HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(more.strip()))
+    writer.write(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(more.strip()))
     answer = await reader.readuntil(b"ok")
     writer.write(more)
 
@@ -148,9 +148,9 @@ async def test_a_connection_that_nothing_follows_on_is_closed(served: Served, mo
 
 
 async def test_the_rest_of_a_body_is_taken_and_the_next_request_answered(served: Served) -> None:
-    early = b"POST /early HTTP/1.1\r\nContent-Length: 2\r\n\r\na"
+    early = b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\na"
 
-    assert (await served.exchange(early, b"bGET / HTTP/1.1\r\n\r\n", answers=2)).count(b" 200 ") == 2
+    assert (await served.exchange(early, b"bGET / HTTP/1.1\r\nHost: x\r\n\r\n", answers=2)).count(b" 200 ") == 2
 
 
 async def test_trailers_are_not_kept(served: Served) -> None:
@@ -263,3 +263,24 @@ async def test_an_offer_of_another_protocol_without_a_body(served: Served) -> No
 async def test_a_proxy_is_not_played(served: Served) -> None:
     assert b" 400 " in await served.exchange(b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n" + NEXT)
     assert served.heads == []
+
+
+@pytest.mark.parametrize(("head", "status"), [
+    (b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi", 400),
+    (b"POST / HTTP/1.1\r\nHost: x\r\nhost: y\r\n\r\n", 400),
+    (b"POST / HTTP/1.0\r\nHost: x\r\nHost: x\r\n\r\n", 400),
+    (b"POST / HTTP/1.0\r\n\r\n", 200),
+    (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: Chunked\r\n\r\n0\r\n\r\n", 200),
+    (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+    (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501),
+    (b"POST / HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: upgrade\r\nTransfer-Encoding: a\r\n\r\n", 501),
+    (b"GET /" + b"a" * 65_534 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+    (b"GET /" + b"a" * 65_535 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
+    (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 999 + b"\r\n", 200),
+    (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 100_000 + b"\r\n", 431),
+], ids=range(12))  # fmt: skip
+async def test_heads_that_nobody_should_send(served: Served, head: bytes, status: int) -> None:
+    answer = await served.exchange(head)
+
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert len(served.heads) == (status == 200)
