@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from gpufaas_cli.options import FrontOptions, ServeOptions
 from gpufaas_cli.output import ENFORCED_BY
+from gpufaas_cli.resources import keep_private, raise_descriptors
 from gpufaas_cli.watchdog import notify, watched
 from gpufaas_core.constraints import MEMORY, PLATFORM_LABELS
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
@@ -55,6 +56,7 @@ def run(options: ServeOptions) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # The server's own complaints about half answers and lost connections are ours to report, not to print as errors.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    raise_descriptors()
     with _own(options.data) as spool, _listen(options.host, options.port) as listening:
         credentials = _credentials(options)
         options = replace(options, port=listening.getsockname()[1])  # port 0 is any that is free
@@ -70,6 +72,7 @@ def _own(data: Path) -> Any:
     """Have the data directory for ourselves; give the directory of spooled bodies, emptied."""
     try:
         data.mkdir(parents=True, exist_ok=True)
+        keep_private(data)
         lock: IO[str] = (data / "lock").open("a")
     except OSError as exc:
         raise _unusable(data, exc) from exc

@@ -7,6 +7,7 @@ Writes of one turn of the event loop go out together: under load, many messages 
 import asyncio
 import logging
 import os
+import resource
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ HANDSHAKE_S: Final[Seconds] = 5.0
 _LATE_S: Seconds = 1.0
 """A timer of ours that is so late says that we stood still, or the machine; it is less on one that is only busy."""
 MAX_UNPROVEN: Final = 4096
-"""So many connections may be in their handshake at once at one address of ours; from one peer's, a quarter of them."""
+"""
+So many connections may be in their handshake at once at one address of ours, or a quarter of the open files that this
+process may have, if that is less; from one peer's address, a quarter of them.
+"""
 _CROWDED_EVERY_S: Final[Seconds] = 10.0
 _HIGH: Final = 32 * 1024 * 1024
 """Bytes that the other end has not taken: it is not reading, and is given up."""
@@ -384,15 +388,14 @@ class _Unproven:
 
     def __init__(self, address: str) -> None:
         self._address = address
+        self._most = min(MAX_UNPROVEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._all: dict[_Taken, None] = {}
         self._of: dict[str, dict[_Taken, None]] = {}
         self._said_at = -_CROWDED_EVERY_S
 
     def add(self, link: _Taken) -> None:
         of_host = self._of.setdefault(link.host, {})
-        crowded = (
-            of_host if len(of_host) >= MAX_UNPROVEN // 4 else self._all if len(self._all) >= MAX_UNPROVEN else None
-        )
+        crowded = of_host if len(of_host) >= self._most // 4 else self._all if len(self._all) >= self._most else None
         if crowded:
             oldest = next(iter(crowded))
             self._say(oldest)

@@ -9,6 +9,7 @@ read it, for ever. The WebSocket protocol leaves some connections open that are 
 import asyncio
 import fcntl
 import logging
+import resource
 import struct
 import termios
 from typing import Any, Final
@@ -40,6 +41,7 @@ _MAX_UNREAD: Final[Bytes] = 1 * MiB
 TURN_BYTES: Final[Bytes] = 2048
 """Of what came on a WebSocket are parsed in one turn of the loop: it may be three hundred messages."""
 
+_FULL_EVERY_S: Final[Seconds] = 10.0
 _VERSIONS: Final = ("1.1", "1.0")
 """The parser also knows 0.9, which has no headers, and 2.0, which it cannot read."""
 
@@ -68,6 +70,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > (most := _max_connections()):
+            self._refuse(503, "Service Unavailable", f"{most} connections are open", quiet=_said_full(self.loop.time()))
+            return
         self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -231,9 +236,10 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             self.transport.close()  # it never began: nothing to answer
 
-    def _refuse(self, status: int, phrase: str, reason: str) -> None:
+    def _refuse(self, status: int, phrase: str, reason: str, *, quiet: bool = False) -> None:
         self._in_head = False
-        self._log(status, reason)
+        if not quiet:
+            self._log(status, reason)
         if not self._answering():
             body = f"{reason}\n".encode()
             self.transport.write(
@@ -268,6 +274,23 @@ class BoundedHttp(HttpToolsProtocol):
         if self._rest_timer is not None:
             self._rest_timer.cancel()
             self._rest_timer = None
+
+
+def _max_connections() -> int:
+    """Return how many connections callers may have: half of our descriptors, the rest is for functions and files."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+
+
+_full_said_at: Seconds = -_FULL_EVERY_S
+
+
+def _said_full(now: Seconds) -> bool:
+    """Whether it was said a moment ago; if not, it is said now."""
+    global _full_said_at
+    if now - _full_said_at < _FULL_EVERY_S:
+        return True
+    _full_said_at = now
+    return False
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):

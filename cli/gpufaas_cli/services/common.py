@@ -18,6 +18,7 @@ from typing import Any, Final
 import uvicorn
 
 from gpufaas_cli.options import ClusterOptions
+from gpufaas_cli.resources import keep_private, raise_descriptors
 from gpufaas_cli.watchdog import watched
 from gpufaas_core import wire
 from gpufaas_core.connection import Identity, split_address
@@ -39,6 +40,7 @@ def run_service(main: Coroutine[Any, Any, None], grace_s: Seconds = 0.0) -> None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for noisy in ("httpx", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    raise_descriptors()
     if sys.version_info >= (3, 12):
         uvloop.run(watched(main, grace_s))
     else:
@@ -238,6 +240,7 @@ async def first_of(*tasks: Awaitable[Any]) -> None:
 def own_directory(path: Path, option: str) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
+        keep_private(path)
     except OSError as exc:
         raise InvalidSpec(f"{option} {path}: {exc.strerror}: make it writable, or name another") from exc
     if not os.access(path, os.W_OK):

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -82,3 +83,33 @@ def test_heads_that_nobody_should_send_are_refused(platform: Platform, head: str
     with platform.socket() as sock:
         sock.sendall(f"{head}\r\n".encode())
         assert sock.recv(65_536).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+@pytest.fixture
+def few_descriptors(tmp_path: Path) -> Iterator[Platform]:
+    """A platform with 400 descriptors, of 100 that it finds."""
+    platform = Platform(tmp_path / "few")
+    platform.prefix = ["prlimit", "--nofile=100:400"]
+    platform.start()
+    yield platform
+    platform.close()
+
+
+def test_connections_leave_descriptors_for_functions(few_descriptors: Platform) -> None:
+    """The 111th function was answered `Errno 24`, as was whatever came when callers held all descriptors."""
+    platform = few_descriptors
+    path = platform.deploy("echo", ECHO, HTTP)
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(platform.socket()) for _ in range(300)]
+
+        assert held[-1].recv(65_536).startswith(b"HTTP/1.1 503 ")
+        assert platform.call(path, b"hi").content == b"hi", "on a connection that is open"
+        until(lambda: "connections are open" in platform.said())
+        assert platform.said().count("connections are open") == 1
+
+    assert "descriptors.few limit=400" in platform.said()
+    until(lambda: platform.healthy() and platform.open_files() < 200)
+
+
+def test_nobody_else_looks_into_the_data(few_descriptors: Platform) -> None:
+    assert few_descriptors.data.stat().st_mode & 0o777 == 0o700

@@ -63,7 +63,9 @@ async def test_ends_that_stood_still_themselves_do_not_blame_the_other(ends: Any
 
 
 @pytest.fixture
-async def door(caplog: pytest.LogCaptureFixture) -> AsyncIterator[tuple[str, int]]:
+async def door(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
+    """Where somebody listens whom 16 strangers, 4 from one address, may keep waiting."""
+    monkeypatch.setattr(connection, "MAX_UNPROVEN", 16)
     caplog.set_level("WARNING")
     server = await listen("127.0.0.1:0", Identity("scheduler", "s", "b", TOKEN), lambda _, __: 1)
     yield server.sockets[0].getsockname()[:2]
@@ -95,9 +97,8 @@ async def test_who_has_not_shown_the_token_is_listened_to_for_one_short_message(
 
 
 async def test_connections_that_do_not_introduce_themselves_push_out_each_other_and_nobody_else(
-    door: tuple[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    door: tuple[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "MAX_UNPROVEN", 16)
     held = [await asyncio.open_connection(*door) for _ in range(20)]
     for reader, _ in held[-4:]:
         await reader.read(1024)
