@@ -19,7 +19,8 @@ MAX_HEADERS: Final[Bytes] = 64 * KiB
 """Of an answer, names and values together. Most servers and proxies take less."""
 _MAX_FIELDS: Final = 1000
 """Of those: as many as a head of that size has that was not made to cost time."""
-_MAX_S: Final[Seconds] = 366 * 86_400.0
+MAX_S: Final[Seconds] = 366 * 86_400.0
+"""Nothing takes longer."""
 _MAX_BYTES: Final[Bytes] = 1 << 50
 _MAX_PHASES: Final = 16
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110: a token
@@ -30,7 +31,7 @@ _decode_profile: Final = msgspec.json.Decoder(Profile).decode
 
 def is_time(seconds: Seconds) -> bool:
     """Whether something can have taken so long. NaN is no time."""
-    return 0.0 <= seconds <= _MAX_S
+    return 0.0 <= seconds <= MAX_S
 
 
 def is_size(size: Bytes) -> bool:

@@ -158,7 +158,7 @@ def engine_doc(
 def restored_call(doc: CallDoc, owner: FunctionState, since: Seconds) -> Call:
     """The call as it was; where it stands is up to the caller."""
     deadline = None if doc.deadline_in_s is None else since + doc.deadline_in_s
-    call = Call(doc.call, owner, doc.number, since - doc.age_s, deadline, doc.size)
+    call = Call(doc.call, owner.id, owner, doc.number, since - doc.age_s, deadline, doc.size)
     call.passes = IMPLICIT if doc.passes is None else doc.passes
     call.refusals = doc.refusals
     call.aborted = doc.aborted

@@ -55,7 +55,7 @@ from gpufaas_core.model import (
     ServiceEstimate,
     copy_id,
 )
-from gpufaas_core.plausible import is_size, is_time
+from gpufaas_core.plausible import MAX_S, is_size, is_time
 from gpufaas_core.snapshot import CallDoc, DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc, RunningCall
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler import backoff, docs, memory, policies
@@ -134,6 +134,7 @@ class Engine:
         self.ignored: Counter[str] = Counter()
         """Facts that did not fit the state (late, twice, unknown), by type. A few are routine."""
         self._learn = learn
+        self._rate = LEARNING_RATE if learn else 0.0
         self._cluster = Cluster(replacement, policy.pass_limit)
         self._lending = memory.Lending(self._cluster)
         self._queue = self._cluster.queue
@@ -143,6 +144,7 @@ class Engine:
         self._calls: dict[CallId, Call] = {}
         """All that wait or run."""
         self._nests = Nests(self._cluster, self._calls)
+        self._nested = self._nests.inner
         self._tangled = False
         """A call made by a call has come."""
         self._waiting = 0
@@ -224,7 +226,7 @@ class Engine:
         if self._freed:
             self._freed = False
             self._settle()
-        if self._nests.inner and (self._tangled or type(event) in _TANGLING):
+        if self._nested and (self._tangled or type(event) in _TANGLING):
             self._tangled = False
             self._untangle()
         if self._lending.lenders and (self._homeless or cluster.orphaned):
@@ -487,8 +489,9 @@ class Engine:
         if owner.desired == 0:
             self._wake(owner)
         queue = self._queue
-        call = Call(event.call, owner, queue.next_number, self._cluster.now, deadline, event.size)
-        call.endless = event.endless
+        call = Call(
+            event.call, owner.id, owner, queue.next_number, self._cluster.now, deadline, event.size, event.endless
+        )
         if outer is not None:
             call.ends = ends
             self._nests.add(call, outer)
@@ -547,14 +550,14 @@ class Engine:
             assert call.device is not None
         device, owner = call.device, call.owner
         device.served += 1
-        if event.ok and owner.backoff is not None:
-            self._recovers(owner, owner.backoff, call.cold)
-        if event.ok and is_time(event.service_s):
+        if event.ok:
+            if owner.backoff is not None:
+                self._recovers(owner, owner.backoff, call.cold)
             costs = owner.costs(device.kind)
-            if costs is not None:
-                size = call.size if owner.exclusive else 0.0  # who has slots is not estimated call by call
-                costs.learn_service(event.service_s, size, LEARNING_RATE if self._learn else 0.0)
-                if self._learn and not costs.noted:
+            if costs is not None and 0.0 <= event.service_s <= MAX_S:
+                # Who has slots is not estimated call by call.
+                costs.learn_service(event.service_s, call.size if owner.exclusive else 0.0, self._rate)
+                if not costs.noted and self._learn:
                     costs.noted = True
                     self._learnt[(owner.id, device.kind)] = None
         self._end(call)
@@ -819,10 +822,11 @@ class Engine:
         if not owner.touched:
             self._touch(owner)
         model.running -= 1
-        if not model.running and model.limit != model.memory:
-            device.models.let_go(model)
-        if model.asked == ANSWERED and not model.running:
-            model.asked = NOT_ASKED
+        if not model.running:
+            if model.limit != model.memory:
+                device.models.let_go(model)
+            if model.asked == ANSWERED:
+                model.asked = NOT_ASKED
         owner.running -= 1
         if device.run is call:
             device.run = None
@@ -865,7 +869,7 @@ class Engine:
     def _sought(self, owner: FunctionState) -> bool:
         """Somebody may be waiting for the memory of an idle copy of *owner*: not its own next copy, see `victims`."""
         short = self._short
-        return bool(self._surplus or self._homeless or self._queue.count or self._nests.inner) or len(short) > (
+        return bool(self._surplus or self._homeless or self._queue.count or self._nested) or len(short) > (
             owner.id in short
         )
 
@@ -885,7 +889,8 @@ class Engine:
         local = device.local
         if local[0] is call:
             local.popleft()
-            self._overdue.note(device)
+            if device.busy:
+                self._overdue.note(device)
         else:
             local.remove(call)
         # Emptied, it is exactly nothing, whatever rounding left.
@@ -903,7 +908,7 @@ class Engine:
         if self._homeless:
             for owner in list(self._homeless.values()):
                 self._serve_fifo(owner)
-        if self._nests.inner:
+        if self._nested:
             self._start_nested()
         if self._queue.count and self._idle:
             self._plan()
@@ -996,7 +1001,7 @@ class Engine:
         model = device.models.models.get(call.function)
         if model is None or device.id not in call.owner.holders:
             return f"device {device.id} does not hold {call.function}, or not for new calls"
-        if self._nests.inner and self._nests.holds(device):
+        if self._nested and self._nests.holds(device):
             return f"device {device.id} is held by a call that waits for a call"
         self._queue.remove(call)
         call.why = action.why
@@ -1993,7 +1998,7 @@ class Engine:
         if call is None:
             # In front of all that wait here: it was started before they were. In front of the others as it came.
             self._adopted += 1
-            call = Call(running.call, owner, self._adopted - _MAX_ADOPTED, at - running.age_s, None)
+            call = Call(running.call, owner.id, owner, self._adopted - _MAX_ADOPTED, at - running.age_s, None)
             call.passes = 0
             call.aborted = running.abandoned
         if twin:

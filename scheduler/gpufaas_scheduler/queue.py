@@ -27,6 +27,8 @@ from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING, Final, cast
 
+from msgspec import Struct
+
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Seconds
 
 if TYPE_CHECKING:
@@ -47,62 +49,44 @@ IMPLICIT: Final = -1
 """`Call.passes` of a call that never left the queue: its count follows from its number."""
 
 
-_NOWHERE: Final[frozenset[DeviceId]] = frozenset()
+class Call(Struct, eq=False):
+    """One invocation from arrival to its last fact. One is made for each call, so its constructor is not in Python."""
 
-
-class Call:
-    """One invocation from arrival to its last fact."""
-
-    __slots__ = (
-        "aborted", "arrived_at", "avoid", "cold", "deadline", "device", "endless", "ends", "estimate_s", "function",
-        "id", "model", "number", "outer", "owner", "passes", "patience_s", "promised_at", "refusals", "size",
-        "state", "victims", "why",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        call: CallId,
-        owner: FunctionState,
-        number: int,
-        arrived_at: Seconds,
-        deadline: Seconds | None,
-        size: float = 0.0,
-    ) -> None:
-        self.id = call
-        self.owner = owner
-        self.function: FunctionId = owner.id
-        self.number = number
-        """Arrival number: the order of the queue, kept when the call comes back."""
-        self.arrived_at = arrived_at
-        self.deadline = deadline
-        self.size = size
-        """Of its request; 0.0 if it is not known."""
-        self.passes = IMPLICIT
-        self.state = WAITING
-        self.refusals = 0
-        # The following have a meaning once it is placed, the device already in its local queue:
-        self.device: DeviceState | None = None
-        self.model: Model | None = None
-        self.cold = False
-        self.victims: tuple[tuple[FunctionId, int], ...] = ()
-        """Which copies left the device for it."""
-        self.promised_at: Seconds | None = None
-        """See `policies.Promise`."""
-        self.patience_s = inf
-        """How late the device may be while this call is the first of its local queue, see `policies.EnqueueLocal`."""
-        self.estimate_s = 0.0
-        """Its service time, as estimated when it was put into a local queue or started."""
-        self.aborted = False
-        self.endless = False
-        """Its deadline is that of its start."""
-        self.outer: Call | None = None
-        """A call that made it, and waits for it."""
-        self.avoid: frozenset[DeviceId] = _NOWHERE
-        """Devices that are held by calls which wait for this one."""
-        self.ends: Seconds | None = None
-        """Its deadline, if that is its outer call's and not its own."""
-        self.why: Why | None = None
-        """What the policy said when it was placed."""
+    id: CallId
+    function: FunctionId
+    owner: FunctionState
+    number: int
+    """Arrival number: the order of the queue, kept when the call comes back."""
+    arrived_at: Seconds
+    deadline: Seconds | None
+    size: float = 0.0
+    """Of its request; 0.0 if it is not known."""
+    endless: bool = False
+    """Its deadline is that of its start."""
+    passes: int = IMPLICIT
+    state: int = WAITING
+    refusals: int = 0
+    # The following have a meaning once it is placed, the device already in its local queue:
+    device: DeviceState | None = None
+    model: Model | None = None
+    cold: bool = False
+    victims: tuple[tuple[FunctionId, int], ...] = ()
+    """Which copies left the device for it."""
+    promised_at: Seconds | None = None
+    """See `policies.Promise`."""
+    patience_s: Seconds = inf
+    """How late the device may be while this call is the first of its local queue, see `policies.EnqueueLocal`."""
+    estimate_s: Seconds = 0.0
+    """Its service time, as estimated when it was put into a local queue or started."""
+    aborted: bool = False
+    outer: Call | None = None
+    """A call that made it, and waits for it."""
+    avoid: frozenset[DeviceId] = frozenset()
+    """Devices that are held by calls which wait for this one."""
+    ends: Seconds | None = None
+    """Its deadline, if that is its outer call's and not its own."""
+    why: Why | None = None
+    """What the policy said when it was placed."""
 
 
 class FunctionQueue:

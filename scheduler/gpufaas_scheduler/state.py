@@ -397,7 +397,7 @@ class DeviceState:
 
     __slots__ = (
         "busy_s", "busy_since", "closed", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind", "local",
-        "local_s", "misses", "models", "order", "others", "preload", "run", "served", "starts",
+        "local_s", "misses", "models", "noted_at", "order", "others", "preload", "run", "served", "starts",
         "touched",
     )  # fmt: skip
 
@@ -423,6 +423,8 @@ class DeviceState:
         self.local: deque[Call] = deque()
         self.local_s = 0.0
         """Service time of `local`, by the estimates at the time of queueing."""
+        self.noted_at = math.inf
+        """See `overdue.Overdue`."""
         self.starts = 0
         """Calls of model functions started here: the paper's frequency of use."""
         self.idle_key: IdleKey | None = None

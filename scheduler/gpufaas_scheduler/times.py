@@ -59,6 +59,8 @@ _LOWEST: Final = _LOWS[0] * RATIO
 _HIGHEST: Final = _LOWS[-1] / RATIO
 """Between these, the bucket is what the logarithm says, whatever is rounded."""
 _MIDDLE: Final = _SIDE + 0.5
+_ABOUT_ONE: Final = 0.9
+"""It and its inverse are in the middle bucket."""
 _MEANS: Final = [low * (RATIO - 1.0) / _LOG for low in _LOWS]
 """Of times in a bucket, spread evenly over their logarithms."""
 
@@ -142,7 +144,9 @@ class ServiceTimes:
         Return with which weight its time is to go into the mean: *rate*, or less (see `steady`). Each call of any
         function passes here.
         """
-        if _LOWEST < ratio < _HIGHEST:
+        if _ABOUT_ONE < ratio < 1.0 / _ABOUT_ONE:
+            index = _SIDE  # so it is nearly always where times vary little, and a logarithm is dear
+        elif _LOWEST < ratio < _HIGHEST:
             index = int(log(ratio) / _LOG + _MIDDLE)
         elif 0.0 <= ratio < inf:
             ratio = min(ratio, _HIGHEST)

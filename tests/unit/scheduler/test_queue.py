@@ -18,7 +18,7 @@ class Queue:
             owner = self.functions.setdefault(name, FunctionState(Function(FunctionId(name), "")))
             number = self.queue.next_number
             self.queue.next_number += 1
-            call = Call(CallId(f"{name}{number}"), owner, number, 0.0, None)
+            call = Call(CallId(f"{name}{number}"), owner.id, owner, number, 0.0, None)
             self.queue.append(call)
             calls.append(call)
         return calls
