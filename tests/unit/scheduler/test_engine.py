@@ -1261,7 +1261,7 @@ def test_times_are_learnt_from_calls_that_went_well() -> None:
     (learnt,) = world.engine.take_learnt()
 
     # The first measurement takes the place of what was declared; the next ones move it by a quarter.
-    assert replace(learnt.profile, times=None) == Profile(2.0, 2.5, 10, measured=True)
+    assert replace(learnt.profile, times=None) == Profile(2.0, 2.5, 10, measured=True, estimated=("memory",))
     assert learnt.profile.times is not None
     assert learnt.profile.times.calls == 1, "that the second took twice as long as the first"
 
