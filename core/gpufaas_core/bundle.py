@@ -103,3 +103,5 @@ class WorkerSpec(Struct, frozen=True):
     """A server that has its device to itself during a call, as models have in any case."""
     constraints: tuple[Constraint, ...] = ()
     """Of the devices that it may run on: the scheduler keeps to them, and a check of it happens on one."""
+    elastic: bool = False
+    """It declares no memory: the scheduler says, once it is loaded, how much it may use beyond what is reserved."""

@@ -456,7 +456,7 @@ class Catalogue:
             constraints=options.placement.constraints,
             # Nobody measures a server: what is reserved for it is what it may take.
             floor=spec.memory if options.memory or manifest.kind == "server" else 0,
-            elastic=not options.memory and manifest.kind != "server",
+            elastic=spec.elastic,
         )
         served = self._served(record, spec, options, function, learnt)
         served.why_memory = _why_memory(manifest, options, function)
@@ -681,6 +681,7 @@ def _worker_spec(record: FunctionRecord, options: Options, kind: Kind, slots: in
         memory_limit=0 if options.bundle else options.memory_limit,
         exclusive=not options.bundle and _is_exclusive_image(options),
         constraints=options.placement.constraints,
+        elastic=not options.memory and kind != "server",
         labels={**(record.spec.labels or {}), "faas_function": record.name},
     )
 

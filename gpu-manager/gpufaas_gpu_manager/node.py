@@ -438,6 +438,7 @@ class Node:
             if worker.exchanges:
                 worker.wanted = worker.memory
         self._admit(worker.device)
+        worker.on_told()
         if less:
             self.report(Resized(function, device, worker.memory, copy))
 
@@ -481,7 +482,8 @@ class Node:
         for resident in device.workers.values():
             if resident.wanted > resident.memory and device.ledger.resize(resident.number, resident.wanted):
                 resident.limit_to(resident.wanted)
-            if resident.unbound and resident.state is WorkerState.READY and not self._is_to_grow(resident):
+            ready = resident.state is WorkerState.READY and resident.told
+            if ready and resident.unbound and not self._is_to_grow(resident):
                 resident.outgrown = False
                 resident.bind_waiting()
         while device.waiting and not device.settling:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from gpufaas_gpu_manager.node import Node
 
 _LAST_WORDS_S: Final = 0.25
+_TOLD_WITHIN_S: Final = 0.25
+"""Within this a scheduler has said what a worker may use that has just loaded; while none leads, nobody does."""
 _SAID: Final[Bytes] = 2000
 """Of what an exception says."""
 KILLED_FOR_MEMORY: Final = "it was killed: out of memory"
@@ -114,6 +116,8 @@ class Worker(SlotOwner):
         self.memory = memory
         self.wanted = memory
         """What its reservation is to become as soon as there is room for that."""
+        self.told = not spec.elastic or not device.source.enforced
+        """What it may use is known. Where the scheduler is another process, a first call could begin before that."""
         self.outgrown = False
         """A call ran out of what it has: the next one begins once it has what it is to get."""
         self.number = number
@@ -221,7 +225,17 @@ class Worker(SlotOwner):
             exchange.phases = phases
         occupation = max(head.occupation, self._driver_bytes())
         self.node.report(Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy))
-        self.bind_waiting()
+        if not self.told:
+            self._later("told", _TOLD_WITHIN_S, self.on_told)
+        else:
+            self.bind_waiting()
+
+    def on_told(self) -> None:
+        """The scheduler has said what it may use from now on, or says nothing."""
+        if not self.told and self.state is WorkerState.READY:
+            self.told = True
+            self._cancel("told")
+            self.bind_waiting()
 
     def on_failed(self, head: FailedHead) -> None:
         self._failure = head
@@ -342,7 +356,7 @@ class Worker(SlotOwner):
 
     @property
     def takes_calls(self) -> bool:
-        return self.state is WorkerState.READY and not (self.outgrown and self.wanted > self.memory)
+        return self.state is WorkerState.READY and self.told and not (self.outgrown and self.wanted > self.memory)
 
     def limit_to(self, memory: Bytes) -> None:
         self.memory = memory

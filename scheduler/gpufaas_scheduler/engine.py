@@ -1308,7 +1308,8 @@ class Engine:
             owner.backoff.loaded(self._cluster.now)
             self._note_lack(owner)
         if self._learn and owner.declared.elastic:
-            self._out += self._lending.lend(device, model)
+            # Its node waits to be told, if only that there is nothing.
+            self._out += self._lending.lend(device, model) or [memory.resize_of(device, model)]
         if device.preload is model:
             device.preload = None
             device.busy_s += self._cluster.now - device.busy_since

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from msgspec.structs import replace
@@ -203,6 +204,26 @@ async def test_what_a_worker_uses_is_not_taken_from_it_and_what_it_gives_is_said
     rig.node.resize(function, DEVICE, 180 * MiB)
     assert rig.node.reserved(DEVICE) == 180 * MiB
     assert len(rig.facts_of(Resized)) == 1
+
+
+async def test_the_first_call_of_one_that_declares_nothing_begins_when_its_room_is_known(rig: Rig) -> None:
+    """The scheduler is another process: a call that began at once ran out of memory on an empty device."""
+    takes = """
+        def load(device):
+            return None
+        def handle(model, event, context):
+            return str(len(bytearray(100 << 20)))
+        """
+    function = await rig.function("takes", takes)
+    spec = rig.node._specs[function]
+    rig.node.expect(msgspec.structs.replace(spec, elastic=True))
+
+    answer = asyncio.ensure_future(rig.call(rig.lease(function, cold=True, memory=48 * MiB)))
+    await until(lambda: rig.facts_of(Loaded))
+    rig.node.resize(function, DEVICE, 180 * MiB)
+    assert (await answer)[0] == 200
+    rig.node.evict(function, DEVICE)
+    assert (await rig.call(rig.lease(function, cold=True, memory=180 * MiB)))[0] == 200, "nobody says more"
 
 
 async def test_what_a_worker_was_to_get_and_has_not_got_yet_is_given_back_too(rig: Rig) -> None:
