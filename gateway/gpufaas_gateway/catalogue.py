@@ -23,6 +23,7 @@ from gpufaas_core.messages import Learnt
 from gpufaas_core.model import Device, EngineStatus, Function, FunctionId, Profile
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
+from gpufaas_gateway.cors import Cors
 from gpufaas_gateway.errors import QuotaExceeded, Unavailable
 from gpufaas_gateway.metrics import FunctionStats, Metrics
 from gpufaas_gateway.namespaces import Namespaces
@@ -98,6 +99,8 @@ class Deployed:
     """Why it cannot be called; None: it can."""
     idempotent: bool = False
     """A call of it may be run twice."""
+    cors: Cors | None = None
+    """Which pages of other origins may call it; None: it says so itself."""
     why_memory: str = ""
     """How its first reservation came about."""
     gate: Gate | None = None
@@ -488,6 +491,7 @@ class Catalogue:
             scaling=options.scaling,
             placement=options.placement,
             idempotent=options.idempotent,
+            cors=options.cors,
         )
 
     def _unavailable(self, record: FunctionRecord, reason: str) -> Deployed:

@@ -255,6 +255,7 @@ class Invocations:
         answered = [(b"x-call-id", public_id), (b"x-start-time", start_time), self._served_by]
 
         deployed: Deployed | None = None
+        crossing: list[Header] = []
         call = _Call()
         passage: Passage | None = None
         lease: Lease | None = None
@@ -262,7 +263,16 @@ class Invocations:
         queue_s = load_s = run_s = 0.0
         begun = ran_out = False
         try:
-            deployed = self._find(name, method)
+            found = self._find(name, method)
+            if found.cors is not None:
+                if (preflight := found.cors.preflight(method, headers)) is not None:
+                    status, said = preflight
+                    await send({"type": "http.response.start", "status": status, "headers": said + answered})
+                    await send({"type": "http.response.body", "body": b""})
+                    return
+                crossing = found.cors.allows(headers)
+                answered += crossing
+            deployed = found
             deployed.stats.started()
             if deployed.gate is not None:
                 passage = deployed.gate.enter()
@@ -373,7 +383,10 @@ class Invocations:
             status = answer.status
             if not whole:
                 run_s = time.perf_counter() - began - queue_s - load_s
-            out = _call_headers(answer, headers, run_s) + answered
+            out = _call_headers(answer, headers, run_s)
+            if crossing:
+                out = [pair for pair in out if pair[0] != b"access-control-allow-origin"]
+            out += answered
             out += placement_headers(lease)
             if whole:
                 self._stop_watching(call)

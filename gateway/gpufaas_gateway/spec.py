@@ -18,6 +18,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import FunctionId
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_core.units import Bytes, MiB, Seconds, parse_bytes, parse_duration
+from gpufaas_gateway.cors import HEADERS, METHODS, ORIGINS, Cors, read_cors
 from gpufaas_gateway.placement import DEVICE_ANNOTATION, NOTHING_ASKED, PROFILES, Placement, Profiles, read_placement
 
 _T = TypeVar("_T")
@@ -30,6 +31,9 @@ KNOWN_ANNOTATIONS: Final = (
     "gpufaas.allow-pickle",  # read at build: the bundle's manifest has the answer
     "gpufaas.body-patience",
     "gpufaas.bundle",
+    HEADERS,
+    METHODS,
+    ORIGINS,
     DEVICE_ANNOTATION,
     "gpufaas.idempotent",
     "gpufaas.load-stall",
@@ -167,6 +171,7 @@ class Options:
     placement: Placement = NOTHING_ASKED
     idempotent: bool = False
     """A call may be run twice."""
+    cors: Cors | None = None
     device_memory: Bytes | None = None
     """gpufaas.memory alone: of a device, which for an image on a GPU is not what limits.memory speaks of."""
 
@@ -263,6 +268,7 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
             image=not bundle,
         ),
         idempotent=annotated("gpufaas.idempotent", _yes, False),
+        cors=read_cors(annotations),
         device_memory=annotated("gpufaas.memory", _size, None),
     )
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.integration.conftest import ECHO, HTTP, PROGRAM, Platform, free_port, until
+from tests.integration.conftest import ECHO, ECHO_MODEL, HTTP, PROGRAM, Platform, free_port, until
+
+from gpufaas_cli.client import Refused
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -83,6 +85,30 @@ def test_heads_that_nobody_should_send_are_refused(platform: Platform, head: str
     with platform.socket() as sock:
         sock.sendall(f"{head}\r\n".encode())
         assert sock.recv(65_536).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_a_preflight_loads_nothing(platform: Platform) -> None:
+    """OPTIONS loaded the model, to be answered 200 without what a browser looks for."""
+    path = platform.deploy(
+        "crossed", ECHO_MODEL, cors_origins="https://app.example", cors_headers="content-type, x-call-id"
+    )
+    asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+
+    answer = platform.http.options(path, headers=asked)
+    refused = platform.http.options(path, headers=asked | {"Origin": "https://evil.example"})
+
+    assert answer.status_code == 204
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    assert answer.headers["access-control-allow-methods"] == "GET, HEAD, POST"
+    assert answer.headers["access-control-allow-headers"] == "content-type, x-call-id"
+    assert refused.status_code == 403
+    assert "crossed" not in platform.residents()
+
+    called = platform.call(path, b"hi", headers={"Origin": "https://app.example"})
+    assert (called.text, called.headers["access-control-allow-origin"]) == ("hi", "https://app.example")
+    assert "access-control-allow-origin" not in platform.call(path, b"hi", headers={"Origin": "http://x"}).headers
+    with pytest.raises(Refused, match="cors-origins"):
+        platform.deploy("crossed", ECHO_MODEL, cors_origins="app.example")
 
 
 @pytest.fixture
