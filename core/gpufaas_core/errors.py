@@ -12,6 +12,7 @@ What can go wrong, named for what the caller may do about it.
     ├── Overloaded             a queue is full: come back after `retry_after_s`
     ├── DeadlineExceeded       the time that the caller gave ran out
     ├── CallCancelled          the caller went away
+    ├── CheckBroken            the check of a deployment was ended from outside: nobody knows what it would have said
     ├── LoadFailed             the model did not load; carries the tail of its stderr
     ├── OutOfMemory            a call, or a load on the largest device, needs more memory than it may have
     ├── WorkerCrashed          the worker ended during the call; carries the tail of its stderr
@@ -79,6 +80,10 @@ class OutOfMemory(GpufaasError):
 
 
 class WorkerCrashed(GpufaasError):
+    pass
+
+
+class CheckBroken(GpufaasError):
     pass
 
 

@@ -24,8 +24,10 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import (
     BadAnswer,
     CallCancelled,
+    CheckBroken,
     CorruptArtifact,
     DeadlineExceeded,
+    FetchFailed,
     GpufaasError,
     InvalidSpec,
     LeaseRefused,
@@ -34,6 +36,7 @@ from gpufaas_core.errors import (
     NoDeviceFits,
     OutOfMemory,
     Overloaded,
+    StorageAway,
     StorageFailed,
     UnknownArtifact,
     UnknownFunction,
@@ -379,9 +382,9 @@ def proves(token: bytes, nonce: bytes, role: str, id_: str, given: bytes) -> boo
 _ERRORS: Final[dict[str, type[GpufaasError]]] = {
     each.__name__: each
     for each in (
-        BadAnswer, CallCancelled, CorruptArtifact, DeadlineExceeded, GpufaasError, InvalidSpec, LeaseRefused,
-        LoadFailed, NestedCall, NoDeviceFits, OutOfMemory, Overloaded, StorageFailed, UnknownArtifact, UnknownFunction,
-        WorkerCrashed,
+        BadAnswer, CallCancelled, CheckBroken, CorruptArtifact, DeadlineExceeded, FetchFailed, GpufaasError,
+        InvalidSpec, LeaseRefused, LoadFailed, NestedCall, NoDeviceFits, OutOfMemory, Overloaded, StorageAway,
+        StorageFailed, UnknownArtifact, UnknownFunction, WorkerCrashed,
     )
 }  # fmt: skip
 

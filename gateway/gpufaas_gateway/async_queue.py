@@ -17,7 +17,7 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
-from gpufaas_core.errors import StorageFailed
+from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.units import Seconds
 from gpufaas_gateway.async_call import (
     AcceptedCall,
@@ -35,6 +35,7 @@ from gpufaas_gateway.async_call import (
     Retry,
     Waiting,
 )
+from gpufaas_gateway.wal import check_log
 
 _SCHEMA_VERSION: Final = 1
 # Large columns last: what stands before them is read without following their pages.
@@ -172,6 +173,7 @@ class SqliteAsyncQueue:
         self._writes = 0
         with self._translated("open"):
             self._folder.mkdir(parents=True, exist_ok=True)
+            check_log(self._path)
             self._db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             with self._translated("open"):
@@ -451,7 +453,10 @@ class SqliteAsyncQueue:
         try:
             yield
         except (sqlite3.Error, OSError, msgspec.DecodeError) as exc:
-            full = getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+            code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise StorageAway(f"cannot {what} {self._path}: {exc}: another process holds it, try again") from exc
+            full = code == sqlite3.SQLITE_FULL
             advice = "free space on its disk" if full else "check the data directory, that it is whole and writable"
             raise StorageFailed(f"cannot {what} {self._path}: {exc}: {advice}") from exc
 

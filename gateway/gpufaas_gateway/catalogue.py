@@ -7,6 +7,7 @@ in one step, after all that can fail has not: until then the previous revision a
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,16 @@ from msgspec.structs import replace
 
 from gpufaas_core.bundle import Kind, Manifest, WorkerSpec
 from gpufaas_core.constraints import GPU
-from gpufaas_core.errors import FunctionExists, GpufaasError, InvalidSpec, NoDeviceFits, StorageFailed, UnknownFunction
+from gpufaas_core.errors import (
+    FunctionExists,
+    GpufaasError,
+    InvalidSpec,
+    NoDeviceFits,
+    StorageAway,
+    StorageFailed,
+    UnknownArtifact,
+    UnknownFunction,
+)
 from gpufaas_core.messages import Learnt
 from gpufaas_core.model import Device, EngineStatus, Function, FunctionId, Profile
 from gpufaas_core.scaling import ScalingRule
@@ -64,6 +74,8 @@ _FIRST: Final[Mapping[Kind, tuple[Bytes, float]]] = {
 _LOAD_BASE_S: Final[Seconds] = 0.5
 _LOAD_BYTES_PER_S: Final = 1e9
 _SERVICE_S: Final[Seconds] = 0.1
+
+_DIGEST: Final = re.compile(r"\b[0-9a-f]{64}\b")
 
 _LOADS_AT_ONCE: Final = 4  # of bundles at start: more only compete for the disk
 
@@ -411,12 +423,22 @@ class Catalogue:
                 deployed = self._unavailable(record, str(exc))
             self._show(deployed)
 
+    async def _installed(self, asked: WorkerSpec) -> Manifest:
+        try:
+            return await self._workers.define(asked)
+        except UnknownArtifact as exc:
+            # Its node may not have heard of an upload yet, or cannot hear of it now: that is not the author's fault.
+            named = _DIGEST.search(str(exc))
+            if named is None or not await asyncio.to_thread(self._artifacts.has, named[0]):
+                raise
+            raise StorageAway(f"artifact {named[0]} was uploaded, but no node finds it yet: try again") from exc
+
     async def _define(self, record: FunctionRecord, options: Options) -> Deployed:
         """Install the revision and work out what it needs."""
         # The kind is written in the bundle, so it is known only once the bundle is installed.
         kind: Kind = "model" if options.bundle else "server"
         asked = _worker_spec(record, options, kind, slots=1, memory=options.memory or MODEL_BASE)
-        manifest = await self._workers.define(asked)
+        manifest = await self._installed(asked)
         slots = _slots(manifest.kind, options, self._defaults)
         memory = options.memory or first_reservation(manifest)
         sizes: dict[str, Bytes] | None = None

@@ -13,6 +13,7 @@ from gpufaas_core.errors import (
     BadAnswer,
     BodyTooLarge,
     CallCancelled,
+    CheckBroken,
     CorruptArtifact,
     DeadlineExceeded,
     FetchFailed,
@@ -93,6 +94,7 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     NestedCall: 508,  # it would wait for a call that waits for it; trying again is no use
     WorkerCrashed: 502,
     BadAnswer: 502,
+    CheckBroken: 503,
     FetchFailed: 503,
     LeaseRefused: 503,
     Unavailable: 503,
@@ -135,7 +137,7 @@ def headers_of(error: GpufaasError | None = None) -> dict[str, str]:
         headers["Retry-After"] = _whole_seconds(error.retry_after_s)
     elif isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(METHODS)
-    elif isinstance(error, LeaseRefused):
+    elif isinstance(error, LeaseRefused | CheckBroken):
         headers["Retry-After"] = _whole_seconds(_RETRY_AFTER_REFUSED_S)
     elif isinstance(error, StorageAway):
         headers["Retry-After"] = _whole_seconds(_RETRY_AFTER_AWAY_S)

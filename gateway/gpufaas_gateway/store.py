@@ -14,10 +14,11 @@ from typing import Final
 import msgspec
 
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import StorageFailed
+from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.model import Function, Profile
 from gpufaas_core.plausible import read_profile
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
+from gpufaas_gateway.wal import check_log
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ CREATE TABLE profiles (
 )
 """Each takes a file from the schema of its index to the next. They are never changed, only added to."""
 _SCHEMA_VERSION: Final = len(_MIGRATIONS)
+_HELD: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _BUSY_S: Final = 5.0  # another process holds the file for milliseconds (a backup), or is a second platform: then say so
 
 
@@ -62,6 +64,7 @@ class SqliteStore:
         self._lock = threading.Lock()
         with self._translated("open"):
             path.parent.mkdir(parents=True, exist_ok=True)
+            check_log(path)
             self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             with self._translated("open"):
@@ -91,10 +94,12 @@ class SqliteStore:
                     record.invocations,
                 ),
             )
+        self._checkpoint()
 
     def remove(self, name: str) -> None:
         with self._transaction("write") as db:
             db.execute("DELETE FROM functions WHERE full_name = ?", (name,))
+        self._checkpoint()
 
     def all(self) -> list[FunctionRecord]:
         with self._lock, self._translated("read"):
@@ -185,6 +190,14 @@ class SqliteStore:
             steps = "".join(_MIGRATIONS[version:])
             self._db.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;")
 
+    def _checkpoint(self) -> None:
+        """Have what was deployed in the file itself: a log that is damaged or lost takes none of it along."""
+        try:
+            with self._lock:
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as exc:  # it is in the log, and on the disk
+            log.warning("store.not_checkpointed path=%s reason=%s", self._path, exc)
+
     @contextmanager
     def _transaction(self, what: str) -> Iterator[sqlite3.Connection]:
         with self._lock, self._translated(what):
@@ -203,7 +216,8 @@ class SqliteStore:
         try:
             yield
         except (sqlite3.Error, OSError, msgspec.DecodeError) as exc:
-            raise StorageFailed(f"cannot {what} {self._path}: {exc}: {_advice(exc)}") from exc
+            kind = StorageAway if getattr(exc, "sqlite_errorcode", 0) & 0xFF in _HELD else StorageFailed
+            raise kind(f"cannot {what} {self._path}: {exc}: {_advice(exc)}") from exc
 
 
 def _advice(error: Exception) -> str:
@@ -213,7 +227,7 @@ def _advice(error: Exception) -> str:
             return "free space on the disk of the data directory"
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_CANTOPEN:
             return "make the data directory writable, or give another one"
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+        case code if code in _HELD:
             return "another platform uses this data directory: stop it, or give another one"
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return "restore the file from a backup, or move it away and deploy the functions again"

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.constraints import satisfied
-from gpufaas_core.errors import InvalidSpec, LeaseRefused, UnknownFunction, WorkerCrashed
+from gpufaas_core.errors import CheckBroken, InvalidSpec, LeaseRefused, UnknownFunction, WorkerCrashed
 from gpufaas_core.frames import STREAM, UPGRADE, CallHead
 from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Load, Outer, Refused, Resized
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
@@ -264,6 +264,7 @@ class Node:
         Import the handler, or start the server, in a scratch process that ends; its output goes to the function's log.
 
         :raises InvalidSpec: it does not import, or start; carries the traceback's last line
+        :raises CheckBroken: the process could not be started, or was killed from outside
         """
         if spec.image:
             return  # it was pulled; what it needs to start may be there only when it is called
@@ -291,6 +292,11 @@ class Node:
                 f"the handler of {spec.name} did not import within {self.settings.check_timeout_s:g} s: "
                 "move slow work from the module's top level into load()"
             ) from None
+        if failure is not None and worker.broken_check:
+            raise CheckBroken(
+                f"the process that checks {spec.name} was killed ({failure}), and not by us: nothing was deployed, try "
+                "again; if it happens again, see whether the machine is short of memory"
+            )
         if failure is not None and server:
             raise InvalidSpec(f"{spec.name} does not start: {failure}{worker.output.tail(True)}")
         if failure is not None:

@@ -34,6 +34,8 @@ _TOLD_WITHIN_S: Final = 0.25
 """Within this a scheduler has said what a worker may use that has just loaded; while none leads, nobody does."""
 _SAID: Final[Bytes] = 2000
 """Of what an exception says."""
+_KILLED: Final = tuple(f"it ended with signal {name}" for name in ("SIGKILL", "SIGTERM"))
+"""By somebody else: what a program does wrong ends it with other signals."""
 KILLED_FOR_MEMORY: Final = "it was killed: out of memory"
 """So begins how a worker ended that took more than its limit."""
 
@@ -129,6 +131,8 @@ class Worker(SlotOwner):
         self.unbound: deque[Exchange] = deque()
         """Those of them whose frames wait for it to become ready."""
         self.checked: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self.broken_check = False
+        """Of a scratch worker: it ended through no doing of its function."""
         self.ready_head: ReadyHead | None = None
         self.run: Running = node.running(self)
         self.hold: Hold | None = None
@@ -426,6 +430,7 @@ class Worker(SlotOwner):
         if before is not WorkerState.GONE:
             self.state = WorkerState.GONE if before is WorkerState.WAITING else advance(before, WorkerEvent.REAPED)
         self.close()
+        self.broken_check = self._failure is None and not self._killed_for and how in _KILLED
         self._settle_check(self._failure.summary if self._failure else how)
         if self.scratch:
             return

@@ -3,10 +3,13 @@ What failed passes, and status says what is true: three failed loads made a func
 and `describe` still said Ready.
 """
 
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.integration.conftest import Platform, until
+import httpx
+from tests.integration.conftest import HTTP, Platform, until
 
 MENDS = """
     import os
@@ -58,3 +61,25 @@ def test_a_minimum_of_copies_whose_loads_fail_comes_back_by_itself(platform: Pla
     until(lambda: state() == "failed")
     flag.touch()
     until(lambda: state() == "resident")
+
+
+def test_a_check_that_is_killed_from_outside_is_503_and_one_that_ends_itself_is_400(platform: Platform) -> None:
+    def deploy(name: str, source: str) -> httpx.Response:
+        built = platform.build(name, source, HTTP)
+        platform.upload(built)
+        wanted = {"service": name, "image": name, "annotations": {"gpufaas.bundle": built.digest}}
+        return platform.http.post("/system/functions", json=wanted)
+
+    with ThreadPoolExecutor(1) as pool:
+        deployed = pool.submit(deploy, "slow", "import time\ntime.sleep(20)\ndef handle(event, context): return ''")
+        until(platform.workers)
+        for each in platform.workers():
+            each.send_signal(signal.SIGKILL)
+        killed = deployed.result(20)
+    ended = deploy("ends", "import os\nos._exit(3)\ndef handle(event, context): return ''")
+
+    assert (killed.status_code, ended.status_code) == (503, 400), (killed.text, ended.text)
+    assert killed.headers["x-gpufaas-error"] == "check-broken"
+    assert "retry-after" in killed.headers
+    assert "signal SIGKILL" in killed.text
+    assert "exit status 3" in ended.text

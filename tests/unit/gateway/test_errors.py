@@ -23,7 +23,7 @@ def test_every_error_has_a_line_in_the_table(error: type[GpufaasError]) -> None:
         (core.BodyTooLarge, 413), (core.Overloaded, 429), (core.CallCancelled, 499), (core.LoadFailed, 502),
         (core.WorkerCrashed, 502), (core.LeaseRefused, 503), (core.DeadlineExceeded, 504), (core.StorageFailed, 507),
         (core.StorageAway, 503), (core.CorruptArtifact, 500), (core.UnknownArtifact, 400), (core.GpufaasError, 500),
-        (core.FetchFailed, 503),
+        (core.FetchFailed, 503), (core.CheckBroken, 503),
     ],
 )  # fmt: skip
 def test_statuses(error: type[GpufaasError], status: int) -> None:
