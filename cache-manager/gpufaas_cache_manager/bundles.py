@@ -10,22 +10,49 @@ share one file, and one page cache. All that is here can be made again from the 
 """
 
 import contextlib
+import errno
+import lzma
 import os
 import secrets
 import shutil
 import tarfile
+import zlib
 from collections.abc import Iterator
+from gzip import BadGzipFile
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from gpufaas_cache_manager.artifacts import ArtifactStore, storage_errors
+from gpufaas_cache_manager.artifacts import ArtifactStore, check_digest, storage_errors
 from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, Manifest, Weights
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, UnknownArtifact
+from gpufaas_core.units import Bytes, GiB, MiB, format_bytes
 
 _ASIDE = ".aside-"
 _CODE = (".py", ".pyc", ".pyi")
+_UNREADABLE: Final = (
+    tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, BadGzipFile, ValueError, OverflowError, RecursionError,
+    KeyError,
+)  # fmt: skip
+"""What `tarfile` and what it reads through raise of bytes that are no tar, or of one that is nonsense."""
+_ITS_FAULT: Final = (
+    errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.EILSEQ,
+    errno.ENOTEMPTY, errno.ENOENT,
+)  # fmt: skip
+_LONGEST_NAME: Final[Bytes] = 64 * 1024
+"""Of a header that goes on in the next blocks, which `tarfile` has in memory as a whole."""
+
+
+class BundleLimits(Struct, frozen=True):
+    """What a bundle may be once it is unpacked; an upload of 13 MiB can be 3 GiB of zeros."""
+
+    total: Bytes = 2 * GiB
+    """All files; weights are not among them."""
+    members: int = 100_000
+    manifest: Bytes = 4 * MiB
 
 
 class BundleStore:
@@ -35,8 +62,9 @@ class BundleStore:
     :raises StorageFailed: *root* cannot be made or written
     """
 
-    def __init__(self, root: Path, artifacts: ArtifactStore) -> None:
+    def __init__(self, root: Path, artifacts: ArtifactStore, limits: BundleLimits | None = None) -> None:
         self._root = root
+        self._limits = limits or BundleLimits()
         self._artifacts = artifacts
         self._manifests: dict[str, Manifest] = {}
         with storage_errors(root):
@@ -69,7 +97,7 @@ class BundleStore:
             return known
         if not directory.is_dir():
             self._extract(self._artifacts.path(digest), directory)
-        manifest = _read_manifest(directory)
+        manifest = _read_manifest(directory, self._limits.manifest)
         self._manifests[digest] = manifest
         return manifest
 
@@ -92,13 +120,17 @@ class BundleStore:
             with storage_errors(self._root):
                 aside.mkdir()
                 try:
-                    with tarfile.open(bundle, "r:*") as tar:
-                        tar.extractall(aside, filter="data")
-                except (tarfile.TarError, EOFError) as exc:
+                    with tarfile.open(bundle, "r:*", tarinfo=_Member) as tar:
+                        tar.extractall(aside, members=_bounded(tar, self._limits), filter="data")
+                    manifest = _read_manifest(aside, self._limits.manifest)
+                    for weights in manifest.weights:
+                        (aside / weights.path).parent.mkdir(parents=True, exist_ok=True)
+                except _UNREADABLE as exc:
                     raise InvalidSpec(f"bundle {directory.name} is no tar that may be extracted: {exc}") from exc
-                manifest = _read_manifest(aside)
-                for weights in manifest.weights:
-                    (aside / weights.path).parent.mkdir(parents=True, exist_ok=True)
+                except OSError as exc:
+                    if exc.errno in _ITS_FAULT:  # two files of one name, a name that is too long
+                        raise InvalidSpec(f"bundle {directory.name} cannot be extracted: {exc}") from exc
+                    raise
                 _sync_files(aside)
                 try:
                     os.rename(aside, directory)
@@ -131,19 +163,55 @@ class BundleStore:
         return self._root / f"{_ASIDE}{secrets.token_hex(8)}"
 
 
-def _read_manifest(directory: Path) -> Manifest:
+class _Member(tarfile.TarInfo):
+    """A header, which may say that gigabytes of a name follow."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _LONG_HEADERS and self.size > _LONGEST_NAME:
+            raise tarfile.ReadError(f"a header of {format_bytes(self.size)}")
+        return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
+
+
+_LONG_HEADERS: Final = (
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+)  # fmt: skip
+
+
+def _bounded(tar: tarfile.TarFile, limits: BundleLimits) -> Iterator[tarfile.TarInfo]:
+    """:raises InvalidSpec: more than *limits*; before any more of it is written"""
+    total = 0
+    for number, member in enumerate(tar, 1):
+        if number > limits.members:
+            raise InvalidSpec(f"the bundle has more than {limits.members} files: put data into an archive of its own")
+        total += max(0, member.size)
+        if total > limits.total:
+            raise InvalidSpec(
+                f"the bundle is more than {format_bytes(limits.total)} when it is unpacked: large files belong into "
+                "its weights"
+            )
+        yield member
+
+
+def _read_manifest(directory: Path, limit: Bytes) -> Manifest:
     """:raises InvalidSpec: no manifest, or one that says something impossible"""
     try:
-        manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
-    except FileNotFoundError:
+        with (directory / MANIFEST).open("rb") as file:
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise InvalidSpec(f"{MANIFEST} of the bundle has more than {format_bytes(limit)}")
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (FileNotFoundError, IsADirectoryError):
         raise InvalidSpec(f"bundle without {MANIFEST}: make bundles with `gpufaas build`") from None
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise InvalidSpec(f"{MANIFEST} of the bundle is malformed: {exc}") from exc
     manifest = replace(manifest, data_bytes=_data_bytes(directory / FUNCTION_DIR, manifest))
     if manifest.version != 1:
         raise InvalidSpec(f"the bundle is of version {manifest.version}, this platform knows 1: update the platform")
     for weights in manifest.weights:
         _check_inside(weights.path)
+        check_digest(weights.sha256)
+        if weights.bytes < 0 or (directory / weights.path).is_dir():
+            raise InvalidSpec(f"{MANIFEST} names weights {weights.path!r} of {weights.bytes} bytes: a file is expected")
     if manifest.kind == "server":
         # Its command may come from the function's envProcess: the node knows both.
         workdir = PurePosixPath(manifest.workdir)

@@ -75,7 +75,7 @@ _LOAD_BASE_S: Final[Seconds] = 0.5
 _LOAD_BYTES_PER_S: Final = 1e9
 _SERVICE_S: Final[Seconds] = 0.1
 
-_DIGEST: Final = re.compile(r"\b[0-9a-f]{64}\b")
+_ARTIFACT: Final = re.compile(r"artifact ([0-9a-f]{64})\b")
 
 _LOADS_AT_ONCE: Final = 4  # of bundles at start: more only compete for the disk
 
@@ -320,8 +320,10 @@ class Catalogue:
             self._check_fits(new)
             await self._workers.check(new.spec)
             await self._commit(new, old)
-        except BaseException:
+        except BaseException as exc:
             await self._workers.forget(record.function_id)
+            if isinstance(exc, UnknownArtifact):
+                await self._check_unknown(exc)
             raise
         self._show(new)
         if old is not None:
@@ -407,6 +409,16 @@ class Catalogue:
                     "or 'faas-cli secret create'"
                 )
 
+    async def _check_unknown(self, error: UnknownArtifact) -> None:
+        """
+        A node may not have heard of an upload yet, or cannot hear of it now: that is not the author's fault.
+
+        :raises StorageAway: it is so
+        """
+        named = _ARTIFACT.search(str(error))
+        if named is not None and await asyncio.to_thread(self._artifacts.has, named[1]):
+            raise StorageAway(f"artifact {named[1]} was uploaded, but no node finds it yet: try again") from error
+
     async def _save_or_log(self) -> None:
         try:
             await self.save()
@@ -423,22 +435,12 @@ class Catalogue:
                 deployed = self._unavailable(record, str(exc))
             self._show(deployed)
 
-    async def _installed(self, asked: WorkerSpec) -> Manifest:
-        try:
-            return await self._workers.define(asked)
-        except UnknownArtifact as exc:
-            # Its node may not have heard of an upload yet, or cannot hear of it now: that is not the author's fault.
-            named = _DIGEST.search(str(exc))
-            if named is None or not await asyncio.to_thread(self._artifacts.has, named[0]):
-                raise
-            raise StorageAway(f"artifact {named[0]} was uploaded, but no node finds it yet: try again") from exc
-
     async def _define(self, record: FunctionRecord, options: Options) -> Deployed:
         """Install the revision and work out what it needs."""
         # The kind is written in the bundle, so it is known only once the bundle is installed.
         kind: Kind = "model" if options.bundle else "server"
         asked = _worker_spec(record, options, kind, slots=1, memory=options.memory or MODEL_BASE)
-        manifest = await self._installed(asked)
+        manifest = await self._workers.define(asked)
         slots = _slots(manifest.kind, options, self._defaults)
         memory = options.memory or first_reservation(manifest)
         sizes: dict[str, Bytes] | None = None

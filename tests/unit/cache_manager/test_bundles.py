@@ -1,8 +1,12 @@
 """Bundles on disk: extracted once, whole or not at all, their weights linked and looked at on every call."""
 
+import bz2
+import gzip
 import hashlib
 import io
+import lzma
 import os
+import random
 import tarfile
 import threading
 from pathlib import Path
@@ -11,7 +15,7 @@ import msgspec
 import pytest
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
-from gpufaas_cache_manager.bundles import BundleStore
+from gpufaas_cache_manager.bundles import BundleLimits, BundleStore
 from gpufaas_core.bundle import Manifest, Weights
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, UnknownArtifact
 
@@ -202,6 +206,53 @@ def test_what_is_no_bundle_is_refused_and_leaves_nothing(stores: Stores, content
 
     assert list((stores.root / "bundles").iterdir()) == []
     assert not (stores.root / "escaped").exists()
+
+
+def test_a_bundle_is_bounded_while_it_is_unpacked(tmp_path: Path) -> None:
+    stores = Stores(tmp_path)
+    stores.bundles = BundleStore(tmp_path / "bundles", stores.artifacts, BundleLimits(1_000_000, 20, 1000))
+    manifest = msgspec.json.encode(manifest_of())
+    code = {"gpufaas.json": manifest, "function/handler.py": b""}
+    for files, says in (
+        ({**code, "function/zeros": bytes(1_000_000)}, "more than .* when it is unpacked"),
+        ({**code, **{f"function/{number}": b"" for number in range(20)}}, "more than 20 files"),
+        ({**code, "gpufaas.json": manifest + b" " * 1000}, "gpufaas.json of the bundle has more than 1000 B"),
+        ({**code, "function/" + "n" * 70_000: b""}, "a header of 6"),
+    ):
+        digest = stores.put(gzip.compress(tar_of(files)))
+        with pytest.raises(InvalidSpec, match=says):
+            stores.bundles.install(digest)
+        assert list((tmp_path / "bundles").iterdir()) == []
+
+
+def test_whatever_is_wrong_in_a_bundle_is_the_authors(stores: Stores) -> None:
+    """Never an error of the disk, and never one that nobody expected."""
+    whole = tar_of({"gpufaas.json": msgspec.json.encode(manifest_of()), "function/handler.py": b"x" * 3000})
+    chance = random.Random(11)
+    odd = [
+        gzip.compress(whole)[:-20], b"\x1f\x8b" + whole[:600], lzma.compress(whole)[:-40], bz2.compress(whole)[:-9],
+        tar_of({"gpufaas.json": b"[" * 100_000}),
+        tar_of({"gpufaas.json/x": b"", "function/handler.py": b""}),
+        tar_of({"function": b"", "function/handler.py": b""}),
+        tar_of({"gpufaas.json": msgspec.json.encode(manifest_of("function/handler.py/w")), "function/handler.py": b""}),
+        tar_of({"gpufaas.json": msgspec.json.encode(manifest_of("function/sub")), "function/sub/x": b"",
+                "function/handler.py": b""}),
+        tar_of({"function/" + "/".join(["n" * 300] * 3): b""}),
+    ]  # fmt: skip
+    for packed in (whole, gzip.compress(whole)):
+        for _ in range(150):
+            damaged = bytearray(packed)
+            for _ in range(chance.randint(1, 8)):
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+            odd.append(bytes(damaged))
+    stores.put(WEIGHTS)
+    refused = 0
+    for content in odd:
+        try:
+            stores.bundles.install(stores.put(content))
+        except (InvalidSpec, UnknownArtifact):
+            refused += 1
+    assert refused > len(odd) / 2
 
 
 def test_a_half_extracted_bundle_of_a_crash_is_removed_at_the_next_start(stores: Stores) -> None:

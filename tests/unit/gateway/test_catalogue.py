@@ -11,6 +11,7 @@ from gpufaas_core.errors import (
     GpufaasError,
     InvalidSpec,
     NoDeviceFits,
+    StorageAway,
     StorageFailed,
     UnknownArtifact,
     UnknownFunction,
@@ -412,6 +413,14 @@ async def test_after_a_restart_everything_is_deployed_again(platform: Platform) 
     assert after.spec == before.spec
     assert platform.scheduler.functions[after.function_id].profiles["cpu"].occupation == 300 * MiB
     assert platform.workers.checked == []  # it was checked when it was deployed
+
+
+async def test_an_upload_that_no_node_has_heard_of_yet_is_no_fault_of_the_authors(platform: Platform) -> None:
+    uploaded = platform.bundle(b"new")
+    platform.workers.define_failure = UnknownArtifact(f"artifact {uploaded} is on no node and in no object store")
+
+    with pytest.raises(StorageAway, match=f"{uploaded} was uploaded, but no node finds it yet"):
+        await platform.catalogue.deploy(platform.spec("new", bundle=uploaded), update=False)
 
 
 async def test_a_damaged_function_is_listed_with_the_reason_and_the_others_answer(platform: Platform) -> None:
