@@ -6,6 +6,7 @@ The only module that knows matplotlib, by its object-oriented face: no state, no
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from typing import Any, Final
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from gpufaas_core.model import Seconds
@@ -33,7 +35,10 @@ _SETTINGS: Final[Any] = {  # matplotlib's own type has every key in it
     "figure.constrained_layout.use": True,
 }
 _COLOURS: Final = ("#999999", "#56b4e9", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
-"""Of policies in their order; can be told apart by most people who do not see all colours."""
+"""Of policies in their order; can be told apart by most people who do not see all colours (Okabe and Ito)."""
+_HOT: Final = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2")
+"""Of the functions that a timeline names: the same palette, without its black and our grey."""
+_MUTED: Final = "#dddddd"
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -70,7 +75,7 @@ def latency_and_misses(found: Mapping[Setting, Mapping[str, Estimate]]) -> Figur
             axes.grid(axis="x", visible=False)
             if name == "mean":
                 axes.set_yscale("log")
-        axes.legend(frameon=False)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=len(policies), frameon=False)
     return figure
 
 
@@ -96,16 +101,22 @@ def latency_cdf(found: Mapping[Setting, NDArray[np.float64]]) -> Figure:
             if not at:
                 axes.set_ylabel("share of calls")
         if first is not None:
-            first.legend(frameon=False, loc="lower right")
+            drawn = first.get_legend_handles_labels()
+            figure.legend(*drawn, loc="outside upper center", ncols=len(policies), frameon=False)
     return figure
 
 
 def residency(stays: Sequence[Stay], end_s: Seconds, title: str) -> Figure:
-    """One row per device; each model has its place in it, from the start of its load to its eviction."""
+    """
+    One row per device; each model has its place in it, from the start of its load to its eviction. The models that were
+    resident longest, over all devices, have a colour and a name; the others are grey.
+    """
     devices = sorted({stay.device for stay in stays}, key=_natural)
-    functions = sorted({stay.function for stay in stays}, key=_natural)
-    colours = mpl.colormaps["hsv"](np.linspace(0, 1, len(functions) + 1))
-    colour_of = dict(zip(functions, colours, strict=False))
+    resident_s: defaultdict[str, Seconds] = defaultdict(float)
+    for stay in stays:
+        resident_s[stay.function] += stay.end_s - stay.begin_s
+    longest = sorted(sorted(resident_s, key=lambda name: -resident_s[name])[: len(_HOT)], key=_natural)
+    colour_of = dict(zip(longest, _HOT, strict=False))
     with mpl.rc_context(_SETTINGS):
         figure = Figure(figsize=(10, max(1.5, 0.45 * len(devices) + 0.8)))
         axes = figure.add_subplot()
@@ -121,8 +132,10 @@ def residency(stays: Sequence[Stay], end_s: Seconds, title: str) -> Figure:
             for stay, lane in placed:
                 at = row - 0.425 + lane * height
                 length_s = stay.end_s - stay.begin_s
-                axes.broken_barh([(stay.begin_s, length_s)], (at, height * 0.92), facecolors=colour_of[stay.function])
-                if length_s > 0.06 * end_s:
+                colour = colour_of.get(stay.function, _MUTED)
+                axes.broken_barh([(stay.begin_s, length_s)], (at, height * 0.92), facecolors=colour, edgecolor="white",
+                                 linewidth=0.4)  # fmt: skip
+                if stay.function in colour_of and length_s > 0.06 * end_s:
                     axes.text(stay.begin_s, at + height / 2, f" {stay.function}", va="center", fontsize=5, clip_on=True)
         axes.set_yticks(range(len(devices)), devices)
         axes.invert_yaxis()  # the first device on top
@@ -130,6 +143,10 @@ def residency(stays: Sequence[Stay], end_s: Seconds, title: str) -> Figure:
         axes.set_xlabel("s")
         axes.set_title(title, loc="left")
         axes.grid(axis="y", visible=False)
+        named = [Patch(color=colour, label=name) for name, colour in colour_of.items()]
+        if len(resident_s) > len(named):
+            named.append(Patch(color=_MUTED, label=f"{len(resident_s) - len(named)} others"))
+        figure.legend(handles=named, loc="outside right upper", frameon=False)
     return figure
 
 
