@@ -22,6 +22,10 @@ _STANDBY_RETRY_S: Final[Seconds] = 0.1
 _OLDER_RETRY_S: Final[Seconds] = 0.2
 
 
+TWIN_S: Seconds = 10.0
+"""Our own predecessor is missed after 3 s: who is still there then lives, and one of the two has to go."""
+
+
 class Party(Protocol):
     """Whose link it is."""
 
@@ -57,8 +61,12 @@ class LeaderLink:
             self._changed.set()
 
     async def run(self) -> None:
-        """Keep the link until cancelled."""
-        tries = 0
+        """
+        Keep the link until cancelled.
+
+        :raises TurnedAway: for `TWIN_S` another one with our id was there
+        """
+        tries, twin_since = 0, None
         while True:
             if not self.leader:
                 self._changed.clear()
@@ -68,9 +76,15 @@ class LeaderLink:
             try:
                 link = await self._connect(address)
             except (NotReached, TurnedAway) as exc:
+                if not isinstance(exc, TurnedAway) or exc.code != "duplicate":
+                    twin_since = None
+                elif twin_since is None:
+                    twin_since = self._loop.time()
+                elif self._loop.time() - twin_since > TWIN_S:
+                    raise
                 tries = await self._wait_after(exc, address, tries)
                 continue
-            tries = 0
+            tries, twin_since = 0, None
             if link.epoch < self.epoch:
                 link.close("an older scheduler")
                 await asyncio.sleep(_OLDER_RETRY_S)

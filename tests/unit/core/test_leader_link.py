@@ -1,0 +1,46 @@
+"""Who is turned away by the scheduler that leads: tries again, or ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gpufaas_core import leader_link, wire
+from gpufaas_core.connection import Identity, Link, TurnedAway, listen
+from gpufaas_core.leader_link import LeaderLink
+
+TOKEN = b"a token of sixteen bytes"
+
+
+class Nobody:
+    def begin(self, link: Link) -> None: ...
+
+    def heard(self, message: object) -> None: ...
+
+    def end(self) -> None: ...
+
+
+async def test_one_whose_id_another_one_has_for_long_ends_with_a_line_that_says_who(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leader_link, "TWIN_S", 0.3)
+    tries = 0
+
+    def turn(_: Link, hello: wire.Hello) -> wire.Turned:
+        nonlocal tries
+        tries += 1
+        return wire.Turned("duplicate", f"a node {hello.id!r} is there already (door 10.0.0.4:7080)")
+
+    server = await listen("127.0.0.1:0", Identity("scheduler", "s", "b", TOKEN), turn)
+    here = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    link = LeaderLink(Identity("node", "n1", "b", TOKEN), Nobody())
+
+    async def leaders() -> AsyncIterator[str]:
+        yield here
+
+    await link.follow(leaders())
+    with pytest.raises(TurnedAway, match=r"a node 'n1' is there already \(door 10\.0\.0\.4:7080\)"):
+        await asyncio.wait_for(link.run(), 10)
+
+    assert tries > 1  # its own predecessor may be what is there
+    server.close()
