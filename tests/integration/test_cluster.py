@@ -348,7 +348,8 @@ def test_the_cli_lists_nodes_and_drains_one(cluster: Cluster) -> None:
     assert all(f"n{number}" in listed for number in (1, 2)), listed
     assert cluster.nodes[0].address in cli("node", "describe", "n1", "--gateway", gateway.url)
     cli("node", "drain", "n1", "--gateway", gateway.url)
-    until(lambda: cluster.gateways[1].nodes()["n1"]["state"] == "draining")
+    until(lambda: cluster.gateways[1].nodes()["n1"]["state"] == "drained")
+    assert "drained" in cli("node", "list", "--gateway", gateway.url)
 
     assert {gateway.call(path).headers["x-gpufaas-device"] for _ in range(5)} == {"n2/cpu:0"}
     gateway.cli.drain_node("n1", False)
