@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NETWORK: Final = "gpufaas"
+_SETTLED_S: Final[Seconds] = 0.5
+"""After so long a network that another platform was about to make is there to be seen."""
 PORT: Final = 8080
 """Where every OpenFaaS image listens."""
 SECRETS: Final = "/var/openfaas/secrets"
@@ -47,6 +49,33 @@ _PATH: Final = re.compile(r"/[!-~]*")
 _PIDS: Final = 4096
 _ENGINE_S: Final[Seconds] = 60.0
 _AGAIN_S: Final[Seconds] = 1.0
+
+
+def _our_network(client: Any) -> Any:
+    """
+    Return the network that all platforms on this machine share, made if need be.
+
+    Two that start at once may make one each, of one name, and by that name neither can be used. So each waits a moment
+    after it made one, and takes the oldest; those that nobody took are removed.
+
+    :raises docker.errors.DockerException: the engine gives none
+    """
+    from docker.errors import APIError
+
+    def of_our_name() -> list[Any]:
+        found = [each for each in client.networks.list(names=[NETWORK]) if each.name == NETWORK]
+        return sorted(found, key=lambda each: (each.attrs["Created"], each.id))
+
+    found = of_our_name()
+    if not found:
+        with contextlib.suppress(APIError):  # another platform may have made it just now
+            client.networks.create(NETWORK, driver="bridge", check_duplicate=True)
+        time.sleep(_SETTLED_S)
+        found = of_our_name()
+    for each in found[1:]:
+        with contextlib.suppress(APIError):  # it has containers, or somebody else removed it
+            each.remove()
+    return found[0]
 
 
 class Containers:
@@ -66,6 +95,8 @@ class Containers:
         self._client: Any = None
         self._starting = asyncio.Lock()
         self._host = self._subnet = ""
+        self._network = NETWORK
+        """Its id, once it is there: its name may be that of several."""
         self._on_network = on_network
         self._running: dict[str, Container] = {}
         """By the engine's id."""
@@ -133,7 +164,7 @@ class Containers:
     def _open(self) -> Any:
         try:
             import docker
-            from docker.errors import APIError, DockerException, NotFound
+            from docker.errors import DockerException
         except ModuleNotFoundError:
             raise InvalidSpec("the Docker SDK is not installed: pip install 'gpufaas[docker]'") from None
         try:
@@ -142,12 +173,8 @@ class Containers:
         except DockerException as exc:
             raise InvalidSpec(f"the Docker engine does not answer ({exc}): start it, or set DOCKER_HOST") from exc
         try:
-            try:
-                network = client.networks.get(NETWORK)
-            except NotFound:
-                with contextlib.suppress(APIError):  # another platform may have made it just now
-                    client.networks.create(NETWORK, driver="bridge", check_duplicate=True)
-                network = client.networks.get(NETWORK)
+            network = _our_network(client)
+            self._network = network.id
             addresses = network.attrs["IPAM"]["Config"][0]
             self._host, self._subnet = addresses["Gateway"], addresses["Subnet"]
             self._remove_all(client)
@@ -230,7 +257,7 @@ class Containers:
                 name=f"{spec.name}.{spec.namespace}-{self._instance[:8]}-{worker.number}",
                 environment=env,
                 labels={**labels, _OURS: self._instance, _WORKER: str(worker.number)},
-                network=NETWORK,
+                network=self._network,
                 extra_hosts={"gateway.openfaas": self._host, "gateway.openfaas.svc.cluster.local": self._host},
                 security_opt=["no-new-privileges"],
                 cap_drop=["ALL"],
@@ -246,7 +273,8 @@ class Containers:
             made.reload()
             if self._closing:
                 raise OSError("the platform is stopping")  # `close` may have looked before this one was there
-            return made.id, made.attrs["NetworkSettings"]["Networks"][NETWORK]["IPAddress"], made.attrs["State"]["Pid"]
+            (network,) = made.attrs["NetworkSettings"]["Networks"].values()
+            return made.id, network["IPAddress"], made.attrs["State"]["Pid"]
         except (DockerException, OSError) as exc:
             if made is not None:
                 self._running.pop(made.id, None)

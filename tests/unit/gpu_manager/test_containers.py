@@ -11,6 +11,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.model import Device, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import GiB, MiB
+from gpufaas_gpu_manager import containers as module
 from gpufaas_gpu_manager.containers import NETWORK, Containers
 from gpufaas_gpu_manager.devices import CpuDevice
 from gpufaas_gpu_manager.node import NodeSettings
@@ -153,3 +154,49 @@ async def test_an_image_that_says_nothing_usable_is_ready_when_its_port_is(
     _, spec = await containers.pull(SPEC)
 
     assert spec == SPEC
+
+
+class Networks:
+    """An engine's, where another platform makes its network at the same time as ours."""
+
+    def __init__(self, *created: str, taken: str = "") -> None:
+        self.there = [self._made(each, each == taken) for each in created]
+        self.at_once: list[str] = []
+        self.networks = self
+
+    def _made(self, created: str, taken: bool) -> Any:
+        def remove() -> None:
+            if taken:
+                raise APIError("it has active endpoints")
+            self.there.remove(network)
+
+        network = SimpleNamespace(name=NETWORK, id=created, attrs={"Created": created}, remove=remove)
+        return network
+
+    def list(self, names: Any) -> Any:
+        assert names == [NETWORK]
+        return [*self.there, SimpleNamespace(name=f"{NETWORK}-two", id="another's", attrs={"Created": "0"})]
+
+    def create(self, name: str, **_: Any) -> None:
+        assert name == NETWORK
+        self.there += [self._made(each, False) for each in self.at_once]
+
+
+@pytest.mark.parametrize("at_once", [["2", "1"], ["1", "2"], ["1"]])
+def test_platforms_that_start_at_once_share_the_oldest_network(
+    monkeypatch: pytest.MonkeyPatch, at_once: list[str]
+) -> None:
+    """Each made one, and by their name none could be used any more."""
+    monkeypatch.setattr(module, "_SETTLED_S", 0.0)
+    engine = Networks()
+    engine.at_once = at_once
+
+    assert module._our_network(engine).id == "1"
+    assert [each.id for each in engine.there] == ["1"]
+
+
+def test_a_network_that_has_containers_is_left() -> None:
+    engine = Networks("3", "1", "2", taken="2")
+
+    assert module._our_network(engine).id == "1"
+    assert [each.id for each in engine.there] == ["1", "2"]
