@@ -24,6 +24,7 @@ from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.line_limit import LineLimit
 from gpufaas_gpu_manager.served import Face
+from gpufaas_gpu_manager.upstream import listens, upstream_port
 from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY
 
 if TYPE_CHECKING:
@@ -214,8 +215,8 @@ class Containers:
                 "log in to its registry (docker login), or build it here"
             ) from exc
 
-    def create(self, container: "Container", secrets: str, labels: Mapping[str, str]) -> tuple[str, str, int]:
-        """Create and start it; return its id, address and process id."""
+    def create(self, container: "Container", secrets: str, labels: Mapping[str, str]) -> tuple[str, str, int, int]:
+        """Create and start it; return its id, address, process id, and the port behind its watchdog (0: none)."""
         from docker.errors import APIError, DockerException
         from docker.types import DeviceRequest
 
@@ -274,7 +275,8 @@ class Containers:
             if self._closing:
                 raise OSError("the platform is stopping")  # `close` may have looked before this one was there
             (network,) = made.attrs["NetworkSettings"]["Networks"].values()
-            return made.id, network["IPAddress"], made.attrs["State"]["Pid"]
+            upstream = upstream_port(made.attrs["Config"]["Env"] or ())
+            return made.id, network["IPAddress"], made.attrs["State"]["Pid"], upstream
         except (DockerException, OSError) as exc:
             if made is not None:
                 self._running.pop(made.id, None)
@@ -428,14 +430,16 @@ class Container:
         worker, containers = self.worker, self._containers
         secrets = await asyncio.to_thread(worker.node.mounted_secrets, worker, for_container=True)
         creating = asyncio.ensure_future(asyncio.to_thread(containers.create, self, secrets, worker.spec.labels))
-        self._id, address, pid = await asyncio.shield(creating)
+        self._id, address, pid, upstream = await asyncio.shield(creating)
         threading.Thread(target=containers.follow, args=(self, self._id), name="docker-logs", daemon=True).start()
         if self._closed:
             self._in_thread(containers.remove, self._id)
         if self.dead:
             return
+        if upstream:
+            self.waits_for = f"to listen on port {PORT}, and on {upstream} behind its watchdog"
         worker.on_started(pid)
-        self._face.open(address, PORT)
+        self._face.open(address, PORT, lambda: not upstream or listens(pid, address, upstream))
 
     def end(self) -> None:
         if self._id:  # else it is killed when it is there

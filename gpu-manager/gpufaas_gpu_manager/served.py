@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from gpufaas_core.frames import ReadyHead
@@ -29,12 +30,13 @@ class Face:
         self._slots: list[HttpSlot] = []
         self._task: asyncio.Task[None] | None = None
 
-    def open(self, host: str, port: int) -> None:
+    def open(self, host: str, port: int, behind: Callable[[], bool] = lambda: True) -> None:
+        """:param behind: whether what it passes its calls to is there, too"""
         loop = asyncio.get_running_loop()
         worker = self._worker
         self._slots = [HttpSlot(worker, host, port, loop) for _ in range(worker.spec.slots)]
         worker.on_slots(self._slots)
-        self._task = loop.create_task(self._look_after(host, port))
+        self._task = loop.create_task(self._look_after(host, port, behind))
 
     def said_all(self) -> bool:
         return not any(slot.expects for slot in self._slots)
@@ -45,11 +47,11 @@ class Face:
         for slot in self._slots:
             slot.close()
 
-    async def _look_after(self, host: str, port: int) -> None:
+    async def _look_after(self, host: str, port: int, behind: Callable[[], bool]) -> None:
         """Wait until it answers; then look every so often whether it still does. Ends with the worker."""
         spec = self._worker.spec
         began, pause = time.monotonic(), _FIRST_LOOK_S
-        while await probe(host, port, spec.ready_path or spec.health_path):
+        while await probe(host, port, spec.ready_path or spec.health_path) or not behind():
             # Nothing tells when a port begins to accept: this is the one place that has to look again and again.
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _LOOK_EVERY_S)

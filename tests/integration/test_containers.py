@@ -165,6 +165,19 @@ def test_an_image_without_a_server_says_what_was_waited_for(docker: Docker) -> N
     assert "has yet to listen on port 8080" in answer.text
 
 
+def test_an_image_is_ready_once_the_server_behind_its_watchdog_listens(docker: Docker) -> None:
+    """The watchdog listens at once, and answered the first calls of stock images with an empty 500."""
+    behind = {"mode": "http", "upstream_url": "http://127.0.0.1:8080"}
+    docker.deploy("behind", envVars=behind).raise_for_status()
+    late = {"envVars": behind | {"upstream_url": "http://127.0.0.1:5000"}, "annotations": {"gpufaas.load-stall": "1s"}}
+    docker.deploy("late", **late).raise_for_status()
+
+    assert docker.call("behind", "/echo", content=b"hello").content == b"hello"
+    answer = docker.call("late", "/echo", content=b"hello")
+    assert answer.status_code == 502
+    assert "has yet to listen on port 8080, and on 5000 behind its watchdog" in answer.text
+
+
 ASK = """
 import os, sys, urllib.error, urllib.request
 headers = {"Authorization": sys.argv[1]} if sys.argv[1] else {}

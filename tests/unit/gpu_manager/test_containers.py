@@ -51,7 +51,11 @@ class Engine:
     def remove(self, **_: Any) -> None: ...
 
     id = "c1"
-    attrs = {"NetworkSettings": {"Networks": {NETWORK: {"IPAddress": "10.0.0.2"}}}, "State": {"Pid": 7}}  # noqa: RUF012
+    attrs = {  # noqa: RUF012
+        "NetworkSettings": {"Networks": {NETWORK: {"IPAddress": "10.0.0.2"}}},
+        "State": {"Pid": 7},
+        "Config": {"Env": []},
+    }
 
 
 class Gpu:
