@@ -239,8 +239,8 @@ class Engine:
         When time alone changes something: a waiting call's deadline comes, a local queue goes back, a load that failed
         is tried again without a call, or the policy wants to look again. Send `Woken` then.
         """
-        at = self._next_deadline()
-        overdue = self._overdue.at()
+        at = self._next_deadline() if self._deadlines else None
+        overdue = self._overdue.at() if self._overdue.entries else None
         if at is None or (overdue is not None and overdue < at):
             at = overdue
         if self._held_back:
