@@ -37,13 +37,13 @@ async def test_every_route_of_the_app_is_guarded_or_listed(gateway: Gateway) -> 
             assert (answer.status_code != 401) == (path in PUBLIC_ROUTES), (method, path)
             walked.add(path)
 
-    assert {"/system/functions", "/system/secrets", "/system/status", "/ui/"} <= walked
+    assert {"/system/functions", "/system/secrets", "/system/status", "/ui/", "/docs"} <= walked
     assert walked >= PUBLIC_ROUTES
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/system/nothing", "/nothing", "/docs", "/redoc", "/docs/oauth2-redirect", "/system/telemetry",
+    ["/system/nothing", "/nothing", "/docs/more", "/redoc", "/docs/oauth2-redirect", "/system/telemetry",
      "/healthz/more", "/metricsx", "/function", "/functions/echo", "/FUNCTION/echo", "/async/1", "/ui", "/.env",
      "/oauth/token"],
 )  # fmt: skip
