@@ -4,6 +4,7 @@ from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import DeviceId, FunctionId
+from gpufaas_scheduler.backoff import restored
 
 F, A = FunctionId("f"), DeviceId("a")
 NO_FILE = m.LoadFailed(F, A, "no such file")
@@ -189,3 +190,16 @@ def test_a_function_that_is_removed_meanwhile_is_not_tried_again() -> None:
     world = failing(min_copies=1)
     world.tell(m.FunctionRemoved(F))
     assert world.engine.wake_at is None
+
+
+def test_a_scheduler_that_takes_over_waits_for_as_long_as_its_predecessor_would_have() -> None:
+    world = failing()
+    world.now = 0.25
+    left = next(each.backoff for each in world.engine._functions.values())
+    assert left is not None
+
+    taken_over = restored(left.doc(world.now), 100.0)  # on a clock of its own
+
+    assert taken_over.left_s(100.0) == left.left_s(world.now) == 0.75
+    assert (taken_over.failures, taken_over.reason) == (left.failures, left.reason)
+    assert 100.0 - taken_over.since == world.now - left.since
