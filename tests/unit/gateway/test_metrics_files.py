@@ -10,7 +10,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from gpufaas_core.model import Device, DeviceId, EngineStatus, FunctionId, ResidentStatus
+from gpufaas_core.model import Device, DeviceId, EngineStatus, Failing, FunctionId, ResidentStatus
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_gateway.async_call import QueueStatus
 from gpufaas_gateway.metrics import FunctionStats, Metrics
@@ -30,7 +30,9 @@ def exported() -> Exported:
     resident = ResidentStatus(echo, 100, 0, False, False, 0.0)
     device = replace(idle(Device(DeviceId("n1/cpu:0"), "cpu", 1000)), resident=(resident,))
     metrics = Metrics(
-        lambda: EngineStatus("lalb", (device,), {echo: 1}, {echo: 1}, {echo: 2}),
+        lambda: EngineStatus(
+            "lalb", (device,), {echo: 1}, {echo: 1}, {echo: 2}, failing={echo: Failing("no weights", 3, 9.0, 1.0)}
+        ),
         lambda: {echo: 3},
         lambda: {"reports": QueueStatus(4, 100, 3, 2, 1)},
     )
@@ -70,7 +72,9 @@ def test_what_gateways_of_a_cluster_tell_for_sums_is_what_the_scheduler_does_not
     rest = set(re.findall(rb"^# TYPE (\w+)", metrics.render(), re.MULTILINE)) - own
 
     assert {each.decode() for each in rest} == {
-        name for name in exported if name.startswith(("gpufaas_device_", "gpufaas_resident_", "gpufaas_queue_"))
+        name
+        for name in exported
+        if name.startswith(("gpufaas_device_", "gpufaas_resident_", "gpufaas_queue_", "gpufaas_function_failed_"))
     }
 
 
