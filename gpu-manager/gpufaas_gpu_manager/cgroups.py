@@ -25,6 +25,7 @@ from typing import Final, Protocol
 from gpufaas_core.units import Bytes
 
 _CPU_PERIOD_US: Final = 100_000
+_PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
 _CONTROLLERS: Final = ("memory", "pids", "freezer", "cpu")
 _NAME: Final = re.compile(r"gpufaas-(\d+)-(\d+)-(\d+)-\d+(-platform)?")
 _ROUNDS: Final = 50
@@ -55,6 +56,9 @@ class Group(Protocol):
 
     def held(self) -> Bytes:
         """Return what is charged now and cannot be taken back: private and shared memory, without page cache."""
+
+    def read_again(self) -> Bytes:
+        """Return how many bytes of files were read once more because the group had no room to keep them."""
 
     def oom_kills(self) -> int:
         """Return how often the kernel killed a process of the group for its memory."""
@@ -118,6 +122,9 @@ class GroupV1:
 
     def held(self) -> Bytes:
         return _held(self._memory / "memory.stat", "total_")
+
+    def read_again(self) -> Bytes:
+        return _field(self._memory / "memory.stat", "total_workingset_refault_file") * _PAGE
 
     def oom_kills(self) -> int:
         return _field(self._memory / "memory.oom_control", "oom_kill")
@@ -219,6 +226,9 @@ class GroupV2:
 
     def held(self) -> Bytes:
         return _held(self._directory / "memory.stat")
+
+    def read_again(self) -> Bytes:
+        return _field(self._directory / "memory.stat", "workingset_refault_file") * _PAGE
 
     def oom_kills(self) -> int:
         return _field(self._directory / "memory.events", "oom_kill")

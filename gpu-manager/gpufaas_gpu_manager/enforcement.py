@@ -27,6 +27,10 @@ _KERNEL: Final[Bytes] = 8 * MiB
 """What the kernel keeps for a worker and charges to its group beside what the worker holds: page tables, stacks, open
 files. 0.5 MiB measured for an idle worker with torch; page tables are a 512th of memory in pages of 4 KiB."""
 
+_THRASHES: Final = 3
+"""So many looks in a row, each with `_AGAIN` of the reservation read again: it is not one pass over a large file."""
+_AGAIN: Final = 0.125
+
 
 class Enforcement:
     """See module. `name` is the label's value that devices carry, `why` says why there is nothing better."""
@@ -101,6 +105,7 @@ class Hold:
         self._left = left
         self._on_over = on_over
         self._event = -1
+        self._read_again = self._thrashed = 0
         self.confine = Confine(group.entries if group else (), may(CAP_SYS_ADMIN), hard)
         if group is not None:
             group.limit_pids(pids)
@@ -124,6 +129,18 @@ class Hold:
     def used(self, pid: int) -> Bytes:
         """Return the bytes that its process *pid* has with all that it started, files in its ``/dev/shm`` included."""
         return self._group.held() if self._group is not None else used_by(pid)
+
+    def thrashes(self) -> bool:
+        """
+        Whether, in the last few looks, it read the same files again and again: those of its code and its weights do not
+        fit beside its memory. Files that were read are charged to a control group like memory, and no allocation fails.
+        """
+        if self._group is None or not self._memory:
+            return False
+        before, self._read_again = self._read_again, self._group.read_again()
+        more = self._read_again - before > _AGAIN * self._memory
+        self._thrashed = self._thrashed + 1 if more else 0
+        return self._thrashed >= _THRASHES
 
     def limit(self, memory: Bytes) -> None:
         if not self._memory:

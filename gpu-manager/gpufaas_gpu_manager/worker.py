@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from gpufaas_gpu_manager.node import Node
 
 _LAST_WORDS_S: Final = 0.25
+_LOOK_S: Final = 1.0
+"""Between two looks at whether a load thrashes."""
 _TOLD_WITHIN_S: Final = 0.25
 """Within this a scheduler has said what a worker may use that has just loaded; while none leads, nobody does."""
 _SAID: Final[Bytes] = 2000
@@ -179,6 +181,7 @@ class Worker(SlotOwner):
         self._progress_at = asyncio.get_running_loop().time()
         if self.state is WorkerState.STARTING and self.ready_head is None:
             self._later("progress", self.spec.stall_s / 4, self._check_progress)
+            self._later("thrashing", _LOOK_S, self._check_thrashing)
 
     async def _fetch(self, fetch: Callable[[WorkerSpec], Awaitable[None]]) -> None:
         """
@@ -210,6 +213,7 @@ class Worker(SlotOwner):
 
     def on_ready(self, head: ReadyHead) -> None:
         self._cancel("progress")
+        self._cancel("thrashing")
         self.ready_head = head
         if self.scratch:
             self._settle_check(None)
@@ -274,6 +278,14 @@ class Worker(SlotOwner):
             )
             return
         self._later("progress", self.spec.stall_s / 4, self._check_progress)
+
+    def _check_thrashing(self) -> None:
+        """A load that reads its files again and again would take minutes or hours: it is told as out of memory."""
+        may_have_more = not self.scratch and not self.spec.memory_limit and self.memory < self.device.ledger.capacity
+        if self.hold is not None and self.hold.thrashes() and may_have_more:
+            self.on_over_memory("out of memory: the files that its load reads do not fit beside what it holds")
+        else:
+            self._later("thrashing", _LOOK_S, self._check_thrashing)
 
     # --- calls ---
 

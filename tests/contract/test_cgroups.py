@@ -263,6 +263,26 @@ def test_what_it_holds_is_all_of_its_memory_and_no_page_cache(kernel: Cgroups, r
         shared.unlink(missing_ok=True)
 
 
+def test_files_that_do_not_fit_are_read_again(kernel: Cgroups, run: Run, tmp_path: Path) -> None:
+    group, file = kernel.make("worker-1"), tmp_path / "file"
+    group.limit_memory(40 * MiB)
+
+    run(
+        group,
+        f"""if True:
+            import mmap, os
+            with open({str(file)!r}, "wb") as out:
+                out.write(bytes(80 << 20))
+                os.fsync(out.fileno())
+            pages = mmap.mmap(os.open({str(file)!r}, os.O_RDONLY), 0, prot=mmap.PROT_READ)
+            for _ in range(3):
+                pages[::4096]
+            print("done", flush=True)""",
+    ).stdout.readline()  # type: ignore[union-attr]
+
+    assert group.read_again() > 40 * MiB
+
+
 def test_a_fork_too_many_fails(kernel: Cgroups, run: Run) -> None:
     group = kernel.make("worker-1")
     group.limit_pids(10)
@@ -333,8 +353,12 @@ def test_version_2_counts_its_kills(directory: Directory) -> None:
 def test_version_2_tells_memory_from_page_cache(directory: Directory) -> None:
     group = CgroupsV2(directory.root, _name(os.getpid())).make("worker-1")
     stat = Path(group.entries[0]).with_name("memory.stat")
-    stat.write_text("anon 5\nfile 9000\nshmem 7\ninactive_anon 4\nactive_anon 8\ninactive_file 8993\nunevictable 3")
+    stat.write_text(
+        "anon 5\nfile 9000\nshmem 7\ninactive_anon 4\nactive_anon 8\ninactive_file 8993\nunevictable 3\n"
+        "workingset_refault_anon 1\nworkingset_refault_file 2"
+    )
     assert group.held() == 15
+    assert group.read_again() == 2 * os.sysconf("SC_PAGE_SIZE")
 
 
 # --- which is found ---

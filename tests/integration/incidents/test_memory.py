@@ -1,6 +1,8 @@
 """Memory surprised: what was declared was taken back, what was not declared was never had, threads had no stacks."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from tests.integration.conftest import ECHO, ECHO_MODEL, HTTP, Platform
@@ -64,6 +66,40 @@ def test_a_load_that_takes_more_than_was_guessed_is_one_slow_success(platform: P
     first = platform.call(heavy)
 
     assert (first.status_code, first.headers["x-gpufaas-start"]) == (200, "miss"), first.text
+
+
+@pytest.mark.long
+def test_a_load_whose_files_do_not_fit_is_given_more_room(platform: Platform, tmp_path: Path) -> None:
+    """As `import transformers`: files count in a control group, no allocation fails, all is slow for ever."""
+    file = tmp_path / "library"
+    with file.open("wb") as out:
+        out.write(bytes(250 * MiB))
+        os.fsync(out.fileno())
+        os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # what others have read costs nothing
+    slow = platform.deploy(
+        "slow",
+        f"""
+        import mmap, os, time
+
+        def load(device):
+            pages = mmap.mmap(os.open({str(file)!r}, os.O_RDONLY), 0, prot=mmap.PROT_READ)
+            passes, quick = 0, False
+            while not quick:
+                began = time.monotonic()
+                pages[::4096]
+                passes, quick = passes + 1, passes > 0 and time.monotonic() - began < 0.05
+            return passes
+
+        def handle(passes, event, context):
+            return str(passes)
+        """,
+        memory="",
+    )
+
+    first = platform.call(slow)
+
+    assert (first.status_code, first.headers["x-gpufaas-start"]) == (200, "miss"), first.text
+    assert int(first.text) < 10, "the load that ended was one with room"
 
 
 def test_a_load_that_takes_more_than_the_device_says_so(platform: Platform) -> None:
