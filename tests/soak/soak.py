@@ -266,15 +266,16 @@ class Soak:
         if not early or not late:
             violations.append(f"there are only {len(samples)} samples")
             return
-        grown = statistics.median(each.platform_mib for each in late) - statistics.median(
-            each.platform_mib for each in early
+        memory, files = (
+            [statistics.median(figure(each) for each in part) for part in (early, late)]
+            for figure in (lambda each: each.platform_mib, lambda each: each.files)
         )
         allowed = _MORE_MIB + _MIB_PER_MINUTE * self.seconds / 60
-        if grown > allowed:
-            violations.append(f"the platform grew by {grown:.1f} MiB, of {allowed:.1f} MiB that it may")
-        least = min(each.files for each in samples[: max(1, len(samples) // 3)])
-        if samples[-1].files > least + _MORE_FILES:
-            violations.append(f"{samples[-1].files} descriptors are open at the end, {least} were at the beginning")
+        if memory[1] - memory[0] > allowed:
+            violations.append(f"the platform grew by {memory[1] - memory[0]:.1f} MiB, of {allowed:.1f} MiB that it may")
+        # One sample has those of as many calls and workers as there are at that moment.
+        if files[1] > files[0] + _MORE_FILES:
+            violations.append(f"{files[0]:.0f} descriptors were open in the beginning, and {files[1]:.0f} later")
 
 
 def is_fork_server(process: psutil.Process) -> bool:
