@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpufaas_cli.main import cli
@@ -40,7 +40,8 @@ def literally(workload: dict[str, Any], policy: str, limit: int) -> list[dict[st
     for each in workload["devices"]:
         scheduler.join(each["id"], each["memory_mb"])
     arrivals = list(enumerate(workload["arrivals"]))
-    running: list[tuple[float, int, str]] = []
+    running: list[tuple[float, int, str, str]] = []
+    """When, in which order at one time, on which device, and the function that is loaded then; empty: a call ends."""
     done = 0
     while running or arrivals:
         ends, arrives = running[0][0] if running else math.inf, arrivals[0][1][0] if arrivals else math.inf
@@ -48,9 +49,12 @@ def literally(workload: dict[str, Any], policy: str, limit: int) -> list[dict[st
         if overdue < min(ends, arrives):
             scheduler.tell(overdue)
         elif ends <= arrives:
-            now, _, device = heappop(running)
+            now, _, device, loaded = heappop(running)
             scheduler.tell(now)
-            scheduler.finish(device)
+            if loaded:
+                scheduler.loaded(device, loaded)
+            else:
+                scheduler.finish(device)
         else:
             number, (now, name, *_) = arrivals.pop(0)
             scheduler.tell(now)
@@ -59,8 +63,12 @@ def literally(workload: dict[str, Any], policy: str, limit: int) -> list[dict[st
         for decision in scheduler.decisions[done:]:
             _, name, *true_s = workload["arrivals"][int(decision.call)]
             function = functions[name]
-            takes = (true_s[0] if true_s else function.service_s) + (0 if decision.hit else function.load_s)
-            heappush(running, (decision.time + takes, done, decision.device))
+            ready = decision.time
+            if not decision.hit:
+                ready += function.load_s
+                heappush(running, (ready, 2 * done, decision.device, name))
+            takes = true_s[0] if true_s else function.service_s
+            heappush(running, (ready + takes, 2 * done + 1, decision.device, ""))
             done += 1
     return [
         {
@@ -91,6 +99,16 @@ CALLS = st.lists(
 )
 
 
+@example(  # a device is late at the moment in which one is loaded and another call ends
+    functions=[(1, 26, 19), (1, 24, 20), (1, 4, 17)],
+    devices=[2, 2, 2, 2, 2],
+    calls=[
+        (0, 1, 45), (2, 1, None), (2, 0, None), (0, 0, None), (0, 2, None), (0, 0, None), (0, 0, None), (0, 1, None),
+        (0, 2, None), (0, 0, None), (0, 0, None),
+    ],
+    policy="lalb",
+    limit=0,
+)  # fmt: skip
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(FUNCTIONS, DEVICES, CALLS, st.sampled_from(["lb", "lalb", "lalb-o3"]), st.sampled_from([0, 1, 2, 5, 25]))
 def test_decisions_are_those_of_the_literal_scan(
