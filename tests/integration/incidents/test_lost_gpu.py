@@ -27,6 +27,7 @@ NVML = """
 """What NVML's binding says of one GPU, until the file LOST is there."""
 
 
+@pytest.mark.long
 def test_it_is_given_up_and_what_fits_elsewhere_is_served_there(
     make_platform: Callable[..., Platform], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def read(sock: socket.socket) -> None:
             pass
 
 
+@pytest.mark.long
 def test_small_messages_keep_nobody_waiting(platform: Platform) -> None:
     deploy(platform)
     stop = threading.Event()
