@@ -1,35 +1,19 @@
 """Functions run only on devices that satisfy their constraints; the others might as well not be there."""
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.unit.scheduler import test_invariants as invariants
+from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.constraints import Constraint, parse_constraint, satisfied
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_scheduler.policies import Plan, Start, View
 
-
-def _beside(name: str):  # type: ignore[no-untyped-def]
-    """Import a helper of this folder, which is no package."""
-    full = f"scheduler_tests_{name}"
-    if full not in sys.modules:
-        spec = importlib.util.spec_from_file_location(full, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[full] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[full])
-    return sys.modules[full]
-
-
-World = _beside("world").World
-invariants = _beside("test_invariants")
 POLICIES = ["lb", "lalb", "lalb-o3"]
 
 

@@ -1,26 +1,17 @@
 """The engine's indexes change what a decision costs, never which decision it is."""
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from heapq import heappop, heappush
-from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.unit.scheduler import literal
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
-
-_spec = importlib.util.spec_from_file_location("scheduler_tests_literal", Path(__file__).with_name("literal.py"))
-assert _spec is not None
-assert _spec.loader is not None
-literal = importlib.util.module_from_spec(_spec)
-sys.modules["scheduler_tests_literal"] = literal  # dataclasses look their module up
-_spec.loader.exec_module(literal)
 
 TICK = 1 / 1024
 """All times are multiples of it, so that sums of floats are exact and ties are ties on both sides."""

@@ -1,32 +1,15 @@
 """Whatever happens, in whatever order, and whatever the policy wants: `World.tell` checks after each event."""
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, FunctionId
 from gpufaas_scheduler.policies import POLICIES, CountPass, EnqueueLocal, Load, Plan, Start, View
-
-
-def _beside(name: str):  # type: ignore[no-untyped-def]
-    """Import a helper of this folder, which is no package."""
-    full = f"scheduler_tests_{name}"
-    if full not in sys.modules:
-        spec = importlib.util.spec_from_file_location(full, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[full] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[full])
-    return sys.modules[full]
-
-
-World = _beside("world").World
 
 
 class Hostile:

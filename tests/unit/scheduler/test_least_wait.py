@@ -1,35 +1,18 @@
 """What `least-wait` promises: no call waits beyond the bound while later ones pass, and no device idles beside work."""
 
-import importlib.util
 import random
-import sys
 from heapq import heapify, heappop, heappush
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, FunctionId
 from gpufaas_scheduler.policies import Plan, Start, View, make_policy
 from gpufaas_scheduler.policies.least_wait import LeastWait
 from gpufaas_scheduler.state import Cluster
-
-
-def _beside(name: str):  # type: ignore[no-untyped-def]
-    """Import a helper of this folder, which is no package."""
-    full = f"scheduler_tests_{name}"
-    if full not in sys.modules:
-        spec = importlib.util.spec_from_file_location(full, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[full] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[full])
-    return sys.modules[full]
-
-
-World = _beside("world").World
 
 
 def least_wait(bound: float = 30.0):  # type: ignore[no-untyped-def]

@@ -1,9 +1,7 @@
 """Service times as distributions: what is left of a call that runs, and what few calls say."""
 
-import importlib.util
 import random
 from math import inf, isfinite, log, nan, sqrt
-from pathlib import Path
 from statistics import fmean
 
 import msgspec
@@ -11,18 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Function, FunctionId, Profile, SizesDoc, TimesDoc
 from gpufaas_scheduler.state import Costs
 from gpufaas_scheduler.times import HALF_LIFE, MIN_SIZED, SHARE, BySize, ServiceTimes, steady
-
-_spec = importlib.util.spec_from_file_location("world_of_times", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_module)
-World = _module.World
 
 RATIOS = st.floats(0.0, 1e12) | st.sampled_from([0.0, 1e-300, 1.0, 1.118, 1e300])
 

@@ -3,10 +3,8 @@
 where calls take other times than the scheduler is told.
 """
 
-import importlib.util
 import json
 import math
-import sys
 from heapq import heappop, heappush
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,16 +13,9 @@ from typing import Any
 from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.unit.scheduler import literal
 
 from gpufaas_cli.main import cli
-
-_path = Path(__file__).parents[1] / "scheduler" / "literal.py"
-_spec = importlib.util.spec_from_file_location("simulator_tests_literal", _path)
-assert _spec is not None
-assert _spec.loader is not None
-literal = importlib.util.module_from_spec(_spec)
-sys.modules["simulator_tests_literal"] = literal  # dataclasses look their module up
-_spec.loader.exec_module(literal)
 
 TICK = 1 / 1024
 """All times are multiples of it, so that sums of floats are exact and ties are ties on both sides."""
