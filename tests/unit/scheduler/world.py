@@ -237,6 +237,20 @@ class World:
         return [(each.call, each.code) for each in self.out if isinstance(each, m.Reject)]
 
 
+def two_devices(policy: str = "lalb-o3", **options: object) -> World:
+    """Return a world where a holds f, b holds g; both idle, a with more starts. Each takes one function of size 60."""
+    world = World(policy, **options)
+    for name in "fgh":
+        world.deploy(name, size=60)
+    world.device("a")
+    world.warm("f", "a")
+    world.device("b")
+    world.call("occupy", "f")
+    world.warm("g", "b")
+    world.finish("occupy")
+    return world
+
+
 def where(what) -> tuple[str, ...]:  # type: ignore[no-untyped-def]
     """Return which worker a message is about: (function, device), and the number of the copy if it is not the first."""
     return (what.function, what.device, *[str(what.copy)] * bool(what.copy))

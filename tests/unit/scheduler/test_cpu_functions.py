@@ -1,0 +1,90 @@
+"""CPU functions share a device: slots, free memory first, the copy with the fewest calls."""
+
+from tests.unit.scheduler.world import World
+
+
+def test_a_cpu_function_runs_as_many_calls_as_it_has_slots_and_queues_the_rest() -> None:
+    world = World()
+    world.deploy("echo", slots=2)
+    world.device("a")
+
+    for number in range(3):
+        world.call(f"c{number}", "echo")
+
+    assert list(world.running) == ["c0", "c1"]
+    assert [lease.cold for lease in world.running.values()] == [True, False]
+    world.finish("c0")
+    assert world.started == [("c2", "a")]
+
+
+def test_a_function_may_call_another_on_its_own_device() -> None:
+    """The model function is busy until its inner call ends: the inner one must not wait for the device."""
+    world = World()
+    world.deploy("outer")
+    world.deploy("inner", slots=1)
+    world.device("a")
+    world.call("o", "outer")
+
+    world.call("i", "inner")
+
+    assert world.started == [("i", "a")]
+    assert world.on("a").busy
+
+
+def test_a_cpu_function_takes_free_memory_before_it_evicts() -> None:
+    world = World()
+    world.device("a", 100)
+    world.device("b", 80)
+    world.deploy("f", size=90)
+    world.warm("f", "a")
+    world.deploy("echo", slots=1, size=20)
+
+    world.call("c", "echo")
+
+    assert world.started == [("c", "b")]
+    assert world.running["c"].victims == ()
+
+
+def test_a_cpu_function_evicts_what_is_cheapest_to_load_again() -> None:
+    world = World()
+    world.deploy("dear", size=90, load_s=9.0)
+    world.deploy("cheap", size=90, load_s=1.0)
+    world.device("a")
+    world.warm("dear", "a")
+    world.device("b")
+    world.call("occupy", "dear")
+    world.warm("cheap", "b")
+    world.finish("occupy")
+    world.deploy("echo", slots=1, size=20)
+
+    world.call("c", "echo")
+
+    assert world.running["c"].victims == ("cheap",)
+
+
+def test_a_cpu_function_that_does_not_fit_now_is_placed_when_a_pin_ends() -> None:
+    world = World()
+    world.deploy("f", size=90)
+    world.deploy("echo", slots=1, size=20)
+    world.device("a")
+    world.call("pins", "f")
+    world.call("c", "echo")
+    assert world.started == []
+
+    world.finish("pins")
+
+    assert world.started == [("c", "a")]
+
+
+def test_the_worker_with_the_fewest_calls_is_taken() -> None:
+    world = World()
+    world.deploy("echo", slots=3, min_copies=2)
+    world.device("a")
+    world.device("b")
+    world.loaded("echo", "a")
+    world.loaded("echo", "b")
+
+    for number in range(4):
+        world.call(f"c{number}", "echo")
+
+    assert [lease.device for lease in world.running.values()] == ["a", "b", "a", "b"]

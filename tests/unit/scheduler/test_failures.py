@@ -1,0 +1,149 @@
+"""Loads that fail, workers that exit, facts that come too late or that concern nothing."""
+
+from tests.unit.scheduler.world import World, two_devices
+
+from gpufaas_core import messages as m
+from gpufaas_core.messages import Event
+from gpufaas_core.model import CallId, DeviceId, FunctionId
+from gpufaas_core.units import MiB
+from gpufaas_scheduler.memory import reservation
+
+
+def test_a_load_that_ran_out_of_memory_is_tried_again_with_more_in_the_same_call() -> None:
+    world = World(learn=True)
+    world.deploy("f", size=30 * MiB)
+    world.device("a", 100 * MiB)
+    world.call("c1", "f", deadline=60.0)
+    assert world.running["c1"].memory == 30 * MiB
+
+    for size in (60 * MiB, 100 * MiB):  # doubled, until it is the whole device
+        out_of_memory(world, "c1")
+        assert world.running["c1"].memory == size
+
+    world.loaded("f", "a")
+    world.tell(m.Measured(FunctionId("f"), DeviceId("a"), 35 * MiB))
+    world.finish("c1")
+    (learnt,) = world.engine.take_learnt()
+    # What it is measured to have afterwards may be less than it needed: no load has less again than one that failed.
+    assert learnt.profile.occupation == reservation(60 * MiB)
+    assert world.on("a").misses == 3
+
+
+def test_a_load_for_which_the_largest_device_is_too_small_says_so_with_numbers() -> None:
+    world = World(learn=True)
+    world.deploy("f", size=100 * MiB)
+    world.device("a", 100 * MiB)
+    world.call("c1", "f")
+
+    out_of_memory(world, "c1")
+
+    assert world.rejected == [("c1", "out_of_memory")]
+    assert "it had 100 MiB, which is all that the largest gpu device for it has" in world.out[0].message
+
+
+def test_a_minimum_of_copies_is_widened_without_a_call_too() -> None:
+    world = World(learn=True)
+    world.device("a", 100 * MiB)
+    world.deploy("f", size=30 * MiB, min_copies=1)
+
+    world.tell(m.LoadFailed(FunctionId("f"), DeviceId("a"), "out of memory", True))
+
+    assert [each.memory for each in world.out if isinstance(each, m.Load)] == [60 * MiB]
+
+
+def out_of_memory(world: World, call: str) -> None:
+    """Its load hits the reservation: the node says so, and refuses the call."""
+    lease = world.running[call]
+    world.tell(m.LoadFailed(lease.function, lease.device, "out of memory", True, lease.copy))
+    world.ended.discard(call)
+    world.running[call] = lease
+    world.tell(m.Refused(lease.call, lease.device, "out of memory"))
+
+
+def test_a_load_that_ran_out_of_memory_has_the_whole_device_at_last() -> None:
+    world = World(learn=True)
+    world.deploy("f", size=30)
+    world.device("a", 50)
+    world.call("c1", "f")
+    assert world.running["c1"].memory == 30
+
+    world.tell(m.LoadFailed(FunctionId("f"), DeviceId("a"), "out of memory", True))
+    world.call("c2", "f")
+
+    assert world.running["c2"].memory == 50  # twice, but no more than the device
+    assert world.on("a").misses == 2
+
+
+def test_calls_that_waited_for_a_worker_that_exits_are_placed_again() -> None:
+    world = two_devices()
+    world.call("runs", "g")
+    world.call("local", "g")
+
+    world.tell(m.WorkerExited(FunctionId("g"), DeviceId("b"), "killed"))
+
+    assert world.started == [("local", "a")]
+    assert "runs" not in world.running
+    assert not world.on("b").busy
+
+
+def test_a_call_whose_lease_comes_to_the_node_after_its_worker_died_is_placed_again() -> None:
+    """The node did not know of it when it answered the worker's calls: it refuses it, although the engine let it go."""
+    world = World()
+    world.deploy("f")
+    world.device("a")
+    world.warm("f", "a")
+    world.call("hit", "f")
+    world.tell(m.WorkerExited(FunctionId("f"), DeviceId("a"), "killed"))
+
+    out = world.engine.handle(m.Refused(CallId("hit"), DeviceId("a"), "its worker is not there any more"), world.now)
+    again = world.engine.handle(m.Refused(CallId("nobody"), DeviceId("a"), "late"), world.now)
+
+    assert [(start.lease.call, start.lease.cold) for start in out if isinstance(start, m.Start)] == [("hit", True)]
+    assert again == []
+
+
+def test_a_call_that_its_worker_took_with_it_is_not_placed_again() -> None:
+    world = World()
+    world.deploy("f")
+    world.device("a")
+    world.call("runs", "f")
+    world.tell(m.WorkerExited(FunctionId("f"), DeviceId("a"), "killed"))
+
+    world.engine.handle(m.Cancelled(CallId("runs")), world.now)  # its gateway has had the error, and says so
+
+    assert world.engine.handle(m.Refused(CallId("runs"), DeviceId("a"), "late"), world.now) == []
+
+
+def test_facts_that_do_not_fit_are_counted_and_change_nothing() -> None:
+    world = World()
+    world.deploy("f")
+    world.device("a")
+    world.call("c", "f")
+    before = world.status
+
+    facts: list[Event] = [
+        m.Finished(CallId("nobody"), DeviceId("a"), 1.0),
+        m.Finished(CallId("c"), DeviceId("b"), 1.0),
+        m.Loaded(FunctionId("g"), DeviceId("a"), 1.0, 1),
+        m.LoadFailed(FunctionId("f"), DeviceId("b"), "late"),
+        m.Measured(FunctionId("g"), DeviceId("a"), 1),
+        m.WorkerExited(FunctionId("g"), DeviceId("a"), "late"),
+        m.Refused(CallId("nobody"), DeviceId("a"), "late"),
+        m.Cancelled(CallId("nobody")),
+        m.DeviceLeft(DeviceId("b"), "late"),
+        m.FunctionRemoved(FunctionId("g")),
+        m.Scaled(FunctionId("g"), 2),
+        m.Woken(),
+    ]
+    for fact in facts:
+        assert world.engine.handle(fact, 0.0) == []
+    assert world.engine.handle(m.Arrived(CallId("c"), FunctionId("f")), 0.0) == []
+
+    assert world.status == before
+    assert world.engine.ignored.total() == len(facts)  # all but Woken, and the second arrival of c
+
+
+def test_every_event_has_a_handler() -> None:
+    world = World()
+
+    assert set(world.engine._handlers) == set(world.engine._listen) == set(Event.__args__)

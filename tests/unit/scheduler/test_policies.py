@@ -1,0 +1,54 @@
+"""The table of policies, and what the engine does with what a policy says."""
+
+import pytest
+from tests.unit.scheduler.world import World
+
+from gpufaas_core import messages as m
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_scheduler.policies import POLICIES, Plan, Start, View, make_policy
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_are_made_by_name(name: str) -> None:
+    assert make_policy(name).name == name
+
+
+def test_an_unknown_policy_is_refused_with_the_known_names() -> None:
+    with pytest.raises(InvalidSpec, match="lb, lalb, lalb-o3"):
+        make_policy("random")
+
+
+def test_a_policy_says_when_it_looks_again_and_is_asked_then() -> None:
+    class Patient:
+        """Starts nothing before it has looked three times."""
+
+        name = "patient"
+        pass_limit = 0
+        looks = 0
+
+        def plan(self, view: View) -> Plan:
+            self.looks += 1
+            call, device = view.queue.first(), next(iter(view.idle()))
+            if self.looks < 3:
+                return view.now + 2.0
+            assert call is not None
+            yield Start(call.id, device.id)
+            return None
+
+    policy = Patient()
+    world = World(policy)
+    world.deploy("f")
+    world.device("a")
+    world.call("c", "f")
+    assert world.engine.wake_at == 2.0
+
+    world.now = 1.0
+    world.tell(m.Woken())
+    assert policy.looks == 1, "it was too early"
+    world.now = 2.0
+    world.tell(m.Woken())
+    assert (world.started, world.engine.wake_at) == ([], 4.0)
+    world.now = 4.5
+    world.tell(m.Woken())
+
+    assert (world.started, world.engine.wake_at) == ([("c", "a")], None)
