@@ -30,13 +30,11 @@ from typing import TYPE_CHECKING, Final, cast
 from msgspec import Struct
 
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Seconds
+from gpufaas_scheduler.contract import NEVER
 
 if TYPE_CHECKING:
-    from gpufaas_scheduler.policies import WaitingCall, Why
+    from gpufaas_scheduler.contract import WaitingCall, Why
     from gpufaas_scheduler.state import DeviceState, FunctionState, Model
-
-NEVER: Final = 1 << 62
-"""An arrival number behind all others."""
 
 WAITING: Final = 0
 """In the global queue, or in the FIFO of a CPU function."""
@@ -73,9 +71,9 @@ class Call(Struct, eq=False):
     victims: tuple[tuple[FunctionId, int], ...] = ()
     """Which copies left the device for it."""
     promised_at: Seconds | None = None
-    """See `policies.Promise`."""
+    """See `contract.Promise`."""
     patience_s: Seconds = inf
-    """How late the device may be while this call is the first of its local queue, see `policies.EnqueueLocal`."""
+    """How late the device may be while this call is the first of its local queue, see `contract.EnqueueLocal`."""
     estimate_s: Seconds = 0.0
     """Its service time, as estimated when it was put into a local queue or started."""
     aborted: bool = False

@@ -30,8 +30,8 @@ from gpufaas_core.model import (
     copy_id,
 )
 from gpufaas_scheduler.backoff import Backoff
-from gpufaas_scheduler.policies import DeviceView, FunctionView, ResidentView, WaitingCall
-from gpufaas_scheduler.queue import NEVER, Call, FunctionQueue, GlobalQueue
+from gpufaas_scheduler.contract import NEVER, DeviceView, FunctionView, ResidentView, WaitingCall
+from gpufaas_scheduler.queue import Call, FunctionQueue, GlobalQueue
 from gpufaas_scheduler.times import SHARE, BySize, ServiceTimes, on_grid
 
 DEMAND_S: Final = 120.0
@@ -492,7 +492,7 @@ class Demand(NamedTuple):
 
 
 class Cluster:
-    """Everything that decisions are made from. `policies.View` says what the methods mean."""
+    """Everything that decisions are made from. `contract.View` says what the methods mean."""
 
     def __init__(self, replacement: Replacement, pass_limit: int) -> None:
         self.now: Seconds = 0.0
@@ -516,7 +516,7 @@ class Cluster:
         self.orphaned: dict[FunctionId, FunctionState] = {}
         """Has every model function that waits and that no device holds, and some that are no longer so."""
         self.reserved_until: Seconds = -math.inf
-        """See `policies.Start.reserved_s`."""
+        """See `contract.Start.reserved_s`."""
         self._first_call_at: Seconds | None = None
         self._observed: Seconds = _LEAST_OBSERVED_S
         self._observed_at: Seconds = -math.inf

@@ -44,8 +44,7 @@ from typing import Final, NamedTuple, TypeAlias
 from msgspec.structs import replace
 
 from gpufaas_core.model import CopyId, FunctionId, Seconds
-from gpufaas_scheduler.policies import (
-    DEFAULT_WAIT_BOUND_S,
+from gpufaas_scheduler.contract import (
     DeviceView,
     FunctionView,
     Load,
@@ -58,6 +57,8 @@ from gpufaas_scheduler.policies import (
     WaitingCall,
     Why,
 )
+
+DEFAULT_WAIT_BOUND_S: Final = 30.0
 
 # Found in simulations of specs' workloads (benchmarks/policy.py); none is sharp: halving or doubling one at a time
 # changes mean waits by a few per cent.

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from gpufaas_scheduler.policies import Plan, Start, View, Why
+from gpufaas_scheduler.contract import Plan, Start, View, Why
 
 _HEAD: Final = Why("it was the first call that the idle device had room for")
 

@@ -13,8 +13,10 @@ holder; and a local queue goes back to the global one when its device is late by
 
 from typing import Final
 
-from gpufaas_scheduler.policies import CountPass, DeviceView, EnqueueLocal, Plan, Start, View, WaitingCall, Why
-from gpufaas_scheduler.queue import NEVER
+from gpufaas_scheduler.contract import NEVER, CountPass, DeviceView, EnqueueLocal, Plan, Start, View, WaitingCall, Why
+
+DEFAULT_O3_LIMIT: Final = 25
+"""The paper's."""
 
 _HIT: Final = Why("2a: the first waiting call whose model the device held")
 _IDLE: Final = Why("3.3.2: another idle device held its model")
