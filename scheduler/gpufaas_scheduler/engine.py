@@ -63,8 +63,8 @@ from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.nests import Nests
 from gpufaas_scheduler.overdue import Overdue
 from gpufaas_scheduler.policies import Action, Refusal, SchedulingPolicy
-from gpufaas_scheduler.queue import IMPLICIT, LOCAL, RUNNING, WAITING, Call
-from gpufaas_scheduler.state import Cluster, Demand, DeviceState, FunctionState, Model
+from gpufaas_scheduler.queue import IMPLICIT
+from gpufaas_scheduler.state import LOCAL, RUNNING, WAITING, Call, Cluster, Demand, DeviceState, FunctionState, Model
 
 LEARNING_RATE: Final = 0.25
 """Weight of the newest time in a profile (EWMA): half of what is learnt is from the last 2.4 calls, so that a model

@@ -16,8 +16,7 @@ from gpufaas_cache_manager.residency import ANSWERED
 from gpufaas_core.messages import Outer
 from gpufaas_core.model import Bytes, CallId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
-from gpufaas_scheduler.queue import LOCAL, RUNNING, Call
-from gpufaas_scheduler.state import Cluster, DeviceState, FunctionState, Model
+from gpufaas_scheduler.state import LOCAL, RUNNING, Call, Cluster, DeviceState, FunctionState, Model
 
 _Held: TypeAlias = "Counter[Model | None]"
 """How many calls on each copy cannot end before others."""

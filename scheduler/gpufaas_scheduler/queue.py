@@ -24,76 +24,47 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
-from math import inf
-from typing import TYPE_CHECKING, Final, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
-from msgspec import Struct
-
-from gpufaas_core.model import CallId, DeviceId, FunctionId, Seconds
-from gpufaas_scheduler.contract import NEVER
-
-if TYPE_CHECKING:
-    from gpufaas_scheduler.contract import WaitingCall, Why
-    from gpufaas_scheduler.state import DeviceState, FunctionState, Model
-
-WAITING: Final = 0
-"""In the global queue, or in the FIFO of a CPU function."""
-LOCAL: Final = 1
-"""In a device's local queue."""
-RUNNING: Final = 2
-"""Has a lease."""
+from gpufaas_core.model import FunctionId
+from gpufaas_scheduler.contract import NEVER, WaitingCall
 
 IMPLICIT: Final = -1
 """`Call.passes` of a call that never left the queue: its count follows from its number."""
 
 
-class Call(Struct, eq=False):
-    """One invocation from arrival to its last fact. One is made for each call, so its constructor is not in Python."""
+class Flow(Protocol):
+    """Of a function: what the queue needs of it."""
 
-    id: CallId
-    function: FunctionId
-    owner: FunctionState
-    number: int
-    """Arrival number: the order of the queue, kept when the call comes back."""
-    arrived_at: Seconds
-    deadline: Seconds | None
-    size: float = 0.0
-    """Of its request; 0.0 if it is not known."""
-    endless: bool = False
-    """Its deadline is that of its start."""
-    passes: int = IMPLICIT
-    state: int = WAITING
-    refusals: int = 0
-    # The following have a meaning once it is placed, the device already in its local queue:
-    device: DeviceState | None = None
-    model: Model | None = None
-    cold: bool = False
-    victims: tuple[tuple[FunctionId, int], ...] = ()
-    """Which copies left the device for it."""
-    promised_at: Seconds | None = None
-    """See `contract.Promise`."""
-    patience_s: Seconds = inf
-    """How late the device may be while this call is the first of its local queue, see `contract.EnqueueLocal`."""
-    estimate_s: Seconds = 0.0
-    """Its service time, as estimated when it was put into a local queue or started."""
-    aborted: bool = False
-    outer: Call | None = None
-    """A call that made it, and waits for it."""
-    avoid: frozenset[DeviceId] = frozenset()
-    """Devices that are held by calls which wait for this one."""
-    ends: Seconds | None = None
-    """Its deadline, if that is its outer call's and not its own."""
-    why: Why | None = None
-    """What the policy said when it was placed."""
+    @property
+    def queue(self) -> FunctionQueue[Any]: ...
 
 
-class FunctionQueue:
+class Queued(Protocol):
+    """Of a call: what the queue needs of it."""
+
+    passes: int
+    """`IMPLICIT`: its count follows from its number."""
+
+    @property
+    def function(self) -> FunctionId: ...
+    @property
+    def owner(self) -> Flow: ...
+    @property
+    def number(self) -> int:
+        """Arrival number: the order of the queue, kept when the call comes back."""
+
+
+CallT = TypeVar("CallT", bound=Queued)
+
+
+class FunctionQueue(Generic[CallT]):
     """The waiting calls of one function, in arrival order. A call that leaves from the middle stays as a tombstone."""
 
     __slots__ = ("calls", "head", "listed", "tombstones")
 
     def __init__(self) -> None:
-        self.calls: deque[Call] = deque()
+        self.calls: deque[CallT] = deque()
         """The first one is alive."""
         self.head = NEVER
         """Arrival number of the first call; `NEVER` when none waits."""
@@ -101,13 +72,13 @@ class FunctionQueue:
         """Has an entry in the heap of `GlobalQueue`."""
         self.tombstones = 0
 
-    def append(self, call: Call) -> None:
+    def append(self, call: CallT) -> None:
         call.passes = IMPLICIT
         if not self.calls:
             self.head = call.number
         self.calls.append(call)
 
-    def put_back(self, call: Call) -> None:
+    def put_back(self, call: CallT) -> None:
         """Insert *call* by its number. O(calls before it), but at the end O(1)."""
         if not self.calls or self.calls[-1].number < call.number:
             self.append(call)
@@ -120,7 +91,7 @@ class FunctionQueue:
         self.calls.extendleft(reversed(before))
         self.head = self.calls[0].number
 
-    def remove(self, call: Call, passes: int = 0) -> None:
+    def remove(self, call: CallT, passes: int = 0) -> None:
         """Take *call* out, from wherever it stands; from then on it carries its count of *passes* itself."""
         call.passes = passes
         calls = self.calls
@@ -141,7 +112,7 @@ class FunctionQueue:
         self.head = NEVER
 
 
-class GlobalQueue:
+class GlobalQueue(Generic[CallT]):
     """All waiting calls of model functions. `pass_limit` is the largest count of passes that anyone asks about."""
 
     __slots__ = ("_aside", "_aside_functions", "_ends", "_heads", "count", "next_number", "pass_limit", "returned")
@@ -150,12 +121,12 @@ class GlobalQueue:
         self.pass_limit = pass_limit
         self.count = 0
         self.next_number = 0
-        self.returned: list[Call] = []
+        self.returned: list[CallT] = []
         """Calls that came back, by number, with explicit passes."""
-        self._heads: list[tuple[int, FunctionQueue]] = []
+        self._heads: list[tuple[int, FunctionQueue[CallT]]] = []
         self._ends = [0] * pass_limit
         """The `pass_limit` largest ends of scans, ascending."""
-        self._aside: list[tuple[int, FunctionQueue]] = []
+        self._aside: list[tuple[int, FunctionQueue[CallT]]] = []
         self._aside_functions: set[FunctionId] = set()
 
     def __len__(self) -> int:
@@ -177,7 +148,7 @@ class GlobalQueue:
         """At least as many functions as have calls waiting: the cost of looking at the head of each."""
         return len(self._heads) + len(self._aside) + len(self.returned)
 
-    def append(self, call: Call) -> None:
+    def append(self, call: CallT) -> None:
         queue = call.owner.queue
         queue.append(call)
         if not queue.listed:
@@ -185,12 +156,12 @@ class GlobalQueue:
             heappush(self._heads, (call.number, queue))
         self.count += 1
 
-    def put_back(self, call: Call) -> None:
+    def put_back(self, call: CallT) -> None:
         """Let *call* wait again, with the number and the passes that it had."""
         insort(self.returned, call, key=_number)
         self.count += 1
 
-    def remove(self, call: Call) -> None:
+    def remove(self, call: CallT) -> None:
         self.count -= 1
         if call.passes == IMPLICIT:
             call.owner.queue.remove(call, self.pass_limit - bisect_right(self._ends, call.number))
@@ -199,7 +170,7 @@ class GlobalQueue:
 
     def passes(self, call: WaitingCall) -> int:
         """How often *call* was passed over, as far as it is known: `pass_limit` means at least so often."""
-        explicit = cast(Call, call).passes
+        explicit = cast(Queued, call).passes
         return self.pass_limit - bisect_right(self._ends, call.number) if explicit == IMPLICIT else explicit
 
     def count_pass(self, before: int) -> None:
@@ -213,16 +184,16 @@ class GlobalQueue:
                 break
             call.passes += 1
 
-    def first(self, before: int = NEVER) -> Call | None:
+    def first(self, before: int = NEVER) -> CallT | None:
         """Return the first call with a number below *before* whose function is not set aside."""
         return self._first(before, before, 0)
 
-    def first_at_limit(self, before: int = NEVER) -> Call | None:
+    def first_at_limit(self, before: int = NEVER) -> CallT | None:
         """As `first`, among the calls that were passed over `pass_limit` times."""
         ends = self._ends
         return self._first(ends[0] if ends and ends[0] < before else before, before, self.pass_limit)
 
-    def _first(self, before: int, returned_before: int, passes: int) -> Call | None:
+    def _first(self, before: int, returned_before: int, passes: int) -> CallT | None:
         heads = self._heads
         found = None
         while heads:
@@ -245,14 +216,14 @@ class GlobalQueue:
                 return call
         return found
 
-    def firsts(self) -> Iterator[Call]:
+    def firsts(self) -> Iterator[CallT]:
         """Yield a call of each function that has any here, those that are set aside included."""
         for _, queue in chain(self._heads, self._aside):
             if queue.head != NEVER:
                 yield queue.calls[0]
         yield from self.returned
 
-    def heads(self) -> Iterator[tuple[int, FunctionQueue]]:
+    def heads(self) -> Iterator[tuple[int, FunctionQueue[CallT]]]:
         """Yield the queue of each function that waits, with a number that its first call's is not below; any order."""
         return chain(self._heads, self._aside)
 
@@ -260,7 +231,7 @@ class GlobalQueue:
         """Leave out the function of *call*, which cannot be placed now, until `rewind`."""
         self._aside_functions.add(call.function)
         heads = self._heads
-        function = cast(Call, call).owner.queue
+        function = cast(Queued, call).owner.queue
         if heads and heads[0][1] is function:
             self._aside.append(heappop(heads))
         elif function.listed:
@@ -281,5 +252,5 @@ class GlobalQueue:
             self._aside.clear()
 
 
-def _number(call: Call) -> int:
+def _number(call: Queued) -> int:
     return call.number

@@ -11,14 +11,17 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
-from math import exp
+from math import exp, inf
 from typing import Final, NamedTuple, TypeAlias, cast
+
+from msgspec import Struct
 
 from gpufaas_cache_manager.replacement import Replacement, victims
 from gpufaas_cache_manager.residency import Residency, Resident
 from gpufaas_core.constraints import satisfied
 from gpufaas_core.model import (
     Bytes,
+    CallId,
     Device,
     DeviceId,
     Function,
@@ -30,8 +33,8 @@ from gpufaas_core.model import (
     copy_id,
 )
 from gpufaas_scheduler.backoff import Backoff
-from gpufaas_scheduler.contract import NEVER, DeviceView, FunctionView, ResidentView, WaitingCall
-from gpufaas_scheduler.queue import Call, FunctionQueue, GlobalQueue
+from gpufaas_scheduler.contract import NEVER, DeviceView, FunctionView, ResidentView, WaitingCall, Why
+from gpufaas_scheduler.queue import IMPLICIT, FunctionQueue, GlobalQueue
 from gpufaas_scheduler.times import SHARE, BySize, ServiceTimes, on_grid
 
 DEMAND_S: Final = 120.0
@@ -157,6 +160,54 @@ class Costs:
         return Profile(self.load_s, self.service_s, occupation, self.measured, self.times_doc(), estimated)
 
 
+WAITING: Final = 0
+"""In the global queue, or in the FIFO of a CPU function."""
+LOCAL: Final = 1
+"""In a device's local queue."""
+RUNNING: Final = 2
+"""Has a lease."""
+
+
+class Call(Struct, eq=False):
+    """One invocation from arrival to its last fact. One is made for each call, so its constructor is not in Python."""
+
+    id: CallId
+    function: FunctionId
+    owner: FunctionState
+    number: int
+    """Arrival number: the order of the queue, kept when the call comes back."""
+    arrived_at: Seconds
+    deadline: Seconds | None
+    size: float = 0.0
+    """Of its request; 0.0 if it is not known."""
+    endless: bool = False
+    """Its deadline is that of its start."""
+    passes: int = IMPLICIT
+    state: int = WAITING
+    refusals: int = 0
+    # The following have a meaning once it is placed, the device already in its local queue:
+    device: DeviceState | None = None
+    model: Model | None = None
+    cold: bool = False
+    victims: tuple[tuple[FunctionId, int], ...] = ()
+    """Which copies left the device for it."""
+    promised_at: Seconds | None = None
+    """See `contract.Promise`."""
+    patience_s: Seconds = inf
+    """How late the device may be while this call is the first of its local queue, see `contract.EnqueueLocal`."""
+    estimate_s: Seconds = 0.0
+    """Its service time, as estimated when it was put into a local queue or started."""
+    aborted: bool = False
+    outer: Call | None = None
+    """A call that made it, and waits for it."""
+    avoid: frozenset[DeviceId] = frozenset()
+    """Devices that are held by calls which wait for this one."""
+    ends: Seconds | None = None
+    """Its deadline, if that is its outer call's and not its own."""
+    why: Why | None = None
+    """What the policy said when it was placed."""
+
+
 class ReadyCopies:
     """
     The copies of a CPU function that are loaded and take calls, by how many they run: the next call goes to one that
@@ -230,7 +281,7 @@ class FunctionState:
         self.id = function.id
         self.exclusive = function.exclusive
         self.constraints = function.constraints
-        self.queue = FunctionQueue()
+        self.queue: FunctionQueue[Call] = FunctionQueue()
         """Waiting calls: part of the global queue, or the FIFO of a CPU function."""
         self.active: dict[Model, DeviceState] = {}
         """Its copies and where they are, from the start of the load; without those that drain."""
@@ -361,15 +412,15 @@ class FunctionState:
 
     def load_s(self, kind: str) -> Seconds:
         costs = self.costs(kind)
-        return math.inf if costs is None else costs.load_s
+        return inf if costs is None else costs.load_s
 
     def service_s(self, kind: str) -> Seconds:
         costs = self.costs(kind)
-        return math.inf if costs is None else costs.service_s
+        return inf if costs is None else costs.service_s
 
     def estimate_s(self, kind: str, size: float) -> Seconds:
         costs = self.costs(kind)
-        return math.inf if costs is None else costs.estimate_s(size)
+        return inf if costs is None else costs.estimate_s(size)
 
     def service_estimate(self, kind: str, size: float, estimate_s: Seconds | None = None) -> ServiceEstimate | None:
         """For people. *estimate_s*: what was estimated once; None: as it is now."""
@@ -389,7 +440,7 @@ class FunctionState:
 
     def service_quantile_s(self, kind: str, share: float) -> Seconds:
         costs = self.costs(kind)
-        return math.inf if costs is None else costs.service_s * costs.times.quantile(share)
+        return inf if costs is None else costs.service_s * costs.times.quantile(share)
 
 
 class DeviceState:
@@ -423,7 +474,7 @@ class DeviceState:
         self.local: deque[Call] = deque()
         self.local_s = 0.0
         """Service time of `local`, by the estimates at the time of queueing."""
-        self.noted_at = math.inf
+        self.noted_at = inf
         """See `overdue.Overdue`."""
         self.starts = 0
         """Calls of model functions started here: the paper's frequency of use."""
@@ -449,7 +500,7 @@ class DeviceState:
     @property
     def overdue_at(self) -> Seconds:
         """When its local queue goes back to the global one, if nothing changes; infinite: never."""
-        return self.free_at + self.local[0].patience_s if self.local and self.busy else math.inf
+        return self.free_at + self.local[0].patience_s if self.local and self.busy else inf
 
     def overrun_s(self, now: Seconds) -> Seconds:
         """For how long what has the device should have ended; 0.0 if it is not late, or idle."""
@@ -496,7 +547,7 @@ class Cluster:
 
     def __init__(self, replacement: Replacement, pass_limit: int) -> None:
         self.now: Seconds = 0.0
-        self.queue = GlobalQueue(pass_limit)
+        self.queue: GlobalQueue[Call] = GlobalQueue(pass_limit)
         self.devices: dict[DeviceId, DeviceState] = {}
         self.functions: dict[FunctionId, FunctionState] = {}
         self.largest: dict[str, Bytes] = {}
@@ -515,11 +566,11 @@ class Cluster:
         self._answer: tuple[Model, ...] | None = None
         self.orphaned: dict[FunctionId, FunctionState] = {}
         """Has every model function that waits and that no device holds, and some that are no longer so."""
-        self.reserved_until: Seconds = -math.inf
+        self.reserved_until: Seconds = -inf
         """See `contract.Start.reserved_s`."""
         self._first_call_at: Seconds | None = None
         self._observed: Seconds = _LEAST_OBSERVED_S
-        self._observed_at: Seconds = -math.inf
+        self._observed_at: Seconds = -inf
         """When `_observed` was found: decisions ask for it many times at one instant."""
         self._offered_s = 0.0
         """Service times of the arrivals, weighted as `FunctionState.called`, as of `_offered_at`."""
@@ -532,14 +583,14 @@ class Cluster:
 
     def restore_demand(self, demand: Demand) -> None:
         self._first_call_at, self._offered_s, self._offered_at = demand
-        self._observed_at = -math.inf
+        self._observed_at = -inf
 
     def note_call(self, owner: FunctionState) -> None:
         """A call arrives now. Those of CPU functions count for what their copies are worth, not as work of devices."""
         now = self.now
         if self._first_call_at is None:
             self._first_call_at = owner.called_at = self._offered_at = now
-            self._observed_at = -math.inf
+            self._observed_at = -inf
         owner.called = owner.called * exp((owner.called_at - now) / DEMAND_S) + 1.0
         owner.called_at = now
         if not owner.exclusive:
@@ -760,9 +811,9 @@ class Cluster:
         keys = [device.idle_key for device in holders.values() if device.idle_key is not None]
         return min(keys)[2] if keys else None
 
-    def soonest_holder(self, call: WaitingCall, late_s: Seconds = math.inf) -> tuple[DeviceState, Seconds] | None:
+    def soonest_holder(self, call: WaitingCall, late_s: Seconds = inf) -> tuple[DeviceState, Seconds] | None:
         best: DeviceState | None = None
-        best_s = math.inf
+        best_s = inf
         now = self.now
         avoid = cast(Call, call).avoid
         for device in cast(Call, call).owner.holders.values():
@@ -796,7 +847,7 @@ class Cluster:
 
     def service_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
         costs = cast(Call, call).owner.costs(device.kind)
-        return math.inf if costs is None else costs.service_s
+        return inf if costs is None else costs.service_s
 
     @property
     def reserved(self) -> bool:

@@ -27,7 +27,7 @@ from gpufaas_core.snapshot import (
 )
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
-from gpufaas_scheduler.queue import WAITING
+from gpufaas_scheduler.state import WAITING
 
 SHIFT = 4096.0
 """How much later it is on the second engine's clock."""
