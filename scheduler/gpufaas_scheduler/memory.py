@@ -115,10 +115,10 @@ class Lending:
         """
         Calls wait that no device holds: ask workers that run for what they were lent, where that is what is lacking.
 
-        Each is asked once until it is idle.
+        Each is asked once until it is idle. Devices come in the order in which they joined, which a successor knows.
         """
         cluster, asked = self._cluster, []
-        for device in list(self.lenders.values()):
+        for device in sorted(self.lenders.values(), key=lambda each: each.order):
             if cluster.devices.get(device.id) is not device or all(each.limit == each.memory for each in device.models):
                 del self.lenders[device.id]
                 continue

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpufaas_cache_manager.replacement import make_replacement
@@ -356,6 +356,7 @@ SEED, STEPS = st.integers(0, 2**32), st.integers(0, 150)
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(POLICY, st.sampled_from(["lru", "cost-aware"]), st.booleans(), st.booleans(), SEED, STEPS, STEPS)
+@example("lb", "cost-aware", True, False, 33344, 84, 8)  # two devices lent memory, the later one first
 def test_a_successor_decides_as_its_predecessor_would_have(
     policy: str, replacement: str, learn: bool, queued: bool, seed: int, before: int, after: int
 ) -> None:
