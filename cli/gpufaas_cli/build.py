@@ -472,6 +472,8 @@ def _make(
     progress("packing")
     written = msgspec.to_builtins(manifest)
     del written["data_bytes"]
+    if manifest.needs is None:
+        del written["needs"]
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(written)) + b"\n")
     roots = {FUNCTION_DIR: function, SITE_DIR: site}
     if template.workdir == ".":

@@ -35,6 +35,17 @@ class Weights(Struct, frozen=True):
     bytes: Bytes
 
 
+class Needs(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a bundle takes from the Python environment that it runs in (`gpufaas_core.environment.misfits`)."""
+
+    python: str = ""
+    """``3.11``: what is in ``site/`` was chosen for it. Empty: there is nothing in it."""
+    packages: tuple[str, ...] = ()
+    """Requirements that are left to the platform, without their markers: ``numpy>=2``."""
+    wheels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tags of what is compiled in ``site/``, by NAME==VERSION; one of them must be supported."""
+
+
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     kind: Kind
     """
@@ -58,6 +69,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str] = field(default_factory=dict)
     """Of a server: what its template sets in the environment, below what its function asks for."""
     version: int = 1
+    needs: Needs | None = None
+    """None: nothing but Python. Not in the file then, which older releases can read so."""
     data_bytes: Bytes = 0
     """Of the other files in ``function/`` that are no code. Not in the file: counted where the bundle is installed."""
 

@@ -1,6 +1,7 @@
 """
-The management routes: functions, logs, artifacts, health, metrics (openfaas.md §3; ours begin with /system/artifacts
-and /system/status, or end in /quota). Invocations do not come here: `invoke.py` serves them without FastAPI.
+The management routes: functions, logs, artifacts, health, metrics (openfaas.md §3; ours begin with /system/artifacts,
+/system/environments and /system/status, or end in /quota). Invocations do not come here: `invoke.py` serves them
+without FastAPI.
 
 Statuses are what real clients need, which is not always what one would choose: 202 and 200 but never 201 or 204 for
 functions, text/plain errors, DELETE with a JSON body, and no 422 for bodies.
@@ -30,6 +31,7 @@ from gpufaas_gateway.alerts import add_alert_route
 from gpufaas_gateway.answers import encode, error_answer, json_answer, pieces, read_body, starting
 from gpufaas_gateway.catalogue import Catalogue, Deployed, replicas_of
 from gpufaas_gateway.docs_page import render
+from gpufaas_gateway.environments import add_environment_routes
 from gpufaas_gateway.errors import METHODS, UnknownCall, headers_of, status_of
 from gpufaas_gateway.function_state import Copies, copies_of, state_of
 from gpufaas_gateway.metrics import CONTENT_TYPE, Metrics
@@ -155,6 +157,7 @@ def management_app(
     add_namespace_routes(app, catalogue)
     add_quota_routes(app, catalogue)
     add_secret_routes(app, catalogue, secrets)
+    add_environment_routes(app, catalogue)
 
     @app.get("/system/logs")
     async def function_logs(request: Request) -> Response:

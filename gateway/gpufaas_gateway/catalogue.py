@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from gpufaas_core.bundle import Kind, Manifest, WorkerSpec
 from gpufaas_core.constraints import GPU
+from gpufaas_core.environment import Environment
 from gpufaas_core.errors import (
     FunctionExists,
     GpufaasError,
@@ -37,7 +38,7 @@ from gpufaas_gateway.cors import Cors
 from gpufaas_gateway.errors import QuotaExceeded, Unavailable
 from gpufaas_gateway.metrics import FunctionStats, Metrics
 from gpufaas_gateway.namespaces import Namespaces
-from gpufaas_gateway.placement import NOTHING_ASKED, Placement
+from gpufaas_gateway.placement import NOTHING_ASKED, Placement, check_needs
 from gpufaas_gateway.ports import Artifacts, Scheduler, Secrets, Store, Workers
 from gpufaas_gateway.quotas import Gate, NamespaceQuotas
 from gpufaas_gateway.spec import (
@@ -48,6 +49,7 @@ from gpufaas_gateway.spec import (
     FunctionSpec,
     Options,
     check_name,
+    placement_of,
     read_options,
 )
 
@@ -350,6 +352,18 @@ class Catalogue:
             await self._retire(old, drain=False)
         log.info("function.removed id=%s", old.function_id)
 
+    async def environments(self, spec: FunctionSpec | None = None) -> list[Environment]:
+        """
+        Return what nodes provide to functions, those nodes on which *spec* may run; None: all.
+
+        :raises InvalidSpec: what it asks of its devices is malformed, or none has it
+        """
+        if spec is None:
+            return await self._workers.environments()
+        placement = placement_of(spec, self._defaults, image=False)
+        placement.check(spec.service, self._workers.devices())
+        return await self._workers.environments(placement.constraints)
+
     def scale(self, deployed: Deployed, replicas: int) -> None:
         """
         Want so many copies of a function, within its bounds. The scheduler's status says so at once, and the copies
@@ -441,6 +455,8 @@ class Catalogue:
         kind: Kind = "model" if options.bundle else "server"
         asked = _worker_spec(record, options, kind, slots=1, memory=options.memory or MODEL_BASE)
         manifest = await self._workers.define(asked)
+        if manifest.needs is not None:
+            check_needs(record.name, manifest.needs, await self._workers.environments(asked.constraints))
         slots = _slots(manifest.kind, options, self._defaults)
         memory = options.memory or first_reservation(manifest)
         sizes: dict[str, Bytes] | None = None

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gpufaas_core.environment import Environment
 from gpufaas_core.logs import LogLine
 from gpufaas_core.model import EngineStatus, Explanation
 from gpufaas_core.remote_build import BuildStatus
@@ -168,7 +169,7 @@ def document(version: str) -> _Json:
     """Return the document of a platform of *version*."""
     schemas: _Json = {**_SCHEMAS, **body_schemas("#/components/schemas/{model}")}
     _, ours = msgspec.json.schema_components(
-        [EngineStatus, Explanation, LogLine, BuildStatus], ref_template="#/components/schemas/{name}"
+        [EngineStatus, Environment, Explanation, LogLine, BuildStatus], ref_template="#/components/schemas/{name}"
     )
     ours = msgspec.json.decode(msgspec.json.encode(ours))  # defaults that are tuples are lists then
     return {
@@ -234,6 +235,11 @@ def _paths() -> _Json:
         "/system/status": {"get": _op("Devices, queues and what is resident", [], {200: _one("EngineStatus")})},
         "/system/explain/{call}": {
             "get": _op("Why a call was started where it was, or waits", ["call"], {200: _one("Explanation")}, 404),
+        },
+        "/system/environments": {
+            "get": _op("What nodes provide to functions: Python, wheels, packages", [], {200: _list("Environment")}),
+            "post": _op("The same, of the nodes on which a function may run", [], {200: _list("Environment")},
+                        *_BODY_ERRORS, body="FunctionDeployment"),
         },
         "/system/artifacts/{digest}": {
             "head": _op("Whether it was uploaded", ["digest"], {200: None, 404: None}),

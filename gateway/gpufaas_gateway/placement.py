@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpufaas_core.bundle import Needs
 from gpufaas_core.constraints import DEVICE, GPU, KIND, PLATFORM_LABELS, Constraint, parse_constraint, satisfied
+from gpufaas_core.environment import Environment, misfits
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Device
 
@@ -116,6 +118,20 @@ def read_placement(
     if image and not gpu and not any(each.constraint == ON_A_CPU for each in asked):
         asked.append(Asked(ON_A_CPU, _IMAGE))
     return Placement(tuple(asked), gpu)
+
+
+def check_needs(name: str, needs: Needs, environments: Sequence[Environment]) -> None:
+    """
+    Check what the bundle of *name* needs against all nodes on which it may run, those that said what they provide.
+
+    :raises InvalidSpec: one of them does not fit; says which, and why
+    """
+    for each in environments:
+        if reasons := misfits(needs, each):
+            raise InvalidSpec(
+                f"the bundle of {name} does not fit {each}: {'; '.join(reasons)}: build it for this platform "
+                "('gpufaas up'), install there what is missing, or name nodes that have it (constraints)"
+            )
 
 
 def read_profiles(given: Sequence[str]) -> Profiles:

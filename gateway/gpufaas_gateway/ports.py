@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
+from gpufaas_core.constraints import Constraint
+from gpufaas_core.environment import Environment
 from gpufaas_core.logs import LogLine
 from gpufaas_core.model import CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile
 from gpufaas_core.remote_build import BuildConfig
@@ -165,6 +167,13 @@ class Workers(Protocol):
         ...
 
     def devices(self) -> Sequence[Device]: ...
+
+    async def environments(self, constraints: Sequence[Constraint] = ()) -> list[Environment]:
+        """
+        Return the different Python environments of the nodes that have a device for *constraints*, each with its nodes.
+        Nodes that cannot be asked now are left out.
+        """
+        ...
 
 
 class Scheduler(Protocol):

@@ -11,8 +11,9 @@ import msgspec
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.connection import NotReached
-from gpufaas_core.constraints import satisfied
+from gpufaas_core.constraints import Constraint, satisfied
 from gpufaas_core.door_frames import LogQuery
+from gpufaas_core.environment import Environment, grouped
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.logs import LogLine
 from gpufaas_core.model import Device, FunctionId, Seconds
@@ -28,6 +29,7 @@ _ASK_S: Final[Seconds] = 10.0
 _LINES: Final = 100
 """Lines of a log that wait for its reader; nodes wait beyond that."""
 _decode_manifest: Final = msgspec.msgpack.Decoder(Manifest).decode
+_decode_environment: Final = msgspec.msgpack.Decoder(Environment).decode
 _decode_usage: Final = msgspec.msgpack.Decoder(tuple[float, Bytes] | None).decode
 _decode_known: Final = msgspec.msgpack.Decoder(bool).decode
 _decode_line: Final = msgspec.json.Decoder(LogLine).decode
@@ -48,7 +50,7 @@ class RemoteWorkers:
         :raises Unavailable: there is none now
         """
         why = "no node with a device for it is there"
-        for node in self._candidates(spec):
+        for node in self._candidates(spec.constraints):
             try:
                 manifest = _decode_manifest(await node.ask("define", spec))
             except NotReached as exc:
@@ -88,18 +90,26 @@ class RemoteWorkers:
     def devices(self) -> list[Device]:
         return self._nodes.devices()
 
+    async def environments(self, constraints: Sequence[Constraint] = ()) -> list[Environment]:
+        """As `ports.Workers.environments`; nodes that do not answer, or whose release cannot, are left out."""
+        nodes = self._candidates(constraints)
+        answers = await _gather([node.ask("environment", None) for node in nodes])
+        return grouped(
+            {node.id: _decode_environment(each) for node, each in zip(nodes, answers, strict=True) if each is not None}
+        )
+
     async def usage_of(self, function: FunctionId) -> tuple[float, Bytes] | None:
         """Return the millicores and bytes that its workers use now on all nodes; None: it has none."""
         found = [_decode_usage(each) for each in await _ask_all(self._nodes, "usage", function)]
         used = [each for each in found if each is not None]
         return (sum(cpu for cpu, _ in used), sum(memory for _, memory in used)) if used else None
 
-    def _candidates(self, spec: WorkerSpec) -> list[RemoteNode]:
-        """Return the nodes that may have the function, those that are known to be alive first."""
+    def _candidates(self, constraints: Sequence[Constraint]) -> list[RemoteNode]:
+        """Return the nodes that may have a function with *constraints*, those that are known to be alive first."""
         fit = [
             node
             for node in self._nodes.nodes
-            if not node.down and any(satisfied(spec.constraints, device.labels) for device in node.view.devices)
+            if not node.down and any(satisfied(constraints, device.labels) for device in node.view.devices)
         ]
         return sorted(fit, key=lambda node: (node.view.draining, not node.linked, node.id))
 

@@ -258,18 +258,23 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
         health_path=_path(annotations, f"{_HEALTH}.path"),
         health_period_s=float(annotated(f"{_HEALTH}.periodSeconds", _count, 10)),
         health_failures=annotated(f"{_HEALTH}.failureThreshold", _count, 3),
-        placement=read_placement(
-            spec.constraints or (),
-            limits,
-            spec.requests or {},
-            annotations,
-            spec.labels or {},
-            profiles=defaults.profiles,
-            image=not bundle,
-        ),
+        placement=placement_of(spec, defaults, image=not bundle),
         idempotent=annotated("gpufaas.idempotent", _yes, False),
         cors=read_cors(annotations),
         device_memory=annotated("gpufaas.memory", _size, None),
+    )
+
+
+def placement_of(spec: FunctionSpec, defaults: Defaults, *, image: bool) -> Placement:
+    """Return on which devices *spec* may run; *image*: it has no bundle. :raises InvalidSpec: as `read_placement`"""
+    return read_placement(
+        spec.constraints or (),
+        spec.limits or {},
+        spec.requests or {},
+        spec.annotations or {},
+        spec.labels or {},
+        profiles=defaults.profiles,
+        image=image,
     )
 
 

@@ -13,6 +13,8 @@ from typing import IO
 from msgspec.structs import replace
 
 from gpufaas_core.bundle import Manifest, Weights, WorkerSpec
+from gpufaas_core.constraints import Constraint, satisfied
+from gpufaas_core.environment import Environment, grouped
 from gpufaas_core.errors import CorruptArtifact, GpufaasError, InvalidSpec, StorageFailed, UnknownArtifact
 from gpufaas_core.model import (
     CallId,
@@ -191,6 +193,8 @@ class FakeWorkers:
         self.defined: dict[FunctionId, WorkerSpec] = {}
         self.checked: list[FunctionId] = []
         self.forgotten: list[FunctionId] = []
+        self.provided: dict[str, Environment] = {}
+        """What nodes provide, by node."""
         self.containers = False
         """Whether functions that have only an image can run."""
         self.check_failure: GpufaasError | None = None
@@ -231,6 +235,10 @@ class FakeWorkers:
 
     def devices(self) -> list[Device]:
         return list(self.joined)
+
+    async def environments(self, constraints: Sequence[Constraint] = ()) -> list[Environment]:
+        nodes = {each.node for each in self.joined if satisfied(constraints, each.labels)}
+        return grouped({node: each for node, each in self.provided.items() if node in nodes})
 
 
 class FakeScheduler:

@@ -35,6 +35,7 @@ from gpufaas_core.door_frames import (
     LogQuery,
     Room,
 )
+from gpufaas_core.environment import measure
 from gpufaas_core.errors import GpufaasError, LeaseRefused, StorageFailed
 from gpufaas_core.frames import (
     CHUNK_BYTES,
@@ -453,6 +454,8 @@ class _Connection(asyncio.Protocol):
             await node.check(_read(value, WorkerSpec))
         elif what == "forget":
             await node.forget(FunctionId(_read(value, str)))
+        elif what == "environment":
+            return msgspec.msgpack.encode(await asyncio.to_thread(measure))
         elif what == "usage":
             return msgspec.msgpack.encode(await node.usage_of(FunctionId(_read(value, str))))
         elif what == "known":

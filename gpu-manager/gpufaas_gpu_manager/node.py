@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
-from gpufaas_core.constraints import satisfied
+from gpufaas_core.constraints import Constraint, satisfied
+from gpufaas_core.environment import Environment, grouped, measure
 from gpufaas_core.errors import CheckBroken, InvalidSpec, LeaseRefused, UnknownFunction, WorkerCrashed
 from gpufaas_core.frames import STREAM, UPGRADE, CallHead
 from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Load, Outer, Refused, Resized
@@ -198,6 +199,11 @@ class Node:
 
     def devices(self) -> list[Device]:
         return [each.source.device for each in self._devices.values()]
+
+    async def environments(self, constraints: Sequence[Constraint] = ()) -> list[Environment]:
+        """As the gateway's `ports.Workers.environments`: what workers find here; none without a device for them."""
+        nodes = [each.node for each in self.devices() if satisfied(constraints, each.labels)]
+        return grouped({nodes[0]: await asyncio.to_thread(measure)}) if nodes else []
 
     def workers(self) -> list[Worker]:
         """Every worker that has a process or waits for one."""

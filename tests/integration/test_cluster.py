@@ -2,7 +2,9 @@
 
 import contextlib
 import hashlib
+import importlib.metadata
 import json
+import platform
 import secrets
 import signal
 import subprocess
@@ -338,6 +340,14 @@ def test_calls_are_explained_by_the_scheduler_to_any_gateway(cluster: Cluster) -
 
     until(lambda: other.web.get(f"/system/explain/{answer.headers['x-call-id']}").status_code == 200,
           other.web.get(f"/system/explain/{answer.headers['x-call-id']}").text)  # fmt: skip
+
+
+def test_any_gateway_says_what_nodes_provide_to_functions(cluster: Cluster) -> None:
+    found = [each.web.get("/system/environments").json() for each in cluster.gateways]
+
+    assert [[each["nodes"] for each in of] for of in found] == [[["n1", "n2"]]] * len(cluster.gateways)
+    assert found[0][0]["python"] == platform.python_version()
+    assert found[0][0]["distributions"]["torch"]["version"] == importlib.metadata.version("torch")
 
 
 def test_the_cli_lists_nodes_and_drains_one(cluster: Cluster) -> None:

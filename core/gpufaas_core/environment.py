@@ -1,0 +1,180 @@
+"""
+What a node's Python environment provides to functions, and whether it is what a bundle needs.
+
+Names, versions, markers and tags are those of Python's packaging standards: PEP 440 (versions), PEP 508 (requirements
+and markers), PEP 425 and 600 (tags of wheels). Evaluated for the environment that is described, never for the one that
+this code runs in.
+"""
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from msgspec import Struct
+from msgspec.structs import replace
+from packaging import tags
+from packaging.markers import UndefinedEnvironmentName, default_environment
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from gpufaas_core.bundle import Needs
+
+_OF_A_KERNEL = ("platform_release", "platform_version")
+"""Markers that differ from machine to machine where nothing else does, and that no package asks for: left empty."""
+
+
+class Distribution(Struct, frozen=True, omit_defaults=True):
+    """One package that is installed."""
+
+    version: str
+    requires: tuple[str, ...] = ()
+    """Its requirements, as in PEP 508; those of its extras, too."""
+
+
+class Environment(Struct, frozen=True):
+    """One Python environment: what wheels it takes, and what is installed in it."""
+
+    python: str
+    """Version of Python in full: ``3.11.7``."""
+    implementation: str
+    """As in tags: ``cp``."""
+    abi: str
+    """``cp311``."""
+    platforms: tuple[str, ...]
+    """Tags of the platforms whose wheels run there, the most specific first: ``manylinux_2_36_x86_64``."""
+    markers: dict[str, str]
+    """What PEP 508's markers are evaluated with."""
+    distributions: dict[str, Distribution]
+    """By canonical name."""
+    nodes: tuple[str, ...] = ()
+    """The nodes that have it."""
+
+    @property
+    def python_minor(self) -> str:
+        """``3.11``."""
+        return ".".join(self.python.split(".")[:2])
+
+    @property
+    def build_target(self) -> tuple[str, str, str, tuple[str, ...]]:
+        """What a wheel is chosen or made for. A wheel that is made where this is the same runs here."""
+        return self.python_minor, self.implementation, self.abi, self.platforms
+
+    def __str__(self) -> str:
+        where = f"{'node' if len(self.nodes) == 1 else 'nodes'} {', '.join(self.nodes)}" if self.nodes else "here"
+        return f"{where}: Python {self.python} ({self.abi}, {self.platforms[0]})"
+
+
+def measure() -> Environment:
+    """
+    Return the environment of this process. Blocks for some 0.3 s of a hundred packages; what was found is kept until
+    a folder that is imported from changes, so that what an operator installs is seen.
+    """
+    return _measured(tuple(map(_changed_at, sys.path)))
+
+
+@lru_cache(maxsize=1)
+def _measured(_: tuple[object, ...]) -> Environment:
+    found: dict[str, Distribution] = {}
+    for each in importlib.metadata.distributions():
+        name = each.metadata["Name"]
+        if name:  # of duplicates the first counts: that is the one that is imported
+            found.setdefault(canonicalize_name(name), Distribution(each.version, tuple(each.requires or ())))
+    first = next(tags.sys_tags())
+    markers = {key: "" if key in _OF_A_KERNEL else str(value) for key, value in default_environment().items()}
+    return Environment(
+        python=platform.python_version(),
+        implementation=tags.interpreter_name(),
+        abi=first.abi,
+        platforms=tuple(tags.platform_tags()),
+        markers=markers,
+        distributions=dict(sorted(found.items())),
+    )
+
+
+def _changed_at(folder: str) -> tuple[str, int]:
+    try:
+        return folder, os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return folder, 0
+
+
+def grouped(by_node: Mapping[str, Environment]) -> list[Environment]:
+    """Return the different ones of *by_node*, each with its nodes; what most nodes have comes first."""
+    groups: list[tuple[Environment, list[str]]] = []
+    for node, environment in sorted(by_node.items()):
+        for known, nodes in groups:
+            if known == environment:
+                nodes.append(node)
+                break
+        else:
+            groups.append((environment, [node]))
+    groups.sort(key=lambda each: (-len(each[1]), each[1]))
+    return [replace(environment, nodes=tuple(nodes)) for environment, nodes in groups]
+
+
+def applies(requirement: Requirement, environment: Environment, extra: str = "") -> bool:
+    """Whether the marker of *requirement* holds in *environment*; *extra*: for the one who asked for that extra."""
+    try:
+        return requirement.marker is None or requirement.marker.evaluate({**environment.markers, "extra": extra})
+    except UndefinedEnvironmentName:
+        return False
+
+
+def required_by(requirement: Requirement, environment: Environment, requires: tuple[str, ...]) -> Iterator[Requirement]:
+    """Yield those of *requires*, of the package that *requirement* names, which apply in *environment*."""
+    for text in requires:
+        try:
+            needed = Requirement(text)
+        except InvalidRequirement:
+            continue  # old packages have such; pip passes over them as well
+        if any(applies(needed, environment, extra) for extra in ("", *requirement.extras)):
+            yield needed
+
+
+def installed(requirement: Requirement, environment: Environment) -> bool:
+    """Whether *environment* has a version that *requirement* takes. What that one needs itself is not looked at."""
+    found = environment.distributions.get(canonicalize_name(requirement.name))
+    return (
+        found is not None
+        and requirement.url is None
+        and requirement.specifier.contains(found.version, prereleases=True)
+    )
+
+
+def supported_tags(environment: Environment) -> frozenset[str]:
+    """Return the tags of wheels that can be used there: ``cp311-cp311-manylinux_2_17_x86_64``, ``py3-none-any`` …"""
+    major, minor = map(int, environment.python_minor.split("."))
+    interpreter = f"{environment.implementation}{major}{minor}"
+    own = (
+        tags.cpython_tags((major, minor), [environment.abi], environment.platforms)
+        if environment.implementation == "cp"
+        else tags.generic_tags(interpreter, [environment.abi], environment.platforms)
+    )
+    return frozenset(map(str, (*own, *tags.compatible_tags((major, minor), interpreter, environment.platforms))))
+
+
+def misfits(needs: Needs, environment: Environment) -> list[str]:
+    """Return why a bundle that *needs* this cannot run in *environment*, a phrase for each reason; none: it can."""
+    found = []
+    if needs.python and needs.python != environment.python_minor:
+        found.append(f"its packages were chosen for Python {needs.python}, and there is {environment.python}")
+    elif needs.wheels:
+        supported = supported_tags(environment)
+        found += [
+            f"{name} is a wheel for {wheel[0]}, which {environment.abi} on {environment.platforms[0]} does not take"
+            for name, wheel in needs.wheels.items()
+            if supported.isdisjoint(wheel)
+        ]
+    for text in needs.packages:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            found.append(f"it needs {text[:80]!r}, which is no requirement")
+            continue
+        if not installed(requirement, environment):
+            have = environment.distributions.get(canonicalize_name(requirement.name))
+            found.append(f"it needs {text}, and there is {f'version {have.version}' if have else 'none'}")
+    return found
