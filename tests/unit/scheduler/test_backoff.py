@@ -195,7 +195,7 @@ def test_a_function_that_is_removed_meanwhile_is_not_tried_again() -> None:
 def test_a_scheduler_that_takes_over_waits_for_as_long_as_its_predecessor_would_have() -> None:
     world = failing()
     world.now = 0.25
-    left = next(each.backoff for each in world.engine._functions.values())
+    left = next(each.backoff for each in world.engine._world.functions.values())
     assert left is not None
 
     taken_over = restored(left.doc(world.now), 100.0)  # on a clock of its own

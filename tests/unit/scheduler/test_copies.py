@@ -5,7 +5,7 @@ from tests.unit.scheduler.world import World
 from gpufaas_core import messages as m
 from gpufaas_core.model import DeviceId, FunctionId
 from gpufaas_core.units import MiB
-from gpufaas_scheduler.engine import MAX_LOADING
+from gpufaas_scheduler.handle.copies import MAX_LOADING
 from gpufaas_scheduler.memory import reservation
 
 

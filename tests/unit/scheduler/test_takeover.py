@@ -661,7 +661,7 @@ def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: i
         site.deploy(FunctionId(f"f{number}"), None)
     for _ in range(steps):
         site.step(rng.randrange(2**16))
-    cluster = site.engine._cluster
+    cluster = site.engine._world.cluster
     without = {FunctionId(f"f{number}") for number in range(8) if rng.random() < 0.3}
     for device_state in list(cluster.devices.values()):  # as if all were idle: else nothing waits that could be a hit
         if device_state.idle_key is None and not device_state.closed and rng.random() < 0.7:
@@ -669,7 +669,7 @@ def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: i
 
     hits = [
         call
-        for call in site.engine._calls.values()
+        for call in site.engine._world.calls.values()
         if call.state == WAITING and call.function not in without
         and any(key[2].id in call.owner.holders for key in cluster.idle_devices)
     ]  # fmt: skip

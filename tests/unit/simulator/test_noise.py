@@ -62,7 +62,10 @@ def test_the_scheduler_is_told_of_the_mean_and_hears_the_true_time_when_the_call
         small["arrivals"] = [[0, "f", infer_s], [1, "g"], [1.5, "f"], [2, "g"]]
         made = engine_header("least-wait").engine()
         engine = Watched(
-            policy=made.policy, replacement=made._cluster.replacement, max_queue=made.max_queue, learn=False
+            policy=made.policy,
+            replacement=made._world.cluster.replacement,
+            max_queue=made._world.max_queue,
+            learn=False,
         )
         engine.heard = []
         Simulation(read_workload(written(small)), engine).run()

@@ -1,0 +1,153 @@
+"""What people ask the engine: what is where, and why a call is where it is."""
+
+from typing import Final
+
+from gpufaas_core.model import (
+    CallId,
+    Considered,
+    DeviceStatus,
+    EngineStatus,
+    Explanation,
+    Failing,
+    ResidentStatus,
+    Seconds,
+    ServiceEstimate,
+)
+from gpufaas_scheduler import contract
+from gpufaas_scheduler.state import RUNNING, WAITING, Call, DeviceState
+from gpufaas_scheduler.world.world import World
+
+_NAMED: Final = 20
+"""Of the calls that were passed over, so many are named; all are counted."""
+
+
+def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
+    """
+    Say what was weighed for a call of a model function that waits, or that is among the last ones that were
+    started; None for others. O(starts remembered + waiting calls): who passed whom is found when it is asked.
+
+    *call* may be the part of the id before ``#``, which is what a caller may have sent; then the newest counts.
+    """
+    waiting = world.calls.get(call)
+    if waiting is None:
+        sent = f"{call}#"
+        named = [each for each in world.calls.values() if each.id.startswith(sent) and each.state != RUNNING]
+        waiting = named[-1] if named else None
+        for index in range(len(world.starts) - 1, -1, -1):
+            started = world.starts[index][1].id
+            if waiting is None and (started == call or started.startswith(sent)):
+                return _explain_start(world, index)
+    elif waiting.state == RUNNING:
+        for index in range(len(world.starts) - 1, -1, -1):
+            if world.starts[index][1] is waiting:
+                return _explain_start(world, index)
+    if waiting is None or not waiting.owner.exclusive or waiting.state == RUNNING:
+        return None
+    world.cluster.now = now
+    why = waiting.why
+    if waiting.state == WAITING:
+        why = world.policy.weigh(world.cluster, waiting) if isinstance(world.policy, contract.Explaining) else None
+        why = why or contract.Why("the policy has not placed it")
+    before = [each.id for at, each, *_ in world.starts if each.number > waiting.number and at >= waiting.arrived_at]
+    return Explanation(
+        call=waiting.id,
+        function=waiting.function,
+        policy=world.policy.name,
+        state="waiting" if waiting.state == WAITING else "local",
+        at=now,
+        waited_s=now - waiting.arrived_at,
+        device=None if waiting.device is None else waiting.device.id,
+        rule="" if why is None else why.rule,
+        options=_options(why),
+        overtaken_by=tuple(before[:_NAMED]),
+        overtaken_by_count=len(before),
+        service=_service(world, waiting, waiting.device),
+    )
+
+
+def _service(world: World, call: Call, device: DeviceState | None) -> ServiceEstimate | None:
+    owner = call.owner
+    if device is not None:
+        return owner.service_estimate(device.kind, call.size, call.estimate_s)
+    return next((owner.service_estimate(kind, call.size) for kind in world.cluster.largest_for(owner)), None)
+
+
+def _explain_start(world: World, index: int) -> Explanation:
+    at, call, device, cold, victims, local, why = world.starts[index]
+    starts = list(world.starts)
+    passed = [each for _, each, *_ in starts[index + 1 :] if each.number < call.number]
+    passed += [
+        each
+        for each in world.calls.values()
+        if each.state != RUNNING and each.owner.exclusive and each.number < call.number
+    ]
+    passed.sort(key=lambda each: each.number)
+    before = [each.id for then, each, *_ in starts[:index] if each.number > call.number and then >= call.arrived_at]
+    return Explanation(
+        call=call.id,
+        function=call.function,
+        policy=world.policy.name,
+        state="running" if world.calls.get(call.id) is call else "ended",
+        at=at,
+        waited_s=at - call.arrived_at,
+        device=device,
+        hit=not cold,
+        via="local" if local else "global",
+        victims=victims,
+        rule="" if why is None else why.rule,
+        options=_options(why),
+        passed_over=tuple(each.id for each in passed[:_NAMED]),
+        passed_over_count=len(passed),
+        overtaken_by=tuple(before[:_NAMED]),
+        overtaken_by_count=len(before),
+        service=_service(world, call, world.devices.get(device)),
+    )
+
+
+def _options(why: contract.Why | None) -> tuple[Considered, ...]:
+    return () if why is None else tuple(Considered(*each) for each in why.options)
+
+
+def status(world: World, now: Seconds) -> EngineStatus:
+    """O(devices, residents, functions)."""
+    return EngineStatus(
+        policy=world.policy.name,
+        devices=tuple(_device_status(each, now) for each in world.devices.values()),
+        queued={each.id: each.waiting for each in world.functions.values() if each.waiting},
+        running={each.id: each.running for each in world.functions.values() if each.running},
+        desired={each.id: each.target for each in world.functions.values() if each.desired is not None},
+        failing={
+            each.id: Failing(failing.reason, failing.failures, now - failing.since, failing.left_s(now))
+            for each in world.functions.values()
+            if (failing := each.backoff) is not None and failing.reason is not None
+        },
+    )
+
+
+def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
+    return DeviceStatus(
+        device=device.device,
+        used=device.device.memory - device.models.free - device.models.held,
+        busy=device.busy,
+        resident=tuple(
+            ResidentStatus(
+                function=each.owner.id,
+                memory=each.memory,
+                running=each.running,
+                loading=each.loading,
+                pinned=each.pinned or each.owner.copies <= each.owner.min_copies,
+                last_used=each.last_used,
+                draining=each in each.owner.draining,
+                copy=each.copy,
+                limit=each.limit,
+            )
+            for each in device.models
+        ),
+        local_queue=len(device.local),
+        served=device.served,
+        hits=device.hits,
+        misses=device.misses,
+        evictions=device.evictions,
+        estimated_finish_s=device.left_s(now),
+        busy_s=device.busy_s + (now - device.busy_since if device.busy else 0.0),
+    )

@@ -1,0 +1,315 @@
+"""
+Events of calls: they arrive, finish, are cancelled by their callers or refused by their nodes, or wait for too long.
+"""
+
+from heapq import heappop
+from typing import Final
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import CallId, Seconds, copy_id
+from gpufaas_core.plausible import MAX_S
+from gpufaas_core.units import format_bytes
+from gpufaas_scheduler import backoff
+from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
+from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start, twin_id
+from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
+from gpufaas_scheduler.handle.waiting import (
+    backs_off,
+    give_up,
+    join_queue,
+    next_deadline,
+    place_again,
+    refuse_failing,
+    watch,
+)
+from gpufaas_scheduler.state import RUNNING, Call, DeviceState, FunctionState
+from gpufaas_scheduler.world.world import World
+
+MAX_RETRY_AFTER_S: Final = 60.0
+
+
+def arrived(world: World, event: m.Arrived) -> None:
+    owner = world.functions.get(event.function)
+    age_s = event.age_s
+    if age_s and _came_again(world, event):
+        return
+    if event.call in world.calls:
+        world.ignored["Arrived"] += 1
+        return
+    if owner is None or owner.backoff is not None or owner.removed or owner.fits_as_of != world.cluster.fleet:
+        refused = _why_not(world, owner, event)
+        if refused is not None:
+            world.out.append(refused)
+            return
+        assert owner is not None
+    deadline = event.deadline
+    if not owner.fits and world.devices:
+        world.out.append(_no_device(world, event.call, owner))
+        return
+    outer = ends = None
+    if event.outer is not None:
+        outer, ends = world.nests.outer_of(event.outer)
+        if ends is not None and (deadline is None or ends < deadline):
+            deadline = ends
+        else:
+            ends = None
+    if deadline is not None and deadline <= world.cluster.now:
+        world.out.append(m.Reject(event.call, "deadline", "the deadline had passed when the call arrived"))
+        return
+    if owner.desired == 0:
+        wake(world, owner)
+    queue = world.queue
+    call = Call(event.call, owner.id, owner, queue.next_number, world.cluster.now, deadline, event.size, event.endless)
+    if outer is not None:
+        call.ends = ends
+        world.nests.add(call, outer)
+        world.tangled = True
+    if age_s:
+        _back_date(world, call, age_s)
+    else:
+        queue.next_number += 1
+    world.calls[event.call] = call
+    owner.waiting += 1
+    world.waiting += 1
+    world.cluster.note_call(owner)
+    if age_s:
+        join_queue(world, call)
+        world.freed = True
+        if not owner.exclusive:
+            serve_fifo(world, owner)
+    elif owner.exclusive:
+        queue.append(call)
+        if outer is not None:
+            start_nested(world)
+        if world.freed:  # local queues went back: one scheduling run for all
+            world.freed = False
+            settle(world)
+        elif world.idle:
+            run_policy(world)
+    else:
+        place_shared(world, call)
+    if call.state == RUNNING:
+        return
+    if not owner.touched:
+        world.touch(owner)
+    # Only now is it clear that it has to wait: a full queue turns away whoever would make it longer.
+    if owner.waiting > owner.max_queue or world.waiting > world.max_queue:
+        _overloaded(world, call)
+    elif deadline is not None:
+        watch(world, call)
+
+
+def _why_not(world: World, owner: FunctionState | None, event: m.Arrived) -> m.Reject | None:
+    if owner is None:
+        return m.Reject(event.call, "unknown_function", f"no function {event.function} is deployed")
+    if backs_off(owner) and (owner.waiting or owner.loading or is_held_back(world, owner)):
+        return refuse_failing(world, event.call, owner)  # who comes first when the time is over tries it
+    if owner.removed:
+        return m.Reject(event.call, "removed", f"function {owner.id} was removed")
+    world.cluster.fits_somewhere(owner)
+    return None
+
+
+def _came_again(world: World, event: m.Arrived) -> bool:
+    """A gateway says that a call still waits. True: it is known here, and where it is has been said or will be."""
+    call = world.calls.get(event.call)
+    if call is None:
+        return False
+    if call.state != RUNNING:
+        if event.deadline is not None and event.deadline != call.deadline:
+            call.deadline = event.deadline
+            watch(world, call)
+    elif call.why is TAKEN_OVER or call.aborted:
+        assert call.device is not None
+        runs = f"call {call.id} has begun on {call.device.id} already, and is not run twice"
+        world.out.append(m.Reject(call.id, "refused", runs))
+    else:
+        assert call.device is not None
+        assert call.model is not None
+        grant_again(world, call, call.device, call.model)
+    return True
+
+
+def _back_date(world: World, call: Call, age_s: Seconds) -> None:
+    """Give a call that waited elsewhere its place: what it had, or in front of those that came here later."""
+    remembered = world.remembered.pop(call.id, None)
+    if remembered is not None:
+        doc, since = remembered
+        call.number = doc.number
+        call.arrived_at = since - doc.age_s
+        call.refusals = doc.refusals
+        call.passes = doc.passes or 0
+        return
+    call.arrived_at -= age_s
+    number = world.queue.next_number
+    for each in reversed(world.calls.values()):  # those that came last are the last here, but for a few
+        if each.state != RUNNING:
+            if each.arrived_at <= call.arrived_at:
+                break
+            number = min(number, each.number)
+    call.number = number
+    if number == world.queue.next_number:
+        world.queue.next_number += 1
+    else:
+        call.passes = 0
+
+
+def _no_device(world: World, call: CallId, owner: FunctionState) -> m.Reject:
+    allowed = [each for each in world.devices.values() if owner.allows(each)]
+    if not allowed:
+        asked = ", ".join(map(str, owner.constraints))
+        why = f"function {owner.id} may run on no device that is there now: none satisfies its constraints {asked}"
+        return m.Reject(call, "no_device", why)
+    largest = max(allowed, key=lambda each: each.device.memory)
+    needs = []
+    for kind, size in world.cluster.largest_for(owner).items():
+        costs = owner.costs(kind)
+        need = "cannot run" if costs is None else f"needs {format_bytes(costs.occupation)}"
+        needs.append(f"{need} on {kind} (largest: {format_bytes(size)})")
+    message = (
+        f"function {owner.id} fits no device{' that it may run on' if owner.constraints else ''}: it "
+        f"{', '.join(needs)}; the largest device is {largest.id} with "
+        f"{format_bytes(largest.device.memory)}. Deploy a smaller model, or add a larger device"
+    )
+    return m.Reject(call, "no_device", message)
+
+
+def _overloaded(world: World, call: Call) -> None:
+    owner = call.owner
+    full = f"function {owner.id} has {owner.waiting - 1} calls waiting"
+    if owner.waiting <= owner.max_queue:
+        full = f"{world.waiting - 1} calls wait on the platform"
+    costs = next((owner.costs(kind) for kind in world.cluster.largest_for(owner)), None)
+    if owner.waiting > owner.max_queue:
+        calls, places = owner.waiting, max(1, owner.copies) * (1 if owner.exclusive else owner.slots)
+    else:
+        calls, places = world.waiting, max(1, len(world.devices))
+    drain_s = 1.0 * calls / places if costs is None else costs.drain_s(calls, places)
+    give_up(world, call)
+    world.out.append(m.Reject(call.id, "overloaded", full, min(MAX_RETRY_AFTER_S, max(0.1, drain_s))))
+
+
+def finished(world: World, event: m.Finished) -> None:
+    call = world.calls.get(event.call)
+    if call is None or call.state != RUNNING or call.device is None or call.device.id != event.device:
+        call = world.calls.get(twin_id(event.call, event.device))
+        if call is None:
+            world.ignored["Finished"] += 1
+            return
+        assert call.device is not None
+    device, owner = call.device, call.owner
+    device.served += 1
+    if event.ok:
+        if owner.backoff is not None:
+            _recovers(world, owner, owner.backoff, call.cold)
+        costs = owner.costs(device.kind)
+        if costs is not None and 0.0 <= event.service_s <= MAX_S:
+            # Who has slots is not estimated call by call.
+            costs.learn_service(event.service_s, call.size if owner.exclusive else 0.0, world.rate)
+            if not costs.noted and world.learn:
+                costs.noted = True
+                world.learnt[(owner.id, device.kind)] = None
+    end(world, call)
+    _proceed(world, call, device)
+
+
+def _recovers(world: World, owner: FunctionState, failing: backoff.Backoff, cold: bool) -> None:
+    """A call of a function whose loads failed of late has ended well."""
+    if failing.served(world.cluster.now, cold):
+        owner.backoff = None
+        balance(world, owner)
+
+
+def _proceed(world: World, call: Call, device: DeviceState) -> None:
+    """After `_end`: the place on the worker goes to the next that waits for it."""
+    owner = call.owner
+    if owner.exclusive:
+        next_local(world, device)
+        world.freed = True
+    else:
+        model = call.model
+        assert model is not None
+        if owner.queue.calls and model in owner.active:
+            if model.running < owner.slots:
+                following = owner.queue.calls[0]
+                owner.queue.remove(following)
+                start(world, following, device, model, ())
+        elif model.running == 0 and _sought(world, owner):
+            world.freed = True
+    if owner.removed:
+        forget_if_done(world, owner)
+
+
+def _sought(world: World, owner: FunctionState) -> bool:
+    """Somebody may be waiting for the memory of an idle copy of *owner*: not its own next copy, see `victims`."""
+    short = world.short
+    return bool(world.surplus or world.homeless or world.queue.count or world.nested) or len(short) > (
+        owner.id in short
+    )
+
+
+def cancelled(world: World, event: m.Cancelled) -> None:
+    call = world.calls.get(event.call)
+    if call is None or call.aborted:
+        if world.lost.pop(event.call, None) is None:
+            world.ignored["Cancelled"] += 1
+    elif call.state == RUNNING:
+        call.aborted = True
+        assert call.device is not None
+        world.touch(call.device)
+        world.out.append(m.Abort(call.id, call.device.id))
+    else:
+        give_up(world, call)
+
+
+def refused(world: World, event: m.Refused) -> None:
+    lost = world.lost.pop(event.call, None)
+    if lost is not None and lost.device is not None and lost.device.id == event.device:
+        place_again(world, lost, event.reason)
+        if not lost.owner.exclusive:
+            serve_fifo(world, lost.owner)
+        world.freed = True
+        return
+    call = world.calls.get(event.call)
+    if call is None or call.state != RUNNING or call.device is None or call.device.id != event.device:
+        world.ignored["Refused"] += 1
+        return
+    device, model, owner = call.device, call.model, call.owner
+    assert model is not None
+    end(world, call)
+    if not call.cold:
+        device.hits -= 1
+    elif not event.opened:
+        device.misses -= 1
+        if model.loading and device.models.models.get(model.key) is model:
+            drop(world, device, model)
+            # Whether the node got as far as the victims is not known, and their memory is promised: make it so.
+            for function, copy in call.victims:
+                if copy_id(function, copy) not in device.models.models:
+                    world.out.append(m.Evict(function, device.id, copy))
+    place_again(world, call, event.reason)
+    if owner.exclusive:
+        next_local(world, device)
+    else:
+        serve_fifo(world, owner)
+    if owner.removed:
+        forget_if_done(world, owner)
+    world.freed = True
+
+
+def woken(world: World, _event: m.Woken) -> None:
+    now = world.cluster.now
+    if world.look_at is not None and world.look_at <= now:
+        world.look_at = None
+        world.freed = True
+    if world.held_back:
+        for owner in [each for each in world.held_back.values() if not is_held_back(world, each)]:
+            balance(world, owner)
+    while (deadline := next_deadline(world)) is not None and deadline <= now:
+        call = heappop(world.deadlines)[2]
+        where = "in the queue"
+        if call.device is not None:
+            where = f"in the local queue of {call.device.id}"
+        waited = f"the call waited {now - call.arrived_at:.3f} s {where}, until its deadline"
+        give_up(world, call)
+        world.out.append(m.Reject(call.id, "deadline", waited))

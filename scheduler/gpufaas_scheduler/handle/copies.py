@@ -1,0 +1,232 @@
+"""
+Copies of functions that come and go without a policy: those of CPU functions, and those that are asked for by number.
+"""
+
+from collections import Counter
+from typing import Final
+
+from gpufaas_core import messages as m
+from gpufaas_scheduler import docs
+from gpufaas_scheduler.handle.grants import next_local, reserve, return_local, start
+from gpufaas_scheduler.state import Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.world import World
+
+MAX_LOADING: Final = 4
+"""Copies of a CPU function that load at once without a call, once one is ready and so shows that it can: a container
+takes a second to start, mostly waiting. More would take the machine's cores from calls that run."""
+
+# For those who take no docs.
+_MAX_GONE: Final = 10_000
+
+
+def forget_doc(world: World, whose: DeviceState | FunctionState, key: str) -> None:
+    if whose.touched:
+        world.touched.remove(whose)
+        whose.touched = False
+    world.gone[key] = None
+    if len(world.gone) > _MAX_GONE:
+        del world.gone[next(iter(world.gone))]
+
+
+def note_lack(world: World, owner: FunctionState) -> None:
+    world.short.pop(owner.id, None)
+    world.held_back.pop(owner.id, None)
+    if owner.copies < owner.target and not owner.removed:
+        (world.held_back if is_held_back(world, owner) else world.short)[owner.id] = owner
+
+
+def is_held_back(world: World, owner: FunctionState) -> bool:
+    """Nothing of it is to be loaded yet."""
+    return owner.backoff is not None and owner.backoff.retry_at > world.cluster.now
+
+
+def wake(world: World, owner: FunctionState) -> None:
+    """A call of a function that was scaled to zero: from now on its copies follow its calls again."""
+    owner.scale(None)
+    owner.excess = 0
+    while _revive(world, owner):
+        pass
+
+
+def _revive(world: World, owner: FunctionState) -> bool:
+    """Let a copy that drains take calls again; False: there is none that may."""
+    for model, device in owner.draining.items():
+        if not device.closed:
+            world.touch(owner)
+            world.touch(device)
+            owner.add(model, owner.draining.pop(model))
+            return True
+    return False
+
+
+def balance(world: World, owner: FunctionState) -> None:
+    """Its number of copies, or what it should be, changed: note what is to be done as soon as it can be."""
+    world.touch(owner)
+    note_lack(world, owner)
+    if owner.surplus or owner.draining:
+        world.surplus[owner.id] = owner
+    world.freed = True
+
+
+def evict(world: World, device: DeviceState, model: Model) -> None:
+    """Take a copy away from its device for nobody's sake."""
+    preload = device.preload
+    world.touch(device)
+    world.touch(model.owner)
+    world.cluster.evict(device, model)
+    device.evictions += 1
+    world.out.append(m.Evict(model.owner.id, device.id, model.copy))
+    if preload is not device.preload:
+        next_local(world, device)
+
+
+def drop(world: World, device: DeviceState, model: Model) -> None:
+    """Take a model off the lists that was no victim, with its local queue."""
+    owner = model.owner
+    world.touch(device)
+    world.touch(owner)
+    if model.queued:
+        for call in [each for each in device.local if each.owner is owner]:
+            return_local(world, device, call)
+    world.cluster.evict(device, model)
+    if owner.copies < owner.target and owner.id not in world.short:
+        note_lack(world, owner)
+    if not owner.exclusive and owner.queue.calls and not owner.active:
+        world.homeless[owner.id] = owner
+
+
+def forget_if_done(world: World, owner: FunctionState) -> None:
+    """Evict a removed function everywhere once none of its calls waits or runs."""
+    if owner.waiting or owner.running or world.functions.get(owner.id) is not owner:
+        return
+    for model, device in [*owner.active.items(), *owner.draining.items()]:
+        evict(world, device, model)
+    del world.functions[owner.id]
+    forget_doc(world, owner, docs.key_of(owner))
+    world.cluster.constrained -= bool(owner.constraints)
+    world.homeless.pop(owner.id, None)
+    world.surplus.pop(owner.id, None)
+    world.freed = True
+
+
+def serve_fifo(world: World, owner: FunctionState) -> None:
+    """Start as many waiting calls of a CPU function as there are free slots; load it if it is resident nowhere."""
+    cluster = world.cluster
+    queue = owner.queue
+    if not owner.active and queue.calls:
+        _revive(world, owner)
+    if not owner.active and queue.calls:
+        device = cluster.room_for(owner)
+        if device is None:
+            return
+        victims = cluster.victims(device, owner)
+        assert victims is not None
+        first = queue.calls[0]
+        queue.remove(first)
+        start(world, first, device, None, victims)
+    world.homeless.pop(owner.id, None)
+    while queue.calls and (free := owner.free_copy()) is not None:
+        following = queue.calls[0]
+        queue.remove(following)
+        start(world, following, owner.active[free], free, ())
+
+
+def trim(world: World, owner: FunctionState) -> None:
+    """Evict copies that are surplus and idle; those that are not idle take no new calls."""
+    world.touch(owner)
+    for model, device in list(owner.draining.items()):
+        if not model.pinned:
+            evict(world, device, model)
+    surplus = owner.surplus
+    if surplus:
+        for model in _dispensable(owner)[:surplus]:
+            owner.excess -= 1
+            if model.pinned:
+                world.touch(owner.active[model])
+                owner.draining[model] = owner.drop(model)
+                world.cluster.note_orphan(owner)
+            else:
+                evict(world, owner.active[model], model)
+    if not owner.surplus:
+        owner.excess = 0
+        if not owner.draining:
+            world.surplus.pop(owner.id, None)
+
+
+def load_copies(world: World, owner: FunctionState) -> None:
+    """More copies of a function that has too few: only where they fit, and not all at once."""
+    if is_held_back(world, owner):
+        note_lack(world, owner)
+        return
+    while owner.copies < owner.target and _revive(world, owner):
+        pass
+    while owner.copies < owner.target:
+        at_once = MAX_LOADING if not owner.exclusive and owner.loading < owner.copies else 1
+        if owner.loading >= at_once or not _load_copy(world, owner):
+            return
+    world.short.pop(owner.id, None)
+
+
+def _load_copy(world: World, owner: FunctionState) -> bool:
+    """Load one, and return whether there was room."""
+    if owner.exclusive and owner.copies >= len(world.devices):
+        return False
+    device = world.cluster.room_for(owner)
+    if device is None:
+        return False
+    victims = world.cluster.victims(device, owner)
+    assert victims is not None
+    if victims and owner.copies >= owner.min_copies and not owner.eager and not owner.queue.calls:
+        return False
+    model, names = reserve(world, device, owner, victims)
+    world.lease = number = world.lease + 1
+    load = m.Load(world.epoch, number, owner.id, owner.digest, device.id, model.memory, names, model.copy)
+    world.out.append(load)
+    if not owner.exclusive:
+        serve_fifo(world, owner)  # its slots are free from now on, see `free_copy`
+    return True
+
+
+def place_shared(world: World, call: Call) -> None:
+    """A CPU function's call: start it, or let it wait in its function's FIFO."""
+    owner = call.owner
+    if not owner.queue.calls and (free := owner.free_copy()) is not None:
+        start(world, call, owner.active[free], free, ())
+        return
+    owner.queue.append(call)
+    if not owner.active:
+        world.homeless[owner.id] = owner
+        serve_fifo(world, owner)
+    elif owner.waiting == 1 and owner.id in world.short:
+        load_copies(world, owner)  # now it may evict; later calls change nothing about that
+
+
+def scaled(world: World, event: m.Scaled) -> None:
+    owner = world.functions.get(event.function)
+    if owner is None or owner.removed:
+        world.ignored["Scaled"] += 1
+        return
+    before = owner.target
+    # Calls that wait are served: that is not a function at zero.
+    owner.scale(None if event.copies <= 0 and owner.waiting else max(0, event.copies))
+    owner.excess = max(0, owner.excess + before - owner.target)
+    owner.eager = True
+    balance(world, owner)
+
+
+def _dispensable(owner: FunctionState) -> list[Model]:
+    """
+    Return the copies that may go, the first to go first: those that run the fewest calls, of these where a device has
+    most of them, then the one that was used longest ago.
+
+    A loading copy is looked at again when it is loaded: it may have been promised to a call that is not here.
+    """
+    ready = [(model, device) for model, device in owner.active.items() if not model.loading]
+    ready.sort(key=lambda each: (each[0].running + each[0].queued, each[0].last_used, each[1].order))
+    left = Counter(device for _, device in ready)
+    ranked = []
+    for at, (model, device) in enumerate(ready):
+        ranked.append((model.running + model.queued, -left[device], at, model))
+        left[device] -= 1
+    ranked.sort(key=lambda each: each[:3])
+    return [each[3] for each in ranked]

@@ -1,0 +1,104 @@
+"""Events of the fleet: devices leave or are drained, functions are deployed and removed."""
+
+from gpufaas_core import messages as m
+from gpufaas_scheduler import docs
+from gpufaas_scheduler.handle.copies import balance, drop, evict, forget_doc, forget_if_done, note_lack, serve_fifo
+from gpufaas_scheduler.handle.grants import end, return_local
+from gpufaas_scheduler.handle.waiting import give_up
+from gpufaas_scheduler.state import RUNNING, DeviceState, FunctionState
+from gpufaas_scheduler.world.world import World
+
+
+def device_left(world: World, event: m.DeviceLeft) -> None:
+    device = world.devices.get(event.device)
+    if device is None:
+        world.ignored["DeviceLeft"] += 1
+        return
+    leave(world, device)
+    world.freed = True
+
+
+def device_drained(world: World, event: m.DeviceDrained) -> None:
+    device = world.devices.get(event.device)
+    if device is None or device.closed == event.drain:
+        world.ignored["DeviceDrained"] += 1
+        return
+    device.closed = event.drain
+    world.touch(device)
+    world.freed = True
+    if not event.drain:
+        world.cluster.constrained -= 1
+        if not device.busy:
+            world.cluster.set_idle(device)
+        return
+    world.cluster.constrained += 1
+    for call in list(device.local):
+        return_local(world, device, call)
+    for model in list(device.models):
+        owner = model.owner
+        if model in owner.draining:
+            pass
+        elif model.pinned:
+            owner.draining[model] = owner.drop(model)
+            world.cluster.note_orphan(owner)
+            if not owner.exclusive and owner.queue.calls and not owner.active:
+                world.homeless[owner.id] = owner
+        else:
+            evict(world, device, model)
+        balance(world, owner)
+    if device.idle_key is not None:
+        world.cluster.set_busy(device)
+
+
+def leave(world: World, device: DeviceState) -> None:
+    owners = [model.owner for model in device.models]
+    for call in [each for each in world.calls.values() if each.device is device and each.state == RUNNING]:
+        end(world, call)
+    for model in list(device.models):
+        drop(world, device, model)
+    world.cluster.leave(device)
+    forget_doc(world, device, docs.key_of(device))
+    for owner in owners:
+        if owner.removed:
+            forget_if_done(world, owner)
+
+
+def function_deployed(world: World, event: m.FunctionDeployed) -> None:
+    owner = world.functions.get(event.function.id)
+    if owner is None:
+        owner = FunctionState(event.function)
+        world.functions[owner.id] = owner
+        world.cluster.constrained += bool(owner.constraints)
+    else:
+        owner.deploy(event.function)
+        if not owner.exclusive:
+            serve_fifo(world, owner)
+    balance(world, owner)
+
+
+def function_removed(world: World, event: m.FunctionRemoved) -> None:
+    owner = world.functions.get(event.function)
+    if owner is None:
+        world.ignored["FunctionRemoved"] += 1
+        return
+    world.touch(owner)
+    owner.removed = True
+    owner.min_copies = 0
+    owner.scale(None)
+    note_lack(world, owner)
+    if not event.drain:
+        _reject_waiting(world, owner, "removed", f"function {owner.id} was removed")
+        for call in world.calls.values():
+            if call.owner is owner and not call.aborted:
+                call.aborted = True
+                assert call.device is not None
+                world.touch(call.device)
+                world.out.append(m.Abort(call.id, call.device.id))
+    forget_if_done(world, owner)
+    world.freed = True
+
+
+def _reject_waiting(world: World, owner: FunctionState, code: str, message: str) -> None:
+    for call in [each for each in world.calls.values() if each.owner is owner and each.state != RUNNING]:
+        give_up(world, call)
+        world.out.append(m.Reject(call.id, code, message))

@@ -1,0 +1,180 @@
+"""Leases, and the place on a worker that each stands for: given, ended, waited for in a device's local queue."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
+from gpufaas_core import messages as m
+from gpufaas_core.model import CallId, CopyId, DeviceId, copy_id
+from gpufaas_scheduler import contract
+from gpufaas_scheduler.state import LOCAL, RUNNING, WAITING, Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.world import World
+
+TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of it")
+
+
+def start(world: World, call: Call, device: DeviceState, model: Model | None, victims: tuple[Model, ...]) -> None:
+    """Grant *call* the lease: a hit on *model*, or a miss for which *victims* leave. The caller checked it all."""
+    cluster = world.cluster
+    owner = call.owner
+    now = cluster.now
+    names: tuple[CopyId, ...] = ()
+    if model is None:
+        model, names = reserve(world, device, owner, victims)
+        call.cold = True
+        call.victims = tuple((each.owner.id, each.copy) for each in victims)
+        device.misses += 1
+    else:
+        device.models.touch(model, now)
+        cluster.asked = None
+        device.hits += 1
+    model.running += 1
+    if model.running == 1 and model.limit != model.memory:
+        device.models.hold(model)
+    if not device.touched:
+        world.touch(device)
+    local = call.state == LOCAL
+    call.state = RUNNING
+    call.device = device
+    call.model = model
+    if not owner.touched:
+        world.touch(owner)
+    owner.waiting -= 1
+    owner.running += 1
+    world.waiting -= 1
+    if owner.exclusive:
+        costs = owner.costs(device.kind)
+        ready = model.ready_at if model.loading and model.ready_at > now else now
+        device.run = call
+        device.busy_since = now
+        call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
+        device.free_at = ready + call.estimate_s
+        if device.local:
+            world.overdue.note(device)
+        device.starts += 1
+        if device.idle_key is not None:
+            cluster.set_busy(device)
+        world.starts.append((now, call, device.id, call.cold, names, local, call.why))
+    elif owner.ready is not None:
+        owner.ready.started(model)
+    world.lease = number = world.lease + 1
+    lease = m.Lease(
+        world.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, names, local,
+        model.copy, None if call.ends is None else call.ends - now,
+    )  # fmt: skip
+    world.out.append(m.Start(lease))
+
+
+def reserve(
+    world: World, device: DeviceState, owner: FunctionState, victims: tuple[Model, ...]
+) -> tuple[Model, tuple[CopyId, ...]]:
+    """Evict *victims* and charge the reservation of *owner*, whose load begins now."""
+    world.touch(device)
+    world.touch(owner)
+    leave_for_others(world, device, victims)
+    costs = owner.costs(device.kind)
+    assert costs is not None
+    world.out += world.lending.take_back(device, costs.occupation)
+    model = world.cluster.insert(device, owner, costs.occupation, costs.load_s)
+    if owner.copies >= owner.target:
+        world.short.pop(owner.id, None)
+    return model, tuple(victim.key for victim in victims)
+
+
+def leave_for_others(world: World, device: DeviceState, victims: Iterable[Model]) -> None:
+    for victim in victims:
+        world.touch(victim.owner)
+        world.cluster.evict(device, victim)
+        device.evictions += 1
+        if victim.owner.copies < victim.owner.target:
+            victim.owner.eager = False
+            world.short[victim.owner.id] = victim.owner
+
+
+def end(world: World, call: Call) -> None:
+    """*call* no longer uses its worker."""
+    model, device, owner = call.model, call.device, call.owner
+    assert model is not None
+    assert device is not None
+    del world.calls[call.id]
+    if not device.touched:
+        world.touch(device)
+    if not owner.touched:
+        world.touch(owner)
+    model.running -= 1
+    if not model.running:
+        if model.limit != model.memory:
+            device.models.let_go(model)
+        if model.asked == ANSWERED:
+            model.asked = NOT_ASKED
+    owner.running -= 1
+    if device.run is call:
+        device.run = None
+        device.busy_s += world.cluster.now - device.busy_since
+        if device.others:
+            _next_other(world, device)
+    elif owner.ready is not None:
+        owner.ready.ended(model)
+    elif device.others and call in device.others:
+        device.others.remove(call)
+
+
+def _next_other(world: World, device: DeviceState) -> None:
+    """Of several model functions' calls on *device*, which should not have been, the next one has it now."""
+    device.run = following = device.others.pop(0)
+    costs = following.owner.costs(device.kind)
+    following.estimate_s = 0.0 if costs is None else costs.estimate_s(following.size)
+    device.busy_since = world.cluster.now
+    device.free_at = world.cluster.now + following.estimate_s
+    world.overdue.note(device)
+
+
+def next_local(world: World, device: DeviceState) -> None:
+    """A device whose run ended, if it did: its local queue first, before anybody plans with it (3.2, step 1)."""
+    if device.busy or world.devices.get(device.id) is not device:
+        return
+    if device.local:
+        call = device.local[0]
+        model = device.models.models[call.function]
+        take_local(world, device, call)
+        start(world, call, device, model, ())
+    elif device.idle_key is None and not device.closed:
+        world.cluster.set_idle(device)
+
+
+def take_local(world: World, device: DeviceState, call: Call) -> None:
+    local = device.local
+    if local[0] is call:
+        local.popleft()
+        if device.busy:
+            world.overdue.note(device)
+    else:
+        local.remove(call)
+    # Emptied, it is exactly nothing, whatever rounding left.
+    device.local_s = device.local_s - call.estimate_s if local else 0.0
+    device.models.models[call.function].queued -= 1
+
+
+def return_local(world: World, device: DeviceState, call: Call) -> None:
+    take_local(world, device, call)
+    call.state = WAITING
+    call.device = None
+    world.queue.put_back(call)
+    world.cluster.note_orphan(call.owner)
+
+
+def grant_again(world: World, call: Call, device: DeviceState, model: Model) -> None:
+    """A call that has its place already, and whose gateway has not heard of it."""
+    world.lease = number = world.lease + 1
+    owner = call.owner
+    victims = tuple(copy_id(function, copy) for function, copy in call.victims)
+    lease = m.Lease(
+        world.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, victims,
+        copy=model.copy, within_s=None if call.ends is None else call.ends - world.cluster.now,
+    )  # fmt: skip
+    world.out.append(m.Start(lease))
+
+
+def twin_id(call: CallId, device: DeviceId) -> CallId:
+    """What a call goes by on *device* that is known to wait or to run elsewhere as well."""
+    return CallId(f"{call} on {device}")

@@ -1,0 +1,254 @@
+"""A device joins, with what its node has and runs already."""
+
+from collections import Counter
+from typing import Final
+
+from msgspec.structs import replace
+
+from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED, Resident
+from gpufaas_core import messages as m
+from gpufaas_core.model import CallId, Device, Seconds, copy_id
+from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, RunningCall
+from gpufaas_scheduler import docs
+from gpufaas_scheduler.handle.copies import balance, forget_if_done, serve_fifo
+from gpufaas_scheduler.handle.fleet import leave
+from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, take_local, twin_id
+from gpufaas_scheduler.handle.waiting import unqueue, wait_again, watch
+from gpufaas_scheduler.state import LOCAL, RUNNING, Call, DeviceState, Model
+from gpufaas_scheduler.world.world import World
+
+# Calls that were started before this engine knew of them have numbers below all others.
+_MAX_ADOPTED: Final = 1 << 40
+
+
+def device_joined(world: World, event: m.DeviceJoined) -> None:
+    known = world.devices.get(event.device.id)
+    if event.snapshot is not None:
+        _device_came_back(world, event.device, event.snapshot, known)
+    else:
+        if known is not None:
+            leave(world, known)  # a node that came back before its absence was noticed: it holds nothing any more
+        world.touch(world.cluster.join(event.device))
+    world.freed = True
+
+
+def _device_came_back(world: World, device: Device, snapshot: DeviceSnapshot, known: DeviceState | None) -> None:
+    """A node tells what one of its devices has; *known* is what was thought of it, if it was not away for long."""
+    now = world.cluster.now
+    doc: DeviceDoc | None = None
+    calls: dict[CallId, Call] = {}
+    local: list[Call] = []
+    if known is not None:
+        doc = replace(docs.device_doc(known, now), order=world.cluster.joined)
+        local = list(known.local)
+        for call in local:
+            take_local(world, known, call)
+            del world.calls[call.id]
+            call.owner.waiting -= 1
+            world.waiting -= 1
+        for call in [each for each in world.calls.values() if each.device is known and each.state == RUNNING]:
+            end(world, call)
+            calls[call.id] = call
+        leave(world, known)
+    waiting: dict[CallId, Call] = {}
+    adopt(world, device, snapshot, now, doc, now, calls, local, waiting)
+    for call in waiting.values():
+        wait_again(world, call)
+    # Their leases may be on their way: if a node refuses one, its call waits again.
+    for call in calls.values():
+        world.lost[call.id] = call
+    next_local(world, world.devices[device.id])
+    for owner in {each.function: world.functions.get(each.function) for each in snapshot.residents}.values():
+        if owner is not None:
+            balance(world, owner)
+            if owner.removed:
+                forget_if_done(world, owner)
+            elif not owner.exclusive:
+                serve_fifo(world, owner)
+
+
+def adopt(
+    world: World,
+    device: Device,
+    snapshot: DeviceSnapshot,
+    at: Seconds,
+    doc: DeviceDoc | None,
+    since: Seconds,
+    calls: dict[CallId, Call],
+    local: list[Call],
+    waiting: dict[CallId, Call],
+) -> bool:
+    """
+    Take over a device that has and runs what *snapshot* says, which was made at *at*.
+
+    :param doc: what the scheduler knew of it, made at *since*
+    :param calls: those that it knew to run there; those that do not are left in it
+    :param local: its local queue; who cannot wait there goes to *waiting*
+    :param waiting: calls that wait elsewhere; those that turn out to run here are taken out
+    :return: whether something is not as *doc* has it
+    """
+    cluster = world.cluster
+    taken = {each.order for each in world.devices.values()}
+    fresh = doc is None or doc.order in taken or device.id in world.devices
+    state = cluster.attach(device, None if fresh or doc is None else doc.order)
+    world.touch(state)
+    if doc is not None:
+        state.starts, state.served, state.hits = doc.starts, doc.served, doc.hits
+        state.misses, state.evictions, state.busy_s = doc.misses, doc.evictions, doc.busy_s
+    changed = _adopt_residents(world, state, snapshot, at, doc, since)
+    if doc is not None and doc.closed:
+        state.closed = True
+        cluster.constrained += 1
+    exclusive: list[tuple[Call, RunningCall]] = []
+    for each in snapshot.running:
+        model = state.models.models.get(copy_id(each.function, each.copy))
+        if model is None:
+            continue  # it is on its way out, and its calls with it
+        call = _adopt_call(world, state, model, each, at, calls, waiting)
+        if call.owner.exclusive:
+            exclusive.append((call, each))
+    if doc is not None and calls:
+        changed = True
+    preload = None if doc is None or doc.preload is None else state.models.models.get(doc.preload)
+    if exclusive:
+        has = doc.running[0].call if doc is not None and doc.running else None
+        exclusive.sort(key=lambda each: (each[0].id != has, not each[1].begun, -each[1].age_s))
+        first, running = exclusive[0]
+        state.run = first
+        state.others = [call for call, _ in exclusive[1:]]
+        state.busy_since, state.free_at = at - running.age_s, _estimate(first, running, at)
+        if doc is not None and first.id == has:
+            first.estimate_s = doc.running[0].estimate_s
+            state.busy_since, state.free_at = since - doc.busy_for_s, since + doc.free_in_s
+    elif preload is not None and preload.loading and doc is not None:
+        state.preload = preload
+        state.busy_since, state.free_at = since - doc.busy_for_s, since + doc.free_in_s
+    if doc is not None and state.busy != (doc.status != "idle"):
+        changed = True
+    waits = [call for call in local if call.function in state.models.models]
+    for call in local:
+        if call not in waits:
+            changed = True
+            waiting[call.id] = call
+    for call in waits:
+        call.state, call.device = LOCAL, state
+        world.calls[call.id] = call
+        call.owner.waiting += 1
+        world.waiting += 1
+        state.local.append(call)
+        state.local_s += call.estimate_s
+        state.models.models[call.function].queued += 1
+        if call.deadline is not None:
+            watch(world, call)
+    if doc is not None and len(waits) == len(doc.local):
+        state.local_s = doc.local_s
+    world.overdue.note(state)
+    return changed
+
+
+def _adopt_residents(
+    world: World, state: DeviceState, snapshot: DeviceSnapshot, at: Seconds, doc: DeviceDoc | None, since: Seconds
+) -> bool:
+    """List what *state* has; evict what is of nobody, or too much. Return whether that is not as *doc* has it."""
+    known = {} if doc is None else {copy_id(each.function, each.copy): each for each in doc.residents}
+    running = Counter(copy_id(each.function, each.copy) for each in snapshot.running)
+    over = sum(each.memory for each in snapshot.residents) - state.device.memory
+    found = []
+    for each in snapshot.residents:
+        owner = world.functions.get(each.function)
+        key = copy_id(each.function, each.copy)
+        excess = over > 0 and not running[key]
+        if (
+            owner is None
+            or excess
+            or owner.digest != each.digest
+            or owner.costs(state.kind) is None
+            or not owner.allows(state)
+            or (owner.exclusive and each.copy)
+            or each.memory > state.models.unpromised
+            or key in state.models.models
+        ):
+            over -= each.memory
+            world.out.append(m.Evict(each.function, state.id, each.copy))
+            continue
+        costs = owner.costs(state.kind)
+        assert costs is not None
+        before = known.get(key)
+        charged = min(each.memory, costs.occupation if before is None else before.memory)
+        model = Resident(owner, charged, at - each.idle_s, at - each.load_age_s + costs.load_s, each.copy)
+        model.limit = each.memory
+        model.loading = each.loading
+        model.running = running[key]
+        model.asked = ANSWERED if model.running and before is not None and before.asked else NOT_ASKED
+        if before is not None and before.loading == each.loading:
+            model.ready_at = since + before.ready_in_s
+        state.models.insert(model)
+        world.lending.note(state, model)
+        world.touch(owner)
+        owner.loading += each.loading
+        if (before is not None and before.draining) or (doc is not None and doc.closed):
+            owner.draining[model] = state
+        else:
+            owner.add(model, state)
+        found.append((key, each.memory, each.loading, model.running))
+    return found != [
+        (copy_id(each.function, each.copy), each.limit or each.memory, each.loading, each.running)
+        for each in known.values()
+    ]
+
+
+def _adopt_call(
+    world: World,
+    state: DeviceState,
+    model: Model,
+    running: RunningCall,
+    at: Seconds,
+    calls: dict[CallId, Call],
+    waiting: dict[CallId, Call],
+) -> Call:
+    """*running* runs on *model*, whoever let it. `model.running` counts it already."""
+    owner = model.owner
+    other = world.calls.get(running.call)
+    waited = waiting.pop(running.call, None)
+    call = calls.pop(running.call, None) or waited
+    regrant = twin = False
+    if other is not None and other.state != RUNNING and not running.begun:
+        # Its gateway asked again, since it had not heard of this lease: it gets it now.
+        call, regrant = other, True
+        unqueue(world, other)
+    elif other is not None:
+        # It runs elsewhere, or its gateway has given this one up: here it is to stop.
+        twin, call = True, None
+    if call is None:
+        # In front of all that wait here: it was started before they were. In front of the others as it came.
+        world.adopted += 1
+        call = Call(running.call, owner.id, owner, world.adopted - _MAX_ADOPTED, at - running.age_s, None)
+        call.passes = 0
+        call.aborted = running.abandoned
+    if twin:
+        call.id = twin_id(running.call, state.id)
+        if not call.aborted:
+            call.aborted = True
+            world.out.append(m.Abort(running.call, state.id))
+    elif call.aborted and not running.abandoned:
+        world.out.append(m.Abort(running.call, state.id))  # the node has not heard of it
+    call.state, call.device, call.model, call.cold = RUNNING, state, model, running.cold
+    if running.begun:
+        call.why = TAKEN_OVER
+    world.calls[call.id] = call
+    owner.running += 1
+    if regrant:
+        grant_again(world, call, state, model)
+    return call
+
+
+def _estimate(call: Call, running: RunningCall, at: Seconds) -> Seconds:
+    """When a call of a model function should end that was not started by this engine."""
+    model, device = call.model, call.device
+    assert model is not None
+    assert device is not None
+    costs = call.owner.costs(device.kind)
+    call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
+    if running.begun:
+        return at - running.age_s + call.estimate_s
+    return max(at, model.ready_at if model.loading else at) + call.estimate_s

@@ -1,0 +1,140 @@
+"""Something became free: all that waits tries again, model functions' calls in one run of the policy."""
+
+from typing import Final
+
+from gpufaas_core import messages as m
+from gpufaas_scheduler import contract
+from gpufaas_scheduler.contract import Action, Refusal
+from gpufaas_scheduler.handle.commit import try_enqueue, try_load, try_promise, try_start
+from gpufaas_scheduler.handle.copies import load_copies, serve_fifo, trim
+from gpufaas_scheduler.handle.grants import return_local, start
+from gpufaas_scheduler.handle.waiting import give_up
+from gpufaas_scheduler.state import RUNNING, WAITING, Call
+from gpufaas_scheduler.world.world import World
+
+_NESTED: Final = contract.Why("a call waits for it, and holds a device meanwhile: it has the first that it can have")
+
+# A policy that yields so many actions without one being done is stopped; the queue is planned again at the next event.
+_MAX_IDLE_ACTIONS: Final = 1000
+_IDLE_ACTIONS_PER_DEVICE: Final = 4
+
+
+def settle(world: World) -> None:
+    """Something became free: let all that waits try again."""
+    world.settled = True
+    if world.surplus:
+        for owner in list(world.surplus.values()):
+            trim(world, owner)
+    if world.homeless:
+        for owner in list(world.homeless.values()):
+            serve_fifo(world, owner)
+    if world.nested:
+        start_nested(world)
+    if world.queue.count and world.idle:
+        run_policy(world)
+    if world.short:
+        for owner in list(world.short.values()):
+            load_copies(world, owner)
+
+
+def run_policy(world: World) -> None:
+    """One scheduling run: the policy proposes, and each action is done or refused at once."""
+    plan = world.policy.plan(world.cluster)
+    verdict: Refusal | None = None
+    world.look_at = None
+    budget = limit = _MAX_IDLE_ACTIONS + _IDLE_ACTIONS_PER_DEVICE * len(world.devices)
+    while True:
+        try:
+            action: Action = plan.send(verdict)
+        except StopIteration as end:
+            world.look_at = None if end.value is None or end.value <= world.cluster.now else end.value
+            break
+        kind = type(action)
+        if kind is contract.CountPass:
+            world.queue.count_pass(action.before)  # type: ignore[union-attr]
+            verdict = None
+        else:
+            if kind is contract.Start:
+                reason = try_start(world, action)  # type: ignore[arg-type]
+            elif kind is contract.EnqueueLocal:
+                reason = try_enqueue(world, action)  # type: ignore[arg-type]
+            elif kind is contract.Promise:
+                reason = try_promise(world, action)  # type: ignore[arg-type]
+            elif kind is contract.Load:
+                reason = try_load(world, action)  # type: ignore[arg-type]
+            else:
+                reason = f"{kind.__name__} is not an action"
+            if reason is None:
+                verdict = None
+                budget = limit
+            else:
+                verdict = Refusal(action, reason)
+                world.refusals.append(verdict)
+        budget -= 1
+        if budget < 0:
+            plan.close()
+            world.refusals.append(Refusal(action, f"{limit} actions without one that was done: run ended"))
+            break
+    world.queue.rewind()
+
+
+def start_nested(world: World) -> None:
+    """
+    Calls that others wait for start wherever the policy cannot know that waiting is in vain: at an idle holder, and
+    elsewhere if all holders, or all slots, are held by calls that wait for calls.
+    """
+    for call in world.nests.waiting():
+        owner = call.owner
+        if not owner.exclusive:
+            if owner.active and call.state != RUNNING and world.nests.full_of_outers(owner):
+                _start_at_another_copy(world, call)
+        elif world.idle and call.state == WAITING:
+            device = world.cluster.idle_holder(call)
+            if device is None and not world.nests.may_wait(owner):
+                device = world.cluster.room_for(owner, [key[2] for key in world.idle])
+            if device is not None:
+                try_start(world, contract.Start(call.id, device.id, None, _NESTED))
+
+
+def _start_at_another_copy(world: World, call: Call) -> None:
+    owner = call.owner
+    if owner.max_copies and owner.copies >= owner.max_copies:
+        return
+    device = world.cluster.room_for(owner)
+    if device is not None:
+        victims = world.cluster.victims(device, owner)
+        assert victims is not None
+        owner.queue.remove(call)
+        start(world, call, device, None, victims)
+
+
+def untangle(world: World) -> None:
+    """
+    No nested call waits for what cannot become free before it ends: those for which there is no place any more are
+    refused, one after the other, the last that came first. Its outer call goes on, and so perhaps the others.
+    """
+    start_nested(world)
+    while stuck := world.nests.stuck():
+        local = [(device, each) for device in world.devices.values() if device.local and world.nests.holds(device)
+                 for each in device.local]  # fmt: skip
+        for device, each in local:
+            return_local(world, device, each)
+        if local:
+            world.freed = True  # they may have places elsewhere, and their models need not stay
+        else:
+            refused = stuck[-1]
+            why = world.nests.why_stuck(refused)
+            give_up(world, refused)
+            world.out.append(m.Reject(refused.id, "nested", why))
+        if world.freed:
+            world.freed = False
+            settle(world)
+
+
+def return_overdue(world: World) -> None:
+    """Devices are later than their local queues have patience for. Planned for once the event is dealt with."""
+    for device in world.overdue.take(world.cluster.now):
+        world.touch(device)
+        for call in reversed(list(device.local)):
+            return_local(world, device, call)
+        world.freed = True

@@ -1,0 +1,229 @@
+"""
+Taking over from another engine: its state is restored from docs, nodes' snapshots, and calls that gateways tell again.
+"""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import CallId, DeviceId, Seconds
+from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc
+from gpufaas_scheduler import docs
+from gpufaas_scheduler.handle.calls import arrived
+from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, note_lack
+from gpufaas_scheduler.handle.fleet import function_deployed
+from gpufaas_scheduler.handle.grants import next_local
+from gpufaas_scheduler.handle.joins import adopt
+from gpufaas_scheduler.handle.waiting import wait_again
+from gpufaas_scheduler.state import RUNNING, Call, Demand, FunctionState
+from gpufaas_scheduler.world.world import Left, World
+
+
+def restored(world: World, event: m.Restored) -> None:
+    if world.left is not None or world.devices or world.calls:
+        world.ignored["Restored"] += 1
+        return
+    world.left = Left(event, world.cluster.now)
+
+
+def defer(world: World, event: m.Event) -> None:
+    assert world.left is not None
+    world.left.events.append((world.cluster.now, event))
+
+
+def serving(world: World, replay: Callable[[m.Event], None]) -> None:
+    """:param replay: deals with an event that came before this one"""
+    left = world.left
+    if left is None:
+        world.ignored["Serving"] += 1
+        return
+    world.left = None
+    now = world.cluster.now
+    newest = left.event.engine
+    if newest is not None:
+        world.lease = newest.lease
+        world.queue.restore(newest.next_number, newest.ends)
+        world.cluster.joined = newest.joined
+        since = left.since(newest)
+        world.look_at = None if newest.look_in_s is None else since + newest.look_in_s
+        if newest.reserved_in_s is not None:
+            world.cluster.reserved_until = since + newest.reserved_in_s
+        first = newest.first_call_age_s
+        world.cluster.restore_demand(
+            Demand(None if first is None else since - first, newest.offered_s, since - newest.offered_age_s)
+        )
+    functions = _restore_functions(world, left)
+    waiting = _restore_calls(world, left)
+    changed = _restore_devices(world, left, waiting)
+    for doc, owner in functions:
+        docs.restore_order(owner, doc)
+    for call in sorted(waiting.values(), key=lambda each: each.number):
+        # A call with a count of its own came back from a device before: see `queue`.
+        wait_again(world, call)
+    changed |= _restore_wishes(world, left, functions)
+    for device in list(world.devices.values()):
+        if not device.busy and device.local:
+            changed = True
+        next_local(world, device)
+    for device in world.devices.values():
+        world.touch(device)
+    for owner in world.functions.values():
+        world.touch(owner)
+    # What came meanwhile: first the calls that nobody here knew, by age, as if they had come in that order.
+    aged = [(at, each) for at, each in left.events if isinstance(each, m.Arrived) and each.age_s]
+    aged.sort(key=lambda each: each[0] - each[1].age_s)
+    for at, again in aged:
+        if again.call not in world.calls or world.calls[again.call].state == RUNNING:
+            changed = True
+            arrived(world, replace(again, age_s=again.age_s + now - at))
+    joined = {each.device.id: at for at, (_, each) in enumerate(left.events) if isinstance(each, m.DeviceJoined)}
+    for at_event, (_, each) in enumerate(left.events):
+        if isinstance(each, m.DeviceJoined) or (isinstance(each, m.Arrived) and each.age_s):
+            continue
+        if at_event < joined.get(getattr(each, "device", DeviceId("")), -1):
+            continue  # a fact that the snapshot has
+        changed = True
+        replay(each)
+    for owner in list(world.functions.values()):
+        if owner.removed:
+            forget_if_done(world, owner)
+    # If all is as it was, its predecessor would do nothing now either.
+    world.freed = changed
+
+
+def _restore_functions(world: World, left: Left) -> list[tuple[FunctionDoc, FunctionState]]:
+    restored = []
+    for doc in left.event.functions:
+        owner = world.functions.get(doc.function.id)
+        if owner is None:
+            # Taken away meanwhile, or before: it serves what it still has, and goes.
+            function_deployed(world, m.FunctionDeployed(doc.function))
+            owner = world.functions[doc.function.id]
+            owner.removed = True
+            owner.min_copies = 0
+        docs.restore_function(owner, doc, left.since(doc))
+        if owner.removed:
+            owner.scale(None)
+        restored.append((doc, owner))
+    return restored
+
+
+def _restore_calls(world: World, left: Left) -> dict[CallId, Call]:
+    """The calls that waited in the older engine's queues, as far as they are known to wait still."""
+    again = {each.call: each for _, each in left.events if isinstance(each, m.Arrived)}
+    known = [] if left.event.engine is None else [(each, left.event.engine) for each in left.event.engine.waiting]
+    known += [(each, doc) for doc in left.event.devices for each in doc.local]  # type: ignore[misc]
+    waiting: dict[CallId, Call] = {}
+    for each, doc in known:
+        since = left.since(doc)
+        owner = world.functions.get(each.function)
+        if owner is None:
+            continue
+        if not left.event.queued and each.call not in again:
+            world.remembered[each.call] = (each, since)
+            continue
+        call = docs.restored_call(each, owner, since)
+        if each.call in again and again[each.call].deadline is not None:
+            call.deadline = again[each.call].deadline
+        waiting[each.call] = call
+    return waiting
+
+
+def _restore_devices(world: World, left: Left, waiting: dict[CallId, Call]) -> bool:
+    """Take the devices over that have come; those of *waiting* that run or wait on one of them leave it."""
+    known = {doc.device.id: doc for doc in left.event.devices}
+    joined: dict[DeviceId, tuple[Seconds, m.DeviceJoined]] = {}
+    for at, event in left.events:
+        if isinstance(event, m.DeviceLeft):
+            joined.pop(event.device, None)
+        elif isinstance(event, m.DeviceJoined):
+            joined[event.device.id] = (at, event)
+    changed = False
+    last = len(known) + max((doc.order for doc in known.values()), default=0)
+    order = {name: known[name].order if name in known else last for name in joined}
+    for name in sorted(joined, key=lambda each: order[each]):
+        at, event = joined[name]
+        doc = known.pop(name, None)
+        calls: dict[CallId, Call] = {}
+        local: list[Call] = []
+        since = at
+        if doc is not None:
+            since = left.since(doc)
+            for each in doc.running:
+                owner = world.functions.get(each.function)
+                if owner is not None:
+                    calls[each.call] = docs.restored_call(each, owner, since)
+                    world.remembered[each.call] = (each, since)
+            local = [waiting.pop(each.call) for each in doc.local if each.call in waiting]
+        snapshot = event.snapshot or DeviceSnapshot(event.device)
+        changed |= adopt(world, event.device, snapshot, at, doc, since, calls, local, waiting)
+    for name, doc in known.items():
+        world.gone[docs.key_of_device(name)] = None
+        for each in doc.running:
+            world.remembered[each.call] = (each, left.since(doc))
+        changed = True
+    return changed
+
+
+def _restore_wishes(world: World, left: Left, functions: list[tuple[FunctionDoc, FunctionState]]) -> bool:
+    """Who lacks copies, has too many, or waits without one: in the old order, then those that are so only now."""
+    engine = left.event.engine
+    known = {doc.function.id: doc for doc, _ in functions}
+    changed = False
+    for begun in (world.cluster.orphaned, world.short, world.surplus, world.homeless):
+        begun.clear()  # in the order in which things were restored; what is right follows
+    for name in () if engine is None else engine.orphaned:
+        if (owner := world.functions.get(name)) is not None:
+            world.cluster.orphaned[name] = owner
+    for names, wishes, holds in (
+        (() if engine is None else engine.short, world.short, lambda owner: _lacks(world, owner)),
+        (() if engine is None else engine.surplus, world.surplus, _has_surplus),
+        (() if engine is None else engine.homeless, world.homeless, _is_homeless),
+    ):
+        for name in names:
+            if (owner := world.functions.get(name)) is not None:
+                wishes[name] = owner
+        for name, owner in world.functions.items():
+            if name not in wishes and holds(owner):
+                # Else it was known, and is left as it was: a surplus that nobody was told of, a load given up.
+                doc = known.get(name)
+                if wishes is world.homeless or doc is None or docs.lost_copies(owner, doc):
+                    wishes[name] = owner
+                    changed = True
+    for owner in world.functions.values():
+        world.cluster.note_orphan(owner)
+        if is_held_back(world, owner):
+            note_lack(world, owner)
+    return changed
+
+
+def _lacks(world: World, owner: FunctionState) -> bool:
+    return owner.copies < owner.target and not owner.removed and not is_held_back(world, owner)
+
+
+class _Left:
+    """What an older engine left, and what has come since."""
+
+    def __init__(self, event: m.Restored, at: Seconds) -> None:
+        self.event = event
+        self.events: list[tuple[Seconds, m.Event]] = []
+        self._at = at - event.elapsed_s
+        """When the newest doc was made, on this engine's clock."""
+        every: list[DeviceDoc | FunctionDoc | EngineDoc] = [*event.functions, *event.devices]
+        if event.engine is not None:
+            every.append(event.engine)
+        self._newest = max(((each.epoch, each.at_s) for each in every), default=(0, 0.0))
+
+    def since(self, doc: DeviceDoc | FunctionDoc | EngineDoc) -> Seconds:
+        """When *doc* was made. Of an older epoch than the newest: nobody knows, and it is taken for as new."""
+        epoch, at_s = self._newest
+        return self._at - (at_s - doc.at_s) if doc.epoch == epoch else self._at
+
+
+def _has_surplus(owner: FunctionState) -> bool:
+    return bool(owner.surplus or owner.draining)
+
+
+def _is_homeless(owner: FunctionState) -> bool:
+    return bool(not owner.exclusive and owner.queue.calls and not owner.active)

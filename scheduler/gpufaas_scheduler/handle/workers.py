@@ -1,0 +1,194 @@
+"""Events of workers: they load, fail to, end, or use another amount of memory than was thought."""
+
+from typing import Final
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import copy_id
+from gpufaas_core.plausible import is_size, is_time
+from gpufaas_core.units import format_bytes
+from gpufaas_scheduler import backoff, memory
+from gpufaas_scheduler.handle.copies import drop, forget_if_done, note_lack, serve_fifo
+from gpufaas_scheduler.handle.grants import end, leave_for_others, next_local
+from gpufaas_scheduler.handle.waiting import give_up, refuse_failing
+from gpufaas_scheduler.state import RUNNING, Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.world import LEARNING_RATE, World
+
+# A lease reaches its node, or its caller gives up, within moments: this is for bursts, and for gateways that died.
+_MAX_LOST: Final = 10_000
+
+
+def _resident(
+    world: World, event: m.Loaded | m.LoadFailed | m.Measured | m.Resized | m.WorkerExited
+) -> tuple[DeviceState, Model] | None:
+    """Return the copy that *event* is about, and its device; None: the engine has taken it away."""
+    state = world.devices.get(event.device)
+    model = None if state is None else state.models.models.get(copy_id(event.function, event.copy))
+    return None if state is None or model is None else (state, model)
+
+
+def loaded(world: World, event: m.Loaded) -> None:
+    found = _resident(world, event)
+    if found is None or not found[1].loading:
+        world.ignored["Loaded"] += 1
+        return
+    device, model = found
+    owner = model.owner
+    world.touch(device)
+    world.touch(owner)
+    model.loading = False
+    owner.loading -= 1
+    if model not in owner.draining:
+        owner.add(model, device)
+    owner.starved = None
+    model.ready_at = world.cluster.now
+    if owner.backoff is not None:
+        owner.backoff.loaded(world.cluster.now)
+        note_lack(world, owner)
+    if world.learn and owner.declared.elastic:
+        # Its node waits to be told, if only that there is nothing.
+        world.out += world.lending.lend(device, model) or [memory.resize_of(device, model)]
+    if device.preload is model:
+        device.preload = None
+        device.busy_s += world.cluster.now - device.busy_since
+        next_local(world, device)
+        world.freed = True
+    costs = owner.costs(device.kind)
+    if costs is not None and world.learn and is_time(event.load_s):
+        costs.learn_load(event.load_s, LEARNING_RATE)
+        world.learnt[(owner.id, device.kind)] = None
+    run = device.run
+    if run is not None and run.model is model and costs is not None:
+        run.estimate_s = costs.estimate_s(run.size)
+        device.free_at = world.cluster.now + run.estimate_s  # the load is over: what is left is known better
+        world.overdue.note(device)
+    if not owner.exclusive:
+        serve_fifo(world, owner)
+    if not model.pinned or owner.copies < owner.target or owner.surplus:
+        world.freed = True
+
+
+def load_failed(world: World, event: m.LoadFailed) -> None:
+    found = _resident(world, event)
+    if found is None or not found[1].loading:
+        world.ignored["LoadFailed"] += 1
+        return
+    device, model = found
+    owner = model.owner
+    awaited = model.running > 0
+    ended = _lose(world, device, model)
+    world.touch(owner)
+    costs = owner.costs(device.kind)
+    if event.out_of_memory and world.learn and costs is not None:
+        largest = world.cluster.largest_for(owner).get(device.kind, device.device.memory)
+        if memory.widen(costs, model.limit, largest):
+            _profile_changed(world, owner, device.kind)
+            for call in ended:
+                call.refusals -= 1  # the node refuses them now, for want of room and of nothing else
+            _after_loss(world, device, owner)
+            return
+        owner.starved = (
+            f"function {owner.id} ran out of memory while it loaded: it had {format_bytes(model.limit)}, which is "
+            f"all that the largest {device.kind} device for it has ({event.reason}). Deploy a smaller or quantised "
+            "model, or add a larger device"
+        )
+    _start_failed(world, owner, awaited, f"the last load, on {device.id}: {event.reason}")
+    _after_loss(world, device, owner)
+
+
+def worker_exited(world: World, event: m.WorkerExited) -> None:
+    found = _resident(world, event)
+    if found is None:
+        world.ignored["WorkerExited"] += 1
+        return
+    device, model = found
+    owner = model.owner
+    young = model.loading or world.cluster.now - model.ready_at < backoff.STEADY_S
+    # One that ended in a call was ended by the call, for all that is known.
+    if not _lose(world, device, model) and young and owner.copies < owner.target:
+        why = f"the last worker, on {device.id}, ended right after it had started: {event.reason}"
+        _start_failed(world, owner, False, why)
+    _after_loss(world, device, owner)
+
+
+def _start_failed(world: World, owner: FunctionState, awaited: bool, why: str) -> None:
+    """A copy did not come to be. :param awaited: by a call"""
+    world.touch(owner)
+    failing = owner.backoff = owner.backoff or backoff.Backoff()
+    held_back = failing.failed(world.cluster.now)
+    note_lack(world, owner)
+    # One copy more is not worth a function that serves elsewhere.
+    if held_back and (awaited or owner.copies <= owner.loading):
+        failing.reason = why
+        for call in [each for each in world.calls.values() if each.owner is owner and each.state != RUNNING]:
+            give_up(world, call)
+            world.out.append(refuse_failing(world, call.id, owner))
+
+
+def _lose(world: World, device: DeviceState, model: Model) -> list[Call]:
+    """
+    A worker is gone: the calls that ran on it are over, those that waited for it wait for any again.
+
+    Return the former.
+    """
+    ended = [each for each in world.calls.values() if each.model is model and each.state == RUNNING]
+    for call in ended:
+        end(world, call)
+        world.lost[call.id] = call
+    while len(world.lost) > _MAX_LOST:
+        del world.lost[next(iter(world.lost))]
+    drop(world, device, model)
+    return ended
+
+
+def _after_loss(world: World, device: DeviceState, owner: FunctionState) -> None:
+    next_local(world, device)
+    if owner.removed:
+        forget_if_done(world, owner)
+    world.freed = True
+
+
+def measured(world: World, event: m.Measured) -> None:
+    found = _resident(world, event)
+    if found is None or not is_size(event.occupation):
+        world.ignored["Measured"] += 1
+        return
+    device, model = found
+    world.touch(device)
+    world.touch(model.owner)
+    costs = model.owner.costs(device.kind)
+    peak, charged, limit = event.occupation, model.memory, model.limit
+    if event.out_of_memory and costs is not None and limit <= costs.occupation:
+        peak = max(peak, limit)  # it needs more than it had; one that was lent memory may have asked for anything
+    if peak:
+        wanted = min(memory.reservation(peak), device.device.memory)
+        if costs is not None and world.learn:
+            if costs.learn_size(wanted):
+                _profile_changed(world, model.owner, device.kind)
+                world.freed = True
+            wanted = min(costs.occupation, device.device.memory)
+        world.out += world.lending.resize(device, model, max(wanted, model.owner.declared.floor))
+    elastic = model.owner.declared.elastic
+    if world.learn and event.out_of_memory and elastic:
+        leaving = world.lending.outgrown(device, model)
+        leave_for_others(world, device, leaving)
+        world.out += [m.Evict(each.owner.id, device.id, each.copy) for each in leaving]
+    if world.learn and (event.out_of_memory or (model.limit > limit and elastic)):
+        world.out += world.lending.lend(device, model)
+    if (model.memory, model.limit) != (charged, limit):
+        world.cluster.asked = None
+        world.freed = True
+
+
+def resized(world: World, event: m.Resized) -> None:
+    found = _resident(world, event)
+    if found is None:
+        world.ignored["Resized"] += 1
+    elif memory.answered(*found, event.memory):
+        world.touch(found[0])
+        world.cluster.asked = None
+        world.freed = True
+
+
+def _profile_changed(world: World, owner: FunctionState, kind: str) -> None:
+    owner.fits_as_of = -1
+    world.learnt[(owner.id, kind)] = None

@@ -1,0 +1,1 @@
+"""What the engine knows, as plain data with indexes. Nothing here decides."""
