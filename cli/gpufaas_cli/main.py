@@ -9,7 +9,6 @@ one line on stderr that says what to do; a traceback is a bug of ours.
 import difflib
 import importlib
 import keyword
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
@@ -51,8 +50,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "namespace": "Create, update, list and remove namespaces.",
     "store": "Find and deploy functions of a store.",
     "template": "List, pull and find the templates that functions are made from.",
-    "generate": "Write Kubernetes or Knative YAML of functions.",
-    "plugin": "List plugins and install them.",
+    "generate": "Write functions as YAML for Kubernetes.",
     "top": "Watch devices, and what is resident on them.",
     "explain": "Say why a call was started where it was, or why it waits.",
     "simulate": "Run a workload through the scheduler in simulated time.",
@@ -63,23 +61,8 @@ COMMANDS: Final[Mapping[str, str]] = {
 }
 _ALIASES: Final[Mapping[str, str]] = {
     "ls": "list", "rm": "remove", "delete": "remove", "secrets": "secret", "ns": "namespace", "namespaces": "namespace",
-    "templates": "template", "plugins": "plugin",
+    "templates": "template",
 }  # fmt: skip
-_GO_BOOLEAN: Final = re.compile(r"--([a-z][a-z-]*)=(1|t|true|0|f|false)", re.IGNORECASE)
-_BOOLEANS: Final[Mapping[str, tuple[str | None, str | None]]] = {
-    "envsubst": ("--envsubst", "--no-envsubst"),
-    "overwrite": ("--overwrite", "--no-overwrite"),
-    "read-template": ("--read-template", "--no-read-template"),
-    "trim": ("--trim", "--no-trim"),
-    "update": ("--update", "--no-update"),
-    "tail": ("--follow", "--no-follow"),  # of `logs`, where our --tail takes a number
-    **{name: (f"--{name}", None) for name in (
-        "async", "auth", "debug", "disable-stack-pull", "json", "no-cache", "official", "publish", "pull", "quiet",
-        "readonly", "recommended", "replace", "reset-qemu", "short-version", "shrinkwrap", "skip-deploy",
-        "skip-push", "squash", "strict", "tls-no-verify", "verbose", "warn-update", "watch",
-    )},
-}  # fmt: skip
-"""What ``--NAME=true`` and ``--NAME=false`` are here: Go's way to write switches, which scripts for faas-cli use."""
 
 _EXAMPLES: Final = """
 \b
@@ -133,7 +116,7 @@ class Commands(click.Group):
         try:
             if given and given[0] not in COMMANDS and given[0] not in _ALIASES and given[0] in plugins.installed():
                 plugins.run(plugins.installed()[given[0]], given[1:])
-            code = super().main(_without_go_booleans(given), prog_name or "gpufaas", **more)
+            code = super().main(given, prog_name or "gpufaas", **more)
         except click.exceptions.NoArgsIsHelpError as exc:
             click.echo(exc.ctx.get_help())  # asked for nothing: what could be asked for is the answer, as of faas-cli
             code = 0
@@ -186,22 +169,6 @@ def cli() -> None:
 
 def main() -> NoReturn:
     cli.main()
-
-
-def _without_go_booleans(args: Sequence[str]) -> list[str]:
-    found: list[str] = []
-    for index, each in enumerate(args):
-        if each == "--":
-            return [*found, *args[index:]]
-        if args[0] == "logs" and each in ("-t", "--tail") and not "".join(args[index + 1 : index + 2]).isdigit():
-            found.append("--follow")  # of faas-cli it is a switch; ours takes a number
-            continue
-        match = _GO_BOOLEAN.fullmatch(each.replace("-t=", "--tail=") if args[0] == "logs" else each)
-        if match is None or match[1] not in _BOOLEANS:
-            found.append(each)
-        elif written := _BOOLEANS[match[1]][0 if match[2].lower() in ("1", "t", "true") else 1]:
-            found.append(written)
-    return found
 
 
 def _complain(message: str) -> None:

@@ -14,15 +14,6 @@ _DIRS: Final = ("~/.gpufaas/plugins", "~/.openfaas/plugins")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def own_dir() -> Path:
-    """Where `plugin get` puts them."""
-    return Path(_DIRS[0]).expanduser()
-
-
-def is_name(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
-
-
 def installed() -> dict[str, Path]:
     """Return the plugins that there are by their names, sorted."""
     found: dict[str, Path] = {}
@@ -32,7 +23,7 @@ def installed() -> dict[str, Path]:
         except OSError:
             continue
         for file in files:
-            if is_name(file.name) and file.is_file() and os.access(file, os.X_OK):
+            if _NAME.fullmatch(file.name) and file.is_file() and os.access(file, os.X_OK):
                 found.setdefault(file.name, file)
     return dict(sorted(found.items()))
 

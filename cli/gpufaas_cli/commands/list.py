@@ -1,13 +1,12 @@
 """``gpufaas list``, in faas-cli's layout."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gpufaas_cli import flags, output
-from gpufaas_cli.go_time import STRING, format_time
 
 _SORTS = {
     "name": lambda each: (each.get("name", ""),),
@@ -84,8 +83,8 @@ def _state(function: dict[str, Any]) -> str:
 
 
 def _time(text: object) -> str:
-    """As faas-cli prints it."""
+    """To the second, in UTC."""
     try:
-        return format_time(datetime.fromisoformat(str(text)), STRING) if text else ""
+        return f"{datetime.fromisoformat(str(text)).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if text else ""
     except ValueError:
         return str(text)

@@ -9,7 +9,6 @@ import click
 
 from gpufaas_cli import flags, output
 from gpufaas_cli.client import Client, GatewayUnreachable, Refused
-from gpufaas_cli.go_time import format_time
 from gpufaas_core.errors import InvalidSpec, UnknownFunction
 from gpufaas_core.units import parse_duration
 
@@ -41,7 +40,7 @@ Examples:
   gpufaas logs digits
   gpufaas logs digits --follow --since 5m
   gpufaas logs digits --tail 20 --json
-  gpufaas logs digits --instance --time-format 15:04:05
+  gpufaas logs digits --instance --time-format %H:%M:%S
 """,
 )
 @click.argument("name")
@@ -54,7 +53,7 @@ Examples:
 @click.option(
     "--instance", "--show-instance", "show_instance", is_flag=True, help="Say which worker printed each line."
 )
-@click.option("--time-format", metavar="LAYOUT", help="Of times, as Go has them: 15:04:05. Empty: no times.")
+@click.option("--time-format", metavar="FORMAT", help="Of times, as strftime has them: %H:%M:%S. Empty: no times.")
 @click.option("-o", "--output", "form", type=click.Choice(["plain", "keyvalue", "json"]), default="plain")
 @flags.as_json
 @flags.namespace
@@ -93,7 +92,7 @@ def _shown(client: Client, line: str, form: str, show_name: bool, show_instance:
         entry: dict[str, Any] = json.loads(line)
         time, text, instance = entry["timestamp"], str(entry["text"]).rstrip("\n"), entry.get("instance", "")
         if time_format is not None:
-            time = format_time(datetime.fromisoformat(time), time_format)
+            time = datetime.fromisoformat(time).strftime(time_format)
     except (ValueError, TypeError, KeyError) as exc:
         raise GatewayUnreachable(f"{client.shown} sends logs that are none: {line[:80]!r}") from exc
     if form == "json":

@@ -267,7 +267,7 @@ def test_up_builds_pushes_and_deploys_by_image_with_the_templates_process(
         (["up", "--skip-deploy"], ["build", "push"], False),
         (["up", "--publish"], ["buildx", "buildx"], True),
         (["deploy"], [], True),
-        (["deploy", "--read-template=false"], [], True),
+        (["deploy", "--no-read-template"], [], True),
     ],
 )
 def test_steps_can_be_left_out(
@@ -278,7 +278,7 @@ def test_steps_can_be_left_out(
     assert result.exit_code == 0, result.output
     assert [each[1] for each in docker.calls()] == calls
     assert (("PUT", "/system/functions") in wire.requests()) == deployed
-    if args == ["deploy", "--read-template=false"]:
+    if args == ["deploy", "--no-read-template"]:
         assert "envProcess" not in wire.sent[-1].json
 
 

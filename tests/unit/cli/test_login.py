@@ -186,7 +186,7 @@ def test_an_unencrypted_gateway_elsewhere_is_warned_of(run: Run, here: Path) -> 
 def test_a_value_comes_from_stdin_trimmed_unless_told_otherwise(run: Run, wire: WireLog) -> None:
     run("secret", "create", "k", data=" a b \n")
     run("secret", "create", "k", "--no-trim", data=" a b \n")
-    run("secret", "create", "k", "--trim=false", "--from-literal", " x ")
+    run("secret", "create", "k", "--no-trim", "--from-literal", " x ")
 
     assert [each.json["value"] for each in wire.sent] == ["a b", " a b \n", " x "]
 

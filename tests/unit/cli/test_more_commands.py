@@ -155,31 +155,6 @@ def test_functions_are_written_for_openfaas_operator(run: Run, here: Path) -> No
     assert documents(run("generate", "a", "-n", "flag"))[0]["metadata"]["namespace"] == "flag"
 
 
-def test_functions_are_written_for_knative(run: Run, here: Path) -> None:
-    (here / "stack.yml").write_text(STACK)
-
-    (service,) = documents(run("generate", "a", "--api", "serving.knative.dev/v1"))
-
-    template = service["spec"]["template"]
-    (container,) = template["spec"]["containers"]
-    assert (service["apiVersion"], service["kind"]) == ("serving.knative.dev/v1", "Service")
-    assert template["metadata"] == {"labels": {"team": "x"}, "annotations": {"topic": "t"}}
-    assert container["env"] == [
-        {"name": "A", "value": "1"}, {"name": "B", "value": "2"}, {"name": "fprocess", "value": "./a"},
-    ]  # fmt: skip
-    assert container["volumeMounts"] == [
-        {"name": "api-key", "mountPath": "/var/openfaas/secrets/api.key", "subPath": "api.key", "readOnly": True}
-    ]
-    assert template["spec"]["volumes"] == [{"name": "api-key", "secret": {"secretName": "api.key"}}]
-
-
-@pytest.mark.usefixtures("store")
-def test_an_entry_of_the_store_is_written_for_an_architecture(run: Run) -> None:
-    (function,) = documents(run("generate", "--from-store", "nodeinfo", "--arch", "arm64"))
-
-    assert function["spec"]["image"] == "of/nodeinfo:1-arm64"
-
-
 # --- diff ---
 
 DEPLOYED = {
@@ -382,32 +357,11 @@ def test_commands_and_options_are_completed(here: Path) -> None:
     assert shown.stdout == "plain,create\n"
 
 
-@pytest.mark.usefixtures("wire")
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["list", "--json=true"],
-        ["list", "--quiet=false"],
-        ["deploy", "--image=x", "--name=a", "--replace=false", "--update=true", "--readonly=0"],
-        ["deploy", "--image=x", "--name=a", "--tls-no-verify=true", "--envsubst=false"],
-        ["version", "--short-version=1"],
-    ],
-)
-def test_switches_may_be_written_as_go_has_them(run: Run, args: list[str]) -> None:
-    assert run(*args).exit_code == 0
-
-
 def test_what_looks_like_a_switch_but_is_a_value_stays(run: Run, wire: WireLog) -> None:
     run("invoke", "a", "-H", "X: y", "--", "--json=true")
     run("deploy", "--image", "x", "--name", "a", "-e", "K=true")
 
     assert wire.sent[-1].json["envVars"] == {"K": "true"}
-
-
-def test_logs_tail_false_is_that_of_faas_cli(run: Run, wire: WireLog) -> None:
-    run("logs", "hello", "--tail=false", "--lines", "10")
-
-    assert wire.requests() == [("GET", "/system/logs?name=hello&follow=false&tail=10")]
 
 
 def test_explanations_are_shown_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ def test_a_copy_is_only_replaced_when_that_is_meant(run: Run, upstream: Upstream
     run("template", "pull", upstream.url)
     (here / "template/go/mine.txt").write_text("mine")
 
-    kept = run("template", "pull", upstream.url, "--overwrite=false")
+    kept = run("template", "pull", upstream.url, "--no-overwrite")
     assert kept.exit_code == 1
     assert "2 templates of that name already, and stay: go node" in kept.stderr
     assert (here / "template/go/mine.txt").exists()
