@@ -224,91 +224,71 @@ class QueueView(Protocol):
     def rewind(self) -> None: ...
 
 
-class View(Protocol):
-    """The cluster as it is after the last action that was done. Costs are of our engine, D devices, M models on one."""
+class FleetView(Protocol):
+    """Which devices there are, and which are idle."""
 
     @property
-    def now(self) -> Seconds: ...
+    def device_count(self) -> int: ...
     @property
-    def queue(self) -> QueueView: ...
-
+    def idle_count(self) -> int: ...
     def idle(self) -> Iterator[DeviceView]:
         """
         Idle devices, most starts first, ties by the order in which they joined. Those that get busy drop out, and
         those that no waiting call may run on are left out.
         """
 
-    def first_hit(self, device: DeviceView) -> WaitingCall | None:
-        """The first waiting call whose function *device* holds. O(M)."""
-
-    def holds(self, device: DeviceView, call: WaitingCall) -> bool: ...
-
-    def held(self, call: WaitingCall) -> bool:
-        """Some device holds the call's function, if only from the start of its load."""
-
-    def holders(self, call: WaitingCall) -> Collection[DeviceView]: ...
-
-    def idle_holder(self, call: WaitingCall) -> DeviceView | None:
-        """The first idle device, in their order, that holds the call's function. O(the fewer of idle and holders)."""
-
-    def soonest_holder(self, call: WaitingCall, late_s: Seconds = inf) -> tuple[DeviceView, Seconds] | None:
-        """
-        The busy holder that finishes earliest by estimate, and in how many seconds; those that should have finished
-        *late_s* ago are left out. O(holders).
-        """
+    def least_used(self, function: FunctionView, limit: int) -> list[DeviceView]:
+        """Up to *limit* idle devices that the function may be on, fewest starts first. O(limit) without constraints."""
 
     def allows(self, device: DeviceView, call: WaitingCall) -> bool:
         """The device satisfies the constraints of the call's function. O(constraints)."""
-
-    def fits(self, device: DeviceView, call: WaitingCall) -> bool:
-        """A miss could start on the device: allowed, large enough, and enough of it not pinned. O(M)."""
-
-    def load_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
-        """Load time of the call's function on a device of this kind; infinite if it cannot be there."""
-
-    def service_s(self, device: DeviceView, call: WaitingCall) -> Seconds: ...
-
-    def overrun_s(self, device: DeviceView) -> Seconds:
-        """
-        For how long the call or load that has a busy device should have ended by estimate; 0.0 if it is not late, or
-        if the device is idle. `finish_s` and `soonest_holder` say of one that is late that it ends now.
-        """
-
-    # What follows is there for policies that weigh costs; those of the paper do without.
 
     @property
     def reserved(self) -> bool:
         """The last call that was started with `Start.reserved_s` began no longer ago than that."""
 
-    @property
-    def device_count(self) -> int: ...
-    @property
-    def idle_count(self) -> int: ...
 
-    def least_used(self, function: FunctionView, limit: int) -> list[DeviceView]:
-        """Up to *limit* idle devices that the function may be on, fewest starts first. O(limit) without constraints."""
+class ResidencyView(Protocol):
+    """Who holds what, and who fits where."""
+
+    def holds(self, device: DeviceView, call: WaitingCall) -> bool: ...
+    def holds_function(self, device: DeviceView, function: FunctionView) -> bool: ...
+    def held(self, call: WaitingCall) -> bool:
+        """Some device holds the call's function, if only from the start of its load."""
+
+    def holders(self, call: WaitingCall) -> Collection[DeviceView]: ...
+    def idle_holder(self, call: WaitingCall) -> DeviceView | None:
+        """The first idle device, in their order, that holds the call's function. O(the fewer of idle and holders)."""
 
     def idle_holders(self, call: WaitingCall, limit: int) -> list[DeviceView]:
         """Up to *limit* idle devices that hold the call's function, among as many of its holders or idle devices."""
 
-    def oldest_hit(self, without: Collection[FunctionId], limit: int | None) -> WaitingCall | None:
-        """
-        The first waiting call, not of a function in *without*, that could be a hit at once. *limit*: as far as
-        `idle_holders` with that limit says; None: on any idle device. O(functions that wait + holders looked at).
-        """
-
-    def holds_function(self, device: DeviceView, function: FunctionView) -> bool: ...
-
     def residents(self, device: DeviceView) -> Collection[ResidentView]:
         """What it holds, least recently used first."""
+
+    def free(self, device: DeviceView) -> Bytes: ...
+    def occupation(self, device: DeviceView, function: FunctionView) -> Bytes | None:
+        """What a copy is charged on the device; None: it cannot, or may not, run there."""
 
     def evictable(self, resident: ResidentView, others: int = 0) -> bool:
         """It may be a victim, also if *others* of its function go: not pinned, nor within the minimum of copies."""
 
-    def free(self, device: DeviceView) -> Bytes: ...
+    def fits(self, device: DeviceView, call: WaitingCall) -> bool:
+        """A miss could start on the device: allowed, large enough, and enough of it not pinned. O(M)."""
 
-    def occupation(self, device: DeviceView, function: FunctionView) -> Bytes | None:
-        """What a copy is charged on the device; None: it cannot, or may not, run there."""
+
+class CostsView(Protocol):
+    """How long things take, how soon devices are free, and how much is asked of them."""
+
+    def load_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
+        """Load time of the call's function on a device of this kind; infinite if it cannot be there."""
+
+    def service_s(self, device: DeviceView, call: WaitingCall) -> Seconds: ...
+    def estimate_s(self, call: WaitingCall, kind: str) -> Seconds:
+        """
+        Expected service time of this very call on devices of that kind: by its size where the function's times depend
+        on it, else the mean; infinite where it cannot run.
+        """
 
     def finish_s(self, device: DeviceView) -> Seconds:
         """Seconds until a busy device has nothing to do, by estimate."""
@@ -320,17 +300,20 @@ class View(Protocol):
         least half of t. So it grows while a call overruns. 0.0 if idle. O(1), O(buckets) after a call has finished.
         """
 
+    def overrun_s(self, device: DeviceView) -> Seconds:
+        """
+        For how long the call or load that has a busy device should have ended by estimate; 0.0 if it is not late, or
+        if the device is idle. `finish_s` and `soonest_holder` say of one that is late that it ends now.
+        """
+
+    def soonest_holder(self, call: WaitingCall, late_s: Seconds = inf) -> tuple[DeviceView, Seconds] | None:
+        """
+        The busy holder that finishes earliest by estimate, and in how many seconds; those that should have finished
+        *late_s* ago are left out. O(holders).
+        """
+
     def soonest_left(self, call: WaitingCall) -> tuple[DeviceView, Seconds] | None:
         """As `soonest_holder`, by `left_s`. O(holders)."""
-
-    def estimate_s(self, call: WaitingCall, kind: str) -> Seconds:
-        """
-        Expected service time of this very call on devices of that kind: by its size where the function's times depend
-        on it, else the mean; infinite where it cannot run.
-        """
-
-    def orphans(self, limit: int) -> list[WaitingCall]:
-        """The first waiting calls of up to *limit* functions that no device holds, in the order they got there."""
 
     def rate(self, function: FunctionView) -> float:
         """Calls a second, by an exponentially weighted count of its arrivals."""
@@ -338,6 +321,30 @@ class View(Protocol):
     @property
     def utilisation(self) -> float:
         """Service time of what arrives a second, over the devices: 1 is all that they can serve without loads."""
+
+
+class View(FleetView, ResidencyView, CostsView, Protocol):
+    """
+    The cluster as it is after the last action that was done. Costs are of our engine: D devices, M models on one.
+
+    A part of a policy that asks for less says so by the type of its argument: one of the three views that this one is.
+    """
+
+    @property
+    def now(self) -> Seconds: ...
+    @property
+    def queue(self) -> QueueView: ...
+    def first_hit(self, device: DeviceView) -> WaitingCall | None:
+        """The first waiting call whose function *device* holds. O(M)."""
+
+    def oldest_hit(self, without: Collection[FunctionId], limit: int | None) -> WaitingCall | None:
+        """
+        The first waiting call, not of a function in *without*, that could be a hit at once. *limit*: as far as
+        `idle_holders` with that limit says; None: on any idle device. O(functions that wait + holders looked at).
+        """
+
+    def orphans(self, limit: int) -> list[WaitingCall]:
+        """The first waiting calls of up to *limit* functions that no device holds, in the order they got there."""
 
 
 class SchedulingPolicy(Protocol):

@@ -46,7 +46,7 @@ def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
     world.cluster.now = now
     why = waiting.why
     if waiting.state == WAITING:
-        why = world.policy.weigh(world.cluster, waiting) if isinstance(world.policy, contract.Explaining) else None
+        why = world.policy.weigh(world.view, waiting) if isinstance(world.policy, contract.Explaining) else None
         why = why or contract.Why("the policy has not placed it")
     before = [each.id for at, each, *_ in world.starts if each.number > waiting.number and at >= waiting.arrived_at]
     return Explanation(

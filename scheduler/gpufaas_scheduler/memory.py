@@ -16,7 +16,8 @@ from gpufaas_cache_manager.residency import ANSWERED, ASKED, NOT_ASKED
 from gpufaas_core import messages as m
 from gpufaas_core.model import Bytes, DeviceId
 from gpufaas_core.units import MiB
-from gpufaas_scheduler.state import Cluster, Costs, DeviceState, FunctionState, Model
+from gpufaas_scheduler.costs import Costs
+from gpufaas_scheduler.state import Cluster, DeviceState, FunctionState, Model
 
 HEADROOM: Final = 1.1
 HEADROOM_BYTES: Final = 16 * MiB

@@ -1,17 +1,15 @@
 """
-The cluster as the engine knows it: devices, functions, who holds what, who is idle. Policies see it as their `View`.
+The cluster as the engine knows it: devices, functions, who holds what, who is idle. Policies see it by `view`.
 
 Nothing here decides; the only writers are `engine.Engine` and these classes' own methods.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator
-from itertools import islice
-from math import exp, inf
+from collections.abc import Iterable, Iterator
+from math import exp, expm1, inf
 from typing import Final, NamedTuple, TypeAlias, cast
 
 from msgspec import Struct
@@ -26,138 +24,21 @@ from gpufaas_core.model import (
     DeviceId,
     Function,
     FunctionId,
-    Profile,
     Seconds,
     ServiceEstimate,
-    TimesDoc,
     copy_id,
 )
 from gpufaas_scheduler.backoff import Backoff
-from gpufaas_scheduler.contract import NEVER, DeviceView, FunctionView, ResidentView, WaitingCall, Why
+from gpufaas_scheduler.contract import ResidentView, WaitingCall, Why
+from gpufaas_scheduler.costs import Costs
 from gpufaas_scheduler.queue import IMPLICIT, FunctionQueue, GlobalQueue
-from gpufaas_scheduler.times import SHARE, BySize, ServiceTimes, on_grid
+from gpufaas_scheduler.times import SHARE
 
 DEMAND_S: Final = 120.0
 """Time constant of the estimates of demand: two thirds of the weight is on the last two minutes."""
 
-_THREE_OF_FOUR: Final = 0.674
-"""Quantile of the standard normal distribution."""
-
-_FEW: Final = 16
-"""Devices are few if there are so many times as many functions that wait: twice what a device holds, about."""
-
 _LEAST_OBSERVED_S: Final = 3.0
 """The first call after the start is no thousand calls a second."""
-
-
-class Costs:
-    """
-    A `Profile` that learns, without making a new value for each call.
-
-    The first measurement of each figure takes the place of what was declared or guessed. Times then follow slowly, the
-    service time the slower the more it varies; how it varies is learnt beside it. The occupation is a peak and only
-    grows: a worker that was started after small calls must have room for large ones.
-    """
-
-    __slots__ = (
-        "floor", "least", "load_s", "loaded", "measured", "noted", "occupation", "served", "service_s", "size", "sized",
-        "sizes", "times",
-    )  # fmt: skip
-
-    def __init__(self, profile: Profile, floor: Bytes = 0) -> None:
-        self.load_s = profile.load_s
-        self.service_s = profile.service_s
-        self.size = profile.occupation
-        """Guessed, then measured."""
-        self.least = 0
-        """Where a load ran out of memory, it needs more than it had, whatever is measured of it afterwards."""
-        self.floor = floor
-        """As declared."""
-        self.occupation = max(self.size, floor)
-        """What is reserved: the largest of these."""
-        self.measured = profile.measured
-        self.loaded, self.served, self.sized = (
-            profile.measured and each not in profile.estimated for each in ("load", "call", "memory")
-        )
-        self.noted = False
-        """That it serves in another time than before is noted already, for whoever keeps profiles."""
-        self.times = ServiceTimes()
-        """What calls took, in units of what was estimated."""
-        self.sizes = BySize()
-        """What they took by the size of their requests."""
-        self.restore_times(profile.times)
-
-    def learn_load(self, load_s: Seconds, rate: float) -> None:
-        self.load_s = self.load_s + rate * (load_s - self.load_s) if self.loaded else load_s
-        self.loaded = self.measured = True
-
-    def learn_service(self, service_s: Seconds, size: float, rate: float) -> None:
-        """*rate*: 0 if the mean is given, and only how the times vary about it is learnt."""
-        if self.served or not rate:
-            times, mean_s = self.times, self.service_s
-            times.centred = rate > 0.0
-            by_size_s = self.sizes.predict_s(size) if size else None
-            if by_size_s is None:
-                rate = times.add(service_s / mean_s if mean_s > 0.0 else 1.0, rate)
-            else:
-                times.add(service_s / by_size_s)
-                rate = self.sizes.rate(rate)
-            if rate:
-                self.service_s = on_grid(mean_s + rate * (service_s - mean_s))
-        else:
-            self.service_s = service_s
-            self.served = self.measured = True
-        if size > 0.0:
-            self.sizes.add(size, service_s)
-
-    def estimate_s(self, size: float) -> Seconds:
-        """Expected service time of a call of that size: by the size, if times depend on it; else the mean."""
-        by_size_s = self.sizes.predict_s(size) if size else None
-        return self.service_s if by_size_s is None else by_size_s
-
-    def left_s(self, ran_s: Seconds, estimate_s: Seconds) -> Seconds:
-        """Expected time until a call ends that has run for *ran_s* and was estimated at *estimate_s*."""
-        if estimate_s <= 0.0:
-            return SHARE * max(0.0, ran_s)
-        return estimate_s * self.times.left(ran_s / estimate_s)
-
-    def drain_s(self, calls: int, places: float) -> Seconds:
-        """
-        Return the time within which so many calls are served in three of four cases, where *places* serve at once; at
-        least the mean. Their sum is taken to be log-normal.
-        """
-        cv = self.times.cv
-        sigma = math.sqrt(math.log1p(cv * cv / calls))
-        return self.service_s * calls / places * max(1.0, exp(_THREE_OF_FOUR * sigma - sigma * sigma / 2.0))
-
-    def times_doc(self) -> TimesDoc | None:
-        return self.times.doc(self.sizes.doc())
-
-    def restore_times(self, doc: TimesDoc | None) -> None:
-        """What is not there, or no state that the times can be in, is as if no call had been seen."""
-        self.times = ServiceTimes.restored(doc)
-        self.sizes = BySize.restored(None if doc is None else doc.sizes)
-
-    def learn_size(self, occupation: Bytes) -> bool:
-        """Return whether the occupation is another one now."""
-        before, first = self.occupation, not self.sized
-        self.size = max(self.size, occupation) if self.sized else occupation
-        self.occupation = max(self.size, self.least, self.floor)
-        self.sized = self.measured = True
-        return first or self.occupation != before
-
-    def widen(self, occupation: Bytes, least: Bytes) -> None:
-        """A load ran out of memory: the next one has *occupation*, and none has less than *least*."""
-        self.least = max(self.least, least)
-        self.size = max(self.size, occupation)
-        self.occupation = max(self.size, self.least, self.floor)
-
-    def profile(self) -> Profile:
-        """Without what is declared, which belongs to the deployment and not to the bundle."""
-        occupation = max(self.size, self.least)
-        known = (("load", self.loaded), ("call", self.served), ("memory", self.sized))
-        estimated = tuple(name for name, measured in known if self.measured and not measured)
-        return Profile(self.load_s, self.service_s, occupation, self.measured, self.times_doc(), estimated)
 
 
 WAITING: Final = 0
@@ -543,7 +424,7 @@ class Demand(NamedTuple):
 
 
 class Cluster:
-    """Everything that decisions are made from. `contract.View` says what the methods mean."""
+    """Everything that decisions are made from."""
 
     def __init__(self, replacement: Replacement, pass_limit: int) -> None:
         self.now: Seconds = 0.0
@@ -617,17 +498,20 @@ class Cluster:
         if now != self._observed_at:
             self._observed_at = now
             since = 0.0 if self._first_call_at is None else now - self._first_call_at
-            self._observed = max(_LEAST_OBSERVED_S, DEMAND_S * -math.expm1(-since / DEMAND_S))
+            self._observed = max(_LEAST_OBSERVED_S, DEMAND_S * -expm1(-since / DEMAND_S))
         return self._observed
 
-    def rate(self, function: FunctionView) -> float:
-        owner = cast(FunctionState, function)
-        return owner.called * math.exp((owner.called_at - self.now) / DEMAND_S) / self._observed_s()
+    def rate(self, owner: FunctionState) -> float:
+        return owner.called * exp((owner.called_at - self.now) / DEMAND_S) / self._observed_s()
 
     @property
     def utilisation(self) -> float:
-        offered_s = self._offered_s * math.exp((self._offered_at - self.now) / DEMAND_S)
+        offered_s = self._offered_s * exp((self._offered_at - self.now) / DEMAND_S)
         return offered_s / self._observed_s() / max(1, len(self.devices))
+
+    @property
+    def reserved(self) -> bool:
+        return self.now < self.reserved_until
 
     # --- devices and residency ---
 
@@ -755,51 +639,6 @@ class Cluster:
                 largest[each.kind] = max(each.device.memory, largest.get(each.kind, 0))
         return largest
 
-    def _wanted(self, device: DeviceState) -> bool:
-        """Some waiting call may run on *device*. O(functions that wait): asked when some function has constraints."""
-        return any(call.owner.allows(device) for call in self.queue.firsts())
-
-    # --- the view of policies ---
-
-    def idle(self) -> Iterator[DeviceState]:
-        idle = self.idle_devices
-        if not idle:
-            return
-        key = idle[0]
-        if not self.constrained or self._wanted(key[2]):
-            yield key[2]
-        # Devices only drop out during a run: go on behind the last one, wherever that place is now.
-        while idle and (at := bisect_right(idle, key)) < len(idle):
-            key = idle[at]
-            if not self.constrained or self._wanted(key[2]):
-                yield key[2]
-
-    def first_hit(self, device: DeviceView) -> Call | None:
-        models = cast(DeviceState, device).models.models
-        best = NEVER
-        found: FunctionState | None = None
-        for model in models.values():
-            head = model.owner.queue.head
-            if head < best and model.owner.exclusive:
-                best = head
-                found = model.owner
-        for call in self.queue.returned:
-            if call.number > best:
-                break
-            if call.function in models:
-                return call
-        return None if found is None else found.queue.calls[0]
-
-    def holds(self, device: DeviceView, call: WaitingCall) -> bool:
-        return call.function in cast(DeviceState, device).models.models
-
-    def held(self, call: WaitingCall) -> bool:
-        return bool(cast(Call, call).owner.holders)
-
-    def holders(self, call: WaitingCall) -> Collection[DeviceView]:
-        found, avoid = cast(Call, call).owner.holders.values(), cast(Call, call).avoid
-        return [each for each in found if each.id not in avoid] if avoid else found
-
     def idle_holder(self, call: WaitingCall) -> DeviceState | None:
         owner = cast(Call, call).owner
         holders = owner.holders
@@ -811,139 +650,11 @@ class Cluster:
         keys = [device.idle_key for device in holders.values() if device.idle_key is not None]
         return min(keys)[2] if keys else None
 
-    def soonest_holder(self, call: WaitingCall, late_s: Seconds = inf) -> tuple[DeviceState, Seconds] | None:
-        best: DeviceState | None = None
-        best_s = inf
-        now = self.now
-        avoid = cast(Call, call).avoid
-        for device in cast(Call, call).owner.holders.values():
-            if (device.run is None and device.preload is None) or device.free_at + late_s <= now:
-                continue
-            if device.id in avoid:
-                continue
-            # `finish_s` in place: this loop is the cost of a decision about a model with hundreds of copies.
-            left = device.free_at - now
-            finish_s = (left if left > 0.0 else 0.0) + device.local_s
-            if finish_s < best_s or (finish_s == best_s and best is not None and device.order < best.order):
-                best, best_s = device, finish_s
-        return None if best is None else (best, best_s)
-
-    def soonest_left(self, call: WaitingCall) -> tuple[DeviceState, Seconds] | None:
-        avoid = cast(Call, call).avoid
-        busy = [each for each in cast(Call, call).owner.holders.values() if each.busy and each.id not in avoid]
-        if not busy:
-            return None
-        left_s, _, best = min((each.left_s(self.now), each.order, each) for each in busy)
-        return best, left_s
-
-    def allows(self, device: DeviceView, call: WaitingCall) -> bool:
-        return cast(Call, call).owner.allows(cast(DeviceState, device))
-
-    def fits(self, device: DeviceView, call: WaitingCall) -> bool:
-        return self.victims(cast(DeviceState, device), cast(Call, call).owner) is not None
-
-    def load_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
-        return cast(Call, call).owner.load_s(device.kind)
-
-    def service_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
-        costs = cast(Call, call).owner.costs(device.kind)
-        return inf if costs is None else costs.service_s
-
-    @property
-    def reserved(self) -> bool:
-        return self.now < self.reserved_until
-
-    @property
-    def device_count(self) -> int:
-        return len(self.devices)
-
-    @property
-    def idle_count(self) -> int:
-        return len(self.idle_devices)
-
-    def least_used(self, function: FunctionView, limit: int) -> list[DeviceView]:
-        owner = cast(FunctionState, function)
-        if not owner.constraints:
-            return [key[2] for key in self.idle_devices[: -limit - 1 : -1]]
-        return list(islice((key[2] for key in reversed(self.idle_devices) if owner.allows(key[2])), limit))
-
-    def idle_holders(self, call: WaitingCall, limit: int) -> list[DeviceView]:
-        holders = cast(Call, call).owner.holders
-        if len(self.idle_devices) <= len(holders):
-            return [key[2] for key in self.idle_devices[:limit] if key[2].id in holders]
-        return [each for each in islice(holders.values(), limit) if each.idle_key is not None]
-
-    def oldest_hit(self, without: Collection[FunctionId], limit: int | None) -> Call | None:
-        best = NEVER
-        found: Call | None = None
-        idle = self.idle_devices
-        if (limit is None or len(idle) <= limit) and _FEW * len(idle) <= self.queue.functions:
-            # What these devices hold says the same as all that waits, and is less to look at.
-            for _, _, device in idle:
-                for model in device.models.models.values():
-                    owner = model.owner
-                    head = owner.queue.head
-                    if head < best and owner.exclusive and device.id in owner.holders and owner.id not in without:
-                        best, found = head, owner.queue.calls[0]
-        else:
-            for least, queue in self.queue.heads():
-                if least >= best or queue.head >= best:
-                    continue
-                call = queue.calls[0]
-                owner = call.owner
-                if owner.holders and owner.id not in without and self._has_idle_holder(owner, limit):
-                    best, found = call.number, call
-        for call in self.queue.returned:
-            if call.number > best:
-                break
-            if call.function not in without and self._has_idle_holder(call.owner, limit):
-                return call
-        return found
-
-    def _has_idle_holder(self, owner: FunctionState, limit: int | None) -> bool:
-        """Whether `idle_holders` has one; without a limit, whether there is one."""
-        holders = owner.holders
-        idle = self.idle_devices
-        if len(idle) <= len(holders):
-            return any(key[2].id in holders for key in (idle if limit is None else islice(idle, limit)))
-        few = limit is None or len(holders) <= limit
-        for device in holders.values() if few else islice(holders.values(), limit):
-            if device.idle_key is not None:
-                return True
-        return False
-
-    def holds_function(self, device: DeviceView, function: FunctionView) -> bool:
-        return function.id in cast(DeviceState, device).models.models
-
-    def residents(self, device: DeviceView) -> Collection[ResidentView]:
-        return cast(DeviceState, device).models.models.values()
-
     def evictable(self, resident: ResidentView, others: int = 0) -> bool:
         model = cast(Resident[FunctionState], resident)
         if model.running or model.loading or model.queued:
             return False
         return model.owner.copies - others > model.owner.min_copies
-
-    def free(self, device: DeviceView) -> Bytes:
-        return cast(DeviceState, device).models.free
-
-    def occupation(self, device: DeviceView, function: FunctionView) -> Bytes | None:
-        owner = cast(FunctionState, function)
-        costs = owner.costs(device.kind) if owner.allows(cast(DeviceState, device)) else None
-        return None if costs is None else costs.occupation
-
-    def finish_s(self, device: DeviceView) -> Seconds:
-        return cast(DeviceState, device).finish_s(self.now)
-
-    def left_s(self, device: DeviceView) -> Seconds:
-        return cast(DeviceState, device).left_s(self.now)
-
-    def overrun_s(self, device: DeviceView) -> Seconds:
-        return cast(DeviceState, device).overrun_s(self.now)
-
-    def estimate_s(self, call: WaitingCall, kind: str) -> Seconds:
-        known = cast(Call, call)
-        return known.owner.estimate_s(kind, known.size)
 
     def orphans(self, limit: int) -> list[WaitingCall]:
         found: list[WaitingCall] = []

@@ -39,7 +39,7 @@ def settle(world: World) -> None:
 
 def run_policy(world: World) -> None:
     """One scheduling run: the policy proposes, and each action is done or refused at once."""
-    plan = world.policy.plan(world.cluster)
+    plan = world.policy.plan(world.view)
     verdict: Refusal | None = None
     world.look_at = None
     budget = limit = _MAX_IDLE_ACTIONS + _IDLE_ACTIONS_PER_DEVICE * len(world.devices)

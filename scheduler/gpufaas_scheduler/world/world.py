@@ -17,6 +17,7 @@ from gpufaas_scheduler.memory import Lending
 from gpufaas_scheduler.nests import Nests
 from gpufaas_scheduler.overdue import Overdue
 from gpufaas_scheduler.state import Call, Cluster, DeviceState, FunctionState
+from gpufaas_scheduler.view import ClusterView
 
 LEARNING_RATE: Final = 0.25
 """Weight of the newest time in a profile (EWMA): half of what is learnt is from the last 2.4 calls, so that a model
@@ -33,7 +34,7 @@ class World:
         "adopted", "calls", "cluster", "deadlines", "devices", "epoch", "freed", "functions", "gone", "held_back",
         "homeless", "idle", "ignored", "learn", "learnt", "lease", "left", "lending", "look_at", "lost", "max_queue",
         "nested", "nests", "out", "overdue", "policy", "queue", "rate", "refusals", "remembered", "settled", "short",
-        "starts", "surplus", "tangled", "touched", "waiting",
+        "starts", "surplus", "tangled", "touched", "view", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +50,8 @@ class World:
         self.learn = learn
         self.rate = LEARNING_RATE if learn else 0.0
         self.cluster = Cluster(replacement, policy.pass_limit)
+        self.view = ClusterView(self.cluster)
+        """What the policy sees of it."""
         self.lending = Lending(self.cluster)
         self.queue = self.cluster.queue
         self.functions = self.cluster.functions

@@ -12,7 +12,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, FunctionId
 from gpufaas_scheduler.policies import Plan, Start, View, make_policy
 from gpufaas_scheduler.policies.least_wait import LeastWait
-from gpufaas_scheduler.state import Cluster
+from gpufaas_scheduler.view import ClusterView
 
 
 def least_wait(bound: float = 30.0):  # type: ignore[no-untyped-def]
@@ -173,9 +173,9 @@ def test_no_call_waits_beside_an_idle_device_for_longer_than_was_estimated_and_a
 def test_the_oldest_hit_is_the_same_asked_of_few_idle_devices_or_of_all_that_waits(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    oldest_hit, few, compared = Cluster.oldest_hit, "gpufaas_scheduler.state._FEW", []
+    oldest_hit, few, compared = ClusterView.oldest_hit, "gpufaas_scheduler.view._FEW", []
 
-    def both(self: Cluster, without, limit):  # type: ignore[no-untyped-def]
+    def both(self: ClusterView, without, limit):  # type: ignore[no-untyped-def]
         monkeypatch.setattr(few, 1 << 60)
         expected = oldest_hit(self, without, limit)
         monkeypatch.setattr(few, 0)
@@ -183,7 +183,7 @@ def test_the_oldest_hit_is_the_same_asked_of_few_idle_devices_or_of_all_that_wai
         assert oldest_hit(self, without, limit) is expected
         return expected
 
-    monkeypatch.setattr(Cluster, "oldest_hit", both)
+    monkeypatch.setattr(ClusterView, "oldest_hit", both)
     rng = random.Random(seed)
     world = least_wait()
     for number in range(4):

@@ -13,7 +13,7 @@ from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Function, FunctionId, Profile, SizesDoc, TimesDoc
-from gpufaas_scheduler.state import Costs
+from gpufaas_scheduler.costs import Costs
 from gpufaas_scheduler.times import HALF_LIFE, MIN_SIZED, SHARE, BySize, ServiceTimes, steady
 
 RATIOS = st.floats(0.0, 1e12) | st.sampled_from([0.0, 1e-300, 1.0, 1.118, 1e300])
@@ -299,7 +299,7 @@ def test_a_call_is_estimated_by_its_size() -> None:
     assert service.estimate_s == pytest.approx(4.5, rel=0.1)
     assert service.size == 450.0
     assert world.on("a").estimated_finish_s == pytest.approx(4.5, rel=0.2)
-    assert world.engine._world.cluster.estimate_s(world.engine._world.calls["large"], "gpu") == service.estimate_s
+    assert world.engine._world.view.estimate_s(world.engine._world.calls["large"], "gpu") == service.estimate_s
 
 
 def test_a_time_that_a_worker_cannot_mean_is_not_learnt() -> None:

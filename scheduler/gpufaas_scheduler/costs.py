@@ -1,0 +1,122 @@
+"""What a function costs on devices of one kind: how long it loads and serves, and how much memory it takes; learnt."""
+
+from __future__ import annotations
+
+from math import exp, log1p, sqrt
+from typing import Final
+
+from gpufaas_core.model import Bytes, Profile, Seconds, TimesDoc
+from gpufaas_scheduler.times import SHARE, BySize, ServiceTimes, on_grid
+
+_THREE_OF_FOUR: Final = 0.674
+"""Quantile of the standard normal distribution."""
+
+
+class Costs:
+    """
+    A `Profile` that learns, without making a new value for each call.
+
+    The first measurement of each figure takes the place of what was declared or guessed. Times then follow slowly, the
+    service time the slower the more it varies; how it varies is learnt beside it. The occupation is a peak and only
+    grows: a worker that was started after small calls must have room for large ones.
+    """
+
+    __slots__ = (
+        "floor", "least", "load_s", "loaded", "measured", "noted", "occupation", "served", "service_s", "size", "sized",
+        "sizes", "times",
+    )  # fmt: skip
+
+    def __init__(self, profile: Profile, floor: Bytes = 0) -> None:
+        self.load_s = profile.load_s
+        self.service_s = profile.service_s
+        self.size = profile.occupation
+        """Guessed, then measured."""
+        self.least = 0
+        """Where a load ran out of memory, it needs more than it had, whatever is measured of it afterwards."""
+        self.floor = floor
+        """As declared."""
+        self.occupation = max(self.size, floor)
+        """What is reserved: the largest of these."""
+        self.measured = profile.measured
+        self.loaded, self.served, self.sized = (
+            profile.measured and each not in profile.estimated for each in ("load", "call", "memory")
+        )
+        self.noted = False
+        """That it serves in another time than before is noted already, for whoever keeps profiles."""
+        self.times = ServiceTimes()
+        """What calls took, in units of what was estimated."""
+        self.sizes = BySize()
+        """What they took by the size of their requests."""
+        self.restore_times(profile.times)
+
+    def learn_load(self, load_s: Seconds, rate: float) -> None:
+        self.load_s = self.load_s + rate * (load_s - self.load_s) if self.loaded else load_s
+        self.loaded = self.measured = True
+
+    def learn_service(self, service_s: Seconds, size: float, rate: float) -> None:
+        """*rate*: 0 if the mean is given, and only how the times vary about it is learnt."""
+        if self.served or not rate:
+            times, mean_s = self.times, self.service_s
+            times.centred = rate > 0.0
+            by_size_s = self.sizes.predict_s(size) if size else None
+            if by_size_s is None:
+                rate = times.add(service_s / mean_s if mean_s > 0.0 else 1.0, rate)
+            else:
+                times.add(service_s / by_size_s)
+                rate = self.sizes.rate(rate)
+            if rate:
+                self.service_s = on_grid(mean_s + rate * (service_s - mean_s))
+        else:
+            self.service_s = service_s
+            self.served = self.measured = True
+        if size > 0.0:
+            self.sizes.add(size, service_s)
+
+    def estimate_s(self, size: float) -> Seconds:
+        """Expected service time of a call of that size: by the size, if times depend on it; else the mean."""
+        by_size_s = self.sizes.predict_s(size) if size else None
+        return self.service_s if by_size_s is None else by_size_s
+
+    def left_s(self, ran_s: Seconds, estimate_s: Seconds) -> Seconds:
+        """Expected time until a call ends that has run for *ran_s* and was estimated at *estimate_s*."""
+        if estimate_s <= 0.0:
+            return SHARE * max(0.0, ran_s)
+        return estimate_s * self.times.left(ran_s / estimate_s)
+
+    def drain_s(self, calls: int, places: float) -> Seconds:
+        """
+        Return the time within which so many calls are served in three of four cases, where *places* serve at once; at
+        least the mean. Their sum is taken to be log-normal.
+        """
+        cv = self.times.cv
+        sigma = sqrt(log1p(cv * cv / calls))
+        return self.service_s * calls / places * max(1.0, exp(_THREE_OF_FOUR * sigma - sigma * sigma / 2.0))
+
+    def times_doc(self) -> TimesDoc | None:
+        return self.times.doc(self.sizes.doc())
+
+    def restore_times(self, doc: TimesDoc | None) -> None:
+        """What is not there, or no state that the times can be in, is as if no call had been seen."""
+        self.times = ServiceTimes.restored(doc)
+        self.sizes = BySize.restored(None if doc is None else doc.sizes)
+
+    def learn_size(self, occupation: Bytes) -> bool:
+        """Return whether the occupation is another one now."""
+        before, first = self.occupation, not self.sized
+        self.size = max(self.size, occupation) if self.sized else occupation
+        self.occupation = max(self.size, self.least, self.floor)
+        self.sized = self.measured = True
+        return first or self.occupation != before
+
+    def widen(self, occupation: Bytes, least: Bytes) -> None:
+        """A load ran out of memory: the next one has *occupation*, and none has less than *least*."""
+        self.least = max(self.least, least)
+        self.size = max(self.size, occupation)
+        self.occupation = max(self.size, self.least, self.floor)
+
+    def profile(self) -> Profile:
+        """Without what is declared, which belongs to the deployment and not to the bundle."""
+        occupation = max(self.size, self.least)
+        known = (("load", self.loaded), ("call", self.served), ("memory", self.sized))
+        estimated = tuple(name for name, measured in known if self.measured and not measured)
+        return Profile(self.load_s, self.service_s, occupation, self.measured, self.times_doc(), estimated)

@@ -1,0 +1,249 @@
+"""
+The view of policies on the cluster: reads it, changes nothing. `contract.View` says what the members mean.
+
+The contract speaks of calls, functions, devices and residents by protocols. Whatever a policy hands back is one of the
+engine's own objects, which the casts below say.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
+from itertools import islice
+from math import inf
+from typing import Final, cast
+
+from gpufaas_core.model import Bytes, FunctionId, Seconds
+from gpufaas_scheduler.contract import NEVER, DeviceView, FunctionView, ResidentView, WaitingCall
+from gpufaas_scheduler.queue import GlobalQueue
+from gpufaas_scheduler.state import Call, Cluster, DeviceState, FunctionState
+
+_FEW: Final = 16
+"""Devices are few if there are so many times as many functions that wait: twice what a device holds, about."""
+
+
+class _Part:
+    __slots__ = ("_cluster",)
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+
+class _Fleet(_Part):
+    """`contract.FleetView`."""
+
+    __slots__ = ()
+
+    def idle(self) -> Iterator[DeviceState]:
+        cluster = self._cluster
+        idle = cluster.idle_devices
+        if not idle:
+            return
+        key = idle[0]
+        if not cluster.constrained or self._wanted(key[2]):
+            yield key[2]
+        # Devices only drop out during a run: go on behind the last one, wherever that place is now.
+        while idle and (at := bisect_right(idle, key)) < len(idle):
+            key = idle[at]
+            if not cluster.constrained or self._wanted(key[2]):
+                yield key[2]
+
+    def least_used(self, function: FunctionView, limit: int) -> list[DeviceView]:
+        idle, owner = self._cluster.idle_devices, cast(FunctionState, function)
+        if not owner.constraints:
+            return [key[2] for key in idle[: -limit - 1 : -1]]
+        return list(islice((key[2] for key in reversed(idle) if owner.allows(key[2])), limit))
+
+    @property
+    def device_count(self) -> int:
+        return len(self._cluster.devices)
+
+    @property
+    def idle_count(self) -> int:
+        return len(self._cluster.idle_devices)
+
+    @property
+    def reserved(self) -> bool:
+        return self._cluster.reserved
+
+    def allows(self, device: DeviceView, call: WaitingCall) -> bool:
+        return cast(Call, call).owner.allows(cast(DeviceState, device))
+
+    def _wanted(self, device: DeviceState) -> bool:
+        """Some waiting call may run on *device*. O(functions that wait): asked when some function has constraints."""
+        return any(call.owner.allows(device) for call in self._cluster.queue.firsts())
+
+
+class _Residency(_Part):
+    """`contract.ResidencyView`."""
+
+    __slots__ = ()
+
+    def holds(self, device: DeviceView, call: WaitingCall) -> bool:
+        return call.function in cast(DeviceState, device).models.models
+
+    def holds_function(self, device: DeviceView, function: FunctionView) -> bool:
+        return function.id in cast(DeviceState, device).models.models
+
+    def held(self, call: WaitingCall) -> bool:
+        return bool(cast(Call, call).owner.holders)
+
+    def holders(self, call: WaitingCall) -> Collection[DeviceView]:
+        found, avoid = cast(Call, call).owner.holders.values(), cast(Call, call).avoid
+        return [each for each in found if each.id not in avoid] if avoid else found
+
+    def idle_holder(self, call: WaitingCall) -> DeviceState | None:
+        return self._cluster.idle_holder(call)
+
+    def idle_holders(self, call: WaitingCall, limit: int) -> list[DeviceView]:
+        idle, holders = self._cluster.idle_devices, cast(Call, call).owner.holders
+        if len(idle) <= len(holders):
+            return [key[2] for key in idle[:limit] if key[2].id in holders]
+        return [each for each in islice(holders.values(), limit) if each.idle_key is not None]
+
+    def residents(self, device: DeviceView) -> Collection[ResidentView]:
+        return cast(DeviceState, device).models.models.values()
+
+    def evictable(self, resident: ResidentView, others: int = 0) -> bool:
+        return self._cluster.evictable(resident, others)
+
+    def free(self, device: DeviceView) -> Bytes:
+        return cast(DeviceState, device).models.free
+
+    def occupation(self, device: DeviceView, function: FunctionView) -> Bytes | None:
+        owner = cast(FunctionState, function)
+        costs = owner.costs(device.kind) if owner.allows(cast(DeviceState, device)) else None
+        return None if costs is None else costs.occupation
+
+    def fits(self, device: DeviceView, call: WaitingCall) -> bool:
+        return self._cluster.victims(cast(DeviceState, device), cast(Call, call).owner) is not None
+
+
+class _Costs(_Part):
+    """`contract.CostsView`."""
+
+    __slots__ = ()
+
+    def load_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
+        return cast(Call, call).owner.load_s(device.kind)
+
+    def service_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
+        costs = cast(Call, call).owner.costs(device.kind)
+        return inf if costs is None else costs.service_s
+
+    def estimate_s(self, call: WaitingCall, kind: str) -> Seconds:
+        known = cast(Call, call)
+        return known.owner.estimate_s(kind, known.size)
+
+    def rate(self, function: FunctionView) -> float:
+        return self._cluster.rate(cast(FunctionState, function))
+
+    @property
+    def utilisation(self) -> float:
+        return self._cluster.utilisation
+
+    def finish_s(self, device: DeviceView) -> Seconds:
+        return cast(DeviceState, device).finish_s(self._cluster.now)
+
+    def left_s(self, device: DeviceView) -> Seconds:
+        return cast(DeviceState, device).left_s(self._cluster.now)
+
+    def overrun_s(self, device: DeviceView) -> Seconds:
+        return cast(DeviceState, device).overrun_s(self._cluster.now)
+
+    def soonest_holder(self, call: WaitingCall, late_s: Seconds = inf) -> tuple[DeviceState, Seconds] | None:
+        best: DeviceState | None = None
+        best_s = inf
+        now = self._cluster.now
+        avoid = cast(Call, call).avoid
+        for device in cast(Call, call).owner.holders.values():
+            if (device.run is None and device.preload is None) or device.free_at + late_s <= now:
+                continue
+            if device.id in avoid:
+                continue
+            # `finish_s` in place: this loop is the cost of a decision about a model with hundreds of copies.
+            left = device.free_at - now
+            finish_s = (left if left > 0.0 else 0.0) + device.local_s
+            if finish_s < best_s or (finish_s == best_s and best is not None and device.order < best.order):
+                best, best_s = device, finish_s
+        return None if best is None else (best, best_s)
+
+    def soonest_left(self, call: WaitingCall) -> tuple[DeviceState, Seconds] | None:
+        avoid = cast(Call, call).avoid
+        busy = [each for each in cast(Call, call).owner.holders.values() if each.busy and each.id not in avoid]
+        if not busy:
+            return None
+        left_s, _, best = min((each.left_s(self._cluster.now), each.order, each) for each in busy)
+        return best, left_s
+
+
+class ClusterView(_Fleet, _Residency, _Costs):
+    """`contract.View`."""
+
+    __slots__ = ()
+
+    @property
+    def now(self) -> Seconds:
+        return self._cluster.now
+
+    @property
+    def queue(self) -> GlobalQueue[Call]:
+        return self._cluster.queue
+
+    def first_hit(self, device: DeviceView) -> Call | None:
+        models = cast(DeviceState, device).models.models
+        best = NEVER
+        found: FunctionState | None = None
+        for model in models.values():
+            head = model.owner.queue.head
+            if head < best and model.owner.exclusive:
+                best = head
+                found = model.owner
+        for call in self._cluster.queue.returned:
+            if call.number > best:
+                break
+            if call.function in models:
+                return call
+        return None if found is None else found.queue.calls[0]
+
+    def oldest_hit(self, without: Collection[FunctionId], limit: int | None) -> Call | None:
+        best = NEVER
+        found: Call | None = None
+        idle, waiting = self._cluster.idle_devices, self._cluster.queue
+        if (limit is None or len(idle) <= limit) and _FEW * len(idle) <= waiting.functions:
+            # What these devices hold says the same as all that waits, and is less to look at.
+            for _, _, device in idle:
+                for model in device.models.models.values():
+                    owner = model.owner
+                    head = owner.queue.head
+                    if head < best and owner.exclusive and device.id in owner.holders and owner.id not in without:
+                        best, found = head, owner.queue.calls[0]
+        else:
+            for least, queue in waiting.heads():
+                if least >= best or queue.head >= best:
+                    continue
+                call = queue.calls[0]
+                owner = call.owner
+                if owner.holders and owner.id not in without and self._has_idle_holder(owner, limit):
+                    best, found = call.number, call
+        for call in waiting.returned:
+            if call.number > best:
+                break
+            if call.function not in without and self._has_idle_holder(call.owner, limit):
+                return call
+        return found
+
+    def _has_idle_holder(self, owner: FunctionState, limit: int | None) -> bool:
+        """Whether `idle_holders` has one; without a limit, whether there is one."""
+        holders = owner.holders
+        idle = self._cluster.idle_devices
+        if len(idle) <= len(holders):
+            return any(key[2].id in holders for key in (idle if limit is None else islice(idle, limit)))
+        few = limit is None or len(holders) <= limit
+        for device in holders.values() if few else islice(holders.values(), limit):
+            if device.idle_key is not None:
+                return True
+        return False
+
+    def orphans(self, limit: int) -> list[WaitingCall]:
+        return self._cluster.orphans(limit)
