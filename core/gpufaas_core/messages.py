@@ -140,7 +140,7 @@ class Loaded(Struct, frozen=True, tag=True):
 class LoadFailed(Struct, frozen=True, tag=True):
     """
     The worker did not get ready; it has ended and its memory is free. Its calls were answered by the node, unless it
-    ran out of memory: then they are refused, and placed again with more room.
+    ran out of memory, or is `blameless`: then they are refused, and placed again.
     """
 
     function: FunctionId
@@ -149,6 +149,8 @@ class LoadFailed(Struct, frozen=True, tag=True):
     out_of_memory: bool = False
     """It hit its reservation: a larger one may do."""
     copy: int = 0
+    blameless: bool = False
+    """The node could not start it, for want of open files: that says nothing about the function."""
 
 
 class Finished(Struct, frozen=True, tag=True):

@@ -9,7 +9,6 @@ read it, for ever. The WebSocket protocol leaves some connections open that are 
 import asyncio
 import fcntl
 import logging
-import resource
 import struct
 import termios
 from typing import Any, Final
@@ -19,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 
+from gpufaas_core.descriptors import callers_share
 from gpufaas_core.units import Bytes, MiB, Seconds
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > (most := _max_connections()):
+        if len(self.connections) > (most := callers_share()):
             self._refuse(503, "Service Unavailable", f"{most} connections are open", quiet=_said_full(self.loop.time()))
             return
         self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
@@ -274,11 +274,6 @@ class BoundedHttp(HttpToolsProtocol):
         if self._rest_timer is not None:
             self._rest_timer.cancel()
             self._rest_timer = None
-
-
-def _max_connections() -> int:
-    """Return how many connections callers may have: half of our descriptors, the rest is for functions and files."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
 _full_said_at: Seconds = -_FULL_EVERY_S

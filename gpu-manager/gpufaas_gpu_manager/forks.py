@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -49,7 +49,7 @@ class _Asked:
     """A worker that was asked for and is not forked yet. `fds` are copies, so that it can be asked for once more."""
 
     message: Spawn | Exec
-    fds: list[int]
+    fds: list[int] = field(default_factory=list)
     sent: int = 0
     """To so many fork servers."""
     unsent: bool = True
@@ -140,16 +140,30 @@ class Zygote:
         return await asyncio.shield(self._ready)
 
     async def spawn(self, worker: int, start: WorkerStart, fds: Sequence[int], confine: Confine = NOT_CONFINED) -> None:
-        """Have *worker* forked with *fds* (its slots, then its stderr); `on_forked` or `on_exited` will tell."""
+        """
+        Have *worker* forked with *fds* (its slots, then its stderr); `on_forked` or `on_exited` will tell.
+
+        :raises OSError: this process can have no more open files
+        """
         await self._ask(Spawn(worker, start, confine), fds)
 
     async def run(self, program: Exec, output: int) -> None:
-        """Have a worker forked that becomes *program*, and prints into *output*; `on_forked` or `on_exited` tells."""
+        """
+        Have a worker forked that becomes *program*, and prints into *output*; `on_forked` or `on_exited` tells.
+
+        :raises OSError: as `spawn`
+        """
         await self._ask(program, [output])
 
     async def _ask(self, message: Spawn | Exec, fds: Sequence[int]) -> None:
         await self.ready()
-        self._asked[message.worker] = _Asked(message, [os.dup(fd) for fd in fds])
+        asked = _Asked(message)
+        try:
+            asked.fds.extend(map(os.dup, fds))
+        except OSError:
+            asked.close()
+            raise
+        self._asked[message.worker] = asked
         self._send_asked()
 
     def _send_asked(self) -> None:

@@ -35,6 +35,7 @@ from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.enforcement import Enforcement, Hold
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.forks import Zygote, inherited
+from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import Logs
 from gpufaas_gpu_manager.processes import STACKS, ForkedProcess, ServedProcess, describe_status
 from gpufaas_gpu_manager.served import Ports
@@ -139,6 +140,7 @@ class Node:
         self._forgotten: deque[FunctionId] = deque()
         self._next_worker = 1
         self._epoch = 0
+        self.open_files = OpenFiles(on_said)
         self.zygote = Zygote(self._on_forked, self._on_exited, on_said)
         cpus = sum(each.device.kind == "cpu" for each in devices)
         self._threads = self.settings.threads or max(1, len(os.sched_getaffinity(0)) // max(1, cpus))
@@ -300,8 +302,8 @@ class Node:
             ) from None
         if failure is not None and worker.broken_check:
             raise CheckBroken(
-                f"the process that checks {spec.name} was killed ({failure}), and not by us: nothing was deployed, try "
-                "again; if it happens again, see whether the machine is short of memory"
+                f"the process that checks {spec.name} was not started, or was killed, and not by us ({failure}): "
+                "nothing was deployed, try again; if it happens again, see whether the machine is short of memory"
             )
         if failure is not None and server:
             raise InvalidSpec(f"{spec.name} does not start: {failure}{worker.output.tail(True)}")

@@ -44,13 +44,13 @@ class ForkedProcess:
         read_end, write_end = os.pipe()
         worker.output.open(read_end)
         theirs = [theirs for _, theirs in pairs]
-        for index, (ours, _) in enumerate(pairs):
-            ours.setblocking(False)
-            slot = SlotProtocol(worker, index)
-            await loop.create_unix_connection(lambda slot=slot: slot, sock=ours)  # type: ignore[misc]
-            self._slots.append(slot)
-        worker.on_slots(self._slots)
         try:
+            for index, (ours, _) in enumerate(pairs):
+                ours.setblocking(False)
+                slot = SlotProtocol(worker, index)
+                await loop.create_unix_connection(lambda slot=slot: slot, sock=ours)  # type: ignore[misc]
+                self._slots.append(slot)
+            worker.on_slots(self._slots)
             fds = [*(each.fileno() for each in theirs), write_end]
             await self._zygote.spawn(worker.number, start, fds, hold.confine)
         finally:

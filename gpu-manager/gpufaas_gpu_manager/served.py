@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from gpufaas_core.descriptors import is_lack
 from gpufaas_core.frames import ReadyHead
 from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.http_slots import HttpSlot
@@ -110,8 +111,10 @@ class Ports:
                 claim.bind(f"\0gpufaas-port-{port}")
                 with socket.socket() as tried:
                     tried.bind(("", port))
-            except OSError:
+            except OSError as exc:
                 claim.close()
+                if is_lack(exc):
+                    raise
             else:
                 return port, claim
         raise OSError(f"every port from {PORTS.start} to {PORTS.stop - 1} is taken")

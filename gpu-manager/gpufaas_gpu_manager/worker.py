@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError, LeaseRefused, LoadFailed, OutOfMemory, WorkerCrashed
 from gpufaas_core.frames import FailedHead, ReadyHead
 from gpufaas_core.messages import Finished, Loaded, Measured, Refused, WorkerExited
@@ -134,7 +135,7 @@ class Worker(SlotOwner):
         """Those of them whose frames wait for it to become ready."""
         self.checked: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self.broken_check = False
-        """Of a scratch worker: it ended through no doing of its function."""
+        """Of a scratch worker: it ended, or was not started, through no doing of its function."""
         self.ready_head: ReadyHead | None = None
         self.run: Running = node.running(self)
         self.hold: Hold | None = None
@@ -145,6 +146,8 @@ class Worker(SlotOwner):
         """When the last lease of it was opened; the start of its load if there was none."""
         self._failure: FailedHead | None = None
         self._killed_for = ""
+        self._blameless = False
+        """It was not started, for want of open files."""
         self.reaped = False
         """`pid` may be another process's by now."""
         self._reaped_with: str | None = None
@@ -172,11 +175,14 @@ class Worker(SlotOwner):
         try:
             if self.node.fetch is not None and not self.spec.image:
                 await self._fetch(self.node.fetch)
+            self.node.open_files.take(self.number, 1 if self.scratch else self.spec.slots)
             await self.run.start()
         except (GpufaasError, OSError) as exc:
-            self._failure = FailedHead(str(exc), "")
+            self._blameless = is_lack(exc)
+            reason = self.node.open_files.say_lack() if self._blameless else str(exc)
+            self._failure = FailedHead(reason, "")
             self.node.drop(self)
-            self.on_exited(str(exc))
+            self.on_exited(reason)
             return
         self._progress_at = asyncio.get_running_loop().time()
         if self.state is WorkerState.STARTING and self.ready_head is None:
@@ -442,7 +448,8 @@ class Worker(SlotOwner):
         if before is not WorkerState.GONE:
             self.state = WorkerState.GONE if before is WorkerState.WAITING else advance(before, WorkerEvent.REAPED)
         self.close()
-        self.broken_check = self._failure is None and not self._killed_for and how in _KILLED
+        killed = self._failure is None and not self._killed_for and how in _KILLED
+        self.broken_check = killed or self._blameless
         self._settle_check(self._failure.summary if self._failure else how)
         if self.scratch:
             return
@@ -458,6 +465,7 @@ class Worker(SlotOwner):
         ran_out = self._failure is not None and self._failure.out_of_memory
         # One that is held to limits.memory gets no more, whatever is reserved for it.
         again_with_more = loading and ran_out and not self.spec.memory_limit
+        place_again = again_with_more or self._blameless
         error: GpufaasError
         name = f"{self.spec.name}.{self.spec.namespace}"
         if loading:
@@ -474,7 +482,7 @@ class Worker(SlotOwner):
             self.node.over(exchange)
             if exchange.abandoned:
                 exchange.fail(error)
-            elif (exchange.untouched and before is WorkerState.READY) or again_with_more:
+            elif (exchange.untouched and before is WorkerState.READY) or place_again:
                 again.append(exchange)  # of one whose load ran out, the scheduler knows if there is more
             else:
                 exchange.fail(error)
@@ -483,7 +491,9 @@ class Worker(SlotOwner):
             for call in exchanges:
                 self.node.report(Finished(call, self.device.id, 0.0, ok=False))
         elif loading:
-            self.node.report(LoadFailedFact(self.spec.function, self.device.id, reason, again_with_more, self.copy))
+            self.node.report(
+                LoadFailedFact(self.spec.function, self.device.id, reason, again_with_more, self.copy, self._blameless)
+            )
         else:
             if ran_out:
                 self.node.report(Measured(self.spec.function, self.device.id, 0, self.copy, out_of_memory=True))
@@ -501,6 +511,7 @@ class Worker(SlotOwner):
         if self.hold is not None:
             self.hold.close()
         self.output.close()
+        self.node.open_files.give_back(self.number)
 
     def _settle_check(self, failure: str | None) -> None:
         if self.scratch and not self.checked.done():

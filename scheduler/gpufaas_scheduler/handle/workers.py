@@ -77,6 +77,11 @@ def load_failed(world: World, event: m.LoadFailed) -> None:
     awaited = model.running > 0
     ended = _lose(world, device, model)
     world.touch(owner)
+    if event.blameless:
+        if not ended:  # a copy that no call waits for is wished for again, but not at once
+            _hold_back(world, owner)
+        _after_loss(world, device, owner)
+        return
     costs = owner.costs(device.kind)
     if event.out_of_memory and world.learn and costs is not None:
         largest = world.cluster.largest_for(owner).get(device.kind, device.device.memory)
@@ -112,16 +117,22 @@ def worker_exited(world: World, event: m.WorkerExited) -> None:
 
 def _start_failed(world: World, owner: FunctionState, awaited: bool, why: str) -> None:
     """A copy did not come to be. :param awaited: by a call"""
-    world.touch(owner)
-    failing = owner.backoff = owner.backoff or backoff.Backoff()
-    held_back = failing.failed(world.cluster.now)
-    note_lack(world, owner)
+    failing, held_back = _hold_back(world, owner)
     # One copy more is not worth a function that serves elsewhere.
     if held_back and (awaited or owner.copies <= owner.loading):
         failing.reason = why
         for call in [each for each in world.calls.values() if each.owner is owner and each.state != RUNNING]:
             give_up(world, call)
             world.out.append(refuse_failing(world, call.id, owner))
+
+
+def _hold_back(world: World, owner: FunctionState) -> tuple[backoff.Backoff, bool]:
+    """Count a load that failed. Return whether the next one has to wait."""
+    world.touch(owner)
+    failing = owner.backoff = owner.backoff or backoff.Backoff()
+    held_back = failing.failed(world.cluster.now)
+    note_lack(world, owner)
+    return failing, held_back
 
 
 def _lose(world: World, device: DeviceState, model: Model) -> list[Call]:

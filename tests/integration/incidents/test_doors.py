@@ -137,5 +137,44 @@ def test_connections_leave_descriptors_for_functions(few_descriptors: Platform) 
     until(lambda: platform.healthy() and platform.open_files() < 200)
 
 
+@pytest.fixture
+def hardly_any_descriptors(tmp_path: Path) -> Iterator[Platform]:
+    """A platform that may have 128 descriptors: 42 connections of callers, and workers of four CPU functions."""
+    platform = Platform(tmp_path / "hardly")
+    platform.prefix = ["prlimit", "--nofile=128:128"]
+    platform.start()
+    yield platform
+    platform.close()
+
+
+def test_a_worker_too_many_for_the_descriptors_is_refused_until_there_is_room(hardly_any_descriptors: Platform) -> None:
+    """A cold call was answered `502 … [Errno 24] Too many open files`, and its function was marked as failed."""
+    platform = hardly_any_descriptors
+    with contextlib.ExitStack() as stack:
+        for _ in range(35):
+            stack.enter_context(platform.socket())
+        calls = 0
+        for number in range(8):
+            path = platform.deploy(f"one-{number}", ECHO, HTTP)
+            answer = platform.call(path, b"hi")
+            if answer.status_code != 200:
+                break
+            calls += 1
+        for _ in range(3):
+            assert platform.call(path, b"hi").status_code == 503
+
+        assert calls >= 2, "callers that hold connections leave descriptors for workers"
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.headers["x-gpufaas-error"] == "lease-refused"
+        assert "may have 128 files open" in answer.text
+        assert "ulimit -Hn" in answer.text
+        assert platform.call("/function/one-0", b"warm").content == b"warm"
+        failed = [each["name"] for each in platform.http.get("/system/functions").json() if "Failed" in str(each)]
+        assert failed == []
+        assert platform.said().count("descriptors.exhausted") == 1
+        platform.remove("one-0")
+        until(lambda: platform.call(path, b"hi").content == b"hi")
+
+
 def test_nobody_else_looks_into_the_data(few_descriptors: Platform) -> None:
     assert few_descriptors.data.stat().st_mode & 0o777 == 0o700

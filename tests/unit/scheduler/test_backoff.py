@@ -5,6 +5,7 @@ from tests.unit.scheduler.world import World
 from gpufaas_core import messages as m
 from gpufaas_core.model import DeviceId, FunctionId
 from gpufaas_scheduler.backoff import restored
+from gpufaas_scheduler.handle.waiting import MAX_REFUSALS
 
 F, A = FunctionId("f"), DeviceId("a")
 NO_FILE = m.LoadFailed(F, A, "no such file")
@@ -177,6 +178,34 @@ def test_a_copy_more_that_does_not_load_leaves_the_others_serving_and_is_tried_a
     world.now = 1.0
     [load] = world.tell(m.Woken())
     assert isinstance(load, m.Load)
+
+
+def test_a_node_that_can_start_no_worker_says_nothing_of_the_function() -> None:
+    """Its calls are placed again, and refused when nobody takes them."""
+    world = World()
+    world.deploy("f")
+    world.device("a")
+    world.call("c", "f")
+    for _ in range(MAX_REFUSALS):
+        world.engine.handle(m.LoadFailed(F, A, "no descriptors", blameless=True), world.now)
+        world.refuse("c")
+
+    assert world.rejected == [("c", "refused")]
+    assert world.status.failing == {}
+    world.call("next", "f")
+    assert world.started == [("next", "a")]
+
+
+def test_a_minimum_that_no_worker_can_be_started_for_is_tried_again_later() -> None:
+    world = World()
+    world.deploy("f", min_copies=1)
+    world.device("a")
+    for _ in range(3):
+        world.tell(m.LoadFailed(F, A, "no descriptors", blameless=True))
+
+    assert world.out == []
+    assert world.engine.wake_at == 1.0
+    assert world.status.failing == {}
 
 
 def test_a_new_revision_is_loaded_at_once() -> None:

@@ -1,0 +1,49 @@
+"""The open files of this process that workers take: never more than their share, so that calls still get in."""
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gpufaas_core.descriptors import limit, workers_share
+from gpufaas_core.model import Seconds
+
+_BESIDE_SLOTS: Final = 3
+"""Of each worker: its output, what holds it to its memory, a port that is claimed for it."""
+_SAY_EVERY_S: Final[Seconds] = 10.0
+
+
+class OpenFiles:
+    """:param on_said: gets a line for people"""
+
+    def __init__(self, on_said: Callable[[str], None]) -> None:
+        self._on_said = on_said
+        self._said_at = -_SAY_EVERY_S
+        self._taken: dict[int, int] = {}
+
+    def take(self, worker: int, slots: int) -> None:
+        """
+        Let *worker*, which takes calls over so many connections, have what it needs.
+
+        :raises OSError: the others have too much of the share
+        """
+        wanted = slots + _BESIDE_SLOTS
+        if sum(self._taken.values()) + wanted > workers_share():
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        self._taken[worker] = wanted
+
+    def give_back(self, worker: int) -> None:
+        self._taken.pop(worker, None)
+
+    def say_lack(self) -> str:
+        """Return why no worker can be started, for its callers. Say so in the log, once in a while."""
+        reason = (
+            f"this node may have {limit()} files open, too few for one more worker: raise its limit of open files "
+            "(ulimit -Hn, LimitNOFILE= of systemd), or remove functions"
+        )
+        now = time.monotonic()
+        if now - self._said_at >= _SAY_EVERY_S:
+            self._said_at = now
+            self._on_said(f"descriptors.exhausted: {reason}")
+        return reason
