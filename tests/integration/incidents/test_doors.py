@@ -125,6 +125,7 @@ def test_connections_leave_descriptors_for_functions(few_descriptors: Platform) 
     """The 111th function was answered `Errno 24`, as was whatever came when callers held all descriptors."""
     platform = few_descriptors
     path = platform.deploy("echo", ECHO, HTTP)
+    platform.http.get("/healthz")  # one that is idle for some seconds is closed
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(platform.socket()) for _ in range(300)]
 
