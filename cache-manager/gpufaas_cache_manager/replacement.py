@@ -65,6 +65,14 @@ def make_replacement(name: str) -> Replacement:
         raise InvalidSpec(f"no replacement order is called {name!r}: choose one of {', '.join(REPLACEMENTS)}") from None
 
 
+def evictable(resident: Resident[OwnerT], others: int = 0) -> bool:
+    """Return whether it may leave for others, beside *others* of its owner: not pinned, nor within the minimum."""
+    if resident.running or resident.loading or resident.queued:
+        return False
+    owner = resident.owner
+    return owner.copies - others > owner.min_copies
+
+
 def victims(
     replacement: Replacement, residency: Residency[OwnerT], need: Bytes, owner: OwnerT | None = None
 ) -> tuple[Resident[OwnerT], ...] | None:
@@ -84,9 +92,8 @@ def victims(
     chosen: list[Resident[OwnerT]] = []
     for each in replacement.order(residency):
         its = each.owner
-        if each.loading or each.running or each.queued or its is owner or its.copies <= its.min_copies:
-            continue
-        if its.min_copies and its.copies - sum(other.owner is its for other in chosen) <= its.min_copies:
+        others = sum(other.owner is its for other in chosen) if its.min_copies else 0
+        if its is owner or not evictable(each, others):
             continue
         chosen.append(each)
         short -= each.memory

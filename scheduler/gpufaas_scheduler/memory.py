@@ -12,11 +12,13 @@ Pure, as the engine is, which has these methods' only callers.
 from collections.abc import Iterable
 from typing import Final
 
+from gpufaas_cache_manager.replacement import evictable
 from gpufaas_cache_manager.residency import ANSWERED, ASKED, NOT_ASKED
 from gpufaas_core import messages as m
 from gpufaas_core.model import Bytes, DeviceId
 from gpufaas_core.units import MiB
 from gpufaas_scheduler.costs import Costs
+from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.state import Cluster, DeviceState, FunctionState, Model
 
 HEADROOM: Final = 1.1
@@ -107,7 +109,7 @@ class Lending:
         for each in cluster.replacement.order(models):
             if missing <= 0:
                 break
-            if each.owner is not model.owner and cluster.evictable(each, [a.owner for a in leaving].count(each.owner)):
+            if each.owner is not model.owner and evictable(each, [a.owner for a in leaving].count(each.owner)):
                 leaving.append(each)
                 missing -= each.memory
         return leaving
@@ -141,8 +143,8 @@ class Lending:
     def _lacks(self, device: DeviceState, owner: FunctionState) -> bool:
         if owner.exclusive and device.busy:
             return False
-        costs = owner.costs(device.kind)
-        return costs is not None and owner.allows(device) and self._cluster.victims(device, owner) is None
+        found = self._cluster.fits(device, owner)
+        return isinstance(found, Reason) and found.need > 0
 
 
 def answered(device: DeviceState, model: Model, memory: Bytes) -> bool:

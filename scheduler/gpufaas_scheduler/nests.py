@@ -16,6 +16,7 @@ from gpufaas_cache_manager.residency import ANSWERED
 from gpufaas_core.messages import Outer
 from gpufaas_core.model import Bytes, CallId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
+from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.state import LOCAL, RUNNING, Call, Cluster, DeviceState, FunctionState, Model
 
 _Held: TypeAlias = "Counter[Model | None]"
@@ -132,8 +133,8 @@ class Nests:
 
     def _room(self, owner: FunctionState, device: DeviceState, held: set[Call], models: _Held) -> Bytes | None:
         """None: *owner* can be on *device* once what may leave it has left; else the bytes that it would have there."""
-        costs = owner.costs(device.kind) if owner.allows(device) else None
-        if costs is None:
+        need = owner.need(device)
+        if isinstance(need, Reason):
             return 0
         if owner.exclusive and device.id in owner.holders:
             return None
@@ -145,7 +146,7 @@ class Nests:
                 room -= model.limit if model.asked == ANSWERED else model.memory
             elif (waits and model.queued) or model.owner.copies <= model.owner.min_copies:
                 room -= model.memory
-        return None if costs.occupation <= room else room
+        return None if need <= room else room
 
     def why_stuck(self, call: Call) -> str:
         """Say to people what holds the places that *call* could have."""
@@ -156,7 +157,7 @@ class Nests:
         if not owner.exclusive and owner.active:
             reasons.append(f"all slots of {owner.id} are held by calls that wait for calls")
         for device in self._cluster.devices.values():
-            if not owner.allows(device) or owner.costs(device.kind) is None:
+            if isinstance(owner.need(device), Reason):
                 continue
             holder = _holder(device, held) if owner.exclusive else None
             room = self._room(owner, device, held, models)

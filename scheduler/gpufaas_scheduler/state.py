@@ -14,12 +14,13 @@ from typing import Final, NamedTuple, TypeAlias, cast
 
 from msgspec import Struct
 
-from gpufaas_cache_manager.replacement import Replacement, victims
+from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_cache_manager.residency import Residency, Resident
 from gpufaas_core.constraints import satisfied
 from gpufaas_core.model import (
     Bytes,
     CallId,
+    CopyId,
     Device,
     DeviceId,
     Function,
@@ -29,8 +30,9 @@ from gpufaas_core.model import (
     copy_id,
 )
 from gpufaas_scheduler.backoff import Backoff
-from gpufaas_scheduler.contract import ResidentView, WaitingCall, Why
+from gpufaas_scheduler.contract import WaitingCall, Why
 from gpufaas_scheduler.costs import Costs
+from gpufaas_scheduler.fit import NO_PROFILE, NOT_ALLOWED, Fit, Reason, fits
 from gpufaas_scheduler.queue import IMPLICIT, FunctionQueue, GlobalQueue
 from gpufaas_scheduler.times import SHARE
 
@@ -241,6 +243,13 @@ class FunctionState:
         """Whether *device* satisfies its constraints, and is not being drained."""
         return not device.closed and (not self.constraints or satisfied(self.constraints, device.device.labels))
 
+    def need(self, device: DeviceState) -> Bytes | Reason:
+        """Return what a copy is charged on *device*, or why it may not be there."""
+        if not self.allows(device):
+            return NOT_ALLOWED
+        costs = self.costs(device.kind)
+        return NO_PROFILE if costs is None else costs.occupation
+
     @property
     def copies(self) -> int:
         """Without those that drain."""
@@ -443,8 +452,8 @@ class Cluster:
         self.joined = 0
         """Devices that have joined so far."""
         self.asked: tuple[FunctionState, DeviceState] | None = None
-        """For whom `victims` was answered last. Whoever changes pins or charges sets it to None."""
-        self._answer: tuple[Model, ...] | None = None
+        """For whom `fits` was answered last. Whoever changes pins or charges sets it to None."""
+        self._answer: Fit[FunctionState] | Reason = NOT_ALLOWED
         self.orphaned: dict[FunctionId, FunctionState] = {}
         """Has every model function that waits and that no device holds, and some that are no longer so."""
         self.reserved_until: Seconds = -inf
@@ -581,40 +590,45 @@ class Cluster:
         self.note_orphan(owner)
         self.asked = None
 
-    def victims(self, device: DeviceState, owner: FunctionState) -> tuple[Model, ...] | None:
+    def fits(
+        self, device: DeviceState, owner: FunctionState, victims: tuple[CopyId, ...] | None = None
+    ) -> Fit[FunctionState] | Reason:
         """
-        Whom to evict so that *owner* fits; None: it does not, or may not be there. The answer for `fits` serves the
-        commit as well.
+        Who leaves *device* so that one more copy of *owner* fits, or why it does not. *victims*: they leave; None: as
+        many as it takes, in the replacement order. The view's answer serves the commit as well.
         """
-        asked = (owner, device)
-        if self.asked == asked:
+        if victims is None and self.asked == (owner, device):
             return self._answer
-        costs = owner.costs(device.kind) if owner.allows(device) else None
-        self._answer = None if costs is None else victims(self.replacement, device.models, costs.occupation, owner)
-        self.asked = asked
-        return self._answer
+        need = owner.need(device)
+        leaving = self.replacement if victims is None else tuple(victims)
+        found = need if isinstance(need, Reason) else fits(device.models, need, owner, leaving)
+        if victims is None:
+            self.asked, self._answer = (owner, device), found
+        return found
 
-    def room_for(self, owner: FunctionState, among: Iterable[DeviceState] | None = None) -> DeviceState | None:
+    def room_for(
+        self, owner: FunctionState, among: Iterable[DeviceState] | None = None
+    ) -> tuple[DeviceState, tuple[Model, ...]] | None:
         """
-        The device (of *among*, or any) for a copy that no policy places.
+        The device (of *among*, or any) for a copy that no policy places, and who leaves it.
 
-        Without victims before with them; then one with fewer copies of
-        *owner*, none at all if it is a model function; then the most free memory, or the victims that are cheapest to
-        load again; ties by order of joining. O(devices x residents).
+        Without victims before with them; then one with fewer copies of *owner*, none at all if it is a model function;
+        then the most free memory, or the victims that are cheapest to load again; ties by order of joining.
+        O(devices x residents).
         """
-        best: DeviceState | None = None
+        best: tuple[DeviceState, tuple[Model, ...]] | None = None
         best_key: tuple[bool, int, Seconds, Bytes, int] | None = None
         held = Counter(owner.active.values())
         for device in self.devices.values() if among is None else among:
             if owner.exclusive and owner.id in device.models.models:
                 continue
-            chosen = self.victims(device, owner)
-            if chosen is None:
+            found = self.fits(device, owner)
+            if isinstance(found, Reason):
                 continue
-            reload_s = sum(model.owner.load_s(device.kind) for model in chosen)
-            key = (bool(chosen), held[device], reload_s, -device.models.free, device.order)
+            reload_s = sum(model.owner.load_s(device.kind) for model in found.victims)
+            key = (bool(found.victims), held[device], reload_s, -device.models.free, device.order)
             if best_key is None or key < best_key:
-                best, best_key = device, key
+                best, best_key = (device, found.victims), key
         return best
 
     def fits_somewhere(self, owner: FunctionState) -> bool:
@@ -649,12 +663,6 @@ class Cluster:
             return None
         keys = [device.idle_key for device in holders.values() if device.idle_key is not None]
         return min(keys)[2] if keys else None
-
-    def evictable(self, resident: ResidentView, others: int = 0) -> bool:
-        model = cast(Resident[FunctionState], resident)
-        if model.running or model.loading or model.queued:
-            return False
-        return model.owner.copies - others > model.owner.min_copies
 
     def orphans(self, limit: int) -> list[WaitingCall]:
         found: list[WaitingCall] = []

@@ -13,10 +13,12 @@ from itertools import islice
 from math import inf
 from typing import Final, cast
 
+from gpufaas_cache_manager.replacement import evictable
 from gpufaas_core.model import Bytes, FunctionId, Seconds
 from gpufaas_scheduler.contract import NEVER, DeviceView, FunctionView, ResidentView, WaitingCall
+from gpufaas_scheduler.fit import Fit, Reason
 from gpufaas_scheduler.queue import GlobalQueue
-from gpufaas_scheduler.state import Call, Cluster, DeviceState, FunctionState
+from gpufaas_scheduler.state import Call, Cluster, DeviceState, FunctionState, Model
 
 _FEW: Final = 16
 """Devices are few if there are so many times as many functions that wait: twice what a device holds, about."""
@@ -105,18 +107,18 @@ class _Residency(_Part):
         return cast(DeviceState, device).models.models.values()
 
     def evictable(self, resident: ResidentView, others: int = 0) -> bool:
-        return self._cluster.evictable(resident, others)
+        return evictable(cast(Model, resident), others)
 
     def free(self, device: DeviceView) -> Bytes:
         return cast(DeviceState, device).models.free
 
     def occupation(self, device: DeviceView, function: FunctionView) -> Bytes | None:
         owner = cast(FunctionState, function)
-        costs = owner.costs(device.kind) if owner.allows(cast(DeviceState, device)) else None
-        return None if costs is None else costs.occupation
+        need = owner.need(cast(DeviceState, device))
+        return None if isinstance(need, Reason) else need
 
     def fits(self, device: DeviceView, call: WaitingCall) -> bool:
-        return self._cluster.victims(cast(DeviceState, device), cast(Call, call).owner) is not None
+        return isinstance(self._cluster.fits(cast(DeviceState, device), cast(Call, call).owner), Fit)
 
 
 class _Costs(_Part):

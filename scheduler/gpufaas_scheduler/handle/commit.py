@@ -1,11 +1,10 @@
 """The actions of a policy: each is checked against what is so now, and done, or refused with a reason."""
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CopyId
-from gpufaas_core.units import format_bytes
 from gpufaas_scheduler import contract
+from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.handle.grants import reserve, start
-from gpufaas_scheduler.state import LOCAL, WAITING, DeviceState, FunctionState, Model
+from gpufaas_scheduler.state import LOCAL, WAITING, DeviceState, Model
 from gpufaas_scheduler.world.world import World
 
 
@@ -22,10 +21,10 @@ def try_start(world: World, action: contract.Start) -> str | None:
     model = device.models.models.get(call.function)
     victims: tuple[Model, ...] = ()
     if model is None:
-        chosen = _chosen(world, device, call.owner, action.victims)
-        if isinstance(chosen, str):
-            return chosen
-        victims = chosen
+        found = world.cluster.fits(device, call.owner, action.victims)
+        if isinstance(found, Reason):
+            return found.say(call.function, device.id, device.kind)
+        victims = found.victims
     world.queue.remove(call)
     call.why = action.why
     if action.reserved_s:
@@ -91,10 +90,10 @@ def try_load(world: World, action: contract.Load) -> str | None:
         return f"device {device.id} holds {owner.id} already"
     if owner.max_copies and owner.copies >= owner.max_copies:
         return f"{owner.id} has {owner.copies} copies, and may have {owner.max_copies}"
-    victims = _chosen(world, device, owner, action.victims)
-    if isinstance(victims, str):
-        return victims
-    model, names = reserve(world, device, owner, victims)
+    found = world.cluster.fits(device, owner, action.victims)
+    if isinstance(found, Reason):
+        return found.say(owner.id, device.id, device.kind)
+    model, names = reserve(world, device, owner, found.victims)
     device.preload = model
     device.busy_since = world.cluster.now
     device.free_at = model.ready_at
@@ -102,45 +101,6 @@ def try_load(world: World, action: contract.Load) -> str | None:
     world.lease = number = world.lease + 1
     world.out.append(m.Load(world.epoch, number, owner.id, owner.digest, device.id, model.memory, names))
     return None
-
-
-def _chosen(
-    world: World, device: DeviceState, owner: FunctionState, names: tuple[CopyId, ...] | None
-) -> tuple[Model, ...] | str:
-    """Return the models to be evicted for *owner*: those of *names*, or of the replacement order; or why not."""
-    if names is None:
-        chosen = world.cluster.victims(device, owner)
-        return _why_no_room(owner, device) if chosen is None else chosen
-    costs = owner.costs(device.kind)
-    if costs is None or not owner.allows(device):
-        return _why_no_room(owner, device)
-    free = device.models.free
-    victims: list[Model] = []
-    for name in dict.fromkeys(names):
-        model = device.models.models.get(name)
-        if model is None:
-            return f"{name} cannot be evicted: {device.id} does not hold it"
-        if not world.cluster.evictable(model, [each.owner for each in victims].count(model.owner)):
-            return f"{name} cannot be evicted from {device.id}: it is pinned, or within its minimum of copies"
-        victims.append(model)
-        free += model.memory
-    if free < costs.occupation:
-        need, after = format_bytes(costs.occupation), format_bytes(free)
-        return f"{owner.id} needs {need}, device {device.id} has {after} free once {len(victims)} are evicted"
-    return tuple(victims)
-
-
-def _why_no_room(owner: FunctionState, device: DeviceState) -> str:
-    if not owner.allows(device):
-        return f"device {device.id} does not satisfy the constraints of {owner.id}"
-    costs = owner.costs(device.kind)
-    if costs is None:
-        return f"{owner.id} has no profile for devices of kind {device.kind}"
-    need, memory = format_bytes(costs.occupation), device.device.memory
-    if costs.occupation > memory:
-        return f"{owner.id} needs {need}, device {device.id} has {format_bytes(memory)}"
-    free = format_bytes(device.models.free)
-    return f"{owner.id} needs {need}, device {device.id} has {free} free, and what could be evicted is too little"
 
 
 def _busy(device: DeviceState) -> str:

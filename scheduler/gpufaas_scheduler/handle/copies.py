@@ -111,16 +111,14 @@ def forget_if_done(world: World, owner: FunctionState) -> None:
 
 def serve_fifo(world: World, owner: FunctionState) -> None:
     """Start as many waiting calls of a CPU function as there are free slots; load it if it is resident nowhere."""
-    cluster = world.cluster
     queue = owner.queue
     if not owner.active and queue.calls:
         _revive(world, owner)
     if not owner.active and queue.calls:
-        device = cluster.room_for(owner)
-        if device is None:
+        room = world.cluster.room_for(owner)
+        if room is None:
             return
-        victims = cluster.victims(device, owner)
-        assert victims is not None
+        device, victims = room
         first = queue.calls[0]
         queue.remove(first)
         start(world, first, device, None, victims)
@@ -171,11 +169,10 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
     """Load one, and return whether there was room."""
     if owner.exclusive and owner.copies >= len(world.devices):
         return False
-    device = world.cluster.room_for(owner)
-    if device is None:
+    room = world.cluster.room_for(owner)
+    if room is None:
         return False
-    victims = world.cluster.victims(device, owner)
-    assert victims is not None
+    device, victims = room
     if victims and owner.copies >= owner.min_copies and not owner.eager and not owner.queue.calls:
         return False
     model, names = reserve(world, device, owner, victims)

@@ -91,7 +91,8 @@ def start_nested(world: World) -> None:
         elif world.idle and call.state == WAITING:
             device = world.cluster.idle_holder(call)
             if device is None and not world.nests.may_wait(owner):
-                device = world.cluster.room_for(owner, [key[2] for key in world.idle])
+                room = world.cluster.room_for(owner, [key[2] for key in world.idle])
+                device = None if room is None else room[0]
             if device is not None:
                 try_start(world, contract.Start(call.id, device.id, None, _NESTED))
 
@@ -100,10 +101,9 @@ def _start_at_another_copy(world: World, call: Call) -> None:
     owner = call.owner
     if owner.max_copies and owner.copies >= owner.max_copies:
         return
-    device = world.cluster.room_for(owner)
-    if device is not None:
-        victims = world.cluster.victims(device, owner)
-        assert victims is not None
+    room = world.cluster.room_for(owner)
+    if room is not None:
+        device, victims = room
         owner.queue.remove(call)
         start(world, call, device, None, victims)
 

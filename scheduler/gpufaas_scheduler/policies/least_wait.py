@@ -209,7 +209,7 @@ class _Decision:
                 return Start(call.id, device.id, None, why), call.function
             if view.reserved:
                 break
-            device = self._any_place(call.owner)
+            device = self._any_place(call)
             if device is None:
                 continue
             soonest = view.soonest_left(call)
@@ -459,17 +459,11 @@ class _Decision:
                 demand += self.view.rate(owner) * owner.service_s(device.kind) / owner.copies
         return demand
 
-    def _any_place(self, function: FunctionView) -> DeviceView | None:
-        """An idle device without *function* that has, or could be given, room for it."""
+    def _any_place(self, call: WaitingCall) -> DeviceView | None:
+        """An idle device without the model of *call* that has, or could be given, room for it."""
         view = self.view
-        for device in view.least_used(function, view.idle_count):
-            need = view.occupation(device, function)
-            if need is None or view.holds_function(device, function):
-                continue
-            need -= view.free(device)
-            if need > 0:
-                need -= sum(each.memory for each in self._evictable(device))
-            if need <= 0:
+        for device in view.least_used(call.owner, view.idle_count):
+            if not view.holds(device, call) and view.fits(device, call):
                 return device
         return None
 

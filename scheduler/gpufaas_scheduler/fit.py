@@ -1,0 +1,83 @@
+"""
+Whether a copy of a function fits on a device, and who leaves for it. The one check for all who ask: the view of
+policies, the commit of their actions, and the engine where it places a copy itself. Pure.
+
+Whether the function may be on the device at all, and what it needs there, is `FunctionState.need`; whether a single
+copy may leave is the cache manager's `evictable`.
+"""
+
+from typing import Final, Generic, NamedTuple
+
+from gpufaas_cache_manager.replacement import Replacement, evictable, victims
+from gpufaas_cache_manager.residency import OwnerT, Residency, Resident
+from gpufaas_core.model import Bytes, CopyId, DeviceId, FunctionId
+from gpufaas_core.units import format_bytes
+
+
+class Fit(NamedTuple, Generic[OwnerT]):
+    victims: tuple[Resident[OwnerT], ...]
+    """Who leaves so that it fits, in this order."""
+
+
+class Reason(NamedTuple):
+    """Why a copy does not fit. Most reasons are never read, so the words are made when somebody asks for them."""
+
+    rule: str
+    """With the names that `say` fills in."""
+    need: Bytes = 0
+    """Of the copy; 0: it may not be there, whatever it needs."""
+    have: Bytes = 0
+    """What there is for it, by the rule."""
+    victim: CopyId | None = None
+    """Who cannot leave."""
+    leaving: int = 0
+    """How many would leave for it."""
+
+    def say(self, function: FunctionId, device: DeviceId, kind: str) -> str:
+        need, have = format_bytes(self.need), format_bytes(self.have)
+        return self.rule.format(
+            function=function, device=device, kind=kind, need=need, have=have, victim=self.victim, leaving=self.leaving
+        )
+
+
+NOT_ALLOWED: Final = Reason("device {device} does not satisfy the constraints of {function}")
+NO_PROFILE: Final = Reason("{function} has no profile for devices of kind {kind}")
+
+_TOO_LARGE: Final = "{function} needs {need}, device {device} has {have}"
+_NO_ROOM: Final = "{function} needs {need}, device {device} has {have} free, and what could be evicted is too little"
+_ABSENT: Final = "{victim} cannot be evicted: {device} does not hold it"
+_STAYS: Final = "{victim} cannot be evicted from {device}: it is pinned, or within its minimum of copies"
+_TOO_FEW: Final = "{function} needs {need}, device {device} has {have} free once {leaving} are evicted"
+
+
+def fits(
+    residency: Residency[OwnerT], need: Bytes, owner: OwnerT, leaving: Replacement | tuple[CopyId, ...]
+) -> Fit[OwnerT] | Reason:
+    """
+    Return who leaves so that one more copy of *owner*, of *need* bytes, fits; or why it does not. O(residents).
+
+    :param residency: what is in the device's memory
+    :param leaving: in which order copies leave, until there is room; or which copies leave, all of them
+    """
+    if isinstance(leaving, tuple):
+        return _fits_without(residency, need, leaving)
+    chosen = victims(leaving, residency, need, owner)
+    if chosen is not None:
+        return Fit(chosen)
+    if need > residency.memory:
+        return Reason(_TOO_LARGE, need, residency.memory)
+    return Reason(_NO_ROOM, need, residency.free)
+
+
+def _fits_without(residency: Residency[OwnerT], need: Bytes, names: tuple[CopyId, ...]) -> Fit[OwnerT] | Reason:
+    chosen: list[Resident[OwnerT]] = []
+    free = residency.free
+    for name in dict.fromkeys(names):
+        each = residency.models.get(name)
+        if each is None:
+            return Reason(_ABSENT, need, free, name)
+        if not evictable(each, sum(other.owner is each.owner for other in chosen)):
+            return Reason(_STAYS, need, free, name)
+        chosen.append(each)
+        free += each.memory
+    return Fit(tuple(chosen)) if need <= free else Reason(_TOO_FEW, need, free, None, len(chosen))
