@@ -1,6 +1,8 @@
 """`EtcdProcess`: a real etcd for tests and benchmarks, on free ports of loopback, to be killed and started again."""
 
+import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -17,6 +19,9 @@ from gpufaas_core.units import Seconds
 
 _READY_S: Final[Seconds] = 20.0
 _ASK_S: Final[Seconds] = 0.02
+_PORTS: Final = range(12_000, 32_768)
+"""Above them are those that systems give to outgoing connections."""
+_given: set[int] = set()
 
 
 def etcd_missing() -> str:
@@ -39,7 +44,7 @@ class EtcdProcess:
     ) -> None:
         memory = Path("/dev/shm")
         self.folder = Path(tempfile.mkdtemp(prefix="gpufaas-etcd-", dir=memory if memory.is_dir() else None))
-        self.port, self._peer_port, self._metrics_port = _free_ports(3)
+        self.port, self._peer_port, self._metrics_port = free_port(), free_port(), free_port()
         self.endpoint = f"{host}:{self.port}"
         self.peer = f"http://127.0.0.1:{self._peer_port}"
         self.cluster = f"{name}={self.peer}"
@@ -155,12 +160,17 @@ def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith("ETCD_")}
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+def free_port(host: str = "127.0.0.1") -> int:
+    """
+    Return a port of *host* that is free, and stays so while the process that it is for is dead.
+
+    One of those that outgoing connections are given would be taken by whoever called somebody meanwhile.
+    """
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if port not in _given:
+                probe.bind((host, port))
+                _given.add(port)
+                return port

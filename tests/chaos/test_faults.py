@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from tests.chaos.conftest import Chaos
 from tests.integration.cluster import Cluster, Network, Service, filled
-from tests.integration.conftest import until
+from tests.integration.conftest import all_ended, until
 
 from gpufaas_store.testing import etcd_missing
 
@@ -85,8 +84,7 @@ def test_a_node_is_killed_and_comes_back(cluster: Cluster, chaos: Begin) -> None
         node.start()
         until(cluster.whole, "it is back")
         it.run_on(1.0)
-    _, alive = psutil.wait_procs(left, 10)
-    assert not alive, "its workers ended with it"
+    all_ended(left)
 
 
 def test_the_leader_is_killed(cluster: Cluster, chaos: Begin) -> None:

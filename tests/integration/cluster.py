@@ -12,7 +12,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,29 +20,13 @@ from typing import Any, Final
 
 import httpx
 import psutil
-from tests.integration.conftest import LIMIT_S, TORCH, FunctionBuilds, private_bytes, until
+from tests.integration.conftest import LIMIT_S, TORCH, FunctionBuilds, all_ended, private_bytes, until
 
 from gpufaas_cli.client import Client
 from gpufaas_store.secrets import create_key_file
-from gpufaas_store.testing import EtcdProcess
+from gpufaas_store.testing import EtcdProcess, free_port
 
 MiB: Final = 1024 * 1024
-_EPHEMERAL: Final = 32_768
-"""Ports from here on are given to outgoing connections: one that a process is to have again must be below."""
-_taken: set[int] = set()
-
-
-def fixed_port(host: str = "127.0.0.1") -> int:
-    """Return a port that is free, and stays so while its process is dead."""
-    while True:
-        port = random.randrange(12_000, _EPHEMERAL)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                if port not in _taken:
-                    probe.bind((host, port))
-                    _taken.add(port)
-                    return port
 
 
 class Service:
@@ -52,7 +35,7 @@ class Service:
     def __init__(self, cluster: "Cluster", role: str, id_: str, host: str, arguments: Sequence[str]) -> None:
         self.cluster = cluster
         self.role, self.id, self.host = role, id_, host
-        self.port, self.status_port = fixed_port(), fixed_port()
+        self.port, self.status_port = free_port(), free_port()
         self.arguments = list(arguments)
         self.prefix: list[str] = []
         self.program = ["-m", "gpufaas_cli"]
@@ -161,7 +144,7 @@ class Service:
         self.http.close()
         if self.runs:
             self.resume()
-            psutil.wait_procs(self.kill(), LIMIT_S)
+            all_ended(self.kill())
 
 
 class Gateway(Service):

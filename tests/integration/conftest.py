@@ -14,7 +14,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import pytest
 
 from gpufaas_cli.build import BuildRequest, Built, build
 from gpufaas_cli.client import Client
+from gpufaas_store.testing import free_port
 
 LIMIT_S = 30.0
 """Whatever is waited for comes within this, also on a busy machine; nothing waits so long on purpose."""
@@ -70,10 +71,17 @@ def until(claim: Callable[[], object], what: str = "", timeout_s: float = LIMIT_
         time.sleep(0.01)
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+def lives(process: psutil.Process) -> bool:
+    """Not so is one that has ended and was not reaped yet, by whoever adopted it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def all_ended(processes: Iterable[psutil.Process]) -> None:
+    """Return when none of them lives; signals come, and processes end, when the machine has time for it."""
+    until(lambda: not any(map(lives, processes)), f"all have ended: {processes}")
 
 
 class Gate:
@@ -199,8 +207,7 @@ class Platform:
         tree = self.tree()
         self._process_of().send_signal(signal.SIGTERM)
         status = self._process_of().wait(LIMIT_S)
-        psutil.wait_procs(tree, LIMIT_S)
-        assert not [each for each in tree if each.is_running()]
+        all_ended(tree)
         return status
 
     def kill(self) -> list[psutil.Process]:
@@ -225,7 +232,7 @@ class Platform:
         self.http.close()
         self._cli.__exit__()
         if self._process is not None and self._process.poll() is None:
-            psutil.wait_procs(self.kill(), LIMIT_S)
+            all_ended(self.kill())
 
     # --- functions ---
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
-from tests.integration.conftest import ECHO, ECHO_MODEL, GATED, HTTP, TORCH, Platform, until
+from tests.integration.conftest import ECHO, ECHO_MODEL, GATED, HTTP, TORCH, Platform, all_ended, until
 
 Make = Callable[..., Platform]
 LOCAL = ("--device", "cpu:0=400MiB", "--allow-local-callbacks")
@@ -449,7 +448,7 @@ def test_a_cancelled_call_does_not_come_back_over_a_kill(make_platform: Make, tm
         assert platform.http.delete(f"/async-function/{call}").status_code == 202
     executed = len((platform.home / "record").read_bytes())
 
-    psutil.wait_procs(platform.kill(), 30)
+    all_ended(platform.kill())
     again = make_platform(*LOCAL, data=platform.data).start()
 
     marker = send(again, path, str(tmp_path / "marker").encode())

@@ -21,10 +21,10 @@ from tests.integration.conftest import (
     GATED,
     GATED_MODEL,
     HTTP,
-    LIMIT_S,
     TORCH,
     Platform,
     Sampler,
+    all_ended,
     until,
 )
 
@@ -92,9 +92,8 @@ def test_a_killed_fork_server_costs_its_workers_and_is_started_again(make_platfo
     tree = platform.tree()
 
     platform.zygote().send_signal(signal.SIGKILL)
-    psutil.wait_procs(tree, 10)
 
-    assert not [each for each in tree if each.is_running()]
+    all_ended(tree)
     answer = platform.call(path, b"back")
     assert (answer.text, answer.headers["x-gpufaas-start"]) == ("back", "miss")
     assert platform.stop() == 0
@@ -111,7 +110,7 @@ def test_what_a_worker_started_itself_ends_with_it(platform: Platform) -> None:
 
     platform.workers()[0].send_signal(signal.SIGKILL)
 
-    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    all_ended([child])
 
 
 @pytest.mark.parametrize("lang", [TORCH, HTTP])
@@ -420,10 +419,9 @@ def test_nothing_outlives_a_killed_platform_and_its_successor_knows_everything(m
 
     until(kept, "profiles are saved every 5 s")
     tree = platform.kill()
-    psutil.wait_procs(tree, 10)
 
     assert len(tree) == 4
-    assert not [each for each in tree if each.is_running()]
+    all_ended(tree)
     assert running.exception() is not None
     platform.start()
     assert platform.spooled() == []
@@ -471,9 +469,8 @@ def test_sigterm_lets_running_calls_end_and_leaves_no_process(make_platform: Mak
 
         assert call.result().status_code == 200
         assert platform.wait() == 0
-    psutil.wait_procs(tree, 10)
     assert len(tree) == 2
-    assert not [each for each in tree if each.is_running()]
+    all_ended(tree)
     assert platform.said().count("\n") < 10, platform.said()
 
 
@@ -610,8 +607,7 @@ def test_what_a_handler_started_itself_does_not_outlive_the_platform(make_platfo
 
     platform.kill()
 
-    psutil.wait_procs([child], LIMIT_S)
-    assert not child.is_running()
+    all_ended([child])
 
 
 def test_the_journal_of_a_killed_platform_has_its_last_events(make_platform: Make, tmp_path: Path) -> None:

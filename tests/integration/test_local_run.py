@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from tests.integration.conftest import all_ended
 
 GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))
 HANDLER = """\
@@ -53,7 +54,7 @@ def running(project: Path, *options: str) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0, err.read_text()
-    assert not [each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    all_ended(children)
     assert list((project / "tmp").iterdir()) == []
 
 

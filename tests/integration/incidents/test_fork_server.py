@@ -6,9 +6,8 @@ nothing said why, and with a dozen loads outstanding the platform itself hung on
 import signal
 import time
 
-import psutil
 import pytest
-from tests.integration.conftest import ECHO, ECHO_MODEL, HTTP, LIMIT_S, Platform, until
+from tests.integration.conftest import ECHO, ECHO_MODEL, HTTP, LIMIT_S, Platform, all_ended, until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -37,7 +36,7 @@ def test_a_stopped_fork_server_is_replaced_and_its_workers_go_on(make_platform: 
 
     # When the last of its workers has ended, so does the stopped one, and the device has its memory back.
     platform.remove("warm")
-    until(lambda: not (lives(stopped) or lives(survivor)), "the stopped fork server and its worker are gone")
+    all_ended([stopped, survivor])
     platform.remove("cold")
     until(lambda: not any(each["used"] for each in platform.status()["devices"]), "the memory is free")
     assert platform.stop() == 0
@@ -73,12 +72,4 @@ def test_nothing_is_left_when_the_platform_is_killed_beside_a_stopped_fork_serve
     platform.signal(signal.SIGKILL)
     platform.wait()
 
-    until(lambda: not any(map(lives, tree)), "all of it is gone")
-
-
-def lives(process: psutil.Process) -> bool:
-    """Not so is one that has ended and was not reaped yet, by whoever adopted it."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    all_ended(tree)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.integration.conftest import ECHO_MODEL, HTTP, Platform, until
+from tests.integration.conftest import ECHO_MODEL, HTTP, Platform, all_ended, until
 
 from gpufaas_gpu_manager.cgroups import find
 from gpufaas_gpu_manager.enforcement import group_limit
@@ -277,7 +277,7 @@ def test_a_killed_platform_s_groups_are_removed_by_the_next_one(make_platform: M
     name = next(each for each in group.split("/") if each.startswith("gpufaas-")).split("\n")[0]
     assert [Path(each) for each in _directories(name)]
 
-    psutil.wait_procs(platform.kill(), 10)
+    all_ended(platform.kill())
     next_one = make_platform("--device", "cpu:0=400MiB").start()
 
     assert not _directories(name)
