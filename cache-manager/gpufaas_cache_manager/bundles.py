@@ -183,6 +183,8 @@ def _bounded(tar: tarfile.TarFile, limits: BundleLimits) -> Iterator[tarfile.Tar
     for number, member in enumerate(tar, 1):
         if number > limits.members:
             raise InvalidSpec(f"the bundle has more than {limits.members} files: put data into an archive of its own")
+        if member.name == MANIFEST:
+            _check_size(member.size, limits.manifest)
         total += max(0, member.size)
         if total > limits.total:
             raise InvalidSpec(
@@ -197,8 +199,7 @@ def _read_manifest(directory: Path, limit: Bytes) -> Manifest:
     try:
         with (directory / MANIFEST).open("rb") as file:
             content = file.read(limit + 1)
-        if len(content) > limit:
-            raise InvalidSpec(f"{MANIFEST} of the bundle has more than {format_bytes(limit)}")
+        _check_size(len(content), limit)
         manifest = msgspec.json.decode(content, type=Manifest)
     except (FileNotFoundError, IsADirectoryError):
         raise InvalidSpec(f"bundle without {MANIFEST}: make bundles with `gpufaas build`") from None
@@ -224,6 +225,11 @@ def _read_manifest(directory: Path, limit: Bytes) -> Manifest:
     if not (module.with_name(module.name + ".py").is_file() or (module / "__init__.py").is_file()):
         raise InvalidSpec(f"the bundle has no {FUNCTION_DIR}/{manifest.handler}.py: build it again")
     return manifest
+
+
+def _check_size(manifest: Bytes, limit: Bytes) -> None:
+    if manifest > limit:
+        raise InvalidSpec(f"{MANIFEST} of the bundle has more than {format_bytes(limit)}")
 
 
 def _data_bytes(function: Path, manifest: Manifest) -> int:
