@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from gpufaas_cache_manager.artifacts import ArtifactStore, check_digest, storage_errors, sync_directory
-from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed, UnknownArtifact
-from gpufaas_core.units import Bytes, MiB
+from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageAway, StorageFailed, UnknownArtifact
+from gpufaas_core.units import Bytes, MiB, Seconds
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential, S3Store
@@ -42,6 +42,12 @@ _PART: Final[Bytes] = 16 * MiB
 _MAX_PARTS: Final = 9_000  # S3 takes 10,000
 _UNSIZED_PART: Final[Bytes] = 64 * MiB  # of a stream whose length is not known: up to 576 GB
 _ABANDONED_S: Final = 86_400.0
+_ANSWERS_S: Final[Seconds] = 10.0
+"""A store that says nothing for so long stands still: who waits for it is told so, and gives his thread back."""
+_SLOWEST: Final = MiB / 4
+"""Per second, of a request with data."""
+_REFUSED: Final = re.compile(r"status code: (4\d\d|507)|redirect")
+"""In the library's messages, which has one class for all that is not of the object itself."""
 _CREDENTIALS_KEPT: Final = datetime.timedelta(minutes=10)
 _FORMS: Final = "dir:/path, or s3://bucket/prefix?endpoint=http://host:9000"
 
@@ -50,7 +56,8 @@ class ObjectStore(Protocol):
     """
     The port. Safe to use from many tasks at once.
 
-    All raise `StorageFailed` when the store cannot be reached or refuses, and `InvalidSpec` for what is no digest.
+    All raise `StorageAway` when the store does not answer, `StorageFailed` when it refuses, and `InvalidSpec` for what
+    is no digest.
     """
 
     url: str
@@ -277,7 +284,7 @@ class S3ObjectStore:
 
         key = self._key(digest)
         try:
-            with self._errors(digest):
+            async with self._answering(digest):
                 return (await obstore.head_async(self._store, key))["size"]
         except UnknownArtifact:
             return None
@@ -288,8 +295,8 @@ class S3ObjectStore:
         key = self._key(digest)
 
         async def part(begin: Bytes) -> bytes:
-            with self._errors(digest):
-                stop = min(begin + _PIECE, end)
+            stop = min(begin + _PIECE, end)
+            async with self._answering(digest, stop - begin):
                 data = bytes(await obstore.get_range_async(self._store, key, start=begin, end=stop))
             if len(data) != stop - begin:
                 raise StorageFailed(f"object store {self.url}: {digest} ends at byte {begin + len(data)}, before {end}")
@@ -321,7 +328,7 @@ class S3ObjectStore:
         checked = _checked(source if not isinstance(source, Path) else _file_pieces(source, _in_thread), digest)
         if size is not None and size <= part:
             whole = b"".join([piece async for piece in checked])
-            with self._errors(digest):
+            async with self._answering(digest, size):
                 await obstore.put_async(self._store, key, whole, use_multipart=False)
             return
         # An error that the source raises aborts the upload, and comes back as one of the library's: keep our own.
@@ -349,15 +356,16 @@ class S3ObjectStore:
         import obstore
 
         key = self._key(digest)
-        with contextlib.suppress(UnknownArtifact), self._errors(digest):
-            await obstore.delete_async(self._store, key)
+        with contextlib.suppress(UnknownArtifact):
+            async with self._answering(digest):
+                await obstore.delete_async(self._store, key)
 
     async def digests(self) -> AsyncIterator[str]:
         import obstore
 
         stream = obstore.list(self._store, "sha256/", chunk_size=1000)
         while True:
-            with self._errors("its list"):
+            async with self._answering("its list"):
                 try:
                     page = await stream.__anext__()
                 except StopAsyncIteration:
@@ -371,6 +379,13 @@ class S3ObjectStore:
     def _key(self, digest: str) -> str:
         check_digest(digest)
         return f"sha256/{digest}"
+
+    @contextlib.asynccontextmanager
+    async def _answering(self, what: str, size: Bytes = 0) -> AsyncIterator[None]:
+        """A request with *size* bytes; of many parts, the client bounds each."""
+        with self._errors(what):
+            async with asyncio.timeout(_ANSWERS_S + size / _SLOWEST):
+                yield
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:
@@ -388,7 +403,10 @@ class S3ObjectStore:
                     f"object store {self.url} refused access to {what}: check AWS_ACCESS_KEY_ID, "
                     f"AWS_SECRET_ACCESS_KEY and the bucket's policy ({_brief(exc)})"
                 ) from exc
-            raise StorageFailed(f"object store {self.url} failed on {what}: {_brief(exc)}") from exc
+            if isinstance(exc, TimeoutError):
+                raise StorageAway(f"object store {self.url} does not answer on {what}: try again") from exc
+            kind = StorageFailed if _REFUSED.search(str(exc)) else StorageAway
+            raise kind(f"object store {self.url} failed on {what}: {_brief(exc)}") from exc
 
 
 def _s3_store(url: str, environ: Mapping[str, str]) -> S3ObjectStore:

@@ -58,6 +58,8 @@ class Weights:
         self._url = ""
         self._joined = asyncio.Event()
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
+        self.unpublished: set[str] = set()
+        """What is here, and did not come into the object store: uploads that were told so and are to come again."""
         self._new: asyncio.Queue[str] = asyncio.Queue()
 
     async def open(self) -> None:
@@ -136,7 +138,12 @@ class Weights:
     async def publish(self, digest: str) -> None:
         """An upload is whole: others may have it from here, and the object store keeps it if there is one."""
         if self.store is not None:
-            await publish(self._artifacts, self.store, digest)
+            try:
+                await publish(self._artifacts, self.store, digest)
+            except BaseException:
+                self.unpublished.add(digest)
+                raise
+            self.unpublished.discard(digest)
         self.announce(digest)
 
 
@@ -149,7 +156,7 @@ class GatewayArtifacts:
         self._loop = loop
 
     def has(self, digest: str) -> bool:
-        if self._artifacts.has(digest):
+        if self._artifacts.has(digest) and digest not in self._weights.unpublished:
             return True
         # Called from a thread, as all of this port: whoever else has it will do.
         holders = asyncio.run_coroutine_threadsafe(self._weights.holders(digest), self._loop).result()
