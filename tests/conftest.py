@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.nursery import Nursery
 
 # How long an example takes is a matter of what else the machine does.
 settings.register_profile("any machine", deadline=None)
@@ -24,6 +26,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 _IMAGES = Path(__file__).parent / "images"
 sys.path.insert(0, str(Path(__file__).parent / "fakes"))  # stand-ins for servers of others: `import kubernetes_server`
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def warm_fork_servers(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork servers of this test come from a process that has imported torch already."""
+    monkeypatch.setattr("gpufaas_gpu_manager.forks.launch", nursery.launch)
 
 
 @pytest.fixture(scope="session")

@@ -113,18 +113,9 @@ class Zygote:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)  # a fork server that does not read must not hold the loop up
-        # Threads of math libraries would not survive a fork: the zygote must not start any. Workers set their own.
-        env = {**inherited(os.environ), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        env.setdefault("OMP_STACKSIZE", "2M")  # read when the library is loaded: as `use_small_stacks` has it
         inherit_orphans()  # of a fork server that is killed: see `_died`
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "gpufaas_gpu_manager.zygote", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=env,
-                start_new_session=True,
-            )
+            self._process = launch(theirs, environment())
         is_fork_server(self._process.pid)
         self._control = ours
         if self._ready is None or self._ready.done():
@@ -318,6 +309,25 @@ class Zygote:
                 process.kill()
                 await asyncio.to_thread(process.wait)
             await asyncio.to_thread(end_orphans, process.pid)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a fork server."""
+    # Threads of math libraries would not survive a fork: the zygote must not start any. Workers set their own.
+    env = {**inherited(os.environ), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    env.setdefault("OMP_STACKSIZE", "2M")  # read when the library is loaded: as `use_small_stacks` has it
+    return env
+
+
+def launch(control: socket.socket, env: dict[str, str]) -> "subprocess.Popen[bytes]":
+    """Start a fork server that holds *control*. Tests have theirs forked from one that has imported everything."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpufaas_gpu_manager.zygote", str(control.fileno())],
+        pass_fds=[control.fileno()],
+        stdin=subprocess.DEVNULL,
+        env=env,
+        start_new_session=True,
+    )
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:

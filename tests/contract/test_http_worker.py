@@ -33,6 +33,7 @@ from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_state import WorkerState
 
 DEVICE = DeviceId("n/cpu:0")
+pytestmark = pytest.mark.usefixtures("warm_fork_servers")
 SERVER = Path(__file__).parent.parent / "images" / "server.py"
 Headers = list[tuple[bytes, bytes]]
 

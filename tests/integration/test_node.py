@@ -127,11 +127,18 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
+    if "own_fork_server" not in request.fixturenames:
+        request.getfixturevalue("warm_fork_servers")
     rig = Rig(tmp_path)
     await rig.node.start()
     yield rig
     await rig.node.close()
+
+
+@pytest.fixture
+def own_fork_server() -> None:
+    """The fork server of this test's `rig` is started as in production: the test is about it."""
 
 
 async def until(claim: Callable[[], object], timeout_s: float = 10.0) -> None:
@@ -440,6 +447,7 @@ async def test_a_worker_that_dies_while_the_body_of_a_call_comes_has_taken_nothi
     assert [each.call for each in rig.facts_of(Refused)] == [lease.call]  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("warm_fork_servers")
 async def test_a_lease_whose_call_does_not_come_expires_and_its_worker_stays(tmp_path: Path) -> None:
     rig = Rig(tmp_path, untaken_s=0.2)
     await rig.node.start()
@@ -588,6 +596,7 @@ async def test_a_check_misses_load(rig: Rig) -> None:
         await rig.node.check(WorkerSpec(FunctionId("half.ns@1"), "half", "ns", "half", "model"))
 
 
+@pytest.mark.usefixtures("own_fork_server")
 async def test_when_the_fork_server_dies_its_workers_die_and_the_next_load_works(rig: Rig) -> None:
     function = await rig.function("big", BIG)
     await rig.call(rig.lease(function, cold=True))
@@ -602,6 +611,7 @@ async def test_when_the_fork_server_dies_its_workers_die_and_the_next_load_works
     assert (await rig.call(rig.lease(function, cold=True)))[0] == 200
 
 
+@pytest.mark.usefixtures("own_fork_server")
 async def test_the_zygote_is_single_threaded_and_has_torch(rig: Rig) -> None:
     hello = await rig.node.zygote.ready()
 
@@ -609,6 +619,7 @@ async def test_the_zygote_is_single_threaded_and_has_torch(rig: Rig) -> None:
     assert hello.missing == []
 
 
+@pytest.mark.usefixtures("own_fork_server")
 async def test_closing_the_node_leaves_no_process(rig: Rig) -> None:
     function = await rig.function("big", BIG)
     await rig.call(rig.lease(function, cold=True))
