@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.examples import LIGHT
 from tests.nursery import Nursery
 
-# How long an example takes is a matter of what else the machine does.
-settings.register_profile("any machine", deadline=None)
-settings.load_profile("any machine")
+# How long an example takes is a matter of what else the machine does: no deadline. --hypothesis-profile chooses.
+settings.register_profile("full", deadline=None)
+settings.register_profile(LIGHT, deadline=None, max_examples=10, derandomize=True)
+settings.load_profile("full")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,9 +3,10 @@
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.examples import examples
 from tests.unit.scheduler import test_invariants as invariants
 from tests.unit.scheduler.world import World
 
@@ -221,7 +222,7 @@ def test_who_waits_is_placed_when_a_device_joins_that_it_may_use() -> None:
 CONSTRAINTS = st.sampled_from(["", "", "zone=0", "zone=1", "zone!=0", "zone!=2"])
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(200)
 @given(
     st.sampled_from([*POLICIES, "hostile"]), st.lists(CONSTRAINTS, min_size=8, max_size=8), st.booleans(),
     st.integers(0, 2**32), st.lists(st.integers(0, 2**16), min_size=20, max_size=120),
@@ -260,7 +261,7 @@ def decisions(world: Labelled) -> list[m.Command]:
     return [replace(each, message="") if isinstance(each, m.Reject) else each for each in world.out]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(200)
 @given(
     st.sampled_from(["lb", "lalb", "lalb-o3"]),
     st.integers(0, 2**32),

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.scheduler import literal
 
 from gpufaas_cache_manager.replacement import make_replacement
@@ -131,7 +132,7 @@ CHANGES = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 4)), max_size=2
 LIMITS = st.sampled_from([0, 1, 2, 3, 5, 25])
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(600)
 @given(FUNCTIONS, DEVICES, CALLS, CHANGES, st.sampled_from(["lb", "lalb", "lalb-o3"]), LIMITS)
 def test_decisions_are_those_of_the_literal_scan(
     functions: list[tuple[int, int, int]],

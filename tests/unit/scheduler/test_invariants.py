@@ -3,8 +3,9 @@
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
@@ -54,7 +55,7 @@ LARGEST = 60 << 20
 EVENTS = st.lists(st.integers(0, 2**16), min_size=20, max_size=120)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(300)
 @given(TRIED, st.sampled_from(["lru", "cost-aware"]), st.booleans(), st.integers(0, 2**32), EVENTS)
 def test_no_call_is_lost_and_no_memory_is_promised_twice(
     policy: str, replacement: str, learn: bool, seed: int, events: list[int]
@@ -90,7 +91,7 @@ def test_no_call_is_lost_and_no_memory_is_promised_twice(
         rest(world)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(200)
 @given(st.sampled_from(list(POLICIES)), st.booleans(), st.integers(0, 2**32), EVENTS)
 def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: int, events: list[int]) -> None:
     """Nothing breaks here and nobody gives up, so each call is served by a revision that was deployed when it came."""

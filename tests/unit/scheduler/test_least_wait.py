@@ -4,8 +4,9 @@ import random
 from heapq import heapify, heappop, heappush
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
@@ -119,7 +120,7 @@ def test_a_call_behind_a_long_one_is_loaded_on_the_idle_device_once_that_is_late
     assert world.now - began <= 1.0 + 2.0 + 0.25, "what was estimated, and a load"
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(100)
 @given(st.integers(0, 2**32), st.integers(2, 4), st.integers(1, 7), st.sampled_from([0.2, 0.5, 2.0]))
 def test_no_call_waits_beside_an_idle_device_for_longer_than_was_estimated_and_a_load(
     seed: int, devices: int, functions: int, gap: float
@@ -292,7 +293,7 @@ class Watched(LeastWait):
             verdict = yield action
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(300)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(2, 9), st.sampled_from([0.0, 0.1, 0.4, 1.0]))
 def test_past_the_bound_one_device_at_a_time_is_for_the_oldest_call(
     seed: int, devices: int, functions: int, gap: float

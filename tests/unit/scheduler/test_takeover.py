@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
@@ -354,7 +355,7 @@ SEED, STEPS = st.integers(0, 2**32), st.integers(0, 150)
 """Events are drawn from the seed: lists of them would cost hypothesis more than the engines."""
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(200)
 @given(POLICY, st.sampled_from(["lru", "cost-aware"]), st.booleans(), st.booleans(), SEED, STEPS, STEPS)
 @example("lb", "cost-aware", True, False, 33344, 84, 8)  # two devices lent memory, the later one first
 def test_a_successor_decides_as_its_predecessor_would_have(
@@ -379,7 +380,7 @@ def test_a_successor_decides_as_its_predecessor_would_have(
         site.step(rng.randrange(2**16))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(150)
 @given(POLICY, st.booleans(), SEED, STEPS)
 def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
     policy: str, gone: bool, seed: int, before: int
@@ -647,7 +648,7 @@ def test_changes_are_told_once() -> None:
     assert engine.doc("devices/n/a", 2.0) is None
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60)
 @given(SEED, STEPS)
 def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: int, steps: int) -> None:
     """Among all, and among those of functions that were not refused; whoever asks need not look at every device."""

@@ -11,8 +11,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from click.testing import CliRunner
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.scheduler import literal
 
 from gpufaas_cli.main import cli
@@ -100,7 +101,7 @@ CALLS = st.lists(
     policy="lalb",
     limit=0,
 )  # fmt: skip
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(300)
 @given(FUNCTIONS, DEVICES, CALLS, st.sampled_from(["lb", "lalb", "lalb-o3"]), st.sampled_from([0, 1, 2, 5, 25]))
 def test_decisions_are_those_of_the_literal_scan(
     functions: list[tuple[int, int, int]],
