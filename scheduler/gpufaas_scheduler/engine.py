@@ -30,7 +30,7 @@ became free; when local queues went back since their devices are late; and when 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 from gpufaas_cache_manager.replacement import Replacement
@@ -38,15 +38,14 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, EngineStatus, Explanation, FunctionId, Seconds
 from gpufaas_core.snapshot import DeviceDoc, EngineDoc, FunctionDoc
 from gpufaas_scheduler import docs
+from gpufaas_scheduler.call_state import RUNNING, WAITING
 from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.contract import SchedulingPolicy
 from gpufaas_scheduler.explain import explain, status
 from gpufaas_scheduler.handle import calls, copies, fleet, joins, takeover, workers
-from gpufaas_scheduler.handle.grants import twin_id
 from gpufaas_scheduler.handle.settle import return_overdue, settle, untangle
-from gpufaas_scheduler.handle.waiting import next_deadline
 from gpufaas_scheduler.queue import IMPLICIT
-from gpufaas_scheduler.state import RUNNING, WAITING
+from gpufaas_scheduler.world.calls import runs_at
 from gpufaas_scheduler.world.world import World
 
 
@@ -144,7 +143,7 @@ class Engine:
         is tried again without a call, or the policy wants to look again. Send `Woken` then.
         """
         world = self._world
-        at = next_deadline(world) if world.deadlines else None
+        at = world.calls.deadline()
         overdue = world.overdue.at() if world.overdue.entries else None
         if at is None or (overdue is not None and overdue < at):
             at = overdue
@@ -163,31 +162,30 @@ class Engine:
 
     def knows(self, call: CallId) -> bool:
         """Whether *call* waits or runs."""
-        return call in self._world.calls
+        return call in self._world.calls.by_id
 
     def runs(self, call: CallId) -> bool:
         """Whether *call* has a lease."""
-        known = self._world.calls.get(call)
+        known = self._world.calls.by_id.get(call)
         return known is not None and known.state == RUNNING
 
     def calls(self) -> list[CallId]:
         """Return those that wait or run. O(calls)."""
-        return list(self._world.calls)
+        return list(self._world.calls.by_id)
 
-    def holdings(self, devices: Iterable[DeviceId], among: Iterable[CallId] | None = None) -> dict[DeviceId, Holding]:
+    def holdings(self, devices: Iterable[DeviceId], among: Collection[CallId] | None = None) -> dict[DeviceId, Holding]:
         """
-        Return what these devices should have, by what this engine was told. O(calls + residents).
+        Return what these devices should have, by what this engine was told. O(residents + calls that run on them).
 
         :param among: the calls that are looked at; None: all
         """
-        world = self._world
-        here = [world.devices[each] for each in devices if each in world.devices]
-        found = {each.id: Holding(dict(each.models.models), set()) for each in here}
-        known = world.calls if among is None else among
-        for call in filter(None, map(world.calls.get, known)):
-            if call.state == RUNNING and call.device is not None and call.device.id in found:
-                found[call.device.id].calls.add(CallId(call.id.removesuffix(twin_id(CallId(""), call.device.id))))
-        return found
+        here = [self._world.devices[each] for each in devices if each in self._world.devices]
+        return {
+            each.id: Holding(
+                dict(each.models.models), {call.id for call in runs_at(each) if among is None or call.id in among}
+            )
+            for each in here
+        }
 
     def status(self, now: Seconds) -> EngineStatus:
         """O(devices, residents, functions)."""
@@ -240,9 +238,9 @@ class Engine:
             owner = world.functions.get(FunctionId(name))
             return None if owner is None else docs.function_doc(owner, now)
         waiting = list(world.queue.returned)
-        if world.waiting:
+        if world.calls.waiting:
             room = docs.WAITING_KEPT
-            for call in world.calls.values():
+            for call in world.calls.by_id.values():
                 if call.state == WAITING and (call.passes == IMPLICIT or not call.owner.exclusive):
                     waiting.append(call)
                     room -= 1
@@ -255,7 +253,7 @@ class Engine:
             policy=world.policy.name,
             lease=world.lease,
             waiting=waiting[: docs.WAITING_KEPT],
-            waiting_count=world.waiting,
+            waiting_count=world.calls.waiting,
             homeless=world.homeless,
             short=world.short,
             surplus=world.surplus,

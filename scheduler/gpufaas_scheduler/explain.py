@@ -14,7 +14,8 @@ from gpufaas_core.model import (
     ServiceEstimate,
 )
 from gpufaas_scheduler import contract
-from gpufaas_scheduler.state import RUNNING, WAITING, Call, DeviceState
+from gpufaas_scheduler.call_state import RUNNING, WAITING
+from gpufaas_scheduler.state import Call, DeviceState
 from gpufaas_scheduler.world.world import World
 
 _NAMED: Final = 20
@@ -28,10 +29,10 @@ def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
 
     *call* may be the part of the id before ``#``, which is what a caller may have sent; then the newest counts.
     """
-    waiting = world.calls.get(call)
+    waiting = world.calls.by_id.get(call)
     if waiting is None:
         sent = f"{call}#"
-        named = [each for each in world.calls.values() if each.id.startswith(sent) and each.state != RUNNING]
+        named = [each for each in world.calls.by_id.values() if each.id.startswith(sent) and each.state != RUNNING]
         waiting = named[-1] if named else None
         for index in range(len(world.starts) - 1, -1, -1):
             started = world.starts[index][1].id
@@ -78,7 +79,7 @@ def _explain_start(world: World, index: int) -> Explanation:
     passed = [each for _, each, *_ in starts[index + 1 :] if each.number < call.number]
     passed += [
         each
-        for each in world.calls.values()
+        for each in world.calls.by_id.values()
         if each.state != RUNNING and each.owner.exclusive and each.number < call.number
     ]
     passed.sort(key=lambda each: each.number)
@@ -87,7 +88,7 @@ def _explain_start(world: World, index: int) -> Explanation:
         call=call.id,
         function=call.function,
         policy=world.policy.name,
-        state="running" if world.calls.get(call.id) is call else "ended",
+        state="running" if world.calls.by_id.get(call.id) is call else "ended",
         at=at,
         waited_s=at - call.arrived_at,
         device=device,

@@ -9,15 +9,16 @@ stuck is whatever can be placed once all that is known not to be stuck has ended
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from gpufaas_cache_manager.residency import ANSWERED
 from gpufaas_core.messages import Outer
 from gpufaas_core.model import Bytes, CallId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
+from gpufaas_scheduler.call_state import ENDED, LOCAL, RUNNING
 from gpufaas_scheduler.fit import Reason
-from gpufaas_scheduler.state import LOCAL, RUNNING, Call, Cluster, DeviceState, FunctionState, Model
+from gpufaas_scheduler.state import Call, Cluster, DeviceState, FunctionState, Model
 
 _Held: TypeAlias = "Counter[Model | None]"
 """How many calls on each copy cannot end before others."""
@@ -26,9 +27,8 @@ _Held: TypeAlias = "Counter[Model | None]"
 class Nests:
     """The calls that were made by calls, and what these hold. Reads the cluster, and changes nothing of it."""
 
-    def __init__(self, cluster: Cluster, calls: Mapping[CallId, Call]) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._calls = calls
         self.inner: dict[CallId, Call] = {}
         """By arrival; those that ended are dropped when the others are looked at."""
 
@@ -38,14 +38,13 @@ class Nests:
 
         Of several: the one whose id is given, else one that has made the fewest calls that are not over, so that the
         number of those that wait is right; then the time is that of the last of them. None: it runs nothing, and the
-        call is as any other. O(calls) for a CPU function, as no list is kept by worker.
+        call is as any other. O(running calls of the function).
         """
         device = self._cluster.devices.get(said.device)
         model = None if device is None else device.models.models.get(copy_id(said.function, said.copy))
         if device is None or model is None or not model.running:
             return None, None
-        among = [device.run, *device.others] if model.owner.exclusive else self._calls.values()
-        running = [each for each in among if each is not None and each.model is model and each.state == RUNNING]
+        running = [each for each in model.owner.runs if each.model is model]
         if said.call and len(running) > 1:
             named = [each for each in running if each.id == said.call or each.id.startswith(f"{said.call}#")]
             running = named or running
@@ -73,7 +72,7 @@ class Nests:
         return [each for each in self._alive() if each.state != RUNNING]
 
     def _alive(self) -> list[Call]:
-        gone = [id_ for id_, each in self.inner.items() if self._calls.get(id_) is not each]
+        gone = [id_ for id_, each in self.inner.items() if each.state == ENDED]
         for each in gone:
             del self.inner[each]
         return list(self.inner.values())
@@ -85,7 +84,7 @@ class Nests:
         held: set[Call] = set()
         for each in waiting:
             outer = each.outer
-            while outer is not None and outer not in held and self._calls.get(outer.id) is outer:
+            while outer is not None and outer not in held and outer.state != ENDED:
                 held.add(outer)
                 outer = outer.outer
         return held

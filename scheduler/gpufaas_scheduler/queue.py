@@ -72,6 +72,9 @@ class FunctionQueue(Generic[CallT]):
         """Has an entry in the heap of `GlobalQueue`."""
         self.tombstones = 0
 
+    def __iter__(self) -> Iterator[CallT]:
+        return (each for each in self.calls if each.passes == IMPLICIT)
+
     def append(self, call: CallT) -> None:
         call.passes = IMPLICIT
         if not self.calls:

@@ -6,7 +6,7 @@ gets the answer from the same function call whenever a lease can be granted at o
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
@@ -198,8 +198,8 @@ class SchedulerService:
         """Return all that wait or run."""
         return self._engine.calls()
 
-    def holdings(self, devices: Iterable[DeviceId], among: Iterable[CallId] | None = None) -> dict[DeviceId, Holding]:
-        """Return what these devices should have, of calls those *among* these. O(calls + residents)."""
+    def holdings(self, devices: Iterable[DeviceId], among: Collection[CallId] | None = None) -> dict[DeviceId, Holding]:
+        """Return what these devices should have, of calls those *among* these. See `Engine.holdings`."""
         return self._engine.holdings(devices, among)
 
     def changed_docs(self) -> list[str]:

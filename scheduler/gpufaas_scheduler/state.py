@@ -30,6 +30,7 @@ from gpufaas_core.model import (
     copy_id,
 )
 from gpufaas_scheduler.backoff import Backoff
+from gpufaas_scheduler.call_state import NEW
 from gpufaas_scheduler.contract import WaitingCall, Why
 from gpufaas_scheduler.costs import Costs
 from gpufaas_scheduler.fit import NO_PROFILE, NOT_ALLOWED, Fit, Reason, fits
@@ -41,14 +42,6 @@ DEMAND_S: Final = 120.0
 
 _LEAST_OBSERVED_S: Final = 3.0
 """The first call after the start is no thousand calls a second."""
-
-
-WAITING: Final = 0
-"""In the global queue, or in the FIFO of a CPU function."""
-LOCAL: Final = 1
-"""In a device's local queue."""
-RUNNING: Final = 2
-"""Has a lease."""
 
 
 class Call(Struct, eq=False):
@@ -66,7 +59,8 @@ class Call(Struct, eq=False):
     endless: bool = False
     """Its deadline is that of its start."""
     passes: int = IMPLICIT
-    state: int = WAITING
+    state: int = NEW
+    """See `call_state`."""
     refusals: int = 0
     # The following have a meaning once it is placed, the device already in its local queue:
     device: DeviceState | None = None
@@ -156,7 +150,7 @@ class FunctionState:
     __slots__ = (
         "_costs", "active", "backoff", "called", "called_at", "constraints", "declared", "desired", "digest",
         "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "holders", "id", "loading", "max_copies",
-        "max_queue", "min_copies", "queue", "ready", "removed", "running", "slots", "starved", "target", "touched",
+        "max_queue", "min_copies", "queue", "ready", "removed", "runs", "slots", "starved", "target", "touched",
         "waiting",
     )  # fmt: skip
 
@@ -180,7 +174,8 @@ class FunctionState:
         """Its doc may be another one than was last taken."""
         self.waiting = 0
         """Calls in the global queue, FIFO and local queues."""
-        self.running = 0
+        self.runs: dict[Call, None] = {}
+        """Its calls that have a lease, on whichever copy."""
         self.called = 0.0
         """Its arrivals, each weighted by e^-(age / `DEMAND_S`), as of `called_at`."""
         self.called_at: Seconds = 0.0
@@ -249,6 +244,10 @@ class FunctionState:
             return NOT_ALLOWED
         costs = self.costs(device.kind)
         return NO_PROFILE if costs is None else costs.occupation
+
+    @property
+    def running(self) -> int:
+        return len(self.runs)
 
     @property
     def copies(self) -> int:

@@ -2,7 +2,6 @@
 Events of calls: they arrive, finish, are cancelled by their callers or refused by their nodes, or wait for too long.
 """
 
-from heapq import heappop
 from typing import Final
 
 from gpufaas_core import messages as m
@@ -10,19 +9,18 @@ from gpufaas_core.model import CallId, Seconds, copy_id
 from gpufaas_core.plausible import MAX_S
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler import backoff
+from gpufaas_scheduler.call_state import RUNNING
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
-from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start, twin_id
+from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
 from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
 from gpufaas_scheduler.handle.waiting import (
     backs_off,
     give_up,
     join_queue,
-    next_deadline,
     place_again,
     refuse_failing,
-    watch,
 )
-from gpufaas_scheduler.state import RUNNING, Call, DeviceState, FunctionState
+from gpufaas_scheduler.state import Call, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 MAX_RETRY_AFTER_S: Final = 60.0
@@ -33,7 +31,7 @@ def arrived(world: World, event: m.Arrived) -> None:
     age_s = event.age_s
     if age_s and _came_again(world, event):
         return
-    if event.call in world.calls:
+    if event.call in world.calls.by_id:
         world.ignored["Arrived"] += 1
         return
     if owner is None or owner.backoff is not None or owner.removed or owner.fits_as_of != world.cluster.fleet:
@@ -68,9 +66,7 @@ def arrived(world: World, event: m.Arrived) -> None:
         _back_date(world, call, age_s)
     else:
         queue.next_number += 1
-    world.calls[event.call] = call
-    owner.waiting += 1
-    world.waiting += 1
+    world.calls.wait(call)
     world.cluster.note_call(owner)
     if age_s:
         join_queue(world, call)
@@ -93,10 +89,10 @@ def arrived(world: World, event: m.Arrived) -> None:
     if not owner.touched:
         world.touch(owner)
     # Only now is it clear that it has to wait: a full queue turns away whoever would make it longer.
-    if owner.waiting > owner.max_queue or world.waiting > world.max_queue:
+    if owner.waiting > owner.max_queue or world.calls.waiting > world.max_queue:
         _overloaded(world, call)
     elif deadline is not None:
-        watch(world, call)
+        world.calls.watch(call)
 
 
 def _why_not(world: World, owner: FunctionState | None, event: m.Arrived) -> m.Reject | None:
@@ -112,13 +108,13 @@ def _why_not(world: World, owner: FunctionState | None, event: m.Arrived) -> m.R
 
 def _came_again(world: World, event: m.Arrived) -> bool:
     """A gateway says that a call still waits. True: it is known here, and where it is has been said or will be."""
-    call = world.calls.get(event.call)
+    call = world.calls.by_id.get(event.call)
     if call is None:
         return False
     if call.state != RUNNING:
         if event.deadline is not None and event.deadline != call.deadline:
             call.deadline = event.deadline
-            watch(world, call)
+            world.calls.watch(call)
     elif call.why is TAKEN_OVER or call.aborted:
         assert call.device is not None
         runs = f"call {call.id} has begun on {call.device.id} already, and is not run twice"
@@ -142,7 +138,7 @@ def _back_date(world: World, call: Call, age_s: Seconds) -> None:
         return
     call.arrived_at -= age_s
     number = world.queue.next_number
-    for each in reversed(world.calls.values()):  # those that came last are the last here, but for a few
+    for each in reversed(world.calls.by_id.values()):  # those that came last are the last here, but for a few
         if each.state != RUNNING:
             if each.arrived_at <= call.arrived_at:
                 break
@@ -178,25 +174,22 @@ def _overloaded(world: World, call: Call) -> None:
     owner = call.owner
     full = f"function {owner.id} has {owner.waiting - 1} calls waiting"
     if owner.waiting <= owner.max_queue:
-        full = f"{world.waiting - 1} calls wait on the platform"
+        full = f"{world.calls.waiting - 1} calls wait on the platform"
     costs = next((owner.costs(kind) for kind in world.cluster.largest_for(owner)), None)
     if owner.waiting > owner.max_queue:
         calls, places = owner.waiting, max(1, owner.copies) * (1 if owner.exclusive else owner.slots)
     else:
-        calls, places = world.waiting, max(1, len(world.devices))
+        calls, places = world.calls.waiting, max(1, len(world.devices))
     drain_s = 1.0 * calls / places if costs is None else costs.drain_s(calls, places)
     give_up(world, call)
     world.out.append(m.Reject(call.id, "overloaded", full, min(MAX_RETRY_AFTER_S, max(0.1, drain_s))))
 
 
 def finished(world: World, event: m.Finished) -> None:
-    call = world.calls.get(event.call)
-    if call is None or call.state != RUNNING or call.device is None or call.device.id != event.device:
-        call = world.calls.get(twin_id(event.call, event.device))
-        if call is None:
-            world.ignored["Finished"] += 1
-            return
-        assert call.device is not None
+    call = world.calls.running(event.call, event.device)
+    if call is None or call.device is None:
+        world.ignored["Finished"] += 1
+        return
     device, owner = call.device, call.owner
     device.served += 1
     if event.ok:
@@ -249,7 +242,7 @@ def _sought(world: World, owner: FunctionState) -> bool:
 
 
 def cancelled(world: World, event: m.Cancelled) -> None:
-    call = world.calls.get(event.call)
+    call = world.calls.by_id.get(event.call)
     if call is None or call.aborted:
         if world.lost.pop(event.call, None) is None:
             world.ignored["Cancelled"] += 1
@@ -270,8 +263,8 @@ def refused(world: World, event: m.Refused) -> None:
             serve_fifo(world, lost.owner)
         world.freed = True
         return
-    call = world.calls.get(event.call)
-    if call is None or call.state != RUNNING or call.device is None or call.device.id != event.device:
+    call = world.calls.running(event.call, event.device)
+    if call is None or call.device is None:
         world.ignored["Refused"] += 1
         return
     device, model, owner = call.device, call.model, call.owner
@@ -305,8 +298,7 @@ def woken(world: World, _event: m.Woken) -> None:
     if world.held_back:
         for owner in [each for each in world.held_back.values() if not is_held_back(world, each)]:
             balance(world, owner)
-    while (deadline := next_deadline(world)) is not None and deadline <= now:
-        call = heappop(world.deadlines)[2]
+    for call in world.calls.overdue(now):
         where = "in the queue"
         if call.device is not None:
             where = f"in the local queue of {call.device.id}"

@@ -2,15 +2,16 @@
 
 from gpufaas_core import messages as m
 from gpufaas_scheduler import contract
+from gpufaas_scheduler.call_state import WAITING
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.handle.grants import reserve, start
-from gpufaas_scheduler.state import LOCAL, WAITING, DeviceState, Model
+from gpufaas_scheduler.state import DeviceState, Model
 from gpufaas_scheduler.world.world import World
 
 
 def try_start(world: World, action: contract.Start) -> str | None:
     """Do it, or return why not."""
-    call = world.calls.get(action.call)
+    call = world.calls.by_id.get(action.call)
     if call is None or call.state != WAITING or not call.owner.exclusive:
         return f"call {action.call} does not wait in the global queue"
     device = world.devices.get(action.device)
@@ -35,7 +36,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
 
 def try_promise(world: World, action: contract.Promise) -> str | None:
     """Do it, or return why not."""
-    call = world.calls.get(action.call)
+    call = world.calls.by_id.get(action.call)
     if call is None or call.state != WAITING or not call.owner.exclusive:
         return f"call {action.call} does not wait in the global queue"
     call.promised_at = action.at
@@ -44,7 +45,7 @@ def try_promise(world: World, action: contract.Promise) -> str | None:
 
 def try_enqueue(world: World, action: contract.EnqueueLocal) -> str | None:
     """Do it, or return why not."""
-    call = world.calls.get(action.call)
+    call = world.calls.by_id.get(action.call)
     if call is None or call.state != WAITING or not call.owner.exclusive:
         return f"call {action.call} does not wait in the global queue"
     device = world.devices.get(action.device)
@@ -61,8 +62,7 @@ def try_enqueue(world: World, action: contract.EnqueueLocal) -> str | None:
     call.why = action.why
     costs = call.owner.costs(device.kind)
     call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
-    call.state = LOCAL
-    call.device = device
+    world.calls.enqueue(call, device)
     call.patience_s = action.patience_s
     device.local.append(call)
     device.local_s += call.estimate_s

@@ -5,7 +5,8 @@ from gpufaas_scheduler import docs
 from gpufaas_scheduler.handle.copies import balance, drop, evict, forget_doc, forget_if_done, note_lack, serve_fifo
 from gpufaas_scheduler.handle.grants import end, return_local
 from gpufaas_scheduler.handle.waiting import give_up
-from gpufaas_scheduler.state import RUNNING, DeviceState, FunctionState
+from gpufaas_scheduler.state import DeviceState, FunctionState
+from gpufaas_scheduler.world.calls import runs_at
 from gpufaas_scheduler.world.world import World
 
 
@@ -52,7 +53,7 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
 
 def leave(world: World, device: DeviceState) -> None:
     owners = [model.owner for model in device.models]
-    for call in [each for each in world.calls.values() if each.device is device and each.state == RUNNING]:
+    for call in runs_at(device):
         end(world, call)
     for model in list(device.models):
         drop(world, device, model)
@@ -88,8 +89,8 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
     note_lack(world, owner)
     if not event.drain:
         _reject_waiting(world, owner, "removed", f"function {owner.id} was removed")
-        for call in world.calls.values():
-            if call.owner is owner and not call.aborted:
+        for call in owner.runs:
+            if not call.aborted:
                 call.aborted = True
                 assert call.device is not None
                 world.touch(call.device)
@@ -99,6 +100,6 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
 
 
 def _reject_waiting(world: World, owner: FunctionState, code: str, message: str) -> None:
-    for call in [each for each in world.calls.values() if each.owner is owner and each.state != RUNNING]:
+    for call in world.waits_of(owner):
         give_up(world, call)
         world.out.append(m.Reject(call.id, code, message))

@@ -5,9 +5,10 @@ from typing import Final
 
 from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, CopyId, DeviceId, copy_id
+from gpufaas_core.model import CopyId, copy_id
 from gpufaas_scheduler import contract
-from gpufaas_scheduler.state import LOCAL, RUNNING, WAITING, Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.call_state import LOCAL
+from gpufaas_scheduler.state import Call, DeviceState, FunctionState, Model
 from gpufaas_scheduler.world.world import World
 
 TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of it")
@@ -34,14 +35,9 @@ def start(world: World, call: Call, device: DeviceState, model: Model | None, vi
     if not device.touched:
         world.touch(device)
     local = call.state == LOCAL
-    call.state = RUNNING
-    call.device = device
-    call.model = model
+    world.calls.start(call, device, model)
     if not owner.touched:
         world.touch(owner)
-    owner.waiting -= 1
-    owner.running += 1
-    world.waiting -= 1
     if owner.exclusive:
         costs = owner.costs(device.kind)
         ready = model.ready_at if model.loading and model.ready_at > now else now
@@ -96,7 +92,7 @@ def end(world: World, call: Call) -> None:
     model, device, owner = call.model, call.device, call.owner
     assert model is not None
     assert device is not None
-    del world.calls[call.id]
+    world.calls.end(call)
     if not device.touched:
         world.touch(device)
     if not owner.touched:
@@ -107,7 +103,6 @@ def end(world: World, call: Call) -> None:
             device.models.let_go(model)
         if model.asked == ANSWERED:
             model.asked = NOT_ASKED
-    owner.running -= 1
     if device.run is call:
         device.run = None
         device.busy_s += world.cluster.now - device.busy_since
@@ -157,8 +152,7 @@ def take_local(world: World, device: DeviceState, call: Call) -> None:
 
 def return_local(world: World, device: DeviceState, call: Call) -> None:
     take_local(world, device, call)
-    call.state = WAITING
-    call.device = None
+    world.calls.back(call)
     world.queue.put_back(call)
     world.cluster.note_orphan(call.owner)
 
@@ -173,8 +167,3 @@ def grant_again(world: World, call: Call, device: DeviceState, model: Model) -> 
         copy=model.copy, within_s=None if call.ends is None else call.ends - world.cluster.now,
     )  # fmt: skip
     world.out.append(m.Start(lease))
-
-
-def twin_id(call: CallId, device: DeviceId) -> CallId:
-    """What a call goes by on *device* that is known to wait or to run elsewhere as well."""
-    return CallId(f"{call} on {device}")

@@ -10,11 +10,13 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, Seconds, copy_id
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, RunningCall
 from gpufaas_scheduler import docs
+from gpufaas_scheduler.call_state import RUNNING
 from gpufaas_scheduler.handle.copies import balance, forget_if_done, serve_fifo
 from gpufaas_scheduler.handle.fleet import leave
-from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, take_local, twin_id
-from gpufaas_scheduler.handle.waiting import unqueue, wait_again, watch
-from gpufaas_scheduler.state import LOCAL, RUNNING, Call, DeviceState, Model
+from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local
+from gpufaas_scheduler.handle.waiting import unqueue, wait_again
+from gpufaas_scheduler.state import Call, DeviceState, Model
+from gpufaas_scheduler.world.calls import runs_at
 from gpufaas_scheduler.world.world import World
 
 # Calls that were started before this engine knew of them have numbers below all others.
@@ -42,11 +44,8 @@ def _device_came_back(world: World, device: Device, snapshot: DeviceSnapshot, kn
         doc = replace(docs.device_doc(known, now), order=world.cluster.joined)
         local = list(known.local)
         for call in local:
-            take_local(world, known, call)
-            del world.calls[call.id]
-            call.owner.waiting -= 1
-            world.waiting -= 1
-        for call in [each for each in world.calls.values() if each.device is known and each.state == RUNNING]:
+            unqueue(world, call)
+        for call in runs_at(known):
             end(world, call)
             calls[call.id] = call
         leave(world, known)
@@ -131,15 +130,12 @@ def adopt(
             changed = True
             waiting[call.id] = call
     for call in waits:
-        call.state, call.device = LOCAL, state
-        world.calls[call.id] = call
-        call.owner.waiting += 1
-        world.waiting += 1
+        world.calls.wait(call)
+        world.calls.enqueue(call, state)
         state.local.append(call)
         state.local_s += call.estimate_s
         state.models.models[call.function].queued += 1
-        if call.deadline is not None:
-            watch(world, call)
+        world.calls.watch(call)
     if doc is not None and len(waits) == len(doc.local):
         state.local_s = doc.local_s
     world.overdue.note(state)
@@ -208,7 +204,7 @@ def _adopt_call(
 ) -> Call:
     """*running* runs on *model*, whoever let it. `model.running` counts it already."""
     owner = model.owner
-    other = world.calls.get(running.call)
+    other = world.calls.by_id.get(running.call)
     waited = waiting.pop(running.call, None)
     call = calls.pop(running.call, None) or waited
     regrant = twin = False
@@ -226,17 +222,15 @@ def _adopt_call(
         call.passes = 0
         call.aborted = running.abandoned
     if twin:
-        call.id = twin_id(running.call, state.id)
         if not call.aborted:
             call.aborted = True
             world.out.append(m.Abort(running.call, state.id))
     elif call.aborted and not running.abandoned:
         world.out.append(m.Abort(running.call, state.id))  # the node has not heard of it
-    call.state, call.device, call.model, call.cold = RUNNING, state, model, running.cold
+    world.calls.adopt(call, state, model, twin=twin)
+    call.cold = running.cold
     if running.begun:
         call.why = TAKEN_OVER
-    world.calls[call.id] = call
-    owner.running += 1
     if regrant:
         grant_again(world, call, state, model)
     return call

@@ -10,18 +10,19 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Seconds
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc
 from gpufaas_scheduler import docs
+from gpufaas_scheduler.call_state import RUNNING
 from gpufaas_scheduler.handle.calls import arrived
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, note_lack
 from gpufaas_scheduler.handle.fleet import function_deployed
 from gpufaas_scheduler.handle.grants import next_local
 from gpufaas_scheduler.handle.joins import adopt
 from gpufaas_scheduler.handle.waiting import wait_again
-from gpufaas_scheduler.state import RUNNING, Call, Demand, FunctionState
+from gpufaas_scheduler.state import Call, Demand, FunctionState
 from gpufaas_scheduler.world.world import Left, World
 
 
 def restored(world: World, event: m.Restored) -> None:
-    if world.left is not None or world.devices or world.calls:
+    if world.left is not None or world.devices or world.calls.by_id:
         world.ignored["Restored"] += 1
         return
     world.left = Left(event, world.cluster.now)
@@ -74,7 +75,8 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
     aged = [(at, each) for at, each in left.events if isinstance(each, m.Arrived) and each.age_s]
     aged.sort(key=lambda each: each[0] - each[1].age_s)
     for at, again in aged:
-        if again.call not in world.calls or world.calls[again.call].state == RUNNING:
+        known = world.calls.by_id.get(again.call)
+        if known is None or known.state == RUNNING:
             changed = True
             arrived(world, replace(again, age_s=again.age_s + now - at))
     joined = {each.device.id: at for at, (_, each) in enumerate(left.events) if isinstance(each, m.DeviceJoined)}

@@ -1,39 +1,18 @@
 """Calls that wait: where they join, when they give up, and how one that no worker has any more waits again."""
 
-from heapq import heapify, heappop, heappush
 from typing import Final
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, Seconds
+from gpufaas_core.model import CallId
+from gpufaas_scheduler.call_state import LOCAL
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, wake
 from gpufaas_scheduler.handle.grants import take_local
 from gpufaas_scheduler.queue import IMPLICIT
-from gpufaas_scheduler.state import LOCAL, RUNNING, WAITING, Call, FunctionState
+from gpufaas_scheduler.state import Call, FunctionState
 from gpufaas_scheduler.world.world import World
 
 MAX_REFUSALS: Final = 3
 """By nodes, in a row, for one call; then it is rejected instead of going round."""
-
-
-def watch(world: World, call: Call) -> None:
-    """Let `wake_at` know of the deadline of a call that waits."""
-    deadlines = world.deadlines
-    assert call.deadline is not None
-    heappush(deadlines, (call.deadline, call.number, call))
-    if len(deadlines) > 2 * world.waiting + 1000:
-        alive = {entry[1]: entry for entry in deadlines if world.calls.get(entry[2].id) is entry[2]}
-        deadlines[:] = [entry for entry in alive.values() if entry[2].state != RUNNING]
-        heapify(deadlines)
-
-
-def next_deadline(world: World) -> Seconds | None:
-    deadlines = world.deadlines
-    while deadlines:
-        deadline, _, call = deadlines[0]
-        if call.state != RUNNING and call.deadline == deadline and world.calls.get(call.id) is call:
-            return deadline
-        heappop(deadlines)
-    return None
 
 
 def join_queue(world: World, call: Call) -> None:
@@ -52,15 +31,9 @@ def join_queue(world: World, call: Call) -> None:
 
 
 def wait_again(world: World, call: Call) -> None:
-    owner = call.owner
-    world.calls[call.id] = call
-    call.state = WAITING
-    call.device = None
-    owner.waiting += 1
-    world.waiting += 1
+    world.calls.wait(call)
     join_queue(world, call)
-    if call.deadline is not None:
-        watch(world, call)
+    world.calls.watch(call)
 
 
 def unqueue(world: World, call: Call) -> None:
@@ -69,34 +42,24 @@ def unqueue(world: World, call: Call) -> None:
     if call.state == LOCAL:
         assert call.device is not None
         take_local(world, call.device, call)
-    else:
-        (world.queue if owner.exclusive else owner.queue).remove(call)
-        if not owner.queue.calls:
-            world.homeless.pop(owner.id, None)
-    owner.waiting -= 1
-    world.waiting -= 1
-    del world.calls[call.id]
-
-
-def give_up(world: World, call: Call) -> None:
-    """A waiting call leaves, wherever it waits."""
-    owner = call.owner
-    if call.state == LOCAL:
-        device = call.device
-        assert device is not None
-        take_local(world, device, call)
-        world.touch(device)
-        world.freed = True  # perhaps it was what pinned the model
     elif owner.exclusive:
         world.queue.remove(call)
     else:
         owner.queue.remove(call)
         if not owner.queue.calls:
             world.homeless.pop(owner.id, None)
-    owner.waiting -= 1
-    world.waiting -= 1
+    world.calls.leave(call)
+
+
+def give_up(world: World, call: Call) -> None:
+    """A waiting call leaves, wherever it waits."""
+    owner = call.owner
+    if call.state == LOCAL:
+        assert call.device is not None
+        world.touch(call.device)
+        world.freed = True  # perhaps it was what pinned the model
+    unqueue(world, call)
     world.touch(owner)
-    del world.calls[call.id]
     if owner.removed:
         forget_if_done(world, owner)
 
@@ -119,15 +82,10 @@ def place_again(world: World, call: Call, why: str) -> None:
         world.out.append(m.Reject(call.id, "refused", reason, 1.0))
     else:
         call.device = call.model = None
-        call.cold, call.victims, call.state = False, (), WAITING
-        world.calls[call.id] = call
+        call.cold, call.victims = False, ()
         if owner.desired == 0:
             wake(world, owner)
-        owner.waiting += 1
-        world.waiting += 1
-        join_queue(world, call)
-        if call.deadline is not None:
-            watch(world, call)
+        wait_again(world, call)
 
 
 def refuse_failing(world: World, call: CallId, owner: FunctionState) -> m.Reject:

@@ -10,7 +10,8 @@ from gpufaas_scheduler import backoff, memory
 from gpufaas_scheduler.handle.copies import drop, forget_if_done, note_lack, serve_fifo
 from gpufaas_scheduler.handle.grants import end, leave_for_others, next_local
 from gpufaas_scheduler.handle.waiting import give_up, refuse_failing
-from gpufaas_scheduler.state import RUNNING, Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.state import Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.calls import runs_on
 from gpufaas_scheduler.world.world import LEARNING_RATE, World
 
 # A lease reaches its node, or its caller gives up, within moments: this is for bursts, and for gateways that died.
@@ -121,7 +122,7 @@ def _start_failed(world: World, owner: FunctionState, awaited: bool, why: str) -
     # One copy more is not worth a function that serves elsewhere.
     if held_back and (awaited or owner.copies <= owner.loading):
         failing.reason = why
-        for call in [each for each in world.calls.values() if each.owner is owner and each.state != RUNNING]:
+        for call in world.waits_of(owner):
             give_up(world, call)
             world.out.append(refuse_failing(world, call.id, owner))
 
@@ -141,7 +142,7 @@ def _lose(world: World, device: DeviceState, model: Model) -> list[Call]:
 
     Return the former.
     """
-    ended = [each for each in world.calls.values() if each.model is model and each.state == RUNNING]
+    ended = runs_on(model)
     for call in ended:
         end(world, call)
         world.lost[call.id] = call

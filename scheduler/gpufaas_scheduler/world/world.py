@@ -18,6 +18,7 @@ from gpufaas_scheduler.nests import Nests
 from gpufaas_scheduler.overdue import Overdue
 from gpufaas_scheduler.state import Call, Cluster, DeviceState, FunctionState
 from gpufaas_scheduler.view import ClusterView
+from gpufaas_scheduler.world.calls import CallBook
 
 LEARNING_RATE: Final = 0.25
 """Weight of the newest time in a profile (EWMA): half of what is learnt is from the last 2.4 calls, so that a model
@@ -31,10 +32,10 @@ class World:
     """One per engine. *learn*: see `Engine`."""
 
     __slots__ = (
-        "adopted", "calls", "cluster", "deadlines", "devices", "epoch", "freed", "functions", "gone", "held_back",
+        "adopted", "calls", "cluster", "devices", "epoch", "freed", "functions", "gone", "held_back",
         "homeless", "idle", "ignored", "learn", "learnt", "lease", "left", "lending", "look_at", "lost", "max_queue",
         "nested", "nests", "out", "overdue", "policy", "queue", "rate", "refusals", "remembered", "settled", "short",
-        "starts", "surplus", "tangled", "touched", "view", "waiting",
+        "starts", "surplus", "tangled", "touched", "view",
     )  # fmt: skip
 
     def __init__(
@@ -57,17 +58,13 @@ class World:
         self.functions = self.cluster.functions
         self.devices = self.cluster.devices
         self.idle = self.cluster.idle_devices
-        self.calls: dict[CallId, Call] = {}
-        """All that wait or run."""
-        self.nests = Nests(self.cluster, self.calls)
+        self.calls = CallBook()
+        self.nests = Nests(self.cluster)
         self.nested = self.nests.inner
         self.tangled = False
         """A call made by a call has come."""
-        self.waiting = 0
         self.lease = 0
         self.starts: deque[Started] = deque(maxlen=EXPLAINED)
-        self.deadlines: list[tuple[Seconds, int, Call]] = []
-        """A heap; entries of calls that no longer wait are dropped when they surface or outnumber the others."""
         self.overdue = Overdue()
         self.look_at: Seconds | None = None
         """When the policy wants to plan again, should nothing happen before."""
@@ -97,6 +94,14 @@ class World:
         """Calls of an older engine that may arrive again, and when that was written."""
         self.adopted = 0
         self.out: list[m.Command] = []
+
+    def waits_of(self, owner: FunctionState) -> list[Call]:
+        """Return the calls of *owner* that wait, wherever they do, by number. O(those, and what its devices queue)."""
+        found = list(owner.queue)
+        found += [each for each in self.queue.returned if each.owner is owner]
+        devices = [device for model, device in (*owner.active.items(), *owner.draining.items()) if model.queued]
+        found += [each for device in devices for each in device.local if each.owner is owner]
+        return sorted(found, key=lambda each: each.number)
 
     def touch(self, whose: DeviceState | FunctionState) -> None:
         """Its doc is another one now. Where a call passes, the flag is looked at first."""

@@ -206,7 +206,7 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
         assert service is not None
         while not service.knows(second):
             await asyncio.sleep(0.01)
-        assert service._engine._world.calls[second].size == 512.0
+        assert service._engine._world.calls.by_id[second].size == 512.0
 
         gateway._link.abort("lost")  # type: ignore[union-attr]
         lease = await waiting

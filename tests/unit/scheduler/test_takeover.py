@@ -26,9 +26,9 @@ from gpufaas_core.snapshot import (
     ResidentSnapshot,
     RunningCall,
 )
+from gpufaas_scheduler.call_state import WAITING
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
-from gpufaas_scheduler.state import WAITING
 
 SHIFT = 4096.0
 """How much later it is on the second engine's clock."""
@@ -670,8 +670,8 @@ def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: i
 
     hits = [
         call
-        for call in site.engine._world.calls.values()
+        for call in site.engine._world.calls
         if call.state == WAITING and call.function not in without
         and any(key[2].id in call.owner.holders for key in cluster.idle_devices)
     ]  # fmt: skip
-    assert cluster.oldest_hit(without, None) is min(hits, key=lambda call: call.number, default=None)
+    assert site.engine._world.view.oldest_hit(without, None) is min(hits, key=lambda call: call.number, default=None)

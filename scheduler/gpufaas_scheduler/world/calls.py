@@ -1,0 +1,137 @@
+"""
+The call book: each call that waits or runs, by id and by function, and when those that wait have waited for too long.
+
+Where a waiting call stands is for the queues to know (`queue`, `FunctionState.queue`, `DeviceState.local`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+
+from gpufaas_core.model import CallId, DeviceId, Seconds
+from gpufaas_scheduler.call_state import ADOPT, END, ENQUEUE, LEAVE, LOCAL, RETURN, RUNNING, START, WAIT
+from gpufaas_scheduler.state import Call, DeviceState, Model
+
+
+class CallBook:
+    """Steps of calls go through here: each is looked up in the table of `call_state` before anything is changed."""
+
+    __slots__ = ("_deadlines", "by_id", "twins", "waiting")
+
+    def __init__(self) -> None:
+        self.by_id: dict[CallId, Call] = {}
+        """All that wait or run, without the twins."""
+        self.twins: dict[tuple[CallId, DeviceId], Call] = {}
+        """Calls that run on a device and are known to wait or to run elsewhere as well. They were told to stop."""
+        self.waiting = 0
+        self._deadlines: list[tuple[Seconds, int, Call]] = []
+        """A heap; entries of calls that no longer wait are dropped when they surface or outnumber the others."""
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def wait(self, call: Call) -> None:
+        """*call* waits, for the first time or again; its caller puts it into a queue."""
+        call.state = WAIT[call.state]
+        self.by_id[call.id] = call
+        call.owner.waiting += 1
+        self.waiting += 1
+
+    def enqueue(self, call: Call, device: DeviceState) -> None:
+        """*call* waits for *device* from now on."""
+        call.state = ENQUEUE[call.state]
+        call.device = device
+
+    def back(self, call: Call) -> None:
+        """*call* waits for any device again."""
+        call.state = RETURN[call.state]
+        call.device = None
+
+    def start(self, call: Call, device: DeviceState, model: Model) -> None:
+        call.state = START[call.state]
+        call.device = device
+        call.model = model
+        owner = call.owner
+        owner.waiting -= 1
+        self.waiting -= 1
+        owner.runs[call] = None
+
+    def adopt(self, call: Call, device: DeviceState, model: Model, *, twin: bool) -> None:
+        """*call* was found running on *device*."""
+        call.state = ADOPT[call.state]
+        call.device = device
+        call.model = model
+        if twin:
+            self.twins[call.id, device.id] = call
+        else:
+            self.by_id[call.id] = call
+        call.owner.runs[call] = None
+
+    def end(self, call: Call) -> None:
+        """*call* runs no more."""
+        call.state = END[call.state]
+        owner = call.owner
+        del owner.runs[call]
+        if self.by_id.get(call.id) is call:
+            del self.by_id[call.id]
+        elif call.device is not None:
+            self.twins.pop((call.id, call.device.id), None)
+
+    def leave(self, call: Call) -> None:
+        """*call* waits no more; its caller has taken it out of its queue."""
+        call.state = LEAVE[call.state]
+        del self.by_id[call.id]
+        call.owner.waiting -= 1
+        self.waiting -= 1
+
+    # --- look-ups -----------------------------------------------------------------------------------------------------
+
+    def running(self, call: CallId, device: DeviceId) -> Call | None:
+        """Return what runs on *device* under that id."""
+        found = self.by_id.get(call)
+        if found is not None and found.state == RUNNING and found.device is not None and found.device.id == device:
+            return found
+        return self.twins.get((call, device)) if self.twins else None
+
+    def __iter__(self) -> Iterator[Call]:
+        """Yield all that wait or run, twins included."""
+        yield from self.by_id.values()
+        yield from self.twins.values()
+
+    # --- deadlines ----------------------------------------------------------------------------------------------------
+
+    def watch(self, call: Call) -> None:
+        """Let `deadline` know of the one of *call*, which waits; None is none."""
+        if call.deadline is None:
+            return
+        deadlines = self._deadlines
+        heappush(deadlines, (call.deadline, call.number, call))
+        if len(deadlines) > 2 * self.waiting + 1000:
+            alive = {entry[1]: entry for entry in deadlines if entry[2].state <= LOCAL}
+            deadlines[:] = alive.values()
+            heapify(deadlines)
+
+    def deadline(self) -> Seconds | None:
+        """Return the next deadline of a call that waits."""
+        deadlines = self._deadlines
+        while deadlines:
+            deadline, _, call = deadlines[0]
+            if call.state <= LOCAL and call.deadline == deadline:
+                return deadline
+            heappop(deadlines)
+        return None
+
+    def overdue(self, now: Seconds) -> Iterator[Call]:
+        """Yield calls whose deadlines have come, the first one first. They are to leave."""
+        while (deadline := self.deadline()) is not None and deadline <= now:
+            yield heappop(self._deadlines)[2]
+
+
+def runs_on(model: Model) -> list[Call]:
+    """Return the calls that run on a copy. O(running calls of its function)."""
+    return [each for each in model.owner.runs if each.model is model]
+
+
+def runs_at(device: DeviceState) -> list[Call]:
+    """Return the calls that run on *device*."""
+    return [call for model in device.models if model.running for call in runs_on(model)]
