@@ -10,7 +10,7 @@ Building a function: from the author's folder to a bundle and its weights. A lib
         bundle.tar                 all of these but the weights; reproducible, so its digest names the function
         .gpufaas-build.json        what it was built from: the same again is no work
 
-Everything that runs here runs in this Python environment, which is the platform's.
+What runs here (build.py) runs in this Python environment; packages are chosen for that of the nodes (`target`).
 """
 
 import ast
@@ -36,13 +36,18 @@ import msgspec
 from gpufaas_cli.requirements import (
     RESERVED,
     Missing,
+    Provided,
     Requirements,
+    check_provided,
     find_missing,
+    find_needs,
     install_missing,
     installed_version,
     read_requirements,
 )
+from gpufaas_cli.target import Target, this_python
 from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Kind, Manifest, Weights
+from gpufaas_core.environment import misfits
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.units import MiB, Seconds
 from gpufaas_templates import Template, find_template
@@ -52,7 +57,7 @@ __all__ = ["ALLOW_PICKLE", "BuildRequest", "Built", "build", "new_function"]
 ALLOW_PICKLE: Final = "gpufaas.allow-pickle"
 BUNDLE: Final = "bundle.tar"
 _STAMP: Final = ".gpufaas-build.json"
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 """Part of what a build depends on: raise it when this module makes other bundles from the same folder."""
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -127,6 +132,8 @@ class BuildRequest:
     build_root: Path = Path("build")
     template_dirs: Sequence[Path] = (Path("template"),)
     root: Path = Path()
+    target: Callable[[], Target] = this_python
+    """What it is built for; asked only where there are requirements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +188,15 @@ def build(request: BuildRequest, progress: Callable[[str], None] = lambda _: Non
     copies = [copied(path, request) for path in request.copy]
     places = (template.path, handler) if template.kind == "server" else (handler,)
     requirements = [read_requirements(place / "requirements.txt") for place in places]
+    target = request.target() if any(each.asks for each in requirements) else None
+    provided = [check_provided(each, target) for each in requirements] if target is not None else []
 
     folder = request.build_root / request.name
-    inputs = _hash_inputs(request, template, handler, copies, requirements)
+    inputs = _hash_inputs(request, template, handler, copies, provided)
     stamp = _read_stamp(folder)
-    if stamp is None or stamp.inputs != inputs or not _outputs_are_there(folder, stamp):
+    if stamp is None or stamp.inputs != inputs or not _outputs_are_there(folder, stamp) or not _fits(stamp, target):
         try:
-            stamp = _make(request, template, handler, copies, requirements, folder, inputs, progress)
+            stamp = _make(request, template, handler, copies, requirements, target, folder, inputs, progress)
         except OSError as exc:
             what = f"{exc.filename or folder}: {exc.strerror or exc}"
             raise StorageFailed(f"cannot build in {folder}: {what}: check its disk and rights") from exc
@@ -352,7 +361,7 @@ def _hash_inputs(
     template: Template,
     handler: Path,
     copies: Iterable[tuple[Path, Path]],
-    requirements: Sequence[Requirements],
+    provided: Sequence[Provided],
 ) -> str:
     hashed = hashlib.sha256()
     settings = {
@@ -364,7 +373,7 @@ def _hash_inputs(
         "allow_pickle": _allows_pickle(request),
         "python": [platform.python_version(), platform.machine()],
         "provided": [[name, installed_version(name)] for name in sorted(RESERVED)],
-        "requirements": sorted(pair for each in requirements for pair in each.looked_at.items()),
+        "requirements": sorted((name, version or "") for each in provided for name, version in each.looked_at),
     }
     hashed.update(msgspec.json.encode(settings))
     sources = [("template", template.path, frozenset[str]()), ("handler", handler, _NOT_HANDLER)]
@@ -406,6 +415,12 @@ def _read_stamp(folder: Path) -> _Stamp | None:
         return None
 
 
+def _fits(stamp: _Stamp, target: Target | None) -> bool:
+    """Whether what was built runs on *target*: the platform may have changed, or be another one."""
+    needs = stamp.manifest.needs
+    return needs is None or target is None or not any(misfits(needs, each) for each in target.environments)
+
+
 def _outputs_are_there(folder: Path, stamp: _Stamp) -> bool:
     try:
         return all(_file(folder, folder / each.path) == each for each in stamp.outputs)
@@ -427,6 +442,7 @@ def _make(
     handler: Path,
     copies: Iterable[tuple[Path, Path]],
     requirements: Sequence[Requirements],
+    target: Target | None,
     folder: Path,
     inputs: str,
     progress: Callable[[str], None],
@@ -441,11 +457,13 @@ def _make(
         copy_tree(source, function / at)
 
     installed: list[Missing] = []
-    for each in requirements:
-        if missing := find_missing(each, progress):
+    for each in requirements if target is not None else ():
+        assert target is not None
+        if missing := find_missing(each, target, progress):
             progress(f"installing {', '.join(map(str, missing))}")
-            install_missing(missing, each, site)
+            install_missing(missing, each, target, site)
             installed += missing
+    needs = find_needs(requirements, target, site) if target is not None else None
     if installed:
         shutil.rmtree(site / "bin", ignore_errors=True)  # scripts name this machine's interpreter
     if (handler / "build.py").is_file():
@@ -468,6 +486,7 @@ def _make(
         workdir=template.workdir,
         port=template.port,
         env=template.env,
+        needs=needs,
     )
     progress("packing")
     written = msgspec.to_builtins(manifest)

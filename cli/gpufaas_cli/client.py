@@ -6,15 +6,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
+import msgspec
 
 from gpufaas_cli import output
 from gpufaas_cli.stack import DEFAULT_GATEWAY
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.units import Seconds
+
+if TYPE_CHECKING:
+    from gpufaas_core.environment import Environment
 
 _T = TypeVar("_T")
 
@@ -145,6 +149,24 @@ class Client:
 
     def node(self, name: str) -> dict[str, Any]:
         return self._object(f"/system/nodes/{quote(name, safe='')}")
+
+    def environments(self, deployment: Mapping[str, object]) -> "list[Environment] | None":
+        """
+        Return what the nodes provide on which *deployment* may run; None: the gateway has no such route.
+
+        :raises Refused: there is no device for what it asks
+        """
+        from gpufaas_core.environment import Environment
+
+        path = "/system/environments"
+        answer = self._send("POST", path, json=deployment)
+        if answer.status_code in (404, 405):
+            return None
+        self._check(answer)
+        try:
+            return msgspec.json.decode(answer.content, type=list[Environment])
+        except msgspec.DecodeError as exc:
+            raise self._no_gateway(path) from exc
 
     def drain_node(self, name: str, drain: bool) -> None:
         self._check(self._send("POST" if drain else "DELETE", f"/system/nodes/{quote(name, safe='')}/drain"))

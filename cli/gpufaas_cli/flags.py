@@ -117,6 +117,10 @@ def building(command: _F) -> _F:
 
     paths = click.Path(path_type=Path)
     add("-q", "--quiet", is_flag=True, help="Do not show what docker prints.")
+    add(
+        "--offline", is_flag=True,
+        help="Bundles: do not ask the gateway what its nodes provide, take this Python's packages for theirs.",
+    )  # fmt: skip
     add("--disable-stack-pull", is_flag=True, help="Do not pull templates that are missing.")
     add("--pull", is_flag=True, help="Images: look for newer base images.")
     add("--squash", is_flag=True, help="Images: squash the layers, where the engine can.")

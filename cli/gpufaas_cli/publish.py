@@ -12,7 +12,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,6 +25,7 @@ from gpufaas_cli.build import BuildRequest, Built, build
 from gpufaas_cli.client import Client, GatewayUnreachable, NotAuthorised, function_path
 from gpufaas_cli.remote_builder import RemoteBuilder
 from gpufaas_cli.stack import Stack, StackFunction
+from gpufaas_cli.target import Targets
 from gpufaas_cli.templating import template_of
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.remote_build import BuildConfig
@@ -81,6 +82,8 @@ class Building:
     extra_tags: Sequence[str] = ()
     remote: RemoteBuilder | None = None
     """Builds and pushes images, instead of docker here."""
+    offline: bool = False
+    """Do not ask the gateway what its nodes provide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +124,21 @@ def publish(
     steps: Steps,
     client: Client | None,
     as_json: bool = False,
+    connect: Callable[[], AbstractContextManager[Client]] | None = None,
 ) -> None:
     """
     Do *steps* with each of *functions*. Ends the process with 1 when one of them failed.
 
     :param client: the gateway that bundles are sent to, and functions deployed at; None where *steps* need none
+    :param connect: where there is no *client*: gives the gateway that is asked what its nodes provide, if it is there
     :raises GatewayUnreachable, NotAuthorised: at once
     """
     if client is not None:
         client.info()  # a build may take minutes: say first that there is nobody to deploy it to
+        connect = lambda: nullcontext(client)  # noqa: E731
+    targets = Targets(connect, building.offline, must_answer=client is not None)
     results: list[dict[str, Any]] = [{"name": each.name} for each in functions]
-    with _making(stack, functions, extra, building, steps, results, quiet=as_json) as making:
+    with _making(stack, functions, extra, building, steps, targets, results, quiet=as_json) as making:
         for each, make, result in zip(functions, making, results, strict=True):
             try:
                 made = make()
@@ -234,6 +241,7 @@ def _making(
     extra: Extra,
     building: Building,
     steps: Steps,
+    targets: Targets,
     results: Sequence[dict[str, Any]],
     quiet: bool,
 ) -> Iterator[list[Callable[[], _Made]]]:
@@ -244,7 +252,7 @@ def _making(
 
     def make(index: int, alone: bool) -> _Made:
         return (
-            _make(stack, functions[index], extra, building, steps, results[index], quiet, alone)
+            _make(stack, functions[index], extra, building, steps, targets, results[index], quiet, alone)
             if (functions[index].is_built)
             else None
         )
@@ -267,6 +275,7 @@ def _make(
     extra: Extra,
     building: Building,
     steps: Steps,
+    targets: Targets,
     result: dict[str, Any],
     quiet: bool,
     alone: bool,
@@ -274,7 +283,7 @@ def _make(
     with output.waiting(f"Building {function.name}") if alone else _lines_of(function.name) as shown:
         progress = _unheard if building.quiet else shown
         template = template_of(stack, function, not building.disable_stack_pull, progress)
-        request = _request(stack, function, extra, building, template)
+        request = _request(stack, function, extra, building, template, targets)
         if building.shrinkwrap:
             folder = images.make_context(request, template)
             result["context"] = str(folder)
@@ -349,7 +358,12 @@ def _build_remotely(
 
 
 def _request(
-    stack: Stack, function: StackFunction, extra: Extra, building: Building, template: Template | None
+    stack: Stack,
+    function: StackFunction,
+    extra: Extra,
+    building: Building,
+    template: Template | None,
+    targets: Targets,
 ) -> BuildRequest:
     assert function.lang is not None
     assert function.handler is not None
@@ -364,6 +378,7 @@ def _request(
         build_root=stack.folder / "build",
         template_dirs=stack.template_dirs(),
         root=root,
+        target=lambda: targets.of(deployment(function, extra, None)),
     )
 
 

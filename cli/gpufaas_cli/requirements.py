@@ -1,12 +1,13 @@
 """
-A function's requirements, resolved against what this Python environment has.
+A function's requirements, resolved against what the nodes have on which it is to run (`target.Target`).
 
-What is installed here is provided: it is used as it is and never installed again, for torch alone would bring gigabytes
-of CUDA packages into each function. Only what is missing is installed, into a folder of the function's own. A
-requirement that contradicts what is provided is refused with both versions.
+What is installed there is provided: it is used as it is and never installed again, for torch alone would bring
+gigabytes of CUDA packages into each function. Only what is missing is installed, into a folder of the function's own.
+A requirement that contradicts what is provided is refused with both versions.
 
-Most functions ask for nothing, or for what is here: that is found out without pip. Otherwise pip resolves, held to the
-installed versions by constraints; its own settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf) apply.
+Most functions ask for nothing, or for what is there: that is found out without pip. Otherwise pip resolves, as if it
+ran there (`pip_elsewhere`), held to the provided versions by constraints; its own settings (PIP_INDEX_URL,
+PIP_FIND_LINKS, pip.conf) apply. Where the nodes differ from this machine in Python or platform, only wheels will do.
 """
 
 import importlib.metadata
@@ -16,15 +17,26 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from packaging.markers import UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from gpufaas_cli.pip_elsewhere import tag_options, write_environment
+from gpufaas_cli.target import Target
+from gpufaas_core.bundle import Needs
+from gpufaas_core.environment import (
+    Distribution,
+    Environment,
+    applies,
+    installed,
+    measure,
+    misfits,
+    required_by,
+)
 from gpufaas_core.errors import InvalidSpec
 
 RESERVED: Final = frozenset(("torch", "numpy", "safetensors"))
@@ -55,25 +67,34 @@ class Requirements:
     options: tuple[str, ...] = ()
     needs_pip: bool = False
     """There are lines that only pip understands: files, URLs, ``-r``."""
-    looked_at: dict[str, str | None] = field(default_factory=dict)
-    """Every distribution that was met on the way, and its installed version: what the answer depends on."""
-    satisfied: bool = True
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for anything."""
+        return bool(self.lines) or self.needs_pip
+
+
+@dataclass(frozen=True, slots=True)
+class Provided:
+    """How far a target provides what is required."""
+
+    satisfied: bool
+    looked_at: frozenset[tuple[str, str | None]]
+    """Every distribution that was met on the way, and its version there: what the answer depends on."""
 
 
 def read_requirements(file: Path) -> Requirements:
     """
-    Return what *file* asks for, checked against what is installed. A missing file asks for nothing.
+    Return what *file* asks for. A missing file asks for nothing.
 
-    :raises InvalidSpec: malformed, or against the version of a provided distribution; names file and line
+    :raises InvalidSpec: it is malformed; names file and line
     """
     if not file.is_file():
         return Requirements(file)
-    logical_lines = list(_logical_lines(file))
-    installed = installed_versions() if logical_lines else {}
     lines: list[tuple[int, Requirement]] = []
     options: list[str] = []
     needs_pip = False
-    for number, text in logical_lines:
+    for number, text in _logical_lines(file):
         if text.startswith("-"):
             option = re.split(r"[\s=]", text, maxsplit=1)[0]
             if option in _SOURCE_OPTIONS:
@@ -82,73 +103,135 @@ def read_requirements(file: Path) -> Requirements:
                 needs_pip = True
             continue
         try:
-            requirement = Requirement(text)
+            lines.append((number, Requirement(text)))
         except InvalidRequirement as exc:
             if "/" in text or text.endswith((".whl", ".tar.gz", ".zip")):
                 needs_pip = True
                 continue
             why = str(exc).splitlines()[0]
             raise InvalidSpec(f"{file}:{number}: {text!r} is not a requirement ({why}): write NAME==VERSION") from None
-        if _applies(requirement, ""):
-            _check_conflict(requirement, installed, f"{file}:{number}")
-            lines.append((number, requirement))
-    looked_at: dict[str, str | None] = {}
-    satisfied = not needs_pip
-    for _, requirement in lines:
-        satisfied &= _is_satisfied(requirement, installed, looked_at)
-    return Requirements(file, tuple(lines), tuple(options), needs_pip, looked_at, satisfied)
+    return Requirements(file, tuple(lines), tuple(options), needs_pip)
 
 
-def find_missing(requirements: Requirements, progress: Callable[[str], None]) -> tuple[Missing, ...]:
+def check_provided(requirements: Requirements, target: Target) -> Provided:
+    """
+    Return whether *target* has all that is required.
+
+    :raises InvalidSpec: a requirement is against the version of something provided; says where, and both versions
+    """
+    satisfied = not requirements.needs_pip
+    looked_at: dict[tuple[str, str | None], None] = {}
+    for environment in target.environments:
+        for number, requirement in requirements.lines:
+            if not applies(requirement, environment):
+                continue
+            _check_conflict(requirement, environment, f"{requirements.file}:{number}", target)
+            satisfied &= _is_satisfied(requirement, environment, looked_at)
+    return Provided(satisfied, frozenset(looked_at))
+
+
+def find_missing(requirements: Requirements, target: Target, progress: Callable[[str], None]) -> tuple[Missing, ...]:
     """
     Return what must be installed, sorted by name; asks pip when something is.
 
     :raises InvalidSpec: they cannot be met beside what is provided, or not at all; says why in pip's words
     """
-    if requirements.satisfied:
+    if not requirements.asks or check_provided(requirements, target).satisfied:
         return ()
-    installed = installed_versions()
+    file = requirements.file
+    if len({each.build_target[:3] for each in target.environments}) > 1 or not target.shared.platforms:
+        raise InvalidSpec(
+            f"{file} asks for packages that not all nodes have, and no wheels fit all of them "
+            f"({'; '.join(map(str, target.environments))}): name nodes that are alike (constraints), or install the "
+            "packages there"
+        )
+    environment = target.shared
     progress("resolving requirements")
     with tempfile.TemporaryDirectory(prefix="gpufaas-build-") as scratch:
         constraints, report = Path(scratch, "provided.txt"), Path(scratch, "report.json")
-        constraints.write_text("".join(f"{name}=={version}\n" for name, version in sorted(installed.items())))
+        have = environment.distributions
+        constraints.write_text("".join(f"{name}=={each.version}\n" for name, each in have.items()))
         _pip(
-            ["--dry-run", "--report", str(report), "--constraint", str(constraints), "-r", requirements.file.name],
-            requirements.file,
+            ["--dry-run", "--report", str(report), "--constraint", str(constraints), "-r", file.name],
+            file,
+            environment,
+            target,
         )
         answer = json.loads(report.read_text())
     missing = []
     for each in answer["install"]:
         name = canonicalize_name(each["metadata"]["name"])
         version = each["metadata"]["version"]
-        if name in installed:
-            raise InvalidSpec(_conflict(str(requirements.file), f"{name} {version}", name, installed[name]))
-        if name in RESERVED:
-            raise InvalidSpec(
-                f"{requirements.file} needs {name}, which every worker has but {sys.prefix} has not: "
-                "install it with `pip install 'gpufaas[serve]'`, then build again"
-            )
+        for one in target.environments:
+            if name in one.distributions and name in have:
+                raise InvalidSpec(
+                    _conflict(str(file), f"{name} {version}", name, one.distributions[name].version, one, target)
+                )
+            if name in RESERVED and name not in one.distributions:
+                raise InvalidSpec(
+                    f"{file} needs {name}, which every worker is to have, but not {target.who} ({one}): install it "
+                    "there with `pip install 'gpufaas[node]'`, or build for a platform that has it (--gateway URL)"
+                )
         missing.append(Missing(name, version, each["download_info"]["url"] if each.get("is_direct") else None))
     return tuple(sorted(missing, key=lambda each: each.name))
 
 
-def install_missing(missing: Sequence[Missing], requirements: Requirements, site: Path) -> None:
+def install_missing(missing: Sequence[Missing], requirements: Requirements, target: Target, site: Path) -> None:
     """Install exactly *missing*, without dependencies, into the folder *site*."""
     with tempfile.TemporaryDirectory(prefix="gpufaas-build-") as scratch:
         file = Path(scratch, "missing.txt")
         wanted = [f"{each.name} @ {each.url}" if each.url else str(each) for each in missing]
         file.write_text("\n".join([*requirements.options, *wanted]) + "\n")
-        _pip(["--target", str(site.absolute()), "--no-deps", "--no-compile", "-r", str(file)], requirements.file)
+        arguments = ["--target", str(site.absolute()), "--no-deps", "--no-compile", "-r", str(file)]
+        _pip(arguments, requirements.file, target.shared, target)
 
 
-def installed_versions() -> dict[str, str]:
-    """Return what this environment has, version by canonical name; of duplicates the one that is imported."""
-    found: dict[str, str] = {}
-    for distribution in importlib.metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:
-            found.setdefault(canonicalize_name(name), distribution.version)
-    return found
+def find_needs(requirements: Sequence[Requirements], target: Target, site: Path) -> Needs | None:
+    """
+    Return what a function with *requirements*, of which *site* has what was missing, takes from where it runs.
+
+    :raises InvalidSpec: a node of *target* has not all of that; says which, and why
+    """
+    environment = target.shared
+    bundled: dict[str, Distribution] = {}
+    wheels: dict[str, tuple[str, ...]] = {}
+    for each in importlib.metadata.distributions(path=[str(site)]):
+        name = canonicalize_name(each.metadata["Name"])
+        bundled[name] = Distribution(each.version, tuple(each.requires or ()))
+        tags = re.findall(r"^Tag: *(\S+)", each.read_text("WHEEL") or "", re.MULTILINE)
+        if compiled := tuple(sorted(tag for tag in tags if not tag.endswith("-none-any"))):
+            wheels[f"{name}=={each.version}"] = compiled
+    packages = _left_to_the_platform(requirements, bundled, environment)
+    if not bundled and not packages:
+        return None
+    needs = Needs(environment.python_minor if bundled else "", tuple(sorted(packages)), dict(sorted(wheels.items())))
+    for one in target.environments:
+        if reasons := misfits(needs, one):
+            raise InvalidSpec(
+                f"{', '.join(str(each.file) for each in requirements if each.asks)} cannot be met on {one}: "
+                f"{'; '.join(reasons)}: name nodes that fit (constraints), or install there what is missing"
+            )
+    return needs
+
+
+def _left_to_the_platform(
+    requirements: Sequence[Requirements], bundled: Mapping[str, Distribution], environment: Environment
+) -> set[str]:
+    todo = [each for of in requirements for _, each in of.lines if applies(each, environment)]
+    todo += map(Requirement, bundled)
+    packages: set[str] = set()
+    done: set[str] = set()
+    while todo:
+        each = Requirement(str(todo.pop()))
+        each.marker = None
+        if str(each) in done:
+            continue
+        done.add(str(each))
+        if found := bundled.get(canonicalize_name(each.name)):
+            todo += required_by(each, environment, found.requires)
+        else:
+            packages.add(str(each))
+    return packages
 
 
 def installed_version(name: str) -> str | None:
@@ -186,30 +269,24 @@ def _absolute(option: str, folder: Path) -> str:
     return option
 
 
-def _applies(requirement: Requirement, extra: str) -> bool:
-    try:
-        return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-    except UndefinedEnvironmentName:
-        return False
-
-
-def _check_conflict(requirement: Requirement, installed: dict[str, str], where: str) -> None:
+def _check_conflict(requirement: Requirement, environment: Environment, where: str, target: Target) -> None:
     name = canonicalize_name(requirement.name)
-    have = installed.get(name)
-    if have is None:
-        return
-    if requirement.url is not None or not requirement.specifier.contains(have, prereleases=True):
-        raise InvalidSpec(_conflict(where, str(requirement), name, have))
+    have = environment.distributions.get(name)
+    if have is not None and not installed(requirement, environment):
+        raise InvalidSpec(_conflict(where, str(requirement), name, have.version, environment, target))
 
 
-def _conflict(where: str, wanted: str, name: str, have: str) -> str:
+def _conflict(where: str, wanted: str, name: str, have: str, environment: Environment, target: Target) -> str:
     return (
-        f"{where}: {wanted} conflicts with {name} {have}, which the platform provides to every worker: "
-        f"ask for a range that has {have} in it or drop the pin, or install that version where the platform runs"
+        f"{where}: {wanted} conflicts with {name} {have}, which {target.who} provides "
+        f"({environment}): ask for a range that has {have} in it or drop the pin, or install that version where the "
+        "platform runs"
     )
 
 
-def _is_satisfied(requirement: Requirement, installed: dict[str, str], looked_at: dict[str, str | None]) -> bool:
+def _is_satisfied(
+    requirement: Requirement, environment: Environment, looked_at: dict[tuple[str, str | None], None]
+) -> bool:
     """Whether it and all that it needs is installed. Notes every distribution that it met."""
     satisfied = True
     todo = [requirement]
@@ -218,34 +295,35 @@ def _is_satisfied(requirement: Requirement, installed: dict[str, str], looked_at
         each = todo.pop()
         name = canonicalize_name(each.name)
         key = name, frozenset(each.extras)
-        version = looked_at[name] = installed.get(name)
-        if version is None or not each.specifier.contains(version, prereleases=True):
+        found = environment.distributions.get(name)
+        looked_at[name, found.version if found is not None else None] = None
+        if found is None or not installed(each, environment):
             satisfied = False
-            continue
-        if key in done:
-            continue
-        done.add(key)
-        for text in importlib.metadata.requires(name) or ():
-            needed = Requirement(text)
-            if any(_applies(needed, extra) for extra in ("", *each.extras)):
-                todo.append(needed)
+        elif key not in done:
+            done.add(key)
+            todo += required_by(each, environment, found.requires)
     return satisfied
 
 
-def _pip(arguments: Sequence[str], file: Path) -> None:
-    """Run ``pip install`` with *arguments* beside *file*; what it says on failure becomes the error."""
-    command = [sys.executable, "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-    environment = {**os.environ, "PIP_USER": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    # Not --quiet: that hides what conflicts with what.
-    done = subprocess.run(
-        [*command, *arguments], check=False, text=True, cwd=file.parent, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+def _pip(arguments: Sequence[str], file: Path, environment: Environment, target: Target) -> None:
+    """Run ``pip install`` with *arguments* beside *file*, for *environment*; its words on failure become the error."""
+    elsewhere = environment.build_target != measure().build_target
+    with tempfile.TemporaryDirectory(prefix="gpufaas-build-") as there:
+        write_environment(environment, Path(there))
+        command = [sys.executable, "-P", "-m", "gpufaas_cli.pip_elsewhere", there, "install", "--no-input"]
+        command += ["--disable-pip-version-check", *(tag_options(environment) if elsewhere else ())]
+        # Not --quiet: that hides what conflicts with what.
+        done = subprocess.run(
+            [*command, *arguments], check=False, text=True, cwd=file.parent,
+            env={**os.environ, "PIP_USER": "0", "PYTHONDONTWRITEBYTECODE": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
     if done.returncode == 0:
         return
-    if "No module named pip" in done.stdout:
+    if "No module named 'pip'" in done.stdout:
         raise InvalidSpec(f"{file} needs pip, which {sys.prefix} has not: run `{sys.executable} -m ensurepip`")
-    raise InvalidSpec(f"{file} cannot be met beside what the platform provides: {_reason(done.stdout)}")
+    only = f" with wheels for {environment}, which is not what this machine has" if elsewhere else ""
+    raise InvalidSpec(f"{file} cannot be met beside what {target.who} provides{only}: {_reason(done.stdout)}")
 
 
 def _reason(output: str) -> str:

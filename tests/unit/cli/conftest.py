@@ -1,15 +1,60 @@
 """What tests of the commands share: a folder of their own, and a gateway that keeps what it is sent."""
 
+import base64
+import hashlib
+import tarfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from gpufaas_cli.build import BuildRequest, Built, build
 from gpufaas_cli.main import cli
 from gpufaas_cli.testing import WireLog
+from gpufaas_core.errors import InvalidSpec
 
 Run = Callable[..., Result]
+Wheels = Callable[..., None]
+
+HTTP = "def handle(event, context):\n    return 'ok'\n"
+
+
+class Project:
+    """A working directory with one function in it, and ways to change it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.said: list[str] = []
+        self.write("fn/handler.py", HTTP)
+
+    def write(self, path: str, content: str | bytes) -> Path:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        return file
+
+    def build(self, name: str = "fn", lang: str = "python3-http", **changes: Any) -> Built:
+        changes = {"handler": Path("fn"), "build_root": self.root / "build", "root": self.root, **changes}
+        changes.setdefault("template_dirs", (self.root / "template",))
+        return build(BuildRequest(name, lang, **changes), self.said.append)
+
+    def refuse(self, match: str, **changes: Any) -> str:
+        with pytest.raises(InvalidSpec, match=match) as caught:
+            self.build(**changes)
+        return str(caught.value)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def content_of(built: Built) -> dict[str, bytes]:
+    with tarfile.open(built.bundle_tar) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -42,3 +87,34 @@ def run(here: Path) -> Run:
         return result
 
     return run
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheels:
+    """Adds wheels, made by hand, to the only place where pip looks: no index is asked."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+
+    def add(
+        name: str, version: str = "1.0", requires: tuple[str, ...] = (), tag: str = "py3-none-any", python: str = ">=3"
+    ) -> None:
+        info = f"{name}-{version}.dist-info"
+        files = {
+            f"{name}/__init__.py": f"VERSION = {version!r}\n",
+            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            f"Requires-Python: {python}\n" + "".join(f"Requires-Dist: {each}\n" for each in requires),
+            f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+            f"{info}/entry_points.txt": f"[console_scripts]\n{name}-run = {name}:main\n",
+        }
+        record = "".join(f"{path},sha256={_hash(text)},{len(text)}\n" for path, text in files.items())
+        with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as wheel:
+            for path, text in {**files, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
+                wheel.writestr(path, text)
+
+    return add
+
+
+def _hash(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
