@@ -1,8 +1,9 @@
 """
 Which pages of other origins may call a function from a browser: the Fetch standard's CORS protocol, by annotations.
 
-https://fetch.spec.whatwg.org/#http-cors-protocol. Without `gpufaas.cors-origins` it is all the function's own affair,
-as with OpenFaaS: OPTIONS reaches it like any other call.
+https://fetch.spec.whatwg.org/#http-cors-protocol. Without `gpufaas.cors-origins` no page may: a preflight is answered
+without the headers that would let it through, and loads nothing. With the value ``function`` it is all the function's
+own affair, as with OpenFaaS. OPTIONS that is no preflight reaches the function like any other call.
 """
 
 import re
@@ -17,6 +18,8 @@ Header = tuple[bytes, bytes]
 ORIGINS: Final = "gpufaas.cors-origins"
 METHODS: Final = "gpufaas.cors-methods"
 HEADERS: Final = "gpufaas.cors-headers"
+OWN: Final = "function"
+"""For `ORIGINS`: the function answers preflights itself."""
 _MAX_AGE_S: Final = 600
 _ORIGIN: Final = re.compile(r"\*|https?://[a-zA-Z0-9.\[\]:-]+")
 _TOKEN: Final = re.compile(r"\*|[a-zA-Z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.6.2
@@ -27,11 +30,11 @@ class Cors:
     origins: frozenset[bytes]
     methods: bytes
     headers: bytes
+    own: bool = False
+    """The function says it all itself."""
 
-    def preflight(self, method: str, asked: list[Header]) -> tuple[int, list[Header]] | None:
-        """Return status and headers of the answer to a preflight; None: this is none."""
-        if method != "OPTIONS" or not any(name == b"access-control-request-method" for name, _ in asked):
-            return None
+    def answer(self, asked: list[Header]) -> tuple[int, list[Header]]:
+        """Return status and headers of the answer to a preflight."""
         allowed = self.allows(asked)
         if not any(name == b"access-control-allow-origin" for name, _ in allowed):
             return 403, allowed
@@ -44,11 +47,22 @@ class Cors:
 
     def allows(self, asked: list[Header]) -> list[Header]:
         """Return what tells a browser whether the page that called may see the answer."""
+        if self.own:
+            return []
         if b"*" in self.origins:
             return [(b"access-control-allow-origin", b"*")]
         origin = next((value for name, value in asked if name == b"origin"), b"")
         vary = (b"vary", b"origin")
         return [(b"access-control-allow-origin", origin), vary] if origin.lower() in self.origins else [vary]
+
+
+def preflight(cors: Cors | None, method: str, asked: list[Header]) -> tuple[int, list[Header]] | None:
+    """Return status and headers of the answer to a preflight; None: this is none, or is for the function itself."""
+    if method != "OPTIONS" or (cors is not None and cors.own):
+        return None
+    if not {b"origin", b"access-control-request-method"} <= {name for name, _ in asked}:
+        return None
+    return (204, []) if cors is None else cors.answer(asked)
 
 
 def read_cors(annotations: Mapping[str, str]) -> Cors | None:
@@ -62,7 +76,9 @@ def read_cors(annotations: Mapping[str, str]) -> Cors | None:
             if name in annotations:
                 raise InvalidSpec(f"annotation {name} goes with {ORIGINS}, which is not given")
         return None
-    origins = _read(annotations[ORIGINS], ORIGINS, _ORIGIN, "https://app.example, or *")
+    if annotations[ORIGINS].strip() == OWN:
+        return Cors(frozenset(), b"", b"", own=True)
+    origins = _read(annotations[ORIGINS], ORIGINS, _ORIGIN, f"https://app.example, or *, or {OWN}")
     methods = _read(annotations.get(METHODS, "GET, HEAD, POST"), METHODS, _TOKEN, "GET, POST")
     headers = _read(annotations.get(HEADERS, "content-type"), HEADERS, _TOKEN, "content-type, x-call-id")
     return Cors(

@@ -37,6 +37,7 @@ from gpufaas_core.messages import Lease, Outer
 from gpufaas_core.model import CallId, FunctionId, Seconds
 from gpufaas_core.units import format_bytes, parse_duration
 from gpufaas_gateway.catalogue import Catalogue, Deployed
+from gpufaas_gateway.cors import preflight
 from gpufaas_gateway.errors import METHODS, BodyTooSlow, MethodNotAllowed, Unavailable, headers_of, status_of
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.origins import outer_of
@@ -264,13 +265,13 @@ class Invocations:
         begun = ran_out = False
         try:
             found = self._find(name, method)
-            if found.cors is not None:
-                if (preflight := found.cors.preflight(method, headers)) is not None:
-                    status, said = preflight
+            if found.cors is not None or method == "OPTIONS":
+                if (answer_now := preflight(found.cors, method, headers)) is not None:
+                    status, said = answer_now
                     await send({"type": "http.response.start", "status": status, "headers": said + answered})
                     await send({"type": "http.response.body", "body": b""})
                     return
-                crossing = found.cors.allows(headers)
+                crossing = found.cors.allows(headers) if found.cors is not None else []
                 answered += crossing
             deployed = found
             deployed.stats.started()

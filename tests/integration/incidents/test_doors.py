@@ -111,6 +111,34 @@ def test_a_preflight_loads_nothing(platform: Platform) -> None:
         platform.deploy("crossed", ECHO_MODEL, cors_origins="app.example")
 
 
+PREFLIGHT = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+
+
+def test_a_preflight_of_a_function_that_says_nothing_gives_no_leave_and_loads_nothing(platform: Platform) -> None:
+    """It was a call like any other: it loaded the model."""
+    path = platform.deploy("uncrossed", ECHO_MODEL)
+
+    answer = platform.http.options(path, headers=PREFLIGHT)
+
+    assert answer.status_code == 204
+    assert not [name for name in answer.headers if name.startswith("access-control-")]
+    assert "uncrossed" not in platform.residents()
+    plain = platform.http.request("OPTIONS", path, content=b"what may I do?")
+    assert (plain.status_code, plain.text) == (200, "what may I do?"), "OPTIONS that is no preflight is a call"
+
+
+def test_a_function_may_answer_preflights_itself(platform: Platform) -> None:
+    """As functions do that come from OpenFaaS, where OPTIONS always reaches them."""
+    own = """
+        def handle(event, context):
+            return {"statusCode": 204, "headers": {"access-control-allow-origin": "https://app.example"}}
+    """
+    path = platform.deploy("itself", own, HTTP, cors_origins="function")
+
+    for answer in (platform.http.options(path, headers=PREFLIGHT), platform.http.get(path, headers=PREFLIGHT)):
+        assert answer.headers.get_list("access-control-allow-origin") == ["https://app.example"]
+
+
 @pytest.fixture
 def few_descriptors(tmp_path: Path) -> Iterator[Platform]:
     """A platform with 400 descriptors, of 100 that it finds."""
