@@ -420,7 +420,7 @@ class Catalogue:
             if name not in known:
                 raise InvalidSpec(
                     f"secrets: {name[:80]!r} does not exist in {namespace}: create it first, with POST /system/secrets "
-                    "or 'faas-cli secret create'"
+                    "or 'gpufaas secret create'"
                 )
 
     async def _check_unknown(self, error: UnknownArtifact) -> None:

@@ -69,7 +69,7 @@ class Namespaces:
         if name not in self._namespaces:
             raise InvalidSpec(
                 f"namespace: {name[:80]!r} does not exist: create it first, with POST /system/namespace/ "
-                "or 'faas-cli namespace create'"
+                "or 'gpufaas namespace create'"
             )
         self._entering[name] += 1
         try:
