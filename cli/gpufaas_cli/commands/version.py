@@ -7,6 +7,7 @@ import click
 
 from gpufaas_cli import flags, output
 from gpufaas_cli.client import GatewayUnreachable, NotAuthorised
+from gpufaas_cli.revision import git_revision
 
 
 @click.command(
@@ -39,7 +40,7 @@ def command(short: bool, as_json: bool, gateway: str | None, yaml_file: Path | N
             output.show_json({"cli": ours, "gateway": client.shown, "info": info})
             return
         output.show("CLI:")
-        output.aligned([("version", ours)], indent=1)
+        output.aligned([("version", ours), ("sha", git_revision())], indent=1)
         if info is None:
             return
         provider = info.get("provider") or {}

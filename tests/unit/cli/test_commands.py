@@ -23,6 +23,7 @@ from click.testing import CliRunner, Result
 
 from gpufaas_cli.commands.invoke import describe_timing
 from gpufaas_cli.main import COMMANDS, cli, module_of
+from gpufaas_cli.revision import git_revision
 from gpufaas_cli.stack import read_stack
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import (
@@ -694,6 +695,7 @@ def test_version_shows_both_ends(gateway: Gateway) -> None:
     shown = run("version")
 
     assert "CLI:" in shown.stdout
+    assert git_revision() in shown.stdout
     assert gateway.url in shown.stdout
     assert "processes" in shown.stdout
     assert json.loads(run("version", "--json").stdout)["info"]["provider"]["provider"] == "gpufaas"

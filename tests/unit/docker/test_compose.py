@@ -55,6 +55,17 @@ def test_only_the_door_is_reached_from_outside_and_only_from_this_machine() -> N
     assert published["door"] == ["${GPUFAAS_LISTEN:-127.0.0.1}:${GPUFAAS_PORT:-8080}:8080"]
 
 
+def test_images_know_the_commit_that_they_are_made_of() -> None:
+    """`/system/info` said "unknown" in a container: there is no working tree."""
+    services = read("docker-compose.yml")["services"]
+    ours = [each for each in services.values() if each.get("build", {}).get("dockerfile") == "docker/Dockerfile"]
+    _, _, stage = (ROOT / "docker/Dockerfile").read_text().rpartition("\nFROM ")
+
+    assert {each["build"]["args"]["REVISION"] for each in ours} == {"${GPUFAAS_REVISION:-}"}
+    assert len(ours) == len([name for name in services if name.rpartition("-")[0] in OURS])
+    assert stage.index("ARG REVISION") < stage.index("GPUFAAS_REVISION=${REVISION}")
+
+
 def test_all_that_prometheus_scrapes_is_there() -> None:
     services = read("docker-compose.yml")["services"]
     jobs = read("docker/monitoring/prometheus.yml")["scrape_configs"]
