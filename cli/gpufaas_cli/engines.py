@@ -6,13 +6,6 @@ from collections.abc import Awaitable, Callable
 from gpufaas_gpu_manager.node import Containers
 
 
-def orchestration(functions: str, engine: Containers | None) -> str:
-    """Return what functions run as, for ``/system/info``: processes, and with an engine in use also what it makes."""
-    if engine is None or not engine.in_use:
-        return "processes"
-    return "processes and pods" if functions == "kubernetes" else "processes and containers"
-
-
 async def opened_engine(
     functions: str, instance: str, gateway_port: int, on_network: Callable[[str, str], Awaitable[None]] | None = None
 ) -> Containers | None:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -82,9 +82,11 @@ class Front:
         origins: Origins,
         gone: Sequence[str] = (),
         fault: Callable[[], str] = lambda: "",
-        orchestration: Callable[[], str] = lambda: "processes",
+        makes: Callable[[], str] = str,
     ) -> None:
+        """:param makes: of images, by the only node, where there is no *cluster*: see `NodeView`"""
         product = f"gpufaas/{version('gpufaas')}"
+        nodes = cluster or _Alone(scheduler, workers, gone, makes)
         self.options = options
         self.builds = builds
         self._end_logs = end_logs
@@ -101,7 +103,8 @@ class Front:
         self.catalogue.on_replaced = websocket_calls.close_old
         management = management_app(
             self.catalogue, scheduler, logs, artifacts, self.metrics, secrets, version=version("gpufaas"),
-            commit=git_revision(), orchestration=orchestration, usage_of=usage_of, fault=fault, gone=gone,
+            commit=git_revision(), orchestration=lambda: orchestration(nodes.nodes()), usage_of=usage_of, fault=fault,
+            gone=gone,
         )  # fmt: skip
         self.management = management
         self.callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks)
@@ -124,7 +127,7 @@ class Front:
             async_routes(self.async_calls, async_invocations, lambda name: self.catalogue.find(name) is not None)
         )
         management.include_router(build_routes(builds))
-        management.include_router(node_routes(cluster or _Alone(scheduler, workers, gone)))
+        management.include_router(node_routes(nodes))
         # All but `/function/`, which is public and on the hot path, comes through here.
         guarded = self.metrics.counted(
             CleanPaths(management if credentials is None else Guard(management, credentials))
@@ -205,17 +208,24 @@ class Front:
         return True
 
 
+def orchestration(nodes: Iterable[NodeView]) -> str:
+    """Return what functions run as, now: processes, and what *nodes* make of images."""
+    return " and ".join(["processes", *sorted({each.makes for each in nodes} - {""})])
+
+
 class _Alone:
     """The one node of a platform that is one process."""
 
-    def __init__(self, scheduler: Scheduler, workers: Workers, gone: Sequence[str]) -> None:
+    def __init__(self, scheduler: Scheduler, workers: Workers, gone: Sequence[str], makes: Callable[[], str]) -> None:
         self._workers = workers
+        self._makes = makes
         self._gone = gone
         self.status = scheduler.status
 
     def nodes(self) -> list[NodeView]:
         note = "; ".join(self._gone)
-        return [NodeView(NodeId("local"), "", list(self._workers.devices()), False, note, version("gpufaas"))]
+        devices, makes = list(self._workers.devices()), self._makes()
+        return [NodeView(NodeId("local"), "", devices, False, note, version("gpufaas"), makes=makes)]
 
     async def drain(self, node: str, drain: bool) -> None:  # noqa: ARG002 - the port's
         raise InvalidSpec(

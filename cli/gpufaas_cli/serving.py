@@ -167,7 +167,7 @@ async def _serve(
     from gpufaas_cache_manager.artifacts import ArtifactStore
     from gpufaas_cache_manager.bundles import BundleStore
     from gpufaas_cache_manager.collect import collect
-    from gpufaas_cli.engines import opened_engine, orchestration
+    from gpufaas_cli.engines import opened_engine
     from gpufaas_cli.front import Front
     from gpufaas_cli.inner_door import InnerDoor
     from gpufaas_core.logs import FunctionLogs
@@ -238,7 +238,7 @@ async def _serve(
         options, credentials, spool, store=store, artifacts=artifacts, workers=node, scheduler=service, node=node,
         secrets=secrets, logs=logs, async_queue=async_queue, usage_of=node.usage_of, end_logs=logs.end_followers,
         builds=builds, door=door, fault=lambda: node.fault, origins=origins, gone=gone,
-        orchestration=lambda: orchestration(options.functions, containers),
+        makes=lambda: node.makes,
     )  # fmt: skip
     catalogue, async_calls = front.catalogue, front.async_calls
 

@@ -221,6 +221,8 @@ class NodeView(Struct, frozen=True, array_like=True):
     version: str = ""
     joined_s: Seconds = 0.0
     """How long ago."""
+    makes: str = ""
+    """Of images: ``containers`` or ``pods``; empty: nothing, so far."""
 
 
 class View(Message, frozen=True, array_like=True, tag=51):
@@ -247,6 +249,8 @@ class Joining(Message, frozen=True, array_like=True, tag=64):
     snapshot: msgspec.Raw
     wall: float = 0.0
     """Its clock, Unix seconds: to be compared, and never to be decided by."""
+    makes: str = ""
+    """See `NodeView`."""
 
 
 class Fact(Message, frozen=True, array_like=True, tag=65):
@@ -270,6 +274,8 @@ class Holds(Message, frozen=True, array_like=True, tag=68):
 
     number: int
     snapshot: msgspec.Raw
+    makes: str = ""
+    """See `NodeView`."""
 
 
 class Define(Message, frozen=True, array_like=True, tag=80):

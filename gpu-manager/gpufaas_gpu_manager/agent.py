@@ -79,7 +79,7 @@ class Agent:
         node = self.node
         assert node is not None
         node.obey(link.epoch)
-        link.send(wire.Joining(self.address, _encoded(node), self._clock()))
+        link.send(wire.Joining(self.address, _encoded(node), self._clock(), node.makes))
         self._link = link
         if self.note:
             link.send(wire.Noted(self.note))
@@ -120,7 +120,7 @@ class Agent:
             for call, device in message.doubted:
                 node.settle(call, device)
             if self._link is not None:
-                self._link.send(wire.Holds(message.number, _encoded(node)))
+                self._link.send(wire.Holds(message.number, _encoded(node), node.makes))
         elif type(message) is wire.Define:
             node.expect(message.worker)
             if message.worker.image:

@@ -106,8 +106,8 @@ class Containers:
         self._loop: asyncio.AbstractEventLoop
 
     @property
-    def in_use(self) -> bool:
-        return self._client is not None
+    def makes(self) -> str:
+        return "containers" if self._client is not None else ""
 
     async def start(self) -> None:
         """

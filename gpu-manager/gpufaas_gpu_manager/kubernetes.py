@@ -104,8 +104,8 @@ class Pods:
         self._closing = False
 
     @property
-    def in_use(self) -> bool:
-        return True
+    def makes(self) -> str:
+        return "pods"
 
     async def start(self) -> None:
         """

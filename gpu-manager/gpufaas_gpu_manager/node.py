@@ -72,8 +72,8 @@ class Containers(Protocol):
     """What runs images: the Docker engine (containers.Containers), or Kubernetes (kubernetes.Pods)."""
 
     @property
-    def in_use(self) -> bool:
-        """Whether it is connected: one that is used where it answers is when it is needed first."""
+    def makes(self) -> str:
+        """``containers`` or ``pods``; empty while it is not connected: some are when they are needed first."""
         ...
 
     async def pull(self, spec: WorkerSpec) -> tuple[Manifest, WorkerSpec]: ...
@@ -198,6 +198,11 @@ class Node:
     def fault(self) -> str:
         """Why it can start no worker now, for people; empty: it can, or starts itself. Those that run are not meant."""
         return self.zygote.fault
+
+    @property
+    def makes(self) -> str:
+        """What it makes of images: see `Containers`."""
+        return self.containers.makes if self.containers is not None else ""
 
     def devices(self) -> list[Device]:
         return [each.source.device for each in self._devices.values()]

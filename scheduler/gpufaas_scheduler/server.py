@@ -60,7 +60,7 @@ class RemoteNode:
         self.closed = False
         """It takes no calls, because of one or the other."""
         self.clock_note = ""
-        self.note = ""
+        self.note = self.makes = ""
         self.joined_at = time.monotonic()
         self.cpu_s: dict[FunctionId, Seconds] = {}
         self.checks = 0
@@ -92,7 +92,9 @@ class RemoteNode:
         shut = f"no gateway reaches its door at {self.address}: it gets no calls" if self.shut else ""
         note = "; ".join(filter(None, (self.note, self.clock_note, shut)))
         joined_s = time.monotonic() - self.joined_at
-        return wire.NodeView(self.id, self.address, self.devices, self.draining, note, self.version, joined_s)
+        return wire.NodeView(
+            self.id, self.address, self.devices, self.draining, note, self.version, joined_s, self.makes
+        )
 
 
 class _Gateway:
@@ -437,7 +439,7 @@ class SchedulerServer:
                 log.warning("node.note id=%s note=%s", node.id, message.note)
 
     def _join(self, service: SchedulerService, node: RemoteNode, joining: wire.Joining) -> None:
-        node.address = joining.address
+        node.address, node.makes = joining.address, joining.makes
         off = joining.wall - self._clock()
         if joining.wall and abs(off) > CLOCK_OFF_S:
             # Ages travel, never times: a clock that is off decides nothing, but confuses whoever reads logs.
@@ -491,6 +493,9 @@ class SchedulerServer:
     def _compare(self, service: SchedulerService, node: RemoteNode, holds: wire.Holds) -> None:
         if self.nodes.get(node.id) is not node or holds.number != node.checks:
             return
+        if node.makes != holds.makes:
+            node.makes = holds.makes
+            self._view_due = True
         asked, node.asked = node.asked, {}
         before, node.absent = node.absent, {}
         held = service.holdings(asked, {call for each in asked.values() for call in each.calls})

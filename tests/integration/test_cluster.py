@@ -1,5 +1,6 @@
 """Several gateways, schedulers and nodes as processes of their own, as their users and operators meet them."""
 
+import asyncio
 import contextlib
 import hashlib
 import importlib.metadata
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from kubernetes_server import KubernetesServer
 from tests.integration.cluster import Cluster, Gateway, MiB, Service
 from tests.integration.conftest import ECHO, ECHO_MODEL, GATED_MODEL, HTTP, TORCH, until
 from tests.integration.test_access import READER
@@ -61,6 +63,51 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
     shared.remove_all()
     until(lambda: not shared.disagreements(), f"all agree: {shared.disagreements()}")
     until(lambda: not any(node.workers() for node in shared.nodes), "no worker outlives its function")
+
+
+# --- what it says of itself ---
+
+
+@contextlib.contextmanager
+def kubernetes() -> Iterator[KubernetesServer]:
+    """Kubernetes' API, on a thread of its own."""
+    server, began, over = KubernetesServer(), threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        await server.start()
+        began.set()
+        await asyncio.to_thread(over.wait)
+        await server.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert began.wait(10)
+        yield server
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.long
+def test_a_gateway_says_what_functions_run_as(cluster: Cluster) -> None:
+    """It said "processes" whatever the nodes made of images."""
+    one = cluster.gateways[0]
+
+    def orchestration() -> str:
+        return str(one.web.get("/system/info").json()["provider"]["orchestration"])
+
+    assert orchestration() == "processes"
+    with kubernetes() as server:
+        node = cluster.node("n-pods", "cpu:0=100MiB")
+        node.arguments += ["--functions", "kubernetes"]
+        node.env = {"GPUFAAS_KUBERNETES_URL": server.url, "GPUFAAS_KUBERNETES_NAMESPACE": server.namespace}
+        node.start()
+        try:
+            until(lambda: orchestration() == "processes and pods")
+        finally:
+            node.stop()
+    until(lambda: orchestration() == "processes")
 
 
 # --- functions ---
