@@ -1,7 +1,9 @@
 """Every command of the tree, found by walking it: what its help, its errors and its exit codes are."""
 
 import socket
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import click
 import pytest
@@ -28,11 +30,26 @@ REQUIRED = [
     if any(_ for _ in command.params if isinstance(_, click.Argument) and _.required)
 ]
 NO_GATEWAY_FIRST = {
-    "build", "deploy", "diff", "generate", "local-run", "login", "logout", "new", "publish", "push", "ready", "remove",
-    "secret apply", "store deploy", "up", "version",
+    "build", "diff", "generate", "local-run", "login", "logout", "new", "publish", "push", "ready", "secret apply",
+    "store deploy", "up", "version",
 }  # fmt: skip
 """They have ``--gateway``, and want something else first, or can do without."""
-ARGUMENTS = {"namespace create": ["dev"], "secret create": ["a"]}
+ARGUMENTS = {
+    "deploy": ["--image", "a:latest", "--name", "a"], "namespace create": ["dev"], "remove": ["a"],
+    "secret create": ["a"],
+}  # fmt: skip
+
+
+def _arguments(path: tuple[str, ...]) -> list[str]:
+    required = [each for each in EVERY[path].params if isinstance(each, click.Argument) and each.required]
+    return ARGUMENTS.get(words(path), ["a"] * len(required))
+
+
+def _takes_so_many(path: tuple[str, ...]) -> bool:
+    """And no more: no names of several functions, no subcommand."""
+    return path not in GROUPS and all(
+        each.nargs == 1 for each in EVERY[path].params if isinstance(each, click.Argument)
+    )
 
 
 def words(path: tuple[str, ...]) -> str:
@@ -94,6 +111,32 @@ def test_a_missing_argument_is_one_line_and_exit_code_2(run: Run, path: tuple[st
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("path", EVERY, ids=words)
+def test_a_value_that_an_option_cannot_have_is_one_line_and_exit_code_2(run: Run, path: tuple[str, ...]) -> None:
+    for each in EVERY[path].params:
+        if not isinstance(each, click.Option) or not isinstance(each.type, _WITH_FEW_VALUES) or each.is_flag:
+            continue
+
+        result = run(*path, *_arguments(path), each.opts[-1], "qqq")
+
+        assert (result.exit_code, result.stdout) == (2, ""), each.opts
+        assert result.stderr.startswith("gpufaas: invalid value for ")
+        assert each.opts[-1] in result.stderr
+        assert result.stderr.endswith(f" (see '{' '.join(('gpufaas', *path))} --help')\n")
+        assert result.stderr.count("\n") == 1
+
+
+_WITH_FEW_VALUES = (click.types.IntParamType, click.types.FloatParamType, click.Choice)
+
+
+@pytest.mark.parametrize("path", [path for path in EVERY if _takes_so_many(path)], ids=words)
+def test_one_argument_too_many_is_one_line_and_exit_code_2(run: Run, path: tuple[str, ...]) -> None:
+    result = run(*path, *(["a"] * len(EVERY[path].params)), "too-many")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+
+
 def _asks_a_gateway(path: tuple[str, ...]) -> bool:
     return any("--gateway" in each.opts for each in EVERY[path].params) and words(path) not in NO_GATEWAY_FIRST
 
@@ -103,11 +146,55 @@ def test_no_gateway_is_one_line_and_exit_code_3(run: Run, path: tuple[str, ...])
     with socket.socket() as free:  # bound, and nobody listens
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        required = [each for each in EVERY[path].params if isinstance(each, click.Argument) and each.required]
-        arguments = ARGUMENTS.get(words(path), ["a"] * len(required))
 
-        result = run(*path, *arguments, "-g", url, data="x")
+        result = run(*path, *_arguments(path), "-g", url, data="x")
 
     assert result.exit_code == 3
     assert result.stderr.startswith(f"gpufaas: no gateway answers at {url}: ")
     assert result.stderr.count("\n") == 1
+
+
+class _Refuses(BaseHTTPRequestHandler):
+    """A gateway that answers all with the first part of the path that it is given as its address."""
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(int(self.path.split("/")[1]))
+        self.send_header("Content-Length", "0" if self.command == "HEAD" else "10")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(b"I will not")
+
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def refuses() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Refuses) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("path", [path for path in EVERY if _asks_a_gateway(path)], ids=words)
+def test_a_gateway_that_refuses_is_its_words_and_exit_code_1_or_how_to_log_in_and_3(
+    run: Run, refuses: str, path: tuple[str, ...]
+) -> None:
+    failed = run(*path, *_arguments(path), "-g", f"{refuses}/500", data="x")
+    stranger = run(*path, *_arguments(path), "-g", f"{refuses}/401", data="x")
+
+    assert failed.exit_code == 1
+    assert failed.stderr.startswith("gpufaas: ")
+    if path == ("invoke",):  # 401 may be the function's own word, and is on stdout as any answer of it
+        assert failed.stderr == "gpufaas: a answered 500 Internal Server Error\n"
+        assert stranger.exit_code == 1
+        return
+    assert "I will not" in failed.stderr
+    assert stranger.exit_code == 3
+    assert stranger.stderr == (
+        f"gpufaas: the gateway at {refuses}/401 does not let us in (401): log in with "
+        f"'gpufaas login -g {refuses}/401 --password-stdin'\n"
+    )
