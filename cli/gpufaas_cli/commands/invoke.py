@@ -140,7 +140,8 @@ def describe_timing(headers: Mapping[str, str], total_s: Seconds, first_s: Secon
     """
     phases, parts = _phases(headers.get("Server-Timing") or "")
     start, device = headers.get("X-Gpufaas-Start"), headers.get("X-Gpufaas-Device")
-    what = {"hit": "hit (its model was resident)", "miss": "miss (its model was loaded)"}.get(start or "", start or "")
+    # True of functions with and without a model, and of a hit on a worker that is still loading.
+    what = {"hit": "hit (its worker was there)", "miss": "miss (its worker was started)"}.get(start or "", start or "")
     where = " on ".join(filter(None, (what, device)))
     if not where:
         own = headers.get("X-OpenFaaS-Internal")

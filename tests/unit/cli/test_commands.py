@@ -917,7 +917,7 @@ def test_timing_is_told_on_stderr() -> None:
     result = run("invoke", "a", "--timing", data="x")
 
     assert result.stdout_bytes == b"x\xff"
-    assert result.stderr.startswith("miss (its model was loaded) on n1/cpu:0: ")
+    assert result.stderr.startswith("miss (its worker was started) on n1/cpu:0: ")
     assert "queue 0.2 ms + load 1.90 s + run 58 ms" in result.stderr
 
 
@@ -925,7 +925,7 @@ def test_timing_splits_the_whole_into_phases_and_the_rest() -> None:
     headers = {"Server-Timing": "queue;dur=0, load;dur=0, run;dur=8.0", "X-Gpufaas-Start": "hit"}
 
     assert describe_timing(headers, total_s=0.5, first_s=0.0095) == (
-        "hit (its model was resident): 500 ms = queue 0.0 ms + load 0.0 ms + run 8.0 ms + rest 1.5 ms + answer 490 ms"
+        "hit (its worker was there): 500 ms = queue 0.0 ms + load 0.0 ms + run 8.0 ms + rest 1.5 ms + answer 490 ms"
     )
     headers = {"Server-Timing": "queue;dur=1, load;dur=20, run;dur=2, load-fork;dur=15, load-room;dur=0.01"}
     assert "load 20 ms (fork 15 ms) + run 2.0 ms + rest 1.0 ms" in describe_timing(headers, 0.024, 0.024)
