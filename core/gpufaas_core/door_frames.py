@@ -73,14 +73,3 @@ class Asked(msgspec.Struct, array_like=True, frozen=True):
     """Header of ASK; the body is the value, in msgpack."""
 
     what: str
-
-
-class LogQuery(msgspec.Struct, array_like=True, frozen=True):
-    """Value of ``logs`` and ``follow``, answered by lines of JSON; as `gpufaas_core.logs.FunctionLogs.query`."""
-
-    name: str
-    namespace: str
-    since: str = ""
-    """RFC 3339; empty: from the beginning."""
-    tail: int = 0
-    instance: str = ""

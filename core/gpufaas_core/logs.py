@@ -47,6 +47,23 @@ class LogLine(Struct, frozen=True):
     text: str
 
 
+class LogQuery(Struct, array_like=True, frozen=True):
+    """Which lines of a function are wanted; a gateway sends it to nodes as it is."""
+
+    name: str
+    namespace: str
+    since: datetime | None = None
+    """With a zone; only lines of that moment or later."""
+    tail: int = 0
+    """Only the last so many; 0 or less: all."""
+    instance: str = ""
+    """Only lines of this worker; empty: of all."""
+
+    def wants(self, line: LogLine) -> bool:
+        """Whether *line* is of the worker that was asked for."""
+        return not self.instance or line.instance == self.instance
+
+
 _decode: Final = msgspec.json.Decoder(LogLine).decode
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -90,39 +107,21 @@ class FunctionLogs:
             for follower in log.followers:
                 follower.push(lines)
 
-    def query(
-        self,
-        name: str,
-        namespace: str,
-        since: datetime | None = None,
-        tail: int | None = None,
-        instance: str | None = None,
-    ) -> list[LogLine]:
+    def query(self, query: LogQuery) -> list[LogLine]:
         """
         Return the lines of a function, oldest first; none when it never printed.
 
-        :param since: with a zone; only lines of that moment or later
-        :param tail: only the last so many; None, 0 or less: all
-        :param instance: only lines of this worker
-
         Answers from memory when that has all that is asked for, else reads up to 20 MB: not for an event loop.
         """
-        return self._query(name, namespace, since, tail, instance, until=None)
+        return self._query(query, until=None)
 
-    async def follow(
-        self,
-        name: str,
-        namespace: str,
-        since: datetime | None = None,
-        tail: int | None = None,
-        instance: str | None = None,
-    ) -> AsyncGenerator[LogLine, None]:
+    async def follow(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
         """
         Yield what `query` returns, then each line as it is printed, until `close`.
 
         Waits without a deadline: a function may be silent for days. Its reader ends it by closing the iterator.
         """
-        function = f"{name}.{namespace}"
+        function = f"{query.name}.{query.namespace}"
         if not _SAFE_NAME.fullmatch(function):
             return
         follower = _Follower(asyncio.get_running_loop())
@@ -134,15 +133,15 @@ class FunctionLogs:
             # Lines up to here come from the query, later ones from the follower: none twice, none missing.
             until = log.last
         try:
-            stored = await asyncio.to_thread(self._query, name, namespace, since, tail, instance, until)
+            stored = await asyncio.to_thread(self._query, query, until)
             for number, line in enumerate(stored, 1):
                 yield line
                 if number % _TURN_LINES == 0:
                     await asyncio.sleep(0)  # its reader may never have to wait
             del stored
-            earliest = _stamp_of(since) if since is not None else ""
+            earliest = _stamp_of(query.since) if query.since is not None else ""
             async for line in follower.lines_as_they_come():
-                if (instance is None or line.instance in (instance, "")) and line.timestamp >= earliest:
+                if (query.wants(line) or not line.instance) and line.timestamp >= earliest:
                     yield line
         finally:
             with self._lock:
@@ -188,19 +187,10 @@ class FunctionLogs:
 
     # --- below: the lock is held, unless it says otherwise ------------------------------------------------------------
 
-    def _query(
-        self,
-        name: str,
-        namespace: str,
-        since: datetime | None,
-        tail: int | None,
-        instance: str | None,
-        until: str | None,
-    ) -> list[LogLine]:
+    def _query(self, query: LogQuery, until: str | None) -> list[LogLine]:
         """Without the lock. `until` leaves out lines after that timestamp."""
-        function = f"{name}.{namespace}"
-        wanted = tail if tail is not None and tail > 0 else None
-        earliest = _stamp_of(since) if since is not None else ""
+        function = f"{query.name}.{query.namespace}"
+        earliest = _stamp_of(query.since) if query.since is not None else ""
         with self._lock:
             if not _SAFE_NAME.fullmatch(function):
                 return []
@@ -212,16 +202,16 @@ class FunctionLogs:
             all_in_memory = log.complete
             files = [] if all_in_memory else self._files(function)
         try:
-            found = _select(lines, earliest, until, instance)
-            enough = all_in_memory or (oldest and earliest >= oldest) or (wanted is not None and len(found) >= wanted)
+            found = _select(lines, query, earliest, until)
+            enough = all_in_memory or (oldest and earliest >= oldest) or (0 < query.tail <= len(found))
             if not enough:
                 # From the oldest in memory on, memory has it all; the files may not (a full disk, small files).
-                stored = _select(_read(files), earliest, until, instance)
+                stored = _select(_read(files), query, earliest, until)
                 found = [line for line in stored if not oldest or line.timestamp < oldest] + found
         finally:
             for fd in files:
                 os.close(fd)
-        return found if wanted is None else found[-wanted:]
+        return found[-query.tail :] if query.tail > 0 else found
 
     def _log(self, function: str) -> "_Log":
         log = self._logs.get(function)
@@ -393,13 +383,11 @@ class _Follower:
         self._wake.set()
 
 
-def _select(lines: Iterable[LogLine], earliest: str, until: str | None, instance: str | None) -> list[LogLine]:
+def _select(lines: Iterable[LogLine], query: LogQuery, earliest: str, until: str | None) -> list[LogLine]:
     return [
         line
         for line in lines
-        if line.timestamp >= earliest
-        and (until is None or line.timestamp <= until)
-        and (instance is None or line.instance == instance)
+        if line.timestamp >= earliest and (until is None or line.timestamp <= until) and query.wants(line)
     ]
 
 

@@ -23,7 +23,7 @@ from starlette.routing import Match
 
 from gpufaas_core.constraints import MEMORY
 from gpufaas_core.errors import CorruptArtifact, GpufaasError, InvalidSpec, UnknownFunction
-from gpufaas_core.logs import LogLine
+from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.model import CallId, EngineStatus, FunctionId
 from gpufaas_core.status_metrics import full_name_of
 from gpufaas_core.units import Bytes, MiB
@@ -176,14 +176,14 @@ def management_app(
         # What a deployment that failed has printed is read before there is a function.
         if deployed is None and not await asyncio.to_thread(logs.known, name, namespace):
             raise UnknownFunction(f"function {name[:80]} in {namespace[:80]} is not deployed, and has left no logs")
-        instance = query.get("instance") or None
+        asked = LogQuery(name, namespace, since, tail, query.get("instance") or "")
         if query.get("follow", "") in _TRUE:
-            lines = logs.follow(name, namespace, since, tail, instance)
+            lines = logs.follow(asked)
             return StreamingResponse(_each(lines), media_type=_NDJSON)
 
         def kept() -> bytes:
             """In a thread: the whole log of one that prints much is 20 MB."""
-            return b"".join(map(_line, logs.query(name, namespace, since, tail, instance)))
+            return b"".join(map(_line, logs.query(asked)))
 
         return Response(await asyncio.to_thread(kept), media_type=_NDJSON)
 

@@ -2,14 +2,13 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import datetime
 from pathlib import Path
 from typing import IO, Protocol
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.constraints import Constraint
 from gpufaas_core.environment import Environment
-from gpufaas_core.logs import LogLine
+from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.model import CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile
 from gpufaas_core.remote_build import BuildConfig
 from gpufaas_gateway.async_call import AcceptedCall, CallStatus, Cancelled, ClaimedCall, Outcome, Phase, Waiting
@@ -201,25 +200,11 @@ class Scheduler(Protocol):
 class FunctionLogs(Protocol):
     """What functions printed; see `gpufaas_core.logs.FunctionLogs`, whose words these are."""
 
-    def query(
-        self,
-        name: str,
-        namespace: str,
-        since: datetime | None = None,
-        tail: int | None = None,
-        instance: str | None = None,
-    ) -> list[LogLine]:
+    def query(self, query: LogQuery) -> list[LogLine]:
         """Return the lines, oldest first. Blocks (it may read files); may be called from any thread."""
         ...
 
-    def follow(
-        self,
-        name: str,
-        namespace: str,
-        since: datetime | None = None,
-        tail: int | None = None,
-        instance: str | None = None,
-    ) -> AsyncIterator[LogLine]:
+    def follow(self, query: LogQuery) -> AsyncIterator[LogLine]:
         """Yield what `query` returns, then each line as it comes, until the logs are closed."""
         ...
 

@@ -12,10 +12,9 @@ import msgspec
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.connection import NotReached
 from gpufaas_core.constraints import Constraint, satisfied
-from gpufaas_core.door_frames import LogQuery
 from gpufaas_core.environment import Environment, grouped
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.logs import LogLine
+from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.model import Device, FunctionId, Seconds
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.errors import Unavailable
@@ -125,15 +124,8 @@ class RemoteLogs:
         self._nodes = nodes
         self._followers: set[asyncio.Queue[LogLine | None]] = set()
 
-    def query(
-        self,
-        name: str,
-        namespace: str,
-        since: datetime | None = None,
-        tail: int | None = None,
-        instance: str | None = None,
-    ) -> list[LogLine]:
-        return self._wait(self._query(LogQuery(name, namespace, _text(since), tail or 0, instance or "")))
+    def query(self, query: LogQuery) -> list[LogLine]:
+        return self._wait(self._query(query))
 
     def known(self, name: str, namespace: str) -> bool:
         answers = self._wait(_ask_all(self._nodes, "known", LogQuery(name, namespace)))
@@ -142,19 +134,11 @@ class RemoteLogs:
     def drop(self, name: str, namespace: str) -> None:
         self._wait(_ask_all(self._nodes, "drop", LogQuery(name, namespace)))
 
-    async def follow(
-        self,
-        name: str,
-        namespace: str,
-        since: datetime | None = None,
-        tail: int | None = None,
-        instance: str | None = None,
-    ) -> AsyncGenerator[LogLine, None]:
+    async def follow(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
         """Yield what `query` returns, then each line as it comes, also from nodes that come, or are back, later."""
-        query = LogQuery(name, namespace, _text(since), tail or 0, instance or "")
         lines: asyncio.Queue[LogLine | None] = asyncio.Queue(_LINES)
         readers: dict[str, asyncio.Task[None]] = {}
-        begin_at: dict[str, str] = {}
+        begin_at: dict[str, datetime] = {}
 
         async def read(node: RemoteNode) -> None:
             begin = msgspec.structs.replace(query, since=begin_at.get(node.id, query.since), tail=0)
@@ -236,10 +220,6 @@ def _merged(by_node: Iterable[list[LogLine]], tail: int) -> list[LogLine]:
     return lines[-tail:] if tail > 0 else lines
 
 
-def _text(since: datetime | None) -> str:
-    return since.isoformat() if since is not None else ""
-
-
-def _after(line: LogLine) -> str:
+def _after(line: LogLine) -> datetime:
     """Return the moment after *line*: those of a function on a node strictly grow."""
-    return (datetime.fromisoformat(line.timestamp) + timedelta(microseconds=1)).isoformat()
+    return datetime.fromisoformat(line.timestamp) + timedelta(microseconds=1)

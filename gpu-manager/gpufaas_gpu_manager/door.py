@@ -16,7 +16,6 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import AsyncIterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
@@ -32,7 +31,6 @@ from gpufaas_core.door_frames import (
     DoorCall,
     DoorKind,
     Failure,
-    LogQuery,
     Room,
 )
 from gpufaas_core.environment import measure
@@ -49,7 +47,7 @@ from gpufaas_core.frames import (
     encode_frame,
     encode_prefix,
 )
-from gpufaas_core.logs import LogLine
+from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.messages import Lease
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_core.units import format_bytes
@@ -69,13 +67,9 @@ _line: Final = msgspec.json.Encoder().encode
 class Logs(Protocol):
     """What functions printed here (gpufaas_core.logs.FunctionLogs)."""
 
-    def query(
-        self, name: str, namespace: str, since: datetime | None, tail: int | None, instance: str | None
-    ) -> list[LogLine]: ...
+    def query(self, query: LogQuery) -> list[LogLine]: ...
 
-    def follow(
-        self, name: str, namespace: str, since: datetime | None, tail: int | None, instance: str | None
-    ) -> AsyncIterator[LogLine]: ...
+    def follow(self, query: LogQuery) -> AsyncIterator[LogLine]: ...
 
     def known(self, name: str, namespace: str) -> bool: ...
 
@@ -465,7 +459,7 @@ class _Connection(asyncio.Protocol):
             query = _read(value, LogQuery)
             await asyncio.to_thread(logs.drop, query.name, query.namespace)
         elif what == "logs":
-            found = await asyncio.to_thread(logs.query, *_arguments(_read(value, LogQuery)))
+            found = await asyncio.to_thread(logs.query, _read(value, LogQuery))
             await self._say_lines(found)
             return None
         elif what == "follow":
@@ -486,7 +480,7 @@ class _Connection(asyncio.Protocol):
             await self._say(bytes(piece))
 
     async def _follow(self, query: LogQuery) -> None:
-        lines = self._door.logs.follow(*_arguments(query))
+        lines = self._door.logs.follow(query)
         try:
             async for line in lines:
                 await self._say(_line(line) + b"\n")
@@ -523,8 +517,3 @@ def _failure(error: GpufaasError) -> Failure:
 
 def _read(value: bytes, kind: type) -> Any:
     return msgspec.msgpack.decode(value, type=kind)
-
-
-def _arguments(query: LogQuery) -> tuple[str, str, datetime | None, int | None, str | None]:
-    since = datetime.fromisoformat(query.since) if query.since else None
-    return query.name, query.namespace, since, query.tail or None, query.instance or None

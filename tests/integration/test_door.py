@@ -18,6 +18,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.connection import Identity, NotReached, TurnedAway, connect
 from gpufaas_core.errors import CallCancelled, InvalidSpec, LeaseRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import FILE, INLINE, STREAM, AnswerHead, CallHead
+from gpufaas_core.logs import LogQuery
 from gpufaas_core.messages import Lease
 from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import MiB
@@ -537,8 +538,8 @@ async def test_use_and_logs_are_those_of_all_nodes(rig: Rig) -> None:
     await until(lambda: _texts_in(rig.root) == 4)
 
     used = await rig.workers.usage_of(function)
-    lines = await asyncio.to_thread(rig.logs.query, "prints", "ns")
-    tail = await asyncio.to_thread(rig.logs.query, "prints", "ns", None, 2)
+    lines = await asyncio.to_thread(rig.logs.query, LogQuery("prints", "ns"))
+    tail = await asyncio.to_thread(rig.logs.query, LogQuery("prints", "ns", tail=2))
 
     assert used is not None
     assert used[1] > MiB
@@ -547,7 +548,7 @@ async def test_use_and_logs_are_those_of_all_nodes(rig: Rig) -> None:
     assert await asyncio.to_thread(rig.logs.known, "prints", "ns")
     assert not await asyncio.to_thread(rig.logs.known, "silent", "ns")
     await asyncio.to_thread(rig.logs.drop, "prints", "ns")
-    assert await asyncio.to_thread(rig.logs.query, "prints", "ns") == []
+    assert await asyncio.to_thread(rig.logs.query, LogQuery("prints", "ns")) == []
 
 
 def _texts_in(root: Path) -> int:
@@ -560,7 +561,7 @@ async def test_logs_are_followed_over_a_restart_of_the_node(rig: Rig) -> None:
     function = await rig.function("prints", prints)
     await rig.call(function, b"before", cold=True)
     await until(lambda: _texts_in(rig.root) == 1)
-    lines = rig.logs.follow("prints", "ns")
+    lines = rig.logs.follow(LogQuery("prints", "ns"))
     async with asyncio.timeout(LIMIT_S):
         first = await anext(lines)
         await rig.call(function, b"while")

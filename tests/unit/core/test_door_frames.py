@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufaas_core import wire
-from gpufaas_core.door_frames import Asked, DoorAnswer, DoorCall, DoorKind, Failure, LogQuery, Room
+from gpufaas_core.door_frames import Asked, DoorAnswer, DoorCall, DoorKind, Failure, Room
 from gpufaas_core.errors import LeaseRefused, Overloaded
 from gpufaas_core.frames import AnswerHead, CallHead, FrameReader, Kind, encode_frame
+from gpufaas_core.logs import LogQuery
 from gpufaas_core.messages import Lease
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpufaas_core import logs as module
-from gpufaas_core.logs import FunctionLogs, LogLine
+from gpufaas_core.logs import FunctionLogs, LogLine, LogQuery
 
 ECHO = "echo.openfaas-fn"
 NAME = ("echo", "openfaas-fn")
+ALL = LogQuery(*NAME)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_lines_come_back_in_order_with_what_clients_expect(logs: FunctionLogs) -
     logs.append(ECHO, "w1", "héllo\n")
     logs.append(ECHO, "w2", "world")
 
-    first, second = logs.query(*NAME)
+    first, second = logs.query(ALL)
 
     assert (first.name, first.namespace, first.instance, first.text) == ("echo", "openfaas-fn", "w1", "héllo")
     assert first.timestamp < second.timestamp
@@ -46,7 +47,7 @@ def test_lines_come_back_in_order_with_what_clients_expect(logs: FunctionLogs) -
 def test_functions_are_apart(logs: FunctionLogs) -> None:
     fill(logs, 1)
 
-    assert logs.query("echo", "other") == []
+    assert logs.query(LogQuery("echo", "other")) == []
     assert logs.known(*NAME)
     assert not logs.known("echo", "other")
 
@@ -54,7 +55,7 @@ def test_functions_are_apart(logs: FunctionLogs) -> None:
 def test_timestamps_grow_even_in_a_burst(logs: FunctionLogs) -> None:
     fill(logs, *range(500))
 
-    stamps = [line.timestamp for line in logs.query(*NAME)]
+    stamps = [line.timestamp for line in logs.query(ALL)]
 
     assert stamps == sorted(set(stamps))
     assert len({len(stamp) for stamp in stamps}) == 1
@@ -64,27 +65,30 @@ def test_timestamps_grow_even_in_a_burst(logs: FunctionLogs) -> None:
 def test_tail_is_the_last_lines_and_nothing_is_all(logs: FunctionLogs, tail: int, expected: list[int]) -> None:
     fill(logs, *range(10))
 
-    assert texts(logs.query(*NAME, tail=tail)) == [f"line {number}" for number in expected]
+    assert texts(logs.query(LogQuery(*NAME, tail=tail))) == [f"line {number}" for number in expected]
 
 
 def test_since_and_instance_select(logs: FunctionLogs) -> None:
     fill(logs, 1, 2, instance="w1")
     fill(logs, 3, 4, instance="w2")
-    third = datetime.fromisoformat(logs.query(*NAME)[2].timestamp)
+    third = datetime.fromisoformat(logs.query(ALL)[2].timestamp)
     far = timedelta(hours=5)
 
-    assert texts(logs.query(*NAME, since=third)) == ["line 3", "line 4"]
-    assert texts(logs.query(*NAME, since=third + far)) == []
-    assert texts(logs.query(*NAME, since=datetime(1, 1, 1, tzinfo=UTC), instance="w1")) == ["line 1", "line 2"]
-    assert texts(logs.query(*NAME, instance="w2", tail=1)) == ["line 4"]
+    assert texts(logs.query(LogQuery(*NAME, since=third))) == ["line 3", "line 4"]
+    assert texts(logs.query(LogQuery(*NAME, since=third + far))) == []
+    assert texts(logs.query(LogQuery(*NAME, since=datetime(1, 1, 1, tzinfo=UTC), instance="w1"))) == [
+        "line 1",
+        "line 2",
+    ]
+    assert texts(logs.query(LogQuery(*NAME, instance="w2", tail=1))) == ["line 4"]
 
 
 def test_more_than_the_memory_holds_is_read_from_the_file(logs: FunctionLogs) -> None:
     fill(logs, *range(2500))
 
-    assert texts(logs.query(*NAME)) == [f"line {number}" for number in range(2500)]
-    assert len(logs.query(*NAME, tail=1200)) == 1200
-    assert texts(logs.query(*NAME, tail=2)) == ["line 2498", "line 2499"]
+    assert texts(logs.query(ALL)) == [f"line {number}" for number in range(2500)]
+    assert len(logs.query(LogQuery(*NAME, tail=1200))) == 1200
+    assert texts(logs.query(LogQuery(*NAME, tail=2))) == ["line 2498", "line 2499"]
 
 
 def test_logs_survive_a_restart_and_go_on(tmp_path: Path) -> None:
@@ -95,8 +99,8 @@ def test_logs_survive_a_restart_and_go_on(tmp_path: Path) -> None:
     second = FunctionLogs(tmp_path)
     fill(second, 3)
 
-    assert texts(second.query(*NAME)) == ["line 1", "line 2", "line 3"]
-    assert texts(second.query(*NAME, tail=2)) == ["line 2", "line 3"]
+    assert texts(second.query(ALL)) == ["line 1", "line 2", "line 3"]
+    assert texts(second.query(LogQuery(*NAME, tail=2))) == ["line 2", "line 3"]
     first.close()
     second.close()
 
@@ -109,7 +113,7 @@ def test_a_clock_that_went_back_keeps_the_order(tmp_path: Path) -> None:
 
     logs.append(ECHO, "w", "b")
 
-    assert [line.timestamp for line in logs.query(*NAME)] == [
+    assert [line.timestamp for line in logs.query(ALL)] == [
         "2999-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000001Z",
     ]  # fmt: skip
     logs.close()
@@ -125,7 +129,7 @@ def test_a_line_cut_short_by_a_full_disk_is_skipped(tmp_path: Path) -> None:
     again = FunctionLogs(tmp_path)
     fill(again, 2)
 
-    assert texts(again.query(*NAME)) == ["line 1", "line 2"]
+    assert texts(again.query(ALL)) == ["line 1", "line 2"]
     again.close()
 
 
@@ -137,15 +141,15 @@ def test_files_are_bounded_and_the_newest_lines_are_kept(tmp_path: Path) -> None
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert sizes.keys() == {f"{ECHO}.jsonl", f"{ECHO}.jsonl.1"}
     assert max(sizes.values()) <= 10_000
-    assert texts(logs.query(*NAME))[-1] == "line 2999"
-    assert len(logs.query(*NAME)) == 1000
+    assert texts(logs.query(ALL))[-1] == "line 2999"
+    assert len(logs.query(ALL)) == 1000
     logs.close()
 
 
 def test_a_very_long_line_is_cut(logs: FunctionLogs) -> None:
     logs.append(ECHO, "w1", "x" * 1_000_000)
 
-    assert len(logs.query(*NAME)[0].text) == 64 * 1024
+    assert len(logs.query(ALL)[0].text) == 64 * 1024
 
 
 def test_a_disk_that_takes_nothing_costs_only_the_file(tmp_path: Path) -> None:
@@ -154,7 +158,7 @@ def test_a_disk_that_takes_nothing_costs_only_the_file(tmp_path: Path) -> None:
 
     fill(logs, 1, 2)
 
-    assert texts(logs.query(*NAME)) == ["line 1", "line 2"]
+    assert texts(logs.query(ALL)) == ["line 1", "line 2"]
     logs.close()
 
 
@@ -168,7 +172,7 @@ def test_many_functions_do_not_hold_many_files(tmp_path: Path, monkeypatch: pyte
             logs.append(f"f{function}.openfaas-fn", "w", f"line {number}")
 
     assert len(os.listdir("/proc/self/fd")) <= before + 3
-    assert texts(logs.query("f7", "openfaas-fn")) == ["line 1", "line 2"]
+    assert texts(logs.query(LogQuery("f7", "openfaas-fn"))) == ["line 1", "line 2"]
     logs.close()
 
 
@@ -177,7 +181,7 @@ def test_names_that_are_no_files_have_no_logs(logs: FunctionLogs, name: str) -> 
     fill(logs, 1)
     logs.append(f"{name}.openfaas-fn", "w", "x")
 
-    assert logs.query(name, "openfaas-fn") == []
+    assert logs.query(LogQuery(name, "openfaas-fn")) == []
     assert not logs.known(name, "openfaas-fn")
     logs.drop(name, "openfaas-fn")
 
@@ -190,7 +194,7 @@ def test_dropped_logs_are_gone_and_may_begin_again(logs: FunctionLogs, tmp_path:
     assert not logs.known(*NAME)
     assert list((tmp_path / "logs").iterdir()) == []
     fill(logs, 2)
-    assert texts(logs.query(*NAME)) == ["line 2"]
+    assert texts(logs.query(ALL)) == ["line 2"]
 
 
 async def take(lines: AsyncIterator[LogLine], count: int) -> list[str]:
@@ -200,7 +204,7 @@ async def take(lines: AsyncIterator[LogLine], count: int) -> list[str]:
 
 async def test_a_follower_gets_what_was_and_what_comes_once_each(logs: FunctionLogs) -> None:
     fill(logs, 1, 2, 3)
-    lines = logs.follow(*NAME, tail=2)
+    lines = logs.follow(LogQuery(*NAME, tail=2))
 
     before = await take(lines, 2)
     fill(logs, 4, 5)
@@ -212,7 +216,7 @@ async def test_a_follower_gets_what_was_and_what_comes_once_each(logs: FunctionL
 
 async def test_nothing_is_lost_between_the_backlog_and_the_live_lines(logs: FunctionLogs) -> None:
     fill(logs, 1)
-    lines = logs.follow(*NAME)
+    lines = logs.follow(ALL)
     first = asyncio.ensure_future(anext(lines))
     await asyncio.sleep(0)  # it follows now, and its backlog is being read
     fill(logs, 2, 3)
@@ -223,7 +227,7 @@ async def test_nothing_is_lost_between_the_backlog_and_the_live_lines(logs: Func
 
 
 async def test_a_follower_may_come_before_the_function_prints(logs: FunctionLogs) -> None:
-    lines = logs.follow(*NAME)
+    lines = logs.follow(ALL)
     first = asyncio.ensure_future(anext(lines))
     await asyncio.sleep(0)
 
@@ -234,7 +238,7 @@ async def test_a_follower_may_come_before_the_function_prints(logs: FunctionLogs
 
 
 async def test_followers_filter_what_comes(logs: FunctionLogs) -> None:
-    lines = logs.follow(*NAME, instance="w2")
+    lines = logs.follow(LogQuery(*NAME, instance="w2"))
     first = asyncio.ensure_future(anext(lines))
     await asyncio.sleep(0)
 
@@ -247,7 +251,7 @@ async def test_followers_filter_what_comes(logs: FunctionLogs) -> None:
 
 async def test_closing_ends_the_followers(logs: FunctionLogs) -> None:
     fill(logs, 1)
-    lines = logs.follow(*NAME)
+    lines = logs.follow(ALL)
     await take(lines, 1)
     rest = asyncio.ensure_future(anext(lines))
     await asyncio.sleep(0)
@@ -263,7 +267,7 @@ async def test_a_reader_that_is_too_slow_is_told_what_it_missed(
 ) -> None:
     monkeypatch.setattr(module, "_FOLLOWER_LINES", 2)
     fill(logs, 0)
-    lines = logs.follow(*NAME)
+    lines = logs.follow(ALL)
     await take(lines, 1)
 
     fill(logs, 1, 2, 3, 4)
