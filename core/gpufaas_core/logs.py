@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -37,14 +37,30 @@ _TURN_LINES: Final = 100  # that a follower gets before the others on its loop h
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{,199}")  # with its endings a file's name: 255 bytes
 
 
-class LogLine(Struct, frozen=True):
-    """One line, as clients read it. `timestamp` is RFC 3339 in UTC with six fractional digits."""
+class Printed(NamedTuple):
+    """What a function wrote as one line."""
+
+    text: str
+    stream: str = ""
+    """``stdout`` or ``stderr``; empty: it is not known, or the platform says it."""
+    call: str = ""
+    """X-Call-Id of the call that wrote it; empty: it was outside of any, or that is not known."""
+
+
+class LogLine(Struct, frozen=True, omit_defaults=True, rename={"call": "callId"}):
+    """
+    One line, as clients read it; those of OpenFaaS ignore `stream` and `callId`, for which see `Printed`.
+
+    `timestamp` is RFC 3339 in UTC with six fractional digits.
+    """
 
     name: str
     namespace: str
     instance: str
     timestamp: str
     text: str
+    stream: str = ""
+    call: str = ""
 
 
 class LogQuery(Struct, array_like=True, frozen=True):
@@ -58,10 +74,12 @@ class LogQuery(Struct, array_like=True, frozen=True):
     """Only the last so many; 0 or less: all."""
     instance: str = ""
     """Only lines of this worker; empty: of all."""
+    call: str = ""
+    """Only lines of the call with this X-Call-Id; empty: of all, and those of none."""
 
     def wants(self, line: LogLine) -> bool:
-        """Whether *line* is of the worker that was asked for."""
-        return not self.instance or line.instance == self.instance
+        """Whether *line* is of the worker and the call that were asked for."""
+        return (not self.instance or line.instance == self.instance) and (not self.call or line.call == self.call)
 
 
 _decode: Final = msgspec.json.Decoder(LogLine).decode
@@ -90,16 +108,19 @@ class FunctionLogs:
 
         A trailing newline is dropped; a line over 64 Ki characters is cut. After `close` it does nothing.
         """
-        self.extend(function, instance, (text,))
+        self.extend(function, instance, (Printed(text),))
 
-    def extend(self, function: str, instance: str, texts: Iterable[str]) -> None:
+    def extend(self, function: str, instance: str, printed: Iterable[Printed]) -> None:
         """`append` for several lines: one lock, one write to the file. Some 3 us for each."""
         name, _, namespace = function.rpartition(".")
         with self._lock:
             if self._closed or not _SAFE_NAME.fullmatch(function):
                 return
             log = self._log(function)
-            lines = [LogLine(name, namespace, instance, log.stamp(), text.rstrip("\r\n")[:_MAX_LINE]) for text in texts]
+            lines = [
+                LogLine(name, namespace, instance, log.stamp(), text.rstrip("\r\n")[:_MAX_LINE], stream, call)
+                for text, stream, call in printed
+            ]
             log.keep(lines)
             if log.fd is None:
                 self._open_for_append(log)
@@ -364,7 +385,7 @@ class _Follower:
                     await asyncio.sleep(0)  # its reader may never have to wait
                 if self._left_out:
                     text = f"gpufaas: {self._left_out} lines are left out here, because the reader was too slow"
-                    yield msgspec.structs.replace(line, text=text, instance="")
+                    yield msgspec.structs.replace(line, text=text, instance="", stream="", call="")
                     self._left_out = 0
                 yield line
             if self._ended:

@@ -31,7 +31,9 @@ from typing import Any, Final
 import uvicorn
 
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.units import Bytes, Seconds, parse_duration
+from gpufaas_functions import call_lines
 from gpufaas_functions.author import Answer, Context, Event, to_answer
 from gpufaas_functions.runner import _last_line, is_out_of_memory
 
@@ -141,10 +143,11 @@ class Application:
             scope["method"], scope["raw_path"].decode("latin-1"), scope["query_string"], scope["headers"], body
         )
         call_id = next((value for name, value in scope["headers"] if name == b"x-call-id"), b"").decode("latin-1")
-        call = _Call(handle, event, Context(call_id, self._settings.function, self._device), send, self._loop)
+        context = Context(call_id, self._settings.function, self._device)
+        call = _Call(handle, event, context, send, self._loop)
         listening = asyncio.ensure_future(call.listen(receive))
         try:
-            await self._loop.run_in_executor(self._pool, call.run)
+            await self._loop.run_in_executor(self._pool, call.run, self._settings.slots == 1)
         finally:
             listening.cancel()
 
@@ -165,9 +168,17 @@ class _Call:
             pass
         self.gone = True
 
-    def run(self) -> None:
+    def run(self, alone: bool) -> None:
+        """:param alone: no other call runs meanwhile"""
         if self.gone:
             return
+        call_lines.begin(self._context.call_id, alone=alone)
+        try:
+            self._run()
+        finally:
+            call_lines.end(self._context.call_id, alone=alone)
+
+    def _run(self) -> None:
         try:
             answer = to_answer(self._handle(self._event, self._context))
         except BaseException as exc:  # SystemExit of a handler is its failure, not our end
@@ -302,6 +313,8 @@ async def serve(settings: Settings) -> int:
 
 def main() -> None:
     os.environ.setdefault("secret_mount_path", SECRETS)
+    call_lines.install()
+    call_lines.mark_with(os.environ.pop(MARK_VARIABLE, ""))
     try:
         settings = Settings.of(sys.argv[1:], os.environ)
     except InvalidSpec as exc:

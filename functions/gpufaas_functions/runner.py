@@ -35,6 +35,7 @@ from gpufaas_core.frames import (
     encode_frame,
     encode_prefix,
 )
+from gpufaas_functions import call_lines
 from gpufaas_functions.author import Answer, BadBody, Context, Event, to_answer
 
 THREAD_STACK: Final = 2 * 1024 * 1024
@@ -118,10 +119,10 @@ def run(start: WorkerStart, slots: list[socket.socket]) -> int:
     occupation = memory.peak()
     if len(slots) > 1:
         for index, slot in enumerate(slots[1:], 1):
-            serving = Slot(slot, handle, start, memory)
+            serving = Slot(slot, handle, start, memory, alone=False)
             threading.Thread(target=serving.serve, name=f"slot-{index}", daemon=True).start()
     control.sendall(encode_frame(Kind.READY, ReadyHead(occupation, phases, _FORK_POINT.data)))
-    Slot(control, handle, start, memory).serve()
+    Slot(control, handle, start, memory, alone=len(slots) == 1).serve()
     return 0
 
 
@@ -160,12 +161,16 @@ class Slot:
         handle: Callable[[Event, Context], Any],
         start: WorkerStart,
         memory: "CpuMemory | CudaMemory",
+        *,
+        alone: bool,
     ) -> None:
+        """:param alone: there is no other slot"""
         self._sock = sock
         self._handle = handle
         self._function = start.function
         self._device = start.device
         self._memory = memory
+        self._alone = alone
         self._buffer = bytearray(64 * 1024)
         self._view = memoryview(self._buffer)
         self._at = 0
@@ -177,7 +182,12 @@ class Slot:
             while True:
                 kind, header, body = self._read()
                 if kind == Kind.CALL:
-                    self._call(_decode_call(header), body)
+                    head = _decode_call(header)
+                    call_lines.begin(head.call, alone=self._alone)
+                    try:
+                        self._call(head, body)
+                    finally:
+                        call_lines.end(head.call, alone=self._alone)
                 # A CANCEL, BODY or BODY_END here belongs to a call that was over before it came.
         except (Closed, OSError):
             return

@@ -176,7 +176,7 @@ def management_app(
         # What a deployment that failed has printed is read before there is a function.
         if deployed is None and not await asyncio.to_thread(logs.known, name, namespace):
             raise UnknownFunction(f"function {name[:80]} in {namespace[:80]} is not deployed, and has left no logs")
-        asked = LogQuery(name, namespace, since, tail, query.get("instance") or "")
+        asked = LogQuery(name, namespace, since, tail, query.get("instance") or "", query.get("callId") or "")
         if query.get("follow", "") in _TRUE:
             lines = logs.follow(asked)
             return StreamingResponse(_each(lines), media_type=_NDJSON)

@@ -58,6 +58,7 @@ _PARAMETERS: Final[Mapping[str, _Json]] = {
     "function": {"in": "query", "schema": _STRING, "description": "the function, in full or in its namespace"},
     "limit": {"in": "query", "schema": {"type": "integer"}, "description": "at most so many, 1000 unless given"},
     "instance": {"in": "query", "schema": _STRING, "description": "only lines of this worker"},
+    "callId": {"in": "query", "schema": _STRING, "description": "only lines of the call with this X-Call-Id"},
     "tail": {"in": "query", "schema": {"type": "integer"}, "description": "the last so many lines; 0 or less: all"},
     "since": {"in": "query", "schema": {"type": "string", "format": "date-time"}, "description": "not earlier lines"},
     "follow": {"in": "query", "schema": _STRING, "description": "1 or true: go on with lines as they are printed"},
@@ -228,7 +229,7 @@ def _paths() -> _Json:
                 "description": "one LogLine, JSON, in every line", "type": "string",
             }}}}, 400, 404, 422) | {"parameters": [
                 {**_parameter("name"), "in": "query"},
-                *map(_parameter, ("namespace", "instance", "tail", "since", "follow")),
+                *map(_parameter, ("namespace", "instance", "callId", "tail", "since", "follow")),
             ]},
         },
         "/system/info": {"get": _op("Who answers here", [], {200: _one("GatewayInfo")})},

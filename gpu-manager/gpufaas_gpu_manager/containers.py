@@ -20,9 +20,11 @@ from msgspec.structs import replace
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import format_bytes
-from gpufaas_gpu_manager.line_limit import LineLimit
+from gpufaas_gpu_manager.line_limit import Allowance, LineLimit
+from gpufaas_gpu_manager.output import STREAMS
 from gpufaas_gpu_manager.served import Face
 from gpufaas_gpu_manager.upstream import listens, upstream_port
 from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY
@@ -233,6 +235,7 @@ class Containers:
             # What images of our template go by; the memory is what it may take of a GPU, where nothing enforces it.
             "GPUFAAS_DEVICE": source.torch_device,
             "GPUFAAS_DEVICE_MEMORY": str(worker.memory),
+            MARK_VARIABLE: worker.output.secret,
         }
         memory = spec.memory_limit or worker.memory
         more: dict[str, Any] = {}
@@ -328,18 +331,19 @@ class Containers:
             if each not in alive:
                 self._tell({"id": each, "Action": "die"})
 
-    def follow(self, container: "Container", engine_id: str) -> None:
-        """Give *container* its lines, until it has ended. The stream of an engine that restarts is opened again."""
-        since, limit = 0.0, LineLimit(time.monotonic())
+    def follow(self, container: "Container", engine_id: str, stream: str, allowance: Allowance) -> None:
+        """
+        Give *container* the lines of its *stream*, until it has ended. That of an engine that restarts is opened again.
+        """
+        since, limit = 0.0, LineLimit(time.monotonic(), allowance)
+        which = {each: each == stream for each in STREAMS}
         while not self._closing:
             try:
-                stream = self._client.api.logs(
-                    engine_id, stream=True, follow=True, stdout=True, stderr=True, **({"since": since} if since else {})
-                )
-                for piece in stream:
+                more = {"since": since} if since else {}
+                for piece in self._client.api.logs(engine_id, stream=True, follow=True, **which, **more):
                     since = time.time()
                     limit.feed(piece)
-                    self._give(container, limit)
+                    self._give(container, limit, stream)
             except Exception as exc:
                 log.debug("docker.logs_lost error=%s", exc)
             if container.dead or engine_id not in self._running or not self._is_running(engine_id):
@@ -348,10 +352,10 @@ class Containers:
         rest = limit.rest()
         if note := limit.note(time.monotonic(), idle=True):
             rest.insert(0, note)
-        self._post(container.on_lines, rest)
-        self._post(container.on_lines, None)
+        self._post(container.on_lines, rest, stream)
+        self._post(container.on_lines, None, stream)
 
-    def _give(self, container: "Container", limit: LineLimit) -> None:
+    def _give(self, container: "Container", limit: LineLimit, stream: str) -> None:
         """Give *container* the lines that have come; takes as long as `LineLimit` says, and the engine waits."""
         while True:
             now = time.monotonic()
@@ -359,7 +363,7 @@ class Containers:
             if note := limit.note(now):
                 lines.append(note)
             if lines:
-                self._post(container.on_lines, lines)
+                self._post(container.on_lines, lines, stream)
             pause = limit.wait()
             if not pause or self._closing:
                 return
@@ -371,9 +375,9 @@ class Containers:
         except Exception:
             return False
 
-    def _post(self, action: Callable[[list[str] | None], None], lines: list[str] | None) -> None:
+    def _post(self, action: Callable[[list[str] | None, str], None], lines: list[str] | None, stream: str) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(action, lines)
+            self._loop.call_soon_threadsafe(action, lines, stream)
 
     def end(self, engine_id: str, grace_s: Seconds) -> None:
         with contextlib.suppress(Exception):  # it is gone, which is what was wanted
@@ -423,7 +427,9 @@ class Container:
         self._containers = containers
         self._face = Face(worker)
         self._id = ""
-        self._told_all = self._closed = False
+        self._streams = set(STREAMS)
+        """From which there may be more."""
+        self._closed = False
         self._tasks: set[asyncio.Future[None]] = set()
 
     async def start(self) -> None:
@@ -431,7 +437,10 @@ class Container:
         secrets = await asyncio.to_thread(worker.node.mounted_secrets, worker, for_container=True)
         creating = asyncio.ensure_future(asyncio.to_thread(containers.create, self, secrets, worker.spec.labels))
         self._id, address, pid, upstream = await asyncio.shield(creating)
-        threading.Thread(target=containers.follow, args=(self, self._id), name="docker-logs", daemon=True).start()
+        allowance = Allowance(time.monotonic())  # its threads may both count at once: one is off by a turn's lines
+        for stream in STREAMS:
+            following = (self, self._id, stream, allowance)
+            threading.Thread(target=containers.follow, args=following, name=f"docker-{stream}", daemon=True).start()
         if self._closed:
             self._in_thread(containers.remove, self._id)
         if self.dead:
@@ -450,7 +459,7 @@ class Container:
             self._in_thread(self._containers.kill, self._id)
 
     def said_all(self) -> bool:
-        return self._told_all and self._face.said_all()
+        return not self._streams and self._face.said_all()
 
     def limit_to(self, memory: Bytes) -> None:
         if self._id and not self.worker.spec.memory_limit and self.worker.device.source.enforced:
@@ -467,12 +476,12 @@ class Container:
 
     # --- what the engine tells ---
 
-    def on_lines(self, lines: list[str] | None) -> None:
+    def on_lines(self, lines: list[str] | None, stream: str) -> None:
         """Lines that it printed; None: there will be no more."""
         if lines is not None:
-            self.worker.output.extend(lines)
+            self.worker.output.extend(lines, stream)
         else:
-            self._told_all = True
+            self._streams.discard(stream)
             self.worker.on_slot_lost()
 
     def on_died(self, status: str) -> None:

@@ -132,19 +132,15 @@ class Zygote:
 
     async def spawn(self, worker: int, start: WorkerStart, fds: Sequence[int], confine: Confine = NOT_CONFINED) -> None:
         """
-        Have *worker* forked with *fds* (its slots, then its stderr); `on_forked` or `on_exited` will tell.
+        Have *worker* forked with *fds* (its slots, then stdout and stderr); `on_forked` or `on_exited` will tell.
 
         :raises OSError: this process can have no more open files
         """
         await self._ask(Spawn(worker, start, confine), fds)
 
-    async def run(self, program: Exec, output: int) -> None:
-        """
-        Have a worker forked that becomes *program*, and prints into *output*; `on_forked` or `on_exited` tells.
-
-        :raises OSError: as `spawn`
-        """
-        await self._ask(program, [output])
+    async def run(self, program: Exec, fds: Sequence[int]) -> None:
+        """Have a worker forked that becomes *program*, with *fds* for stdout and stderr; all else as `spawn`."""
+        await self._ask(program, fds)
 
     async def _ask(self, message: Spawn | Exec, fds: Sequence[int]) -> None:
         await self.ready()

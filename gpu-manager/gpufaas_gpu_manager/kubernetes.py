@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.frames import FailedHead
+from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.containers import CAPABILITIES, PORT, SECRETS
@@ -381,6 +382,7 @@ class Pods:
             **spec.env,
             "GPUFAAS_DEVICE": source.torch_device,
             "GPUFAAS_DEVICE_MEMORY": str(worker.memory),
+            MARK_VARIABLE: worker.output.secret,
         }
         memory = {"memory": str(spec.memory_limit or worker.memory)}
         cpus = {"cpu": f"{round(spec.cpus * 1000)}m"} if spec.cpus else {}

@@ -27,15 +27,28 @@ _NOTE_S: Final[Seconds] = 1.0
 _LAST: Final = 40
 
 
-class LineLimit:
-    """A token bucket of lines and bytes, and the lines that wait for tokens. Times are on any clock that only grows."""
+class Allowance:
+    """What both streams of a worker may print, as a token bucket. Times are of any clock that only grows."""
 
     def __init__(self, now: Seconds) -> None:
+        self.lines: float = BURST_LINES
+        self.bytes: float = BURST_BYTES
+        self._at = now
+
+    def refill(self, now: Seconds) -> None:
+        passed, self._at = max(0.0, now - self._at), now
+        self.lines = min(BURST_LINES, self.lines + passed * LINES_PER_S)
+        self.bytes = min(BURST_BYTES, self.bytes + passed * BYTES_PER_S)
+
+
+class LineLimit:
+    """What came through one stream, and waits for its allowance."""
+
+    def __init__(self, now: Seconds, allowance: Allowance | None = None) -> None:
+        """:param allowance: None: of its own"""
         self.left_out: list[bytes] = []
         """The last lines that the last `take` left out: they may be the reason for what happens next."""
-        self._lines: float = BURST_LINES
-        self._bytes: float = BURST_BYTES
-        self._at = now
+        self._may = allowance or Allowance(now)
         self._buffer = b""
         self._short_since: Seconds | None = None
         self._noted_at = now
@@ -50,23 +63,24 @@ class LineLimit:
         """A read that ends no line costs as much as a line: single characters would cost a read each."""
         self._buffer += data
         if b"\n" not in data:
-            self._lines -= 1
+            self._may.lines -= 1
 
     def take(self, now: Seconds) -> list[str]:
         """Return the lines that may be kept now, `TURN_LINES` at most; ask `wait` before the next time."""
-        self._refill(now)
+        allowance = self._may
+        allowance.refill(now)
         self.left_out = []
-        may = min(TURN_LINES, max(0, int(self._lines))) if self._bytes > 0 else 0
+        may = min(TURN_LINES, max(0, int(allowance.lines))) if allowance.bytes > 0 else 0
         taken: list[bytes] = []
         if may and self.waiting:
             *taken, self._buffer = self._buffer.split(b"\n", may)
             if not taken:  # it has no end
                 taken, self._buffer = [self._buffer[:LINE_BYTES]], self._buffer[LINE_BYTES:]
-            self._lines -= len(taken)
-            self._bytes -= sum(map(len, taken)) + len(taken)
-        if self._lines >= LINES_PER_S and self._bytes >= BYTES_PER_S:
+            allowance.lines -= len(taken)
+            allowance.bytes -= sum(map(len, taken)) + len(taken)
+        if allowance.lines >= LINES_PER_S and allowance.bytes >= BYTES_PER_S:
             self._short_since = None  # it was quiet for a second
-        elif self._lines < 1 or self._bytes <= 0:
+        elif allowance.lines < 1 or allowance.bytes <= 0:
             if self._short_since is None:
                 self._short_since = now
             elif now - self._short_since > PATIENCE_S and self.waiting:
@@ -75,7 +89,7 @@ class LineLimit:
 
     def wait(self) -> Seconds:
         """Return in how many seconds to take, and then to read, on; 0.0: read as it comes."""
-        if self._lines < 1 or self._bytes <= 0:
+        if self._may.lines < 1 or self._may.bytes <= 0:
             return _TICK_S
         return _TURN_S if self.waiting else 0.0
 
@@ -99,7 +113,7 @@ class LineLimit:
 
     def rest(self) -> list[str]:
         """Return what is left when nothing more will come: of very many lines the last ones."""
-        keep = max(TURN_LINES, int(self._lines))
+        keep = max(TURN_LINES, int(self._may.lines))
         left, self._buffer = self._buffer.removesuffix(b"\n"), b""
         lines = left.rsplit(b"\n", keep) if left else []
         if len(lines) > keep:
@@ -115,8 +129,3 @@ class LineLimit:
     def _count(self, dropped: bytes) -> None:
         self._left_lines += dropped.count(b"\n") + 1
         self._left_bytes += len(dropped) + 1
-
-    def _refill(self, now: Seconds) -> None:
-        passed, self._at = now - self._at, now
-        self._lines = min(BURST_LINES, self._lines + passed * LINES_PER_S)
-        self._bytes = min(BURST_BYTES, self._bytes + passed * BYTES_PER_S)

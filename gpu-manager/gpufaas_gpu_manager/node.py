@@ -23,6 +23,7 @@ from gpufaas_core.constraints import Constraint, satisfied
 from gpufaas_core.environment import Environment, grouped, measure
 from gpufaas_core.errors import CheckBroken, InvalidSpec, LeaseRefused, UnknownFunction, WorkerCrashed
 from gpufaas_core.frames import STREAM, UPGRADE, CallHead
+from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Load, Outer, Refused, Resized
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds, copy_id
@@ -681,6 +682,7 @@ class Node:
             **self.address_for(worker, self.settings.env.get("OPENFAAS_URL", "")),
             **spec.env,
             **worker.device.source.env,
+            MARK_VARIABLE: worker.output.secret,
         }
         if mounted := self.mounted_secrets(worker):
             env["secret_mount_path"] = mounted

@@ -9,8 +9,8 @@ from typing import Final
 from gpufaas_core.descriptors import limit, workers_share
 from gpufaas_core.model import Seconds
 
-_BESIDE_SLOTS: Final = 3
-"""Of each worker: its output, what holds it to its memory, a port that is claimed for it."""
+_BESIDE_SLOTS: Final = 4
+"""Of each worker: two of its output, what holds it to its memory, a port that is claimed for it."""
 _SAY_EVERY_S: Final[Seconds] = 10.0
 
 

@@ -1,14 +1,18 @@
 """What a worker prints: into the log of its function as far as `line_limit` lets it, its last words into errors."""
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
-from gpufaas_gpu_manager.line_limit import LineLimit
+from gpufaas_core.log_marks import lines_in, new_secret
+from gpufaas_core.logs import Printed
+from gpufaas_gpu_manager.line_limit import Allowance, LineLimit
 
+STREAMS: Final = ("stdout", "stderr")
 _TAIL: Final = 2000
 """Characters of a worker's last words that go into an error."""
 _READ: Final = 65536
@@ -19,23 +23,83 @@ _LAST_READS: Final = 16
 class Logs(Protocol):
     """Where lines of functions go (gpufaas_core.logs)."""
 
-    def extend(self, function: str, instance: str, texts: Iterable[str]) -> None: ...
+    def extend(self, function: str, instance: str, printed: Iterable[Printed]) -> None: ...
 
 
 class Output:
-    """A worker's stdout and stderr: read as it comes, split into lines for the log, its tail kept for errors."""
+    """A worker's stdout and stderr: each line goes into the log with its stream and call, the last ones into errors."""
 
     def __init__(self, logs: Logs, function: str, instance: str) -> None:
+        self.secret = new_secret()
+        """Of the marks that say which call wrote a line (gpufaas_core.log_marks)."""
         self._logs = logs
         self._function = function
         self._instance = instance
-        self._fd: int | None = None
-        self._limit = LineLimit(time.monotonic())
+        self._pipes: list[_Pipe] = []
         self._tail: deque[str] = deque(maxlen=40)
-        self._later: asyncio.TimerHandle | None = None
 
-    def open(self, fd: int) -> None:
-        self._fd = fd
+    @contextlib.contextmanager
+    def piped(self) -> Iterator[list[int]]:
+        """
+        Yield the write ends of two pipes, for stdout and stderr, and close them afterwards; what comes is read on.
+
+        :raises OSError: there are no descriptors left
+        """
+        allowance = Allowance(time.monotonic())
+        ends: list[int] = []
+        try:
+            for stream in STREAMS:
+                read, write = os.pipe()
+                ends.append(write)
+                self._pipes.append(_Pipe(read, stream, allowance, self.extend, self._keep))
+            yield ends
+        finally:
+            for end in ends:
+                os.close(end)
+
+    def say(self, line: str) -> None:
+        """Have the platform's own *line* in the log."""
+        self.extend((line,))
+
+    def extend(self, lines: Sequence[str], stream: str = "") -> None:
+        """Have *lines*, which came through *stream*, in the log. Empty: nobody knows which."""
+        printed = [Printed(text, stream, call) for line in lines for call, text in lines_in(line, self.secret)]
+        self._tail.extend(each.text for each in printed)
+        self._logs.extend(self._function, self._instance, printed)
+
+    def _keep(self, left_out: Iterable[bytes]) -> None:
+        """These are not in the log, but may be the reason for what happens next."""
+        for each in left_out:
+            self._tail.extend(text for _, text in lines_in(each.decode(errors="replace"), self.secret))
+
+    def tail(self, wanted: bool) -> str:
+        text = "\n".join(self._tail)[-_TAIL:]
+        return f"\n--- last lines of its output ---\n{text}" if wanted and text else ""
+
+    def close(self) -> None:
+        """Take what is still in the pipes; a grandchild that holds their other ends is not waited for."""
+        for pipe in self._pipes:
+            pipe.close()
+        self._pipes.clear()
+
+
+class _Pipe:
+    """The read end of one stream, whose lines go to *on_lines* as far as they may."""
+
+    def __init__(
+        self,
+        fd: int,
+        stream: str,
+        allowance: Allowance,
+        on_lines: Callable[[Sequence[str], str], None],
+        on_left_out: Callable[[Iterable[bytes]], None],
+    ) -> None:
+        self._fd: int | None = fd
+        self._stream = stream
+        self._on_lines = on_lines
+        self._on_left_out = on_left_out
+        self._limit = LineLimit(time.monotonic(), allowance)
+        self._later: asyncio.TimerHandle | None = None
         os.set_blocking(fd, False)
         asyncio.get_running_loop().add_reader(fd, self._on_readable)
 
@@ -66,9 +130,9 @@ class Output:
         if note := self._limit.note(now, idle=idle):
             lines.append(note)
         if lines:
-            self.extend(lines)
+            self._on_lines(lines, self._stream)
         if self._limit.left_out:
-            self._tail.extend(each.decode(errors="replace") for each in self._limit.left_out)
+            self._on_left_out(self._limit.left_out)
         if wait := self._limit.wait():
             loop = asyncio.get_running_loop()
             if self._fd is not None:
@@ -82,19 +146,7 @@ class Output:
             asyncio.get_running_loop().add_reader(self._fd, self._on_readable)
         self._take(idle=not more)
 
-    def say(self, line: str) -> None:
-        self.extend((line,))
-
-    def extend(self, lines: Sequence[str]) -> None:
-        self._tail.extend(lines)
-        self._logs.extend(self._function, self._instance, lines)
-
-    def tail(self, wanted: bool) -> str:
-        text = "\n".join(self._tail)[-_TAIL:]
-        return f"\n--- last lines of its output ---\n{text}" if wanted and text else ""
-
     def close(self) -> None:
-        """Take what is still in the pipe; a grandchild that holds its other end is not waited for."""
         if self._later is not None:
             self._later.cancel()
             self._later = None
@@ -105,7 +157,7 @@ class Output:
         if note := self._limit.note(time.monotonic(), idle=True):
             rest.insert(0, note)
         if rest:
-            self.extend(rest)
+            self._on_lines(rest, self._stream)
         self._detach()
 
     def _detach(self) -> None:

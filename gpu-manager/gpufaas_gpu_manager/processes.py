@@ -41,8 +41,6 @@ class ForkedProcess:
         start = await asyncio.to_thread(worker.node.new_start, worker)
         worker.hold = hold = worker.node.hold(worker)
         pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.slots)]
-        read_end, write_end = os.pipe()
-        worker.output.open(read_end)
         theirs = [theirs for _, theirs in pairs]
         try:
             for index, (ours, _) in enumerate(pairs):
@@ -51,12 +49,12 @@ class ForkedProcess:
                 await loop.create_unix_connection(lambda slot=slot: slot, sock=ours)  # type: ignore[misc]
                 self._slots.append(slot)
             worker.on_slots(self._slots)
-            fds = [*(each.fileno() for each in theirs), write_end]
-            await self._zygote.spawn(worker.number, start, fds, hold.confine)
+            with worker.output.piped() as ends:
+                fds = [*(each.fileno() for each in theirs), *ends]
+                await self._zygote.spawn(worker.number, start, fds, hold.confine)
         finally:
             for each in theirs:
                 each.close()
-            os.close(write_end)
 
     def end(self) -> None:
         # A victim is idle, so there is nothing to be polite about, and this is quick.
@@ -107,12 +105,8 @@ class ServedProcess:
         program = await asyncio.to_thread(worker.node.new_program, worker, port)
         worker.hold = worker.node.hold(worker)
         program = msgspec.structs.replace(program, confine=worker.hold.confine)
-        read_end, write_end = os.pipe()
-        worker.output.open(read_end)
-        try:
-            await self._zygote.run(program, write_end)
-        finally:
-            os.close(write_end)
+        with worker.output.piped() as ends:
+            await self._zygote.run(program, ends)
         self._face.open("127.0.0.1", port)
 
     def end(self) -> None:

@@ -5,7 +5,7 @@ Run as ``python -m gpufaas_gpu_manager.zygote FD``, where FD is one end of a SEQ
 manager holds. It stays single-threaded and never touches CUDA or a tensor, so that a fork of it is a good place to
 begin. (`multiprocessing`'s fork server would re-import the parent's ``__main__``, the CLI, in each child.)
 
-Manager → zygote: `Spawn`, with the worker's sockets and its stderr pipe attached. Zygote → manager: `Forked`, later
+Manager → zygote: `Spawn`, with the worker's sockets and its output's pipes attached. Zygote → manager: `Forked`, later
 `Exited`; first of all `Hello`; `Pong` to each `Ping`. The zygote is the workers' parent, so it is the one that reaps
 them, and it inherits what they leave behind, daemons too (PR_SET_CHILD_SUBREAPER): `Exited` means that the worker and
 all that it started are gone, and that the kernel has taken the memory back. It ends when its socket closes, and no
@@ -24,6 +24,8 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from gpufaas_core.log_marks import MARK_VARIABLE
+from gpufaas_functions import call_lines
 from gpufaas_functions.runner import THREAD_STACK, WorkerStart, use_small_stacks
 from gpufaas_gpu_manager.confine import (
     NOT_CONFINED,
@@ -45,7 +47,7 @@ _guarded: Final[list[int]] = []
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True):
-    """Fork a worker. Attached: its slots' sockets in order, then the write end of its stderr pipe."""
+    """Fork a worker. Attached: its slots' sockets in order, then the write ends of stdout's and stderr's pipe."""
 
     worker: int
     start: WorkerStart
@@ -53,7 +55,7 @@ class Spawn(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exec(msgspec.Struct, frozen=True, tag=True):
-    """Fork a worker that becomes the program `argv`. Attached: the write end of its output's pipe."""
+    """Fork a worker that becomes the program `argv`. Attached: the write ends of stdout's and stderr's pipe."""
 
     worker: int
     argv: list[str]
@@ -121,6 +123,7 @@ def main() -> None:
     inherit_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the platform, which then ends us
     use_small_stacks()  # of all workers' threads: a default is inherited by a fork
+    call_lines.install()  # before what is imported keeps the streams that were there
     missing = _preload()
     reaper = Reaper()
     signal.signal(signal.SIGTERM, lambda *_: _end(control, reaper))
@@ -220,14 +223,14 @@ def _become_worker(
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
-        os.dup2(fds[-1], 1)
+        os.dup2(fds[-2], 1)
         os.dup2(fds[-1], 2)
-        os.close(nothing)
-        os.close(fds[-1])
+        for fd in (nothing, *fds[-2:]):
+            os.close(fd)
         confine(spawn.confine)
         if isinstance(spawn, Exec):
             _become_program(spawn)
-        slots = [socket.socket(fileno=fd) for fd in fds[:-1]]
+        slots = [socket.socket(fileno=fd) for fd in fds[:-2]]
         status = _work(spawn.start, slots, spawn.confine.hard)
     except BaseException:
         import traceback
@@ -257,8 +260,7 @@ def _work(start: WorkerStart, slots: list[socket.socket], hard: int) -> int:
     os.environ.update(start.env)
     threads = str(start.threads)
     os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, OPENBLAS_NUM_THREADS=threads)
-    # Line by line, so that `logs --follow` shows a line when it is printed.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    call_lines.mark_with(os.environ.pop(MARK_VARIABLE, ""))
     function_dir = os.path.join(start.bundle, "function")
     os.chdir(function_dir)
     sys.path[:0] = [function_dir, os.path.join(start.bundle, "site")]

@@ -70,7 +70,8 @@ def test_an_image_is_deployed_called_logged_and_removed(docker: Docker) -> None:
     assert second.headers["x-gpufaas-start"] == "hit"
     assert second.json()["target"] == "/seen?a=1"
     assert ["x-mine", "yes"] in second.json()["headers"]
-    assert "listening on 8080" in docker.platform.log("web")
+    lines = [json.loads(line) for line in docker.http.get("/system/logs", params={"name": "web"}).text.splitlines()]
+    assert [line["stream"] for line in lines if line["text"] == "listening on 8080"] == ["stdout"]
     assert len(docker.containers("web")) == 1
     docker.http.request("DELETE", "/system/functions", json={"functionName": "web"}).raise_for_status()
     until(lambda: not docker.containers("web"), "its container is gone")

@@ -1,5 +1,6 @@
 """From the template python3-torch-image to a container that answers: built by our CLI in a real engine, no torch."""
 
+import json
 import os
 import secrets
 import subprocess
@@ -26,6 +27,7 @@ HANDLER = """
             return (Path(os.environ["secret_mount_path"]) / "key").read_bytes()
         if event.path == "/stream":
             return (f"{number}," for number in range(3))
+        print("answers", event.text)
         return {
             "model": model, "said": event.text, "device": context.device, "user": os.getuid(),
             "function": context.function, "memory": os.environ["GPUFAAS_DEVICE_MEMORY"],
@@ -95,6 +97,9 @@ def test_a_function_of_the_template_is_built_deployed_called_and_asks_for_a_gpu(
     assert http.post(f"/function/{name}", content=b"again").headers["x-gpufaas-start"] == "hit"
     assert http.post(f"/function/{name}/secret").content == b"s3cret"
     assert http.post(f"/function/{name}/stream").text == "0,1,2,"
+    params = {"name": name, "callId": first.headers["x-call-id"]}
+    of_first = [json.loads(line) for line in http.get("/system/logs", params=params).text.splitlines()]
+    assert [(line["stream"], line["text"]) for line in of_first] == [("stdout", "answers hello")]
     assert "loading on cpu" in project.platform.log(name)
 
     project.stack.write_text(project.stack.read_text().replace("memory: 128Mi", "memory: 128Mi, nvidia.com/gpu: 1"))

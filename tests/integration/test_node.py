@@ -23,6 +23,7 @@ from gpufaas_core.errors import (
     WorkerCrashed,
 )
 from gpufaas_core.frames import CallHead
+from gpufaas_core.logs import Printed
 from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Loaded, Measured, Refused, Resized, WorkerExited
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, copy_id
@@ -63,8 +64,8 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def extend(self, function: str, instance: str, texts: Iterable[str]) -> None:  # noqa: ARG002 - the port's
-        self.lines.extend(texts)
+    def extend(self, function: str, instance: str, printed: Iterable[Printed]) -> None:  # noqa: ARG002 - the port's
+        self.lines.extend(each.text for each in printed)
 
 
 class Rig:

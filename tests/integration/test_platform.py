@@ -1,6 +1,7 @@
 """The platform in good weather: misses and hits, memory, queues and limits, deployments, what it costs idle."""
 
 import concurrent.futures
+import json
 import os
 import re
 import time
@@ -333,6 +334,54 @@ def test_an_idle_platform_uses_no_processor(platform: Platform) -> None:
     time.sleep(1.0)  # what is claimed is about a length of time
 
     assert sum(sum(each.cpu_times()[:2]) for each in processes) - before <= 0.05
+
+
+TALKS = """
+    import logging
+    import os
+    import subprocess
+    import time
+
+    print("imported")
+
+    def handle(event, context):
+        print("begins", event.text)
+        while not os.path.exists(event.query["gate"]):
+            time.sleep(0.01)
+        logging.warning("logged %s", event.text)
+        os.write(1, b"below\\n")
+        subprocess.run(["sh", "-c", "echo beside >&2"])
+        print("ends", event.text, end="")
+        raise RuntimeError(event.text)
+"""
+
+
+def test_lines_of_the_log_say_which_call_wrote_them_and_to_which_stream(platform: Platform) -> None:
+    path = platform.deploy("talks", TALKS, HTTP)
+    gates = [platform.gate() for _ in range(2)]
+
+    def lines(**more: str) -> list[dict[str, str]]:
+        answer = platform.http.get("/system/logs", params={"name": "talks", **more})
+        return [json.loads(line) for line in answer.text.splitlines()]
+
+    answers = []
+    for word, gate in zip(("one", "two"), gates, strict=True):
+        answers.append(platform.begin(path, word.encode(), params={"gate": gate.body.decode()}))
+        until(lambda word=word: f"begins {word}" in platform.log("talks"))  # type: ignore[misc]
+    for gate in reversed(gates):
+        gate.open()
+    ids = [answer.result().headers["x-call-id"] for answer in answers]
+    until(lambda: platform.log("talks").count("RuntimeError: ") == 2 and platform.log("talks").count("beside") == 2)
+
+    for word, call in zip(("one", "two"), ids, strict=True):
+        said = [(line["stream"], line["text"]) for line in lines(callId=call)]
+        assert [text for stream, text in said if stream == "stdout"] == [f"begins {word}", f"ends {word}"]
+        errors = [text for stream, text in said if stream == "stderr"]
+        assert errors[0] == f"WARNING:root:logged {word}"
+        assert (errors[1], errors[-1]) == ("Traceback (most recent call last):", f"RuntimeError: {word}")
+    of_none = [(line["stream"], line["text"]) for line in lines() if "callId" not in line]
+    assert sorted(set(of_none)) == [("stderr", "beside"), ("stdout", "below"), ("stdout", "imported")]
+    assert of_none.count(("stdout", "below")) == of_none.count(("stderr", "beside")) == 2
 
 
 def test_cpu_functions_answer_as_many_at_once_as_they_have_slots(platform: Platform) -> None:

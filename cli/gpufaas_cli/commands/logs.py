@@ -1,9 +1,10 @@
 """``gpufaas logs``: what a function printed."""
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -11,6 +12,9 @@ from gpufaas_cli import flags, output
 from gpufaas_cli.client import Client, GatewayUnreachable, Refused
 from gpufaas_core.errors import InvalidSpec, UnknownFunction
 from gpufaas_core.units import parse_duration
+
+_PLAIN: Final = {"name": "{}", "instance": "({})", "stream": "{}", "callId": "[{}]"}
+"""How fields are shown in a line of text."""
 
 
 def _ago(_: click.Context, __: click.Parameter, text: str | None) -> datetime | None:
@@ -41,6 +45,7 @@ Examples:
   gpufaas logs digits --follow --since 5m
   gpufaas logs digits --tail 20 --json
   gpufaas logs digits --instance --time-format %H:%M:%S
+  gpufaas logs digits --call 0d9e7c54-5b0e-4d35-8c39-5f1d1a9f3c11
 """,
 )
 @click.argument("name")
@@ -49,10 +54,13 @@ Examples:
 @click.option("-t", "--tail", "--lines", "tail", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
 @click.option("--follow/--no-follow", help="Go on with what is printed from now on, until Ctrl-C.")
 @click.option("--from-instance", metavar="ID", help="Only this worker.")
+@click.option("--call", metavar="ID", help="Only what this call wrote; its id is X-Call-Id of the answer.")
 @click.option("--name", "show_name", is_flag=True, help="Say whose each line is.")
 @click.option(
     "--instance", "--show-instance", "show_instance", is_flag=True, help="Say which worker printed each line."
 )
+@click.option("--show-call", is_flag=True, help="Say which call wrote each line, if one did.")
+@click.option("--show-stream", is_flag=True, help="Say whether each line came through stdout or stderr.")
 @click.option("--time-format", metavar="FORMAT", help="Of times, as strftime has them: %H:%M:%S. Empty: no times.")
 @click.option("-o", "--output", "form", type=click.Choice(["plain", "keyvalue", "json"]), default="plain")
 @flags.as_json
@@ -61,8 +69,9 @@ Examples:
 @flags.yaml_file
 def command(
     name: str, since: datetime | None, since_time: datetime | None, tail: int | None, follow: bool,
-    from_instance: str | None, show_name: bool, show_instance: bool, time_format: str | None, form: str, as_json: bool,
-    namespace: str | None, gateway: str | None, yaml_file: Path | None,
+    from_instance: str | None, call: str | None, show_name: bool, show_instance: bool, show_call: bool,
+    show_stream: bool, time_format: str | None, form: str, as_json: bool, namespace: str | None, gateway: str | None,
+    yaml_file: Path | None,
 ) -> None:  # fmt: skip
     """Show what a function printed, and what went wrong when it was deployed or loaded."""
     params = {"name": name, "follow": "true" if follow else "false", "tail": str(tail or -1)}
@@ -70,27 +79,38 @@ def command(
         params["namespace"] = namespace
     if from_instance:
         params["instance"] = from_instance
+    if call:
+        params["callId"] = call
     if moment := since or since_time:
         params["since"] = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     form = "json" if as_json else form
+    shown = {"name": show_name, "instance": show_instance, "stream": show_stream, "callId": show_call}
+    some = False
     with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
         try:
             with client.logs(params, follow) as lines:
                 for line in lines:
                     if line.strip():
-                        output.show(_shown(client, line, form, show_name, show_instance, time_format))
+                        output.show(_shown(client, line, form, [each for each in shown if shown[each]], time_format))
+                        some = True
         except Refused as exc:
             if exc.status in (404, 501):
                 raise UnknownFunction(
                     f"there are no logs of a function {name!r}: 'gpufaas list' shows what is deployed"
                 ) from exc
             raise
+    if call and not some:
+        output.note(
+            f"gpufaas: call {call} has left no lines in the log of {name}. What loads a model, and what programs write "
+            f"that it runs, is of no call: 'gpufaas logs {name}' shows it"
+        )
 
 
-def _shown(client: Client, line: str, form: str, show_name: bool, show_instance: bool, time_format: str | None) -> str:
+def _shown(client: Client, line: str, form: str, fields: Sequence[str], time_format: str | None) -> str:
+    """:param fields: which to show beside time and text"""
     try:
         entry: dict[str, Any] = json.loads(line)
-        time, text, instance = entry["timestamp"], str(entry["text"]).rstrip("\n"), entry.get("instance", "")
+        time, text = entry["timestamp"], str(entry["text"]).rstrip("\n")
         if time_format is not None:
             time = datetime.fromisoformat(time).strftime(time_format)
     except (ValueError, TypeError, KeyError) as exc:
@@ -98,8 +118,7 @@ def _shown(client: Client, line: str, form: str, show_name: bool, show_instance:
     if form == "json":
         return json.dumps(entry, ensure_ascii=False)
     if form == "keyvalue":
-        whose = f' name="{entry.get("name", "")}"' if show_name else ""
-        where = f' instance="{instance}"' if show_instance else ""
-        return f'timestamp="{time}"{whose}{where} text="{text}"'
-    parts = [time, entry.get("name", "") if show_name else "", f"({instance})" if show_instance else ""]
-    return " ".join([*filter(None, parts), text])
+        between = "".join(f' {each}="{entry.get(each, "")}"' for each in fields)
+        return f'timestamp="{time}"{between} text="{text}"'
+    more = [_PLAIN[each].format(entry[each]) for each in fields if entry.get(each)]
+    return " ".join([*filter(None, [time, *more]), text])

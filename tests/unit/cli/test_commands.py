@@ -25,7 +25,7 @@ from gpufaas_cli.commands.invoke import describe_timing
 from gpufaas_cli.main import COMMANDS, cli, module_of
 from gpufaas_cli.revision import git_revision
 from gpufaas_cli.stack import read_stack
-from gpufaas_core.logs import FunctionLogs
+from gpufaas_core.logs import FunctionLogs, Printed
 from gpufaas_core.model import (
     Device,
     DeviceId,
@@ -677,6 +677,28 @@ def test_logs_are_lines_of_text_or_json(gateway: Gateway) -> None:
     assert re.fullmatch(r"\d\d:\d\d line 2\n", run("logs", "a", "--lines", "1", "--time-format", "%H:%M").stdout)
     assert run("logs", "a", "--from-instance", "w2").stdout == ""
     assert 'text="line 2"' in run("logs", "a", "-o", "keyvalue").stdout
+
+
+def test_logs_show_the_call_and_the_stream_of_a_line_and_those_of_one_call(gateway: Gateway) -> None:
+    stack_of("a")
+    run("up")
+    said = [Printed("loads", "stderr"), Printed("one", "stdout", "id-1"), Printed("two", "stdout", "id-2")]
+    gateway.logs.extend("a.openfaas-fn", "w1", said)
+    shown = ("logs", "a", "--time-format", "")
+
+    assert run(*shown, "--show-call", "--show-stream").stdout == (
+        "stderr loads\nstdout [id-1] one\nstdout [id-2] two\n"
+    )
+    assert run(*shown, "--call", "id-2").stdout == "two\n"
+    assert [json.loads(line).get("callId") for line in run("logs", "a", "--json").stdout.splitlines()] == [
+        None, "id-1", "id-2",
+    ]  # fmt: skip
+    assert run(*shown, "-o", "keyvalue", "--show-call", "--show-stream", "--tail", "1").stdout == (
+        'timestamp="" stream="stdout" callId="id-2" text="two"\n'
+    )
+    none = run("logs", "a", "--call", "id-3")
+    assert (none.stdout, none.exit_code) == ("", 0)
+    assert none.stderr.startswith("gpufaas: call id-3 has left no lines in the log of a.")
 
 
 def test_debugging_shows_requests_without_who_we_are(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

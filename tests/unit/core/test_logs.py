@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpufaas_core import logs as module
-from gpufaas_core.logs import FunctionLogs, LogLine, LogQuery
+from gpufaas_core.logs import FunctionLogs, LogLine, LogQuery, Printed
 
 ECHO = "echo.openfaas-fn"
 NAME = ("echo", "openfaas-fn")
@@ -285,3 +285,33 @@ def test_the_file_is_what_clients_read(logs: FunctionLogs, tmp_path: Path) -> No
     line = json.loads((tmp_path / "logs" / f"{ECHO}.jsonl").read_text())
 
     assert line.keys() == {"name", "namespace", "instance", "timestamp", "text"}
+
+
+def test_lines_have_their_stream_and_call_where_these_are_known(tmp_path: Path) -> None:
+    logs = FunctionLogs(tmp_path)
+    logs.extend(ECHO, "w1", [Printed("loads", "stderr"), Printed("one", "stdout", "a"), Printed("two", "stdout", "b")])
+    logs.append(ECHO, "w1", "gpufaas: killed")
+    logs.close()
+
+    again = FunctionLogs(tmp_path)
+
+    assert [(line.text, line.stream, line.call) for line in again.query(ALL)] == [
+        ("loads", "stderr", ""), ("one", "stdout", "a"), ("two", "stdout", "b"), ("gpufaas: killed", "", ""),
+    ]  # fmt: skip
+    assert [json.loads(line).get("callId") for line in (tmp_path / f"{ECHO}.jsonl").read_text().splitlines()] == [
+        None, "a", "b", None,
+    ]  # fmt: skip
+    again.close()
+
+
+async def test_the_lines_of_one_call_are_asked_for_and_followed(logs: FunctionLogs) -> None:
+    of_a = LogQuery(*NAME, call="a")
+    logs.extend(ECHO, "w1", [Printed("1", "stdout", "a"), Printed("2", "stdout", "b"), Printed("3")])
+    lines = logs.follow(of_a)
+    first = await take(lines, 1)
+
+    logs.extend(ECHO, "w1", [Printed("4", "stdout", "b"), Printed("5"), Printed("6", "stderr", "a")])
+
+    assert (texts(logs.query(of_a)), first, await take(lines, 1)) == (["1", "6"], ["1"], ["6"])
+    assert texts(logs.query(LogQuery(*NAME, call="a", tail=1))) == ["6"]
+    await lines.aclose()

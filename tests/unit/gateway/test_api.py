@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from tests.unit.gateway.conftest import DEVICE, Gateway, is_platform_error
 
 from gpufaas_core.errors import InvalidSpec, StorageFailed
+from gpufaas_core.logs import Printed
 from gpufaas_core.model import CallId, Considered, EngineStatus, Explanation, FunctionId, Profile, ResidentStatus
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.testing import idle
@@ -496,6 +497,8 @@ async def test_logs_are_lines_of_json(gateway: Gateway) -> None:
         ("name=echo&tail=1", 1),
         ("name=echo&tail=7&tail=1", 1),  # the last one wins
         ("name=echo&instance=w2", 1),
+        ("name=echo&callId=id-3", 1),
+        ("name=echo&callId=id-4", 0),
         ("name=echo&since=2020-11-20T22%3A50%3A53Z", 2),
         ("name=echo&since=2020-11-20T22%3A50%3A53.123456789%2B02%3A00", 2),
         ("name=echo&since=2020-11-20T22:50:53+00:00", 2),  # a plus sign that nobody encoded
@@ -506,7 +509,7 @@ async def test_logs_are_lines_of_json(gateway: Gateway) -> None:
 async def test_logs_take_the_parameters_of_real_clients(gateway: Gateway, query: str, count: int) -> None:
     await gateway.deployed()
     gateway.logs.append("echo.openfaas-fn", "w1", "one")
-    gateway.logs.append("echo.openfaas-fn", "w2", "two")
+    gateway.logs.extend("echo.openfaas-fn", "w2", [Printed("two", "stdout", "id-3")])
 
     answer = await gateway.client.get(f"/system/logs?{query}")
 

@@ -85,6 +85,7 @@ def create(containers: Containers, source: Any, spec: WorkerSpec = SPEC, memory:
         device=device,
         memory=memory,
         number=1,
+        output=SimpleNamespace(secret="5ec2e7"),
         node=SimpleNamespace(settings=NodeSettings(), address_for=lambda _, gateway: {"OPENFAAS_URL": gateway}),
     )
     containers.create(SimpleNamespace(worker=worker), "", {})  # type: ignore[arg-type]

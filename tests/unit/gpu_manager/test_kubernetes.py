@@ -13,6 +13,7 @@ from kubernetes_server import KubernetesServer
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemory, WorkerCrashed
 from gpufaas_core.frames import CallHead
+from gpufaas_core.logs import Printed
 from gpufaas_core.messages import Event, Lease, WorkerExited
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import GiB, MiB
@@ -30,8 +31,8 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def extend(self, function: str, instance: str, texts: Iterable[str]) -> None:  # noqa: ARG002 - the port's
-        self.lines.extend(texts)
+    def extend(self, function: str, instance: str, printed: Iterable[Printed]) -> None:  # noqa: ARG002 - the port's
+        self.lines.extend(each.text for each in printed)
 
 
 class Files:

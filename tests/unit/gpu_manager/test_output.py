@@ -7,17 +7,30 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
+from gpufaas_core.log_marks import mark
+from gpufaas_core.logs import Printed
+from gpufaas_gpu_manager.line_limit import BURST_LINES
 from gpufaas_gpu_manager.output import Output
 
 
 class Lines:
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        self.printed: list[Printed] = []
         self.batches = 0
 
-    def extend(self, function: str, instance: str, texts: Iterable[str]) -> None:  # noqa: ARG002 - the port's
-        self.lines.extend(texts)
+    @property
+    def lines(self) -> list[str]:
+        return [each.text for each in self.printed]
+
+    def extend(self, function: str, instance: str, printed: Iterable[Printed]) -> None:  # noqa: ARG002 - the port's
+        self.printed.extend(printed)
         self.batches += 1
+
+
+def piped(output: Output) -> tuple[int, int]:
+    """Return ends of stdout's and stderr's pipe that outlive `Output.piped`, as a worker's do."""
+    with output.piped() as (stdout, stderr):
+        return os.dup(stdout), os.dup(stderr)
 
 
 @contextlib.contextmanager
@@ -37,12 +50,12 @@ def printing(fd: int, data: bytes) -> Iterator[None]:
 
 
 async def test_the_loop_turns_while_a_worker_prints_without_end() -> None:
-    read, write = os.pipe()
     logs = Lines()
     output = Output(logs, "f.openfaas-fn", "cpu:0-1")
+    write, other = piped(output)
+    os.close(other)
     turns = longest = 0.0
     with printing(write, b"y\n" * 2048):
-        output.open(read)
         end = time.monotonic() + 0.5
         while (now := time.monotonic()) < end:
             await asyncio.sleep(0.001)
@@ -57,10 +70,10 @@ async def test_the_loop_turns_while_a_worker_prints_without_end() -> None:
 
 
 async def test_the_last_words_of_one_that_printed_too_much_are_known() -> None:
-    read, write = os.pipe()
     logs = Lines()
     output = Output(logs, "f.openfaas-fn", "cpu:0-1")
-    output.open(read)
+    write, other = piped(output)
+    os.close(other)
     os.write(write, b"y\n" * 20_000 + b"the reason\n")  # more than a burst, before the loop has had a turn
     os.close(write)
 
@@ -72,12 +85,57 @@ async def test_the_last_words_of_one_that_printed_too_much_are_known() -> None:
 
 
 async def test_a_pipe_that_a_grandchild_holds_open_ends_with_its_worker() -> None:
-    read, write = os.pipe()
     output = Output(Lines(), "f.openfaas-fn", "cpu:0-1")
-    output.open(read)
-    os.write(write, b"said\n")
+    ends = piped(output)
+    os.write(ends[0], b"said\n")
 
     output.close()
 
     assert output.tail(True).endswith("said")
-    os.close(write)
+    for end in ends:
+        os.close(end)
+
+
+async def test_a_line_has_its_stream_and_the_call_of_its_mark() -> None:
+    logs = Lines()
+    output = Output(logs, "f.openfaas-fn", "cpu:0-1")
+    stdout, stderr = piped(output)
+    of_one = mark(output.secret, "one")
+    os.write(stdout, b"loaded\n" + of_one + b"answered\nof C code\nhalf a line" + of_one + b"and one of Python\n")
+    os.write(stderr, mark(output.secret, "two") + b"failed\n" + mark("secret", "two") + b"forged\n")
+    os.close(stdout)
+    os.close(stderr)
+
+    output.say("gpufaas: said")
+    output.close()
+
+    assert logs.printed == [
+        Printed("gpufaas: said"),
+        Printed("loaded", "stdout"),
+        Printed("answered", "stdout", "one"),
+        Printed("of C code", "stdout"),
+        Printed("half a line", "stdout"),
+        Printed("and one of Python", "stdout", "one"),
+        Printed("failed", "stderr", "two"),
+        Printed("\x1esecrettwo\x1fforged", "stderr"),
+    ]
+    assert output.tail(True).endswith("half a line\nand one of Python\nfailed\n\x1esecrettwo\x1fforged")
+
+
+async def test_what_two_streams_print_has_the_bounds_of_one() -> None:
+    logs = Lines()
+    output = Output(logs, "f.openfaas-fn", "cpu:0-1")
+    stdout, stderr = piped(output)
+    with printing(stdout, b"out\n" * 1024), printing(stderr, b"err\n" * 1024):
+        began = time.monotonic()
+        while len(logs.lines) < BURST_LINES and time.monotonic() < began + 10:
+            await asyncio.sleep(0.001)
+        at_burst, burst_s = len(logs.lines), time.monotonic() - began
+        await asyncio.sleep(1.0)
+        took = time.monotonic() - began
+        seen = len(logs.lines)
+        output.close()
+
+    assert at_burst >= BURST_LINES, f"{at_burst} lines in {burst_s} s"
+    assert seen <= BURST_LINES + 1000 * took + 400
+    assert {each.stream for each in logs.printed} == {"stdout", "stderr"}
