@@ -131,9 +131,17 @@ _WITH_FEW_VALUES = (click.types.IntParamType, click.types.FloatParamType, click.
 
 @pytest.mark.parametrize("path", [path for path in EVERY if _takes_so_many(path)], ids=words)
 def test_one_argument_too_many_is_one_line_and_exit_code_2(run: Run, path: tuple[str, ...]) -> None:
-    result = run(*path, *(["a"] * len(EVERY[path].params)), "too-many")
+    asked = [
+        word
+        for each in EVERY[path].params
+        if isinstance(each, click.Option) and each.required
+        for word in (each.opts[-1], next(iter(getattr(each.type, "choices", "a"))))
+    ]
+
+    result = run(*path, *asked, *(["a"] * len(EVERY[path].params)), "too-many")
 
     assert (result.exit_code, result.stdout) == (2, "")
+    assert "unexpected extra argument" in result.stderr
     assert result.stderr.count("\n") == 1
 
 

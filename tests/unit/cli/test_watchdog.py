@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -71,18 +72,23 @@ def start() -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("where", ["in_python", "in_c"])
-def test_a_loop_that_stands_says_where_and_a_second_signal_ends_it(start: Start, where: str) -> None:
-    process = start(where)
-    time.sleep(1.2)
+def test_a_loop_that_stands_says_where_and_a_second_signal_ends_it(start: Start, where: str, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(30.0)
+        process = start(where, NOTIFY_SOCKET=str(tmp_path / "notify"))
+        assert select.select([process.stderr], [], [], 30.0)[0], "it says that it stands"
 
-    process.terminate()
-    time.sleep(0.4)
+        process.terminate()
+        while systemd.recv(100) != b"STOPPING=1":
+            pass  # until the first one is heard: two that come together are one
+    time.sleep(0.4)  # two that are closer than 0.2 s are one, too
     assert process.poll() is None, "the first one asks"
     process.terminate()
     _, said = process.communicate(timeout=10.0)
 
     assert process.returncode == 128 + signal.SIGTERM
-    assert said.count("watchdog loop.stands for 0.") == 1
+    assert said.count("watchdog loop.stands for ") == 1
     assert f" {where}\n" in said.partition("process.ended")[0]
     assert "watchdog process.ended at once: a second SIGTERM" in said
 
