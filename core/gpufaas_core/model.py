@@ -76,7 +76,7 @@ class SizesDoc(Struct, frozen=True):
 class TimesDoc(Struct, frozen=True):
     """
     How service times vary: of the ratios of what calls took to what was estimated, a histogram in logarithmic buckets
-    and sums. The newest call weighs `unit` (`gpufaas_scheduler.times.ServiceTimes`, docs/adr/0027).
+    and sums. The newest call weighs `unit` (`gpufaas_scheduler.world.times.ServiceTimes`, docs/adr/0027).
     """
 
     calls: int

@@ -103,7 +103,7 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
 
 
 class BackoffDoc(Struct, frozen=True):
-    """Of a function whose loads fail, see `gpufaas_scheduler.backoff`."""
+    """Of a function whose loads fail, see `gpufaas_scheduler.world.backoff`."""
 
     failures: int
     """In a row."""

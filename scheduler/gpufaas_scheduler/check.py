@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from gpufaas_core.model import CallId, CopyId, DeviceId, copy_id
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot
-from gpufaas_scheduler.state import Model
+from gpufaas_scheduler.world.state import Model
 
 
 class Holding(NamedTuple):

@@ -13,10 +13,12 @@ from typing import Final
 from gpufaas_cache_manager.residency import NOT_ASKED
 from gpufaas_core.model import DeviceId, FunctionId, Seconds
 from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, FunctionDoc, Holder, ResidentDoc
-from gpufaas_scheduler.backoff import restored
-from gpufaas_scheduler.costs import Costs
-from gpufaas_scheduler.queue import IMPLICIT
-from gpufaas_scheduler.state import Call, Cluster, DeviceState, FunctionState, Model, ReadyCopies
+from gpufaas_scheduler.world.backoff import restored
+from gpufaas_scheduler.world.cluster import Cluster
+from gpufaas_scheduler.world.costs import Costs
+from gpufaas_scheduler.world.queue import IMPLICIT
+from gpufaas_scheduler.world.ready import ReadyCopies
+from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
 
 WAITING_KEPT: Final = 1000
 """So many waiting calls are kept; later ones come again by their gateways, with their age, and stand behind these."""

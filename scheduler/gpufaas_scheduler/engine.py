@@ -38,14 +38,16 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, EngineStatus, Explanation, FunctionId, Seconds
 from gpufaas_core.snapshot import DeviceDoc, EngineDoc, FunctionDoc
 from gpufaas_scheduler import docs
-from gpufaas_scheduler.call_state import RUNNING, WAITING
 from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.contract import SchedulingPolicy
 from gpufaas_scheduler.explain import explain, status
 from gpufaas_scheduler.handle import calls, copies, fleet, joins, takeover, workers
 from gpufaas_scheduler.handle.settle import return_overdue, settle, untangle
-from gpufaas_scheduler.queue import IMPLICIT
+from gpufaas_scheduler.view import ClusterView
+from gpufaas_scheduler.world.call_state import RUNNING, WAITING
 from gpufaas_scheduler.world.calls import runs_at
+from gpufaas_scheduler.world.cluster import Cluster
+from gpufaas_scheduler.world.queue import IMPLICIT
 from gpufaas_scheduler.world.world import World
 
 
@@ -104,7 +106,8 @@ class Engine:
         max_queue: int = 10_000,
         learn: bool = True,
     ) -> None:
-        self._world = World(policy, replacement, epoch, max_queue, learn)
+        cluster = Cluster(replacement, policy.pass_limit)
+        self._world = World(cluster, ClusterView(cluster), policy, epoch=epoch, max_queue=max_queue, learn=learn)
         self.policy = policy
         self.epoch = epoch
         self.refusals = self._world.refusals

@@ -14,8 +14,8 @@ from gpufaas_core.model import (
     ServiceEstimate,
 )
 from gpufaas_scheduler import contract
-from gpufaas_scheduler.call_state import RUNNING, WAITING
-from gpufaas_scheduler.state import Call, DeviceState
+from gpufaas_scheduler.world.call_state import RUNNING, WAITING
+from gpufaas_scheduler.world.state import Call, DeviceState
 from gpufaas_scheduler.world.world import World
 
 _NAMED: Final = 20

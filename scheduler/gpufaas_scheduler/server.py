@@ -27,7 +27,7 @@ from gpufaas_core.snapshot import NodeSnapshot
 from gpufaas_scheduler import check
 from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.service import SchedulerService
-from gpufaas_scheduler.state import Model
+from gpufaas_scheduler.world.state import Model
 
 log = logging.getLogger(__name__)
 

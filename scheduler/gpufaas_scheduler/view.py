@@ -17,8 +17,9 @@ from gpufaas_cache_manager.replacement import evictable
 from gpufaas_core.model import Bytes, FunctionId, Seconds
 from gpufaas_scheduler.contract import NEVER, DeviceView, FunctionView, ResidentView, WaitingCall
 from gpufaas_scheduler.fit import Fit, Reason
-from gpufaas_scheduler.queue import GlobalQueue
-from gpufaas_scheduler.state import Call, Cluster, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.cluster import Cluster
+from gpufaas_scheduler.world.queue import GlobalQueue
+from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
 
 _FEW: Final = 16
 """Devices are few if there are so many times as many functions that wait: twice what a device holds, about."""

@@ -8,8 +8,6 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Seconds, copy_id
 from gpufaas_core.plausible import MAX_S
 from gpufaas_core.units import format_bytes
-from gpufaas_scheduler import backoff
-from gpufaas_scheduler.call_state import RUNNING
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
 from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
@@ -20,7 +18,9 @@ from gpufaas_scheduler.handle.waiting import (
     place_again,
     refuse_failing,
 )
-from gpufaas_scheduler.state import Call, DeviceState, FunctionState
+from gpufaas_scheduler.world import backoff
+from gpufaas_scheduler.world.call_state import RUNNING
+from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 MAX_RETRY_AFTER_S: Final = 60.0

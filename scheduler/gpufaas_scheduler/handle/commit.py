@@ -2,10 +2,10 @@
 
 from gpufaas_core import messages as m
 from gpufaas_scheduler import contract
-from gpufaas_scheduler.call_state import WAITING
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.handle.grants import reserve, start
-from gpufaas_scheduler.state import DeviceState, Model
+from gpufaas_scheduler.world.call_state import WAITING
+from gpufaas_scheduler.world.state import DeviceState, Model
 from gpufaas_scheduler.world.world import World
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from gpufaas_core import messages as m
 from gpufaas_scheduler import docs
 from gpufaas_scheduler.handle.grants import next_local, reserve, return_local, start
-from gpufaas_scheduler.state import Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
 from gpufaas_scheduler.world.world import World
 
 MAX_LOADING: Final = 4

@@ -5,8 +5,8 @@ from gpufaas_scheduler import docs
 from gpufaas_scheduler.handle.copies import balance, drop, evict, forget_doc, forget_if_done, note_lack, serve_fifo
 from gpufaas_scheduler.handle.grants import end, return_local
 from gpufaas_scheduler.handle.waiting import give_up
-from gpufaas_scheduler.state import DeviceState, FunctionState
 from gpufaas_scheduler.world.calls import runs_at
+from gpufaas_scheduler.world.state import DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 

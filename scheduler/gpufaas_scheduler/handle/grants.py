@@ -7,8 +7,8 @@ from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId, copy_id
 from gpufaas_scheduler import contract
-from gpufaas_scheduler.call_state import LOCAL
-from gpufaas_scheduler.state import Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.call_state import LOCAL
+from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
 from gpufaas_scheduler.world.world import World
 
 TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of it")

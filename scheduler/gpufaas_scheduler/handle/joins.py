@@ -10,13 +10,13 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, Seconds, copy_id
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, RunningCall
 from gpufaas_scheduler import docs
-from gpufaas_scheduler.call_state import RUNNING
 from gpufaas_scheduler.handle.copies import balance, forget_if_done, serve_fifo
 from gpufaas_scheduler.handle.fleet import leave
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local
 from gpufaas_scheduler.handle.waiting import unqueue, wait_again
-from gpufaas_scheduler.state import Call, DeviceState, Model
+from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.calls import runs_at
+from gpufaas_scheduler.world.state import Call, DeviceState, Model
 from gpufaas_scheduler.world.world import World
 
 # Calls that were started before this engine knew of them have numbers below all others.

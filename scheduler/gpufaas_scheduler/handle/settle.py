@@ -4,13 +4,13 @@ from typing import Final
 
 from gpufaas_core import messages as m
 from gpufaas_scheduler import contract
-from gpufaas_scheduler.call_state import RUNNING, WAITING
 from gpufaas_scheduler.contract import Action, Refusal
 from gpufaas_scheduler.handle.commit import try_enqueue, try_load, try_promise, try_start
 from gpufaas_scheduler.handle.copies import load_copies, serve_fifo, trim
 from gpufaas_scheduler.handle.grants import return_local, start
 from gpufaas_scheduler.handle.waiting import give_up
-from gpufaas_scheduler.state import Call
+from gpufaas_scheduler.world.call_state import RUNNING, WAITING
+from gpufaas_scheduler.world.state import Call
 from gpufaas_scheduler.world.world import World
 
 _NESTED: Final = contract.Why("a call waits for it, and holds a device meanwhile: it has the first that it can have")

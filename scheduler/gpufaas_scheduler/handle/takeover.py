@@ -10,14 +10,15 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Seconds
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc
 from gpufaas_scheduler import docs
-from gpufaas_scheduler.call_state import RUNNING
 from gpufaas_scheduler.handle.calls import arrived
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, note_lack
 from gpufaas_scheduler.handle.fleet import function_deployed
 from gpufaas_scheduler.handle.grants import next_local
 from gpufaas_scheduler.handle.joins import adopt
 from gpufaas_scheduler.handle.waiting import wait_again
-from gpufaas_scheduler.state import Call, Demand, FunctionState
+from gpufaas_scheduler.world.call_state import RUNNING
+from gpufaas_scheduler.world.cluster import Demand
+from gpufaas_scheduler.world.state import Call, FunctionState
 from gpufaas_scheduler.world.world import Left, World
 
 

@@ -6,12 +6,12 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import copy_id
 from gpufaas_core.plausible import is_size, is_time
 from gpufaas_core.units import format_bytes
-from gpufaas_scheduler import backoff, memory
 from gpufaas_scheduler.handle.copies import drop, forget_if_done, note_lack, serve_fifo
 from gpufaas_scheduler.handle.grants import end, leave_for_others, next_local
 from gpufaas_scheduler.handle.waiting import give_up, refuse_failing
-from gpufaas_scheduler.state import Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world import backoff, memory
 from gpufaas_scheduler.world.calls import runs_on
+from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
 from gpufaas_scheduler.world.world import LEARNING_RATE, World
 
 # A lease reaches its node, or its caller gives up, within moments: this is for bursts, and for gateways that died.

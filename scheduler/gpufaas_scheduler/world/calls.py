@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from gpufaas_core.model import CallId, DeviceId, Seconds
-from gpufaas_scheduler.call_state import ADOPT, END, ENQUEUE, LEAVE, LOCAL, RETURN, RUNNING, START, WAIT
-from gpufaas_scheduler.state import Call, DeviceState, Model
+from gpufaas_scheduler.world.call_state import ADOPT, END, ENQUEUE, LEAVE, LOCAL, RETURN, RUNNING, START, WAIT
+from gpufaas_scheduler.world.state import Call, DeviceState, Model
 
 
 class CallBook:

@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Final, TypeAlias
 
-from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Seconds
 from gpufaas_core.snapshot import CallDoc, DeviceDoc, EngineDoc, FunctionDoc
-from gpufaas_scheduler.contract import Refusal, SchedulingPolicy, Why
-from gpufaas_scheduler.memory import Lending
-from gpufaas_scheduler.nests import Nests
-from gpufaas_scheduler.overdue import Overdue
-from gpufaas_scheduler.state import Call, Cluster, DeviceState, FunctionState
-from gpufaas_scheduler.view import ClusterView
+from gpufaas_scheduler.contract import Refusal, SchedulingPolicy, View, Why
 from gpufaas_scheduler.world.calls import CallBook
+from gpufaas_scheduler.world.cluster import Cluster
+from gpufaas_scheduler.world.memory import Lending
+from gpufaas_scheduler.world.nests import Nests
+from gpufaas_scheduler.world.overdue import Overdue
+from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
 
 LEARNING_RATE: Final = 0.25
 """Weight of the newest time in a profile (EWMA): half of what is learnt is from the last 2.4 calls, so that a model
@@ -39,7 +38,7 @@ class World:
     )  # fmt: skip
 
     def __init__(
-        self, policy: SchedulingPolicy, replacement: Replacement, epoch: int, max_queue: int, learn: bool
+        self, cluster: Cluster, view: View, policy: SchedulingPolicy, *, epoch: int, max_queue: int, learn: bool
     ) -> None:
         self.policy = policy
         self.epoch = epoch
@@ -50,8 +49,8 @@ class World:
         """Facts that did not fit the state (late, twice, unknown), by type. A few are routine."""
         self.learn = learn
         self.rate = LEARNING_RATE if learn else 0.0
-        self.cluster = Cluster(replacement, policy.pass_limit)
-        self.view = ClusterView(self.cluster)
+        self.cluster = cluster
+        self.view = view
         """What the policy sees of it."""
         self.lending = Lending(self.cluster)
         self.queue = self.cluster.queue

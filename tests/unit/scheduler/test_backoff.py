@@ -4,8 +4,8 @@ from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import DeviceId, FunctionId
-from gpufaas_scheduler.backoff import restored
 from gpufaas_scheduler.handle.waiting import MAX_REFUSALS
+from gpufaas_scheduler.world.backoff import restored
 
 F, A = FunctionId("f"), DeviceId("a")
 NO_FILE = m.LoadFailed(F, A, "no such file")

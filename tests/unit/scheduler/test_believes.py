@@ -7,7 +7,7 @@ from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import DeviceId, FunctionId
-from gpufaas_scheduler.costs import Costs
+from gpufaas_scheduler.world.costs import Costs
 
 
 @pytest.mark.parametrize("wrong", [nan, inf, -1.0, 1e300])

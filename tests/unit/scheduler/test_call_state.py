@@ -6,7 +6,8 @@ from tests.unit.scheduler.world import World
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
-from gpufaas_scheduler.call_state import (
+from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.world.call_state import (
     ADOPT,
     END,
     ENDED,
@@ -21,9 +22,8 @@ from gpufaas_scheduler.call_state import (
     WAITING,
     IllegalStep,
 )
-from gpufaas_scheduler.engine import Engine
-from gpufaas_scheduler.state import Call, DeviceState, FunctionState
 from gpufaas_scheduler.world.calls import CallBook
+from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
 
 STEPS = {
     "WAIT": (WAIT, {NEW: WAITING, ENDED: WAITING}),

@@ -3,7 +3,7 @@
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.check import Holding, compare, lasting
-from gpufaas_scheduler.state import FunctionState, Model
+from gpufaas_scheduler.world.state import FunctionState, Model
 
 DEVICE = Device(DeviceId("n/cpu:0"), "cpu", 100)
 

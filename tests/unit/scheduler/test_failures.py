@@ -7,7 +7,7 @@ from gpufaas_core.messages import Event
 from gpufaas_core.model import CallId, DeviceId, FunctionId
 from gpufaas_core.units import MiB
 from gpufaas_scheduler.engine import HANDLERS
-from gpufaas_scheduler.memory import reservation
+from gpufaas_scheduler.world.memory import reservation
 
 
 def test_a_load_that_ran_out_of_memory_is_tried_again_with_more_in_the_same_call() -> None:

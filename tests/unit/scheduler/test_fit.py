@@ -11,7 +11,7 @@ from gpufaas_core.model import CopyId, Device, DeviceId, Function, FunctionId, P
 from gpufaas_core.units import MiB
 from gpufaas_scheduler.contract import Start
 from gpufaas_scheduler.fit import Fit, Reason, fits
-from gpufaas_scheduler.state import DeviceState, FunctionState
+from gpufaas_scheduler.world.state import DeviceState, FunctionState
 
 LRU = Lru()
 

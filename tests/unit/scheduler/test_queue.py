@@ -1,8 +1,8 @@
 """The index of the queue, where the property test of the whole engine would not say which part is wrong."""
 
 from gpufaas_core.model import CallId, Function, FunctionId
-from gpufaas_scheduler.queue import GlobalQueue
-from gpufaas_scheduler.state import Call, FunctionState
+from gpufaas_scheduler.world.queue import GlobalQueue
+from gpufaas_scheduler.world.state import Call, FunctionState
 
 
 class Queue:

@@ -26,9 +26,9 @@ from gpufaas_core.snapshot import (
     ResidentSnapshot,
     RunningCall,
 )
-from gpufaas_scheduler.call_state import WAITING
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
+from gpufaas_scheduler.world.call_state import WAITING
 
 SHIFT = 4096.0
 """How much later it is on the second engine's clock."""

@@ -13,8 +13,8 @@ from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Function, FunctionId, Profile, SizesDoc, TimesDoc
-from gpufaas_scheduler.costs import Costs
-from gpufaas_scheduler.times import HALF_LIFE, MIN_SIZED, SHARE, BySize, ServiceTimes, steady
+from gpufaas_scheduler.world.costs import Costs
+from gpufaas_scheduler.world.times import HALF_LIFE, MIN_SIZED, SHARE, BySize, ServiceTimes, steady
 
 RATIOS = st.floats(0.0, 1e12) | st.sampled_from([0.0, 1e-300, 1.0, 1.118, 1e300])
 
@@ -57,7 +57,7 @@ def test_what_is_left_is_the_mean_residual_life(
     monkeypatch: pytest.MonkeyPatch, cv: float, left: dict[float, float]
 ) -> None:
     """The analytical values of a log-normal distribution with mean 1, see specs/uncertainty.md."""
-    monkeypatch.setattr("gpufaas_scheduler.times._GROWTH", 1.0)  # all draws count, or the sample would be too small
+    monkeypatch.setattr("gpufaas_scheduler.world.times._GROWTH", 1.0)  # all draws count
     times = log_normal(cv)
     for ran, expected in left.items():
         assert times.left(ran) == pytest.approx(expected, rel=0.1)

@@ -17,9 +17,10 @@ from gpufaas_cache_manager.residency import ANSWERED, ASKED, NOT_ASKED
 from gpufaas_core import messages as m
 from gpufaas_core.model import Bytes, DeviceId
 from gpufaas_core.units import MiB
-from gpufaas_scheduler.costs import Costs
 from gpufaas_scheduler.fit import Reason
-from gpufaas_scheduler.state import Cluster, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.cluster import Cluster
+from gpufaas_scheduler.world.costs import Costs
+from gpufaas_scheduler.world.state import DeviceState, FunctionState, Model
 
 HEADROOM: Final = 1.1
 HEADROOM_BYTES: Final = 16 * MiB

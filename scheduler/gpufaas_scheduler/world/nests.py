@@ -16,9 +16,10 @@ from gpufaas_cache_manager.residency import ANSWERED
 from gpufaas_core.messages import Outer
 from gpufaas_core.model import Bytes, CallId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
-from gpufaas_scheduler.call_state import ENDED, LOCAL, RUNNING
 from gpufaas_scheduler.fit import Reason
-from gpufaas_scheduler.state import Call, Cluster, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.call_state import ENDED, LOCAL, RUNNING
+from gpufaas_scheduler.world.cluster import Cluster
+from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
 
 _Held: TypeAlias = "Counter[Model | None]"
 """How many calls on each copy cannot end before others."""

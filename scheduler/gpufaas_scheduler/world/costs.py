@@ -6,7 +6,7 @@ from math import exp, log1p, sqrt
 from typing import Final
 
 from gpufaas_core.model import Bytes, Profile, Seconds, TimesDoc
-from gpufaas_scheduler.times import SHARE, BySize, ServiceTimes, on_grid
+from gpufaas_scheduler.world.times import SHARE, BySize, ServiceTimes, on_grid
 
 _THREE_OF_FOUR: Final = 0.674
 """Quantile of the standard normal distribution."""

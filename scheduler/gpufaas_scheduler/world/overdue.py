@@ -11,7 +11,7 @@ from math import inf
 from typing import Final
 
 from gpufaas_core.model import Seconds
-from gpufaas_scheduler.state import DeviceState
+from gpufaas_scheduler.world.state import DeviceState
 
 _SLACK: Final = 1000
 

@@ -1,0 +1,299 @@
+"""
+Devices and functions, which holds which, which devices are idle, and how much is asked for.
+
+Nothing here decides.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable
+from math import exp, expm1, inf
+from typing import Final, NamedTuple, cast
+
+from gpufaas_cache_manager.replacement import Replacement
+from gpufaas_cache_manager.residency import Resident
+from gpufaas_core.model import (
+    Bytes,
+    CopyId,
+    Device,
+    DeviceId,
+    FunctionId,
+    Seconds,
+    copy_id,
+)
+from gpufaas_scheduler.contract import WaitingCall
+from gpufaas_scheduler.fit import NOT_ALLOWED, Fit, Reason, fits
+from gpufaas_scheduler.world.queue import GlobalQueue
+from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, IdleKey, Model
+
+DEMAND_S: Final = 120.0
+"""Time constant of the estimates of demand: two thirds of the weight is on the last two minutes."""
+
+_LEAST_OBSERVED_S: Final = 3.0
+"""The first call after the start is no thousand calls a second."""
+
+
+class Demand(NamedTuple):
+    """What is known of the arrivals of all functions together."""
+
+    first_call_at: Seconds | None
+    offered_s: Seconds
+    """Service times of the arrivals, weighted as `FunctionState.called`, as of `offered_at`."""
+    offered_at: Seconds
+
+
+class Cluster:
+    """Everything that decisions are made from."""
+
+    def __init__(self, replacement: Replacement, pass_limit: int) -> None:
+        self.now: Seconds = 0.0
+        self.queue: GlobalQueue[Call] = GlobalQueue(pass_limit)
+        self.devices: dict[DeviceId, DeviceState] = {}
+        self.functions: dict[FunctionId, FunctionState] = {}
+        self.largest: dict[str, Bytes] = {}
+        """Memory of the largest device, by kind."""
+        self.fleet = 0
+        """Counts changes of devices and profiles: what was concluded from an older fleet is asked again."""
+        self.constrained = 0
+        """How many of the functions have constraints, and of the devices are drained."""
+        self.idle_devices: list[IdleKey] = []
+        """Sorted; kept so as devices start and end, since sorting 1,000 of them per decision would be the decision."""
+        self.replacement = replacement
+        self.joined = 0
+        """Devices that have joined so far."""
+        self.asked: tuple[FunctionState, DeviceState] | None = None
+        """For whom `fits` was answered last. Whoever changes pins or charges sets it to None."""
+        self._answer: Fit[FunctionState] | Reason = NOT_ALLOWED
+        self.orphaned: dict[FunctionId, FunctionState] = {}
+        """Has every model function that waits and that no device holds, and some that are no longer so."""
+        self.reserved_until: Seconds = -inf
+        """See `contract.Start.reserved_s`."""
+        self._first_call_at: Seconds | None = None
+        self._observed: Seconds = _LEAST_OBSERVED_S
+        self._observed_at: Seconds = -inf
+        """When `_observed` was found: decisions ask for it many times at one instant."""
+        self._offered_s = 0.0
+        """Service times of the arrivals, weighted as `FunctionState.called`, as of `_offered_at`."""
+        self._offered_at: Seconds = 0.0
+
+    # --- demand ---
+
+    def demand(self) -> Demand:
+        return Demand(self._first_call_at, self._offered_s, self._offered_at)
+
+    def restore_demand(self, demand: Demand) -> None:
+        self._first_call_at, self._offered_s, self._offered_at = demand
+        self._observed_at = -inf
+
+    def note_call(self, owner: FunctionState) -> None:
+        """A call arrives now. Those of CPU functions count for what their copies are worth, not as work of devices."""
+        now = self.now
+        if self._first_call_at is None:
+            self._first_call_at = owner.called_at = self._offered_at = now
+            self._observed_at = -inf
+        owner.called = owner.called * exp((owner.called_at - now) / DEMAND_S) + 1.0
+        owner.called_at = now
+        if not owner.exclusive:
+            return
+        service_s = 0.0
+        for kind in self.largest:
+            costs = owner.costs(kind)
+            if costs is not None:
+                service_s = costs.service_s
+                break
+        self._offered_s = self._offered_s * exp((self._offered_at - now) / DEMAND_S) + service_s
+        self._offered_at = now
+        if not owner.holders and owner.waiting:
+            self.orphaned[owner.id] = owner
+
+    def note_orphan(self, owner: FunctionState) -> None:
+        """One of its calls began to wait, or a device ceased to hold it."""
+        if not owner.holders and owner.waiting and owner.exclusive:
+            self.orphaned[owner.id] = owner
+
+    def _observed_s(self) -> Seconds:
+        """What the weights of one call a second since the first would add up to by now."""
+        now = self.now
+        if now != self._observed_at:
+            self._observed_at = now
+            since = 0.0 if self._first_call_at is None else now - self._first_call_at
+            self._observed = max(_LEAST_OBSERVED_S, DEMAND_S * -expm1(-since / DEMAND_S))
+        return self._observed
+
+    def rate(self, owner: FunctionState) -> float:
+        return owner.called * exp((owner.called_at - self.now) / DEMAND_S) / self._observed_s()
+
+    @property
+    def utilisation(self) -> float:
+        offered_s = self._offered_s * exp((self._offered_at - self.now) / DEMAND_S)
+        return offered_s / self._observed_s() / max(1, len(self.devices))
+
+    @property
+    def reserved(self) -> bool:
+        return self.now < self.reserved_until
+
+    # --- devices and residency ---
+
+    def join(self, device: Device) -> DeviceState:
+        """A device comes, empty and idle."""
+        state = self.attach(device)
+        self.set_idle(state)
+        return state
+
+    def attach(self, device: Device, order: int | None = None) -> DeviceState:
+        """A device comes, and whether it is idle is for the caller to find out; as number *order*, or the next."""
+        if order is None:
+            order = self.joined
+        self.joined = max(self.joined, order + 1)
+        state = DeviceState(device, order)
+        self.devices[device.id] = state
+        self.largest[device.kind] = max(device.memory, self.largest.get(device.kind, 0))
+        self.fleet += 1
+        return state
+
+    def leave(self, device: DeviceState) -> None:
+        if device.idle_key is not None:
+            self.set_busy(device)
+        self.constrained -= device.closed
+        for model in list(device.models):
+            self.evict(device, model)
+        del self.devices[device.id]
+        self.largest = {}
+        for each in self.devices.values():
+            self.largest[each.kind] = max(each.device.memory, self.largest.get(each.kind, 0))
+        self.fleet += 1
+
+    def set_idle(self, device: DeviceState) -> None:
+        device.idle_key = key = (-device.starts, device.order, device)
+        insort(self.idle_devices, key)
+
+    def set_busy(self, device: DeviceState) -> None:
+        key = device.idle_key
+        assert key is not None
+        del self.idle_devices[bisect_left(self.idle_devices, key)]
+        device.idle_key = None
+
+    def insert(self, device: DeviceState, owner: FunctionState, memory: Bytes, load_s: Seconds) -> Model:
+        copy = 0
+        while copy_id(owner.id, copy) in device.models.models:
+            copy += 1
+        model: Model = Resident(owner, memory, self.now, self.now + load_s, copy)
+        device.models.insert(model)
+        owner.add(model, device)
+        owner.loading += 1
+        self.asked = None
+        return model
+
+    def evict(self, device: DeviceState, model: Model) -> None:
+        """Take *model* off the lists and give its charge back, for whatever reason it goes."""
+        owner = model.owner
+        device.models.remove(model.key)
+        if model in owner.active:
+            owner.drop(model)
+        else:
+            del owner.draining[model]
+        if model.loading:
+            owner.loading -= 1
+            if device.preload is model:
+                device.preload = None
+                device.busy_s += self.now - device.busy_since
+        self.note_orphan(owner)
+        self.asked = None
+
+    def fits(
+        self, device: DeviceState, owner: FunctionState, victims: tuple[CopyId, ...] | None = None
+    ) -> Fit[FunctionState] | Reason:
+        """
+        Who leaves *device* so that one more copy of *owner* fits, or why it does not. *victims*: they leave; None: as
+        many as it takes, in the replacement order. The view's answer serves the commit as well.
+        """
+        if victims is None and self.asked == (owner, device):
+            return self._answer
+        need = owner.need(device)
+        leaving = self.replacement if victims is None else tuple(victims)
+        found = need if isinstance(need, Reason) else fits(device.models, need, owner, leaving)
+        if victims is None:
+            self.asked, self._answer = (owner, device), found
+        return found
+
+    def room_for(
+        self, owner: FunctionState, among: Iterable[DeviceState] | None = None
+    ) -> tuple[DeviceState, tuple[Model, ...]] | None:
+        """
+        The device (of *among*, or any) for a copy that no policy places, and who leaves it.
+
+        Without victims before with them; then one with fewer copies of *owner*, none at all if it is a model function;
+        then the most free memory, or the victims that are cheapest to load again; ties by order of joining.
+        O(devices x residents).
+        """
+        best: tuple[DeviceState, tuple[Model, ...]] | None = None
+        best_key: tuple[bool, int, Seconds, Bytes, int] | None = None
+        held = Counter(owner.active.values())
+        for device in self.devices.values() if among is None else among:
+            if owner.exclusive and owner.id in device.models.models:
+                continue
+            found = self.fits(device, owner)
+            if isinstance(found, Reason):
+                continue
+            reload_s = sum(model.owner.load_s(device.kind) for model in found.victims)
+            key = (bool(found.victims), held[device], reload_s, -device.models.free, device.order)
+            if best_key is None or key < best_key:
+                best, best_key = (device, found.victims), key
+        return best
+
+    def fits_somewhere(self, owner: FunctionState) -> bool:
+        """Some device that it may be on is large enough for it, were it empty."""
+        if owner.fits_as_of != self.fleet:
+            owner.fits_as_of = self.fleet
+            owner.fits = False
+            for kind, memory in self.largest_for(owner).items():
+                costs = owner.costs(kind)
+                if costs is not None and costs.occupation <= memory:
+                    owner.fits = True
+                    break
+        return owner.fits
+
+    def largest_for(self, owner: FunctionState) -> dict[str, Bytes]:
+        """As `largest`, of the devices that *owner* may be on."""
+        if not owner.constraints:
+            return self.largest
+        largest: dict[str, Bytes] = {}
+        for each in self.devices.values():
+            if owner.allows(each):
+                largest[each.kind] = max(each.device.memory, largest.get(each.kind, 0))
+        return largest
+
+    def idle_holder(self, call: WaitingCall) -> DeviceState | None:
+        owner = cast(Call, call).owner
+        holders = owner.holders
+        if len(self.idle_devices) <= len(holders):
+            for key in self.idle_devices:
+                if key[2].id in holders:
+                    return key[2]
+            return None
+        keys = [device.idle_key for device in holders.values() if device.idle_key is not None]
+        return min(keys)[2] if keys else None
+
+    def orphans(self, limit: int) -> list[WaitingCall]:
+        found: list[WaitingCall] = []
+        stale = []
+        for owner in self.orphaned.values():
+            call = None if owner.holders else self._first_of(owner)
+            if call is None:
+                stale.append(owner.id)
+            elif len(found) < limit:
+                found.append(call)
+            else:
+                break
+        for function in stale:
+            del self.orphaned[function]
+        return found
+
+    def _first_of(self, owner: FunctionState) -> Call | None:
+        first = owner.queue.calls[0] if owner.queue.calls else None
+        for call in self.queue.returned:
+            if call.owner is owner and (first is None or call.number < first.number):
+                return call
+        return first

@@ -1,0 +1,69 @@
+"""Which copy of a CPU function takes the next call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+from gpufaas_cache_manager.residency import Resident
+
+_Copy: TypeAlias = "Resident[Any]"
+
+
+class ReadyCopies:
+    """
+    The copies of a CPU function that are loaded and take calls, by how many they run: the next call goes to one that
+    runs the fewest, of those to the one that has done so for longest. All of it is O(1), but `first`: O(slots).
+    """
+
+    __slots__ = ("_fewest", "_running")
+
+    def __init__(self, models: Iterable[_Copy]) -> None:
+        self._running: list[dict[_Copy, None]] = []
+        """At each number of calls, the copies that run so many, in the order in which they came to."""
+        self._fewest = 0
+        """No copy runs fewer."""
+        for model in models:
+            self.add(model)
+
+    def __iter__(self) -> Iterator[_Copy]:
+        """By calls running; of equals, in the order in which they take the next."""
+        return (model for row in self._running for model in row)
+
+    def add(self, model: _Copy) -> None:
+        running = model.running
+        while len(self._running) <= running:
+            self._running.append({})
+        self._running[running][model] = None
+        if running < self._fewest:
+            self._fewest = running
+
+    def discard(self, model: _Copy) -> None:
+        if model.running < len(self._running):
+            self._running[model.running].pop(model, None)
+
+    def started(self, model: _Copy) -> None:
+        """*model* runs one call more. No matter if it is not one of them."""
+        running = model.running
+        if running <= len(self._running) and model in (before := self._running[running - 1]):
+            del before[model]
+            self.add(model)
+
+    def ended(self, model: _Copy) -> None:
+        """*model* runs one call less. No matter if it is not one of them."""
+        running = model.running
+        if running + 1 < len(self._running) and model in (before := self._running[running + 1]):
+            del before[model]
+            self.add(model)
+
+    def first(self, slots: int) -> _Copy | None:
+        """Return where the next call goes; None: all run *slots* calls."""
+        rows = self._running
+        fewest, end = self._fewest, min(slots, len(rows))
+        while fewest < end:
+            if row := rows[fewest]:
+                self._fewest = fewest
+                return next(iter(row))
+            fewest += 1
+        self._fewest = fewest
+        return None

@@ -1,0 +1,354 @@
+"""
+A call, a function and a device as the engine knows them: they speak of each other.
+
+Nothing here decides.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from math import inf
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from gpufaas_cache_manager.residency import Residency, Resident
+from gpufaas_core.constraints import satisfied
+from gpufaas_core.model import (
+    Bytes,
+    CallId,
+    Device,
+    DeviceId,
+    Function,
+    FunctionId,
+    Seconds,
+    ServiceEstimate,
+)
+from gpufaas_scheduler.contract import Why
+from gpufaas_scheduler.fit import NO_PROFILE, NOT_ALLOWED, Reason
+from gpufaas_scheduler.world.backoff import Backoff
+from gpufaas_scheduler.world.call_state import NEW
+from gpufaas_scheduler.world.costs import Costs
+from gpufaas_scheduler.world.queue import IMPLICIT, FunctionQueue
+from gpufaas_scheduler.world.ready import ReadyCopies
+from gpufaas_scheduler.world.times import SHARE
+
+
+class Call(Struct, eq=False):
+    """One invocation from arrival to its last fact. One is made for each call, so its constructor is not in Python."""
+
+    id: CallId
+    function: FunctionId
+    owner: FunctionState
+    number: int
+    """Arrival number: the order of the queue, kept when the call comes back."""
+    arrived_at: Seconds
+    deadline: Seconds | None
+    size: float = 0.0
+    """Of its request; 0.0 if it is not known."""
+    endless: bool = False
+    """Its deadline is that of its start."""
+    passes: int = IMPLICIT
+    state: int = NEW
+    """See `call_state`."""
+    refusals: int = 0
+    # The following have a meaning once it is placed, the device already in its local queue:
+    device: DeviceState | None = None
+    model: Model | None = None
+    cold: bool = False
+    victims: tuple[tuple[FunctionId, int], ...] = ()
+    """Which copies left the device for it."""
+    promised_at: Seconds | None = None
+    """See `contract.Promise`."""
+    patience_s: Seconds = inf
+    """How late the device may be while this call is the first of its local queue, see `contract.EnqueueLocal`."""
+    estimate_s: Seconds = 0.0
+    """Its service time, as estimated when it was put into a local queue or started."""
+    aborted: bool = False
+    outer: Call | None = None
+    """A call that made it, and waits for it."""
+    avoid: frozenset[DeviceId] = frozenset()
+    """Devices that are held by calls which wait for this one."""
+    ends: Seconds | None = None
+    """Its deadline, if that is its outer call's and not its own."""
+    why: Why | None = None
+    """What the policy said when it was placed."""
+
+
+class FunctionState:
+    """A deployed revision: its limits and costs, its copies, and its calls."""
+
+    __slots__ = (
+        "_costs", "active", "backoff", "called", "called_at", "constraints", "declared", "desired", "digest",
+        "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "holders", "id", "loading", "max_copies",
+        "max_queue", "min_copies", "queue", "ready", "removed", "runs", "slots", "starved", "target", "touched",
+        "waiting",
+    )  # fmt: skip
+
+    def __init__(self, function: Function) -> None:
+        self.id = function.id
+        self.exclusive = function.exclusive
+        self.constraints = function.constraints
+        self.queue: FunctionQueue[Call] = FunctionQueue()
+        """Waiting calls: part of the global queue, or the FIFO of a CPU function."""
+        self.active: dict[Model, DeviceState] = {}
+        """Its copies and where they are, from the start of the load; without those that drain."""
+        self.draining: dict[Model, DeviceState] = {}
+        """Those that still run calls but take no new ones: they are surplus."""
+        self.holders: dict[DeviceId, DeviceState] = {}
+        """Of a model function, which has one copy per device: where `active` ones are. Policies choose from these."""
+        self.ready: ReadyCopies | None = None
+        """Of a CPU function: those of `active` that are loaded. None: it has one at most, which needs no choosing."""
+        self.loading = 0
+        """How many of `active` are loading."""
+        self.touched = False
+        """Its doc may be another one than was last taken."""
+        self.waiting = 0
+        """Calls in the global queue, FIFO and local queues."""
+        self.runs: dict[Call, None] = {}
+        """Its calls that have a lease, on whichever copy."""
+        self.called = 0.0
+        """Its arrivals, each weighted by e^-(age / `DEMAND_S`), as of `called_at`."""
+        self.called_at: Seconds = 0.0
+        self.desired: int | None = None
+        """As `Scaled` asked; None: copies come and go with calls."""
+        self.eager = False
+        """Copies beyond the minimum that are missing may have the memory of idle ones. Until one of them is evicted for
+        others: it comes back when there is room, or when calls wait for it, else two functions could evict in turns."""
+        self.excess = 0
+        """Of a model function: how many copies it was asked to give up, of those that it was asked to have."""
+        self.deploy(function)
+
+    def deploy(self, function: Function) -> None:
+        """Take limits and profiles from *function*; its past failures are forgotten."""
+        self.digest = function.digest
+        self.slots = max(1, function.slots)
+        self.min_copies = function.min_copies
+        self.max_copies = function.max_copies
+        self.scale(self.desired)
+        self.max_queue = function.max_queue
+        self.declared = function
+        """As it was deployed."""
+        self._costs: dict[str, Costs | None] = {}
+        self.starved: str | None = None
+        """Why no device has enough memory for its load, since the last load that ran out."""
+        self.backoff: Backoff | None = None
+        """None: no load of it failed of late."""
+        self.removed = False
+        self.fits = False
+        """Some device of the fleet `fits_as_of` is large enough."""
+        self.fits_as_of = -1
+
+    def scale(self, desired: int | None) -> None:
+        """Let it have *desired* copies, within its bounds; None: as calls ask for them."""
+        self.desired = desired
+        wanted = desired or 0
+        if self.max_copies:
+            wanted = min(wanted, self.max_copies)
+        self.target = max(self.min_copies, wanted)
+        """So many copies are loaded without a call, if there is room."""
+
+    def costs(self, kind: str) -> Costs | None:
+        """None: it has no profile for devices of this kind, and cannot run there."""
+        try:
+            return self._costs[kind]
+        except KeyError:
+            pass
+        try:
+            costs = Costs(self.declared.profile(kind), self.declared.floor)
+        except KeyError:
+            costs = None
+        self._costs[kind] = costs
+        return costs
+
+    def known_costs(self) -> Iterator[tuple[str, Costs]]:
+        """By kind, of kinds that were asked for."""
+        return ((kind, costs) for kind, costs in self._costs.items() if costs is not None)
+
+    def allows(self, device: DeviceState) -> bool:
+        """Whether *device* satisfies its constraints, and is not being drained."""
+        return not device.closed and (not self.constraints or satisfied(self.constraints, device.device.labels))
+
+    def need(self, device: DeviceState) -> Bytes | Reason:
+        """Return what a copy is charged on *device*, or why it may not be there."""
+        if not self.allows(device):
+            return NOT_ALLOWED
+        costs = self.costs(device.kind)
+        return NO_PROFILE if costs is None else costs.occupation
+
+    @property
+    def running(self) -> int:
+        return len(self.runs)
+
+    @property
+    def copies(self) -> int:
+        """Without those that drain."""
+        return len(self.active)
+
+    def add(self, model: Model, device: DeviceState) -> None:
+        """It takes calls from now on: it begins to load, or does not drain any more."""
+        self.active[model] = device
+        if self.exclusive:
+            self.holders[device.id] = device
+        elif self.ready is None:
+            if len(self.active) > 1:
+                self.ready = ReadyCopies(each for each in self.active if not each.loading)
+        elif not model.loading:
+            self.ready.add(model)
+
+    def drop(self, model: Model) -> DeviceState:
+        """It takes no more calls. Return where it is."""
+        device = self.active.pop(model)
+        if self.exclusive:
+            del self.holders[device.id]
+        elif self.ready is not None:
+            self.ready.discard(model)
+            if len(self.active) == 1:
+                self.ready = None
+        return device
+
+    def free_copy(self) -> Model | None:
+        """
+        Return where the next call of a CPU function starts; None: it waits for a slot. A copy that loads counts only
+        while none is ready: a call that waits for a slot starts no later than one that waits there for the load, and
+        perhaps sooner.
+        """
+        if self.ready is not None and self.loading < len(self.active):
+            return self.ready.first(self.slots)
+        best: Model | None = None
+        fewest = self.slots
+        for model in self.active:
+            if model.running < fewest:
+                best, fewest = model, model.running
+        return best
+
+    @property
+    def surplus(self) -> int:
+        """Copies that should go. Replicas that a policy made stay, but for a function that is scaled to zero."""
+        if self.desired is None:
+            return 0
+        over = max(0, len(self.active) - self.target)
+        return min(over, self.excess) if self.exclusive and self.desired else over
+
+    def load_s(self, kind: str) -> Seconds:
+        costs = self.costs(kind)
+        return inf if costs is None else costs.load_s
+
+    def service_s(self, kind: str) -> Seconds:
+        costs = self.costs(kind)
+        return inf if costs is None else costs.service_s
+
+    def estimate_s(self, kind: str, size: float) -> Seconds:
+        costs = self.costs(kind)
+        return inf if costs is None else costs.estimate_s(size)
+
+    def service_estimate(self, kind: str, size: float, estimate_s: Seconds | None = None) -> ServiceEstimate | None:
+        """For people. *estimate_s*: what was estimated once; None: as it is now."""
+        costs = self.costs(kind)
+        if costs is None:
+            return None
+        now_s, times = costs.estimate_s(size), costs.times
+        mean_s = now_s if estimate_s is None else estimate_s
+        shown = size if costs.sizes.predict_s(size) is not None else 0.0
+        return ServiceEstimate(
+            kind, mean_s, mean_s * times.quantile(0.5), mean_s * times.quantile(0.9), times.calls, shown
+        )
+
+    def service_cv(self, kind: str) -> float:
+        costs = self.costs(kind)
+        return 0.0 if costs is None else costs.times.cv
+
+    def service_quantile_s(self, kind: str, share: float) -> Seconds:
+        costs = self.costs(kind)
+        return inf if costs is None else costs.service_s * costs.times.quantile(share)
+
+
+class DeviceState:
+    """One device: what is in its memory, what runs, what waits for it."""
+
+    __slots__ = (
+        "busy_s", "busy_since", "closed", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind", "local",
+        "local_s", "misses", "models", "noted_at", "order", "others", "preload", "run", "served", "starts",
+        "touched",
+    )  # fmt: skip
+
+    def __init__(self, device: Device, order: int) -> None:
+        self.device = device
+        self.id = device.id
+        self.kind = device.kind
+        self.order = order
+        """How many joined before it."""
+        self.models: Residency[FunctionState] = Residency(device.memory, device.kind)
+        self.run: Call | None = None
+        """The call of a model function that has the device to itself."""
+        self.others: list[Call] = []
+        """More of these, of which nobody knew when they were started: without a scheduler, each gateway is its own."""
+        self.preload: Model | None = None
+        """What a policy is loading here without a call, and has the device to itself for."""
+        self.busy_since = 0.0
+        """When `run` or `preload` was started."""
+        self.busy_s = 0.0
+        """How long it had one, without the current."""
+        self.free_at = 0.0
+        """When `run` should end, load included; or `preload`."""
+        self.local: deque[Call] = deque()
+        self.local_s = 0.0
+        """Service time of `local`, by the estimates at the time of queueing."""
+        self.noted_at = inf
+        """See `overdue.Overdue`."""
+        self.starts = 0
+        """Calls of model functions started here: the paper's frequency of use."""
+        self.idle_key: IdleKey | None = None
+        self.closed = False
+        """It is being drained: it takes no new calls, and nobody sees it as idle."""
+        self.touched = False
+        """Its doc may be another one than was last taken."""
+        self.served = 0
+        self.hits = 0
+        self.misses = 0
+        self.evictions = 0
+
+    @property
+    def busy(self) -> bool:
+        return self.run is not None or self.preload is not None
+
+    def finish_s(self, now: Seconds) -> Seconds:
+        """Seconds until it has nothing to do, by estimate: time left of what runs plus its local queue (3.4)."""
+        left = self.free_at - now if self.busy else 0.0
+        return (left if left > 0.0 else 0.0) + self.local_s
+
+    @property
+    def overdue_at(self) -> Seconds:
+        """When its local queue goes back to the global one, if nothing changes; infinite: never."""
+        return self.free_at + self.local[0].patience_s if self.local and self.busy else inf
+
+    def overrun_s(self, now: Seconds) -> Seconds:
+        """For how long what has the device should have ended; 0.0 if it is not late, or idle."""
+        return max(0.0, now - self.free_at) if self.busy else 0.0
+
+    def left_s(self, now: Seconds) -> Seconds:
+        """As `finish_s`, but what runs takes as long from here on as calls did on average that had run for so long."""
+        run = self.run
+        left = self.free_at - now
+        if run is not None:
+            began_at = self.free_at - run.estimate_s
+            costs = run.owner.costs(self.kind)
+            if costs is None or now <= began_at:
+                left = max(0.0, left)
+            elif run.model is not None and run.model.loading:
+                left = run.estimate_s + SHARE * (now - began_at)  # it still loads, and that takes longer than estimated
+            else:
+                left = costs.left_s(now - began_at, run.estimate_s)
+        elif self.preload is None:
+            left = 0.0
+        elif left < 0.0:
+            left = -SHARE * left
+        return left + self.local_s
+
+
+Model: TypeAlias = Resident[FunctionState]
+"""A function's copy on a device."""
+
+IdleKey: TypeAlias = "tuple[int, int, DeviceState]"
+"""(-starts, order, device): sorts idle devices as the scheduler takes them."""
