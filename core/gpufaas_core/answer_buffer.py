@@ -53,6 +53,11 @@ class AnswerBuffer:
 
     # --- whoever reads ---
 
+    @property
+    def loading_s(self) -> Seconds:
+        """How long it has waited for a worker that still loads; 0.0: it does not, or nobody here knows."""
+        return 0.0
+
     async def answer(self) -> tuple[AnswerHead, bytes, bool]:
         """
         Return head, body and whether that is all; when it is not, `chunk` gives the rest.

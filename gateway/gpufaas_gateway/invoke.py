@@ -84,6 +84,11 @@ class CallExchange(Protocol):
     lease: Lease
 
     @property
+    def loading_s(self) -> Seconds:
+        """How long it has waited for a worker that still loads; 0.0: it does not, or nobody here knows."""
+        ...
+
+    @property
     def end(self) -> Any: ...
 
     @property
@@ -139,8 +144,8 @@ class _Call:
     """What can end a call from outside while it waits: its timer, its caller, the server's stop."""
 
     __slots__ = (
-        "asked", "at_caller", "awaits_body", "body_due", "error", "exchange", "future", "held", "nested", "owner",
-        "pace", "reads_on", "spool", "spooled", "task", "timeout_s", "timer", "watched",
+        "asked", "at_caller", "awaits_body", "body_due", "error", "exchange", "future", "held", "loading_s", "nested",
+        "owner", "pace", "reads_on", "spool", "spooled", "task", "timeout_s", "timer", "watched",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -165,6 +170,8 @@ class _Call:
         self.held: deque[MutableMapping[str, Any]] | None = None
         """What came of a body that streams while its call waits; None: it does not stream."""
         self.pace: asyncio.TimerHandle | None = None
+        self.loading_s: Seconds = 0.0
+        """For so long it had waited for a worker that still loaded when its time was up."""
         self.awaits_body = False
         """A body that streams, and a function that could take more of it."""
         self.reads_on = False
@@ -443,6 +450,7 @@ class Invocations:
                 # Nothing may follow half an answer: the connection is cut, so that the caller sees that it is half.
                 raise BrokenAnswer(str(error)) from error
             if not isinstance(error, CallCancelled):
+                load_s = load_s or call.loading_s
                 answered.append((b"server-timing", _timing(queue_s or time.perf_counter() - began, load_s, run_s)))
                 if lease is not None:
                     ran_s = time.perf_counter() - began - queue_s - load_s
@@ -609,6 +617,9 @@ class Invocations:
             whose = "which is when the call that made it ends"
         elif call.asked:
             whose = f"which is what X-Timeout asks for (the function's time limit is {deployed.timeout_s:g} s)"
+        if exchange is not None and (loading_s := exchange.loading_s):
+            call.loading_s = loading_s
+            whose += f"; its worker was still loading, for {loading_s:.3g} s of that"
         call.fail(DeadlineExceeded(f"{what} within {call.timeout_s:g} s, {whose}"))
 
     def _keep_pace(self, call: _Call, deployed: Deployed) -> None:

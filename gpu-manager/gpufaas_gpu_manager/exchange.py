@@ -6,6 +6,7 @@ its caller may still be reading: a device is held for the model's work, not for 
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -95,6 +96,10 @@ class Exchange(AnswerBuffer):
         """Whoever sends a streamed body, and does so beside the one who reads: waits for a slot."""
 
     # --- the gateway's side ---
+
+    @property
+    def loading_s(self) -> float:
+        return time.monotonic() - self.opened_at if self.worker.ready_head is None else 0.0
 
     async def send_body(self, piece: bytes) -> None:
         """Send a piece of a streamed body; waits while the worker does not read. Quietly nothing once it is over."""

@@ -3,8 +3,10 @@ What a new user's first functions met: a caller's bad JSON was the function's 50
 a 200, `async def handle` failed at each call, a stream that broke off was "no gateway", tracebacks began with ours.
 """
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.integration.conftest import HTTP, Platform, until
@@ -43,6 +45,34 @@ def test_what_a_caller_and_an_author_do_wrong_is_told_to_the_one_who_did_it(plat
     assert "'header' (did you mean 'headers'?)" in typo.text
     until(lambda: "Traceback" in platform.log("first"))
     assert "no JSON" not in platform.log("first"), "who sends rubbish fills nobody's log"
+
+
+GATED_LOAD = """
+    import os, time
+
+    def load(device):
+        while not os.path.exists(os.environ["GATE"]):
+            time.sleep(0.01)
+
+    def handle(model, event, context):
+        return "loaded"
+"""
+
+
+def test_a_call_whose_time_is_up_while_its_worker_loads_says_so(platform: Platform, tmp_path: Path) -> None:
+    """It said "hit", and that its load took 0.0 ms."""
+    gate = tmp_path / "gate"
+    path = platform.deploy("loads", GATED_LOAD, timeout="500ms", env={"GATE": str(gate)})
+
+    late = platform.call(path)
+
+    assert late.status_code == 504
+    assert "its worker was still loading, for 0." in late.text
+    told = re.search(r"load;dur=([0-9.]+)", late.headers["server-timing"])
+    assert told is not None
+    assert float(told[1]) > 100
+    gate.touch()
+    until(lambda: platform.call(path).text == "loaded")
 
 
 def test_a_traceback_begins_with_the_authors_frame(platform: Platform) -> None:
