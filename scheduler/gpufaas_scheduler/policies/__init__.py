@@ -33,7 +33,8 @@ from gpufaas_scheduler.contract import (
     WaitingCall,
     Why,
 )  # fmt: skip
-from gpufaas_scheduler.policies.least_wait import DEFAULT_WAIT_BOUND_S, LeastWait
+from gpufaas_scheduler.policies.least_wait import LeastWait
+from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S
 from gpufaas_scheduler.policies.load_balance import LoadBalance
 from gpufaas_scheduler.policies.locality import DEFAULT_O3_LIMIT, Locality
 

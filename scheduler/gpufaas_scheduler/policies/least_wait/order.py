@@ -1,0 +1,244 @@
+"""What is done next: which call is served, by a hit or by a load, and which calls wait for their holders."""
+
+from collections.abc import Iterator
+from itertools import islice
+from math import inf
+from typing import Final, TypeAlias
+
+from msgspec.structs import replace
+
+from gpufaas_core.model import FunctionId, Seconds
+from gpufaas_scheduler.contract import DeviceView, Load, Option, Promise, Start, View, WaitingCall, Why
+from gpufaas_scheduler.policies.least_wait.estimates import Estimates
+from gpufaas_scheduler.policies.least_wait.placement import Place, Placement
+from gpufaas_scheduler.policies.least_wait.tuning import (
+    BEHIND,
+    FAR_BEHIND,
+    HOLDERS,
+    HORIZON_S,
+    LOAD_PRICE,
+    LONG_LOAD,
+    NEAR,
+    RELIEF_SHARE,
+    REPLACE,
+    REPLICA_SHARE,
+    RESERVED,
+    RIVALS,
+)
+
+_HIT: Final = Why("the device was idle and held the model, and no call for a model on it had waited longer")
+
+Found: TypeAlias = tuple[Start | Load, FunctionId]
+"""An action, and the function that it is for."""
+
+
+class Order:
+    """Finds the next action. A new one is made for each, since figures change with what is done."""
+
+    __slots__ = ("bound_s", "estimates", "look_at", "placement", "promises", "refused", "view")
+
+    def __init__(self, view: View, bound_s: Seconds, refused: set[FunctionId]) -> None:
+        self.view = view
+        self.bound_s = bound_s
+        self.refused = refused
+        """Functions that the engine refused an action for in this run."""
+        self.estimates = Estimates(view)
+        self.placement = Placement(view, self.estimates)
+        self.promises: list[Promise] = []
+        self.look_at: Seconds | None = None
+        """When a call that waits beside an idle device should be served by what it waits for, or is loaded."""
+
+    def action(self) -> Found | None:
+        """Return what is done next, and for which function; None: nothing, until something happens or `look_at`."""
+        view, queue = self.view, self.view.queue
+        oldest = queue.first()
+        if oldest is None:
+            return None
+        if self._at_bound(oldest, view.now):
+            action = self._reserve()
+            if action is not None:
+                return action
+        hit = self._hit()
+        if hit is not None:
+            call, device = hit
+            rival = self._rival(call, device, oldest)
+            return (Start(call.id, device.id, None, _HIT), call.function) if rival is None else rival
+        for call in view.orphans(RIVALS):
+            place = None if call.function in self.refused else self.placement.place(call.owner)
+            if place is not None:
+                return self._load_for(call, place, "no device held the model, and loading it here costs least")
+        for call in islice(self._heads(), RIVALS):
+            action = self._replica(call)
+            if action is not None:
+                return action
+        return None
+
+    def _reserve(self) -> Found | None:
+        """
+        At the bound: the oldest call takes an idle device that holds its model, or, one call at a time, one that it is
+        loaded on. The other devices are for calls that have waited for less long.
+        """
+        view = self.view
+        for call in self._heads():
+            if not self._at_bound(call, view.now):
+                break
+            device = self.placement.idle_holder(call)
+            if device is not None:
+                why = Why(f"it had waited over {self.bound_s:g} s, and an idle device held its model")
+                return Start(call.id, device.id, None, why), call.function
+            if view.reserved:
+                break
+            device = self.placement.anywhere(call)
+            if device is None:
+                continue
+            soonest = view.soonest_left(call)
+            if soonest is not None and soonest[1] < call.owner.load_s(device.kind):
+                break  # a device that holds it comes sooner
+            place = self.placement.place(call.owner) or self.placement.place(call.owner, view.idle_count)
+            if place is not None:
+                found = self._load_for(call, place, f"it had waited over {self.bound_s:g} s: one device is for it")
+                assert isinstance(found[0], Start)
+                load_s, service_s = (each(place.device.kind) for each in (call.owner.load_s, call.owner.service_s))
+                pause_s = max(load_s + service_s, load_s / (RESERVED * self.estimates.devices))
+                return replace(found[0], reserved_s=pause_s), call.function
+        view.queue.rewind()
+        return None
+
+    def _hit(self) -> tuple[WaitingCall, DeviceView] | None:
+        """The oldest call whose model an idle device holds, and that device."""
+        view = self.view
+        # Where few functions wait, one whose first holders are all busy gives way; where many do, it is looked for all.
+        oldest = view.oldest_hit(self.refused, HOLDERS if view.queue.functions <= view.idle_count else None)
+        if oldest is None:
+            return None
+        best = self.placement.idle_holder(oldest)
+        return None if best is None else (oldest, best)
+
+    def _rival(self, hit: WaitingCall, device: DeviceView, oldest: WaitingCall) -> Found | None:
+        """A load on *device* that relieves more waiting per second than *hit* does."""
+        view = self.view
+        kind = device.kind
+        least = self._pull(hit) / hit.owner.service_s(kind)
+        best: tuple[float, WaitingCall, Place] | None = None
+        rivals = view.orphans(RIVALS)
+        if oldest.number < hit.number and oldest.owner.copies and not view.holds(device, oldest):
+            rivals.append(oldest)
+        for call in rivals:
+            owner = call.owner
+            if call.function in self.refused:
+                continue
+            load_s, service_s, relieved = owner.load_s(kind), owner.service_s(kind), float(owner.waiting)
+            if owner.copies:
+                relieved *= REPLICA_SHARE / (owner.copies + 1)
+            relief = RELIEF_SHARE * relieved * self._pull(call)
+            if relief < least * (load_s + relieved * service_s):
+                continue
+            if owner.copies and (owner.loading or self.estimates.wait_s(call) < FAR_BEHIND * load_s):
+                continue
+            place = self.placement.room(owner, device)
+            if place is None:
+                continue
+            index = relief / (load_s + place.worth * HORIZON_S + relieved * service_s)
+            if index > least and (best is None or index > best[0]):
+                best = (index, call, place)
+        if best is None:
+            return None
+        rule = "its load relieved more waiting per second of the device than the oldest call that it held the model for"
+        return self._load_for(best[1], best[2], rule, ("hit", hit.function, hit.owner.service_s(kind)))
+
+    def _replica(self, call: WaitingCall) -> Found | None:
+        """*call* has busy holders, and there is an idle device without its model."""
+        owner, estimates, placement = call.owner, self.estimates, self.placement
+        if call.function in self.refused or owner.copies == 0 or owner.copies >= estimates.devices:
+            return None
+        # What is cheap to know first: nearly every call that waits for its holders is right to do so.
+        least_used = self.view.least_used(owner, 1)
+        if not least_used:
+            return None
+        kind = least_used[0].kind
+        load_s = owner.load_s(kind)
+        gain = estimates.saved(owner, owner.copies, kind)
+        price = LOAD_PRICE + estimates.demand + estimates.pressure
+        worthwhile = HORIZON_S * gain > load_s * price
+        wait_s = estimates.wait_s(call, 0.0 if worthwhile else BEHIND * load_s)
+        broken = call.promised_at is not None and self.view.now >= call.promised_at + load_s
+        if not (worthwhile or broken) and wait_s < BEHIND * load_s:
+            self._wait(call, load_s)
+            return None
+        place = placement.place(owner) or (placement.place(owner, self.view.idle_count) if broken else None)
+        if place is None:
+            self._wait(call, load_s)
+            return None
+        load_s = owner.load_s(place.device.kind)
+        waiting: Option = ("wait", call.function, wait_s)
+        if broken:
+            rule = "what it waited for was later than had been estimated, by more than a load takes"
+            return self._load_for(call, place, rule, waiting)
+        late_s = wait_s - BEHIND * load_s
+        if late_s >= 0.0 and late_s > HORIZON_S * (place.worth - gain):
+            return self._load_for(call, place, "its holders were further behind than a load takes", waiting)
+        if HORIZON_S * (gain - REPLACE * place.worth) > load_s * price:
+            options = (waiting, ("load", place.device.id, load_s))
+            why = Why("a replica is worth more than its load", options)
+            return Load(owner.id, place.device.id, place.victims, why), owner.id
+        self._wait(call, load_s)
+        return None
+
+    def _wait(self, call: WaitingCall, load_s: Seconds) -> None:
+        """*call* waits for its holders beside an idle device: no longer than is estimated now, and a load."""
+        now, at = self.view.now, call.promised_at
+        if at is None:
+            wait_s = self.estimates.wait_s(call)
+            at = now if wait_s == inf else now + wait_s  # nothing is to be waited for: as soon as there is room
+            self.promises.append(Promise(call.id, at))
+        if at <= now:
+            at += load_s
+        if at > now and (self.look_at is None or at < self.look_at):
+            self.look_at = at
+
+    def _load_for(self, call: WaitingCall, place: Place, rule: str, *others: Option) -> Found:
+        load: Option = ("load", place.device.id, call.owner.load_s(place.device.kind) + HORIZON_S * place.worth)
+        return Start(call.id, place.device.id, place.victims, Why(rule, (load, *others))), call.function
+
+    def weigh(self, call: WaitingCall) -> Why:
+        view = self.view
+        options: list[Option] = []
+        if call.promised_at is not None:
+            options.append(("promised", call.function, call.promised_at - call.arrived_at))
+        if call.owner.copies:
+            options.append(("wait", call.function, self.estimates.wait_s(call)))
+        place = self.placement.place(call.owner)
+        if place is not None:
+            load_s = call.owner.load_s(place.device.kind)
+            options.append(("load", place.device.id, load_s + HORIZON_S * place.worth))
+        if not view.idle_count:
+            rule = "all devices are busy"
+        elif place is None:
+            rule = "no idle device has room for it"
+        elif call.owner.copies:
+            rule = "waiting for a device that holds the model costs less than another load"
+        else:
+            rule = "an older call comes first"
+        return Why(rule, tuple(options))
+
+    def _heads(self) -> Iterator[WaitingCall]:
+        """The first waiting call of each function, oldest first. Until the next rewind, those seen are set aside."""
+        queue = self.view.queue
+        while (call := queue.first()) is not None:
+            queue.set_aside(call)
+            if call.function not in self.refused:
+                yield call
+
+    def _at_bound(self, call: WaitingCall, now: Seconds) -> bool:
+        """If a load began now, *call* would wait until the bound; of long loads, half the bound is counted."""
+        left_s = self.bound_s - (now - call.arrived_at)
+        if left_s <= 0.0 or left_s > LONG_LOAD * self.bound_s:
+            return left_s < 0.0
+        devices = self.view.least_used(call.owner, 1)
+        return bool(devices) and left_s < call.owner.load_s(devices[0].kind)
+
+    def _pull(self, call: WaitingCall) -> Seconds:
+        """The age of *call*, which grows without limit as it comes near the bound: few ever reach it."""
+        age = self.view.now - call.arrived_at
+        near = age / (NEAR * self.bound_s) if self.bound_s > 0 else 1.0
+        return age * 1e4 if near >= 1.0 else age / (1.0 - near * near * near)
