@@ -150,16 +150,16 @@ class Client:
     def node(self, name: str) -> dict[str, Any]:
         return self._object(f"/system/nodes/{quote(name, safe='')}")
 
-    def environments(self, deployment: Mapping[str, object]) -> "list[Environment] | None":
+    def environments(self, deployment: Mapping[str, object] | None = None) -> "list[Environment] | None":
         """
-        Return what the nodes provide on which *deployment* may run; None: the gateway has no such route.
+        Return what the nodes provide on which *deployment* may run, or all nodes; None: the gateway has no such route.
 
         :raises Refused: there is no device for what it asks
         """
         from gpufaas_core.environment import Environment
 
         path = "/system/environments"
-        answer = self._send("POST", path, json=deployment)
+        answer = self._send("GET", path) if deployment is None else self._send("POST", path, json=deployment)
         if answer.status_code in (404, 405):
             return None
         self._check(answer)

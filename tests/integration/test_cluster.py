@@ -26,7 +26,9 @@ from tests.integration.test_streaming import STEPS_HTTP, STEPS_MODEL
 from tests.integration.test_websockets import deploy as deploy_server
 from websockets.sync.client import connect as connect_sync
 
+from gpufaas_cli.build import BuildRequest, build
 from gpufaas_cli.client import Refused
+from gpufaas_cli.target import Target
 from gpufaas_core import wire
 from gpufaas_store.testing import etcd_missing
 
@@ -395,6 +397,46 @@ def test_any_gateway_says_what_nodes_provide_to_functions(cluster: Cluster) -> N
     assert [[each["nodes"] for each in of] for of in found] == [[["n1", "n2"]]] * len(cluster.gateways)
     assert found[0][0]["python"] == platform.python_version()
     assert found[0][0]["distributions"]["torch"]["version"] == importlib.metadata.version("torch")
+
+
+@pytest.mark.long
+def test_a_bundle_must_fit_all_nodes_that_its_constraints_allow(cluster: Cluster, tmp_path: Path) -> None:
+    """n2 has a package that n1 has not."""
+    gateway, other = cluster.gateways[0], cluster.nodes[1]
+    for name, text in {
+        "fn/handler.py": "import learn\n\ndef handle(event, context):\n    return learn.WHERE\n",
+        "fn/requirements.txt": "learn",
+        "n2/learn.py": "WHERE = 'n2'\n",
+        "n2/learn-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: learn\nVersion: 1.0\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    body: dict[str, object] = {"service": "fn", "image": "fn"}
+
+    def restarted_with(env: dict[str, str]) -> None:
+        assert other.stop() == 0
+        other.env = env
+        other.start()
+        until(cluster.whole)
+
+    restarted_with({"PYTHONPATH": str(tmp_path / "n2")})
+    try:
+        allowed = gateway.cli.environments({**body, "constraints": ["node.id=n2"]})
+        assert [each.nodes for each in gateway.cli.environments() or ()] == [("n1",), ("n2",)]
+        assert [each.nodes for each in allowed or ()] == [("n2",)]
+        built = build(BuildRequest("fn", HTTP, tmp_path / "fn", build_root=tmp_path / "build",
+                                   target=lambda: Target(tuple(allowed or ()), "the cluster")))  # fmt: skip
+        gateway.cli.put_artifact(built.digest, built.bundle_tar, lambda _: None)
+        body["annotations"] = {"gpufaas.bundle": built.digest}
+
+        with pytest.raises(Refused, match=r"does not fit node n1: .* needs learn, and there is none"):
+            gateway.cli.deploy(body)
+        gateway.cli.deploy({**body, "constraints": ["node.id=n2"]})
+
+        assert gateway.call("/function/fn").text == "n2"
+    finally:
+        gateway.cli.remove("fn")
+        restarted_with({})
 
 
 def test_the_cli_lists_nodes_and_drains_one(cluster: Cluster) -> None:

@@ -3,7 +3,7 @@
 import os
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,7 +14,12 @@ from gpufaas_cli.options import NodeOptions, default_data_dir
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.units import format_bytes
 
+if TYPE_CHECKING:
+    from gpufaas_core.environment import Environment
+
 _LOOK_EVERY_S: Final = 0.5
+_SHOWN: Final = ("torch", "numpy")
+"""Packages that functions ask for most; all of them are in ``/system/environments``."""
 
 
 @click.group(
@@ -112,6 +117,7 @@ def describe(name: str, as_json: bool, gateway: str | None, yaml_file: Path | No
     """Show all about one node, and what is wrong with it."""
     with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
         found = client.node(name)
+        provided = [] if as_json else [each for each in client.environments() or () if name in each.nodes]
     if as_json:
         output.show_json(found)
         return
@@ -123,6 +129,7 @@ def describe(name: str, as_json: bool, gateway: str | None, yaml_file: Path | No
             ("Version", found["version"] or "unknown"),
             ("Joined", f"{found['joinedSeconds']:.0f} s ago"),
             ("Note", found["note"] or "none"),
+            *(("Provides", _described(each)) for each in provided),
         ]
     )
     for each in found["devices"]:
@@ -131,6 +138,12 @@ def describe(name: str, as_json: bool, gateway: str | None, yaml_file: Path | No
         output.show(f"\n{each['id']}  {each['kind']}  {used}, {each['running']} running  {labels}")
         for function in each["resident"]:
             output.show(f"  {function}")
+
+
+def _described(provided: "Environment") -> str:
+    versions = (f"{name} {provided.distributions[name].version}" for name in _SHOWN if name in provided.distributions)
+    python = f"Python {provided.python} ({provided.abi}, {provided.platforms[0]})"
+    return ", ".join((python, *versions, f"{len(provided.distributions)} packages"))
 
 
 @command.command(

@@ -116,6 +116,7 @@ def test_a_client_without_torch_and_numpy_builds_for_a_platform_that_has_them(
     assert "needs" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_version_that_the_platform_has_not_is_named_before_anything_is_sent(
     platform: Platform, client: Cli, tmp_path: Path
 ) -> None:

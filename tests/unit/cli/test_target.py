@@ -59,6 +59,7 @@ def test_what_only_the_client_has_goes_into_the_bundle(project: Project, wheels:
     assert built.manifest.needs == Needs(python=measure().python_minor, packages=("msgspec",))
 
 
+@pytest.mark.long
 def test_extras_of_what_is_provided_are_looked_at(project: Project, wheels: Wheels) -> None:
     wheels("fast", "1.0")
     project.write("fn/requirements.txt", "web[standard]")
@@ -131,6 +132,7 @@ def test_a_platform_without_torch_is_told_and_not_given_gigabytes(project: Proje
 # --- nodes that differ ---
 
 
+@pytest.mark.long
 def test_what_only_some_nodes_have_is_bundled_for_all(project: Project, wheels: Wheels) -> None:
     wheels("a", "1.5")
     project.write("fn/requirements.txt", "a\nb\n")
@@ -161,6 +163,7 @@ def test_nodes_of_different_pythons_share_no_wheels(project: Project, wheels: Wh
 # --- built before ---
 
 
+@pytest.mark.long
 def test_a_bundle_is_built_again_when_the_platform_no_longer_fits(project: Project, wheels: Wheels) -> None:
     wheels("a", requires=("b",))
     wheels("b", "2.0")
@@ -269,3 +272,23 @@ def test_functions_that_are_built_at_once_ask_too(stack: Path, wire: WireLog, ru
 
     assert result.exit_code == 0, result.output
     assert sorted(each["name"] for each in json.loads(result.stdout)) == ["fn", "other"]
+
+
+def test_a_node_is_described_with_what_it_provides(wire: WireLog, run: Run) -> None:
+    about = {
+        "name": "n1",
+        "state": "ready",
+        "address": "",
+        "version": "",
+        "joinedSeconds": 0,
+        "note": "",
+        "devices": [],
+    }
+    wire.answer("GET", "/system/nodes/n1", about)
+    one = replace(environment(torch="2.10.0+cpu", rich="14.0"), nodes=("n1",))
+    wire.answer("GET", "/system/environments", answer_of(one, replace(environment("3.12.1"), nodes=("n2",))))
+
+    shown = run("node", "describe", "n1").stdout
+
+    assert "Provides: Python 3.11.7 (cp311, linux_x86_64), torch 2.10.0+cpu, 2 packages" in shown
+    assert "3.12.1" not in shown
