@@ -28,17 +28,30 @@ from gpufaas_gateway.async_api import METHOD as ASYNC_METHOD
 from gpufaas_gateway.async_api import PREFIX as ASYNC_PREFIX
 from gpufaas_gateway.async_api import AsyncInvocations, async_routes
 from gpufaas_gateway.async_calls import AsyncCalls, AsyncSettings, QueueSettings
+from gpufaas_gateway.async_execution import execute
 from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
 from gpufaas_gateway.builds import Builds, build_routes
 from gpufaas_gateway.callbacks import HttpCallbacks
+from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.catalogue import Catalogue
-from gpufaas_gateway.invoke import PREFIX, BrokenAnswer, Invocations, NodePort, PlacementPort, Receive, Send
+from gpufaas_gateway.invoke import PREFIX, Invocations, Receive, Send
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.node_api import Cluster, node_routes
 from gpufaas_gateway.origins import FromWorkers
 from gpufaas_gateway.placement import read_profiles
-from gpufaas_gateway.ports import Artifacts, AsyncQueue, FunctionLogs, Scheduler, Secrets, Store, Workers
+from gpufaas_gateway.ports import (
+    Artifacts,
+    AsyncQueue,
+    FunctionLogs,
+    NodePort,
+    PlacementPort,
+    Scheduler,
+    Secrets,
+    Store,
+    Workers,
+)
 from gpufaas_gateway.protocol import BoundedHttp, BoundedWebSocket
+from gpufaas_gateway.request import BrokenAnswer
 from gpufaas_gateway.retry import WHILE_MISSING, RetryPolicy, read_policy
 from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
 from gpufaas_gateway.websocket_calls import MAX_MESSAGE, WebSocketCalls, refuse_elsewhere
@@ -96,10 +109,9 @@ class Front:
             max_body=options.max_body, max_queue=options.max_queue, profiles=read_profiles(options.profiles)
         )
         self.catalogue = Catalogue(store, artifacts, workers, scheduler, self.metrics, defaults, secrets=secrets)
-        invocations = Invocations(
-            self.catalogue, scheduler, node, self.metrics, spool, served_by=product, call_suffix=call_suffix
-        )
-        websocket_calls = WebSocketCalls(self.catalogue, scheduler, node, call_suffix=call_suffix)
+        calls = Calls(self.catalogue, scheduler, node, spool, served_by=product, call_suffix=call_suffix)
+        invocations = Invocations(calls.run)
+        websocket_calls = WebSocketCalls(calls.run, self.catalogue)
         self.catalogue.on_replaced = websocket_calls.close_old
         management = management_app(
             self.catalogue, scheduler, logs, artifacts, self.metrics, secrets, version=version("gpufaas"),
@@ -110,7 +122,7 @@ class Front:
         self.callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks)
         self.async_calls = AsyncCalls(
             async_queue,
-            invocations,
+            lambda call: execute(calls.run, call),
             self.callbacks,
             self._retry_policy,
             AsyncSettings(

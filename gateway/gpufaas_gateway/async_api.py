@@ -17,7 +17,6 @@ import msgspec
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from gpufaas_core.errors import (
-    BodyTooLarge,
     CallCancelled,
     DeadlineExceeded,
     GpufaasError,
@@ -25,15 +24,17 @@ from gpufaas_core.errors import (
     StorageFailed,
     UnknownFunction,
 )
-from gpufaas_core.units import format_bytes
 from gpufaas_gateway.answers import error_answer
 from gpufaas_gateway.async_call import INLINE_BODY, AcceptedCall, Body, CallStatus, Header
 from gpufaas_gateway.async_calls import AsyncCalls
+from gpufaas_gateway.call_body import too_large
+from gpufaas_gateway.call_headers import told_size
 from gpufaas_gateway.callbacks import check_url
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import Unavailable
-from gpufaas_gateway.invoke import send_error, told_size
+from gpufaas_gateway.invoke import send_whole
 from gpufaas_gateway.ports import SpooledBody
+from gpufaas_gateway.request import refusal
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -107,7 +108,7 @@ class AsyncInvocations:
             if size:
                 told_size(size)
             if length > deployed.max_body:
-                raise _too_large(deployed, length)
+                raise too_large(deployed, length)
             function = deployed.full_name
             self._calls.reserve(function)
             try:
@@ -128,7 +129,7 @@ class AsyncInvocations:
         except CallCancelled:
             return
         except GpufaasError as error:
-            await send_error(send, error, answered)
+            await send_whole(send, refusal(error, answered))
             return
         await send({
             "type": "http.response.start", "status": 202, "headers": [(b"content-length", b"0"), *answered],
@@ -159,7 +160,7 @@ class AsyncInvocations:
                     piece: bytes = message.get("body", b"")
                     size += len(piece)
                     if size > deployed.max_body:
-                        raise _too_large(deployed, size)
+                        raise too_large(deployed, size)
                     pieces.append(piece)
                     more = message.get("more_body", False)
                     if size > INLINE_BODY:
@@ -274,11 +275,4 @@ def _unknown(call: str) -> Response:
     return error_answer(
         404,
         f"there is no asynchronous call {call[:128]!r}, or it ended too long ago (functions are called with POST)",
-    )
-
-
-def _too_large(deployed: Deployed, size: int) -> BodyTooLarge:
-    return BodyTooLarge(
-        f"the body has {format_bytes(size)} or more, but {deployed.name} takes at most "
-        f"{format_bytes(deployed.max_body)}: send less, or deploy it with a larger gpufaas.max-body"
     )

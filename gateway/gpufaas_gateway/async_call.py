@@ -12,8 +12,10 @@ Running is not written down: a call that was claimed and not settled is queued a
 what makes "at least once" hold. What ends is kept for a while, a dead one with all that is needed to try it again.
 """
 
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -56,6 +58,32 @@ class AcceptedCall(Struct, frozen=True):
     @property
     def accepted_at(self) -> float:
         return self.start_ns / 1e9
+
+
+class Pieces(Protocol):
+    async def chunk(self) -> bytes | None:
+        """Return the next piece; None at the end. An error ends the context, see `Execution.stream`."""
+
+
+class Execution(Protocol):
+    """What an execution answers."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> list[Header]: ...
+
+    @property
+    def body(self) -> bytes:
+        """All of it, unless there is a `stream`."""
+
+    @property
+    def stream(self) -> AbstractContextManager[Pieces] | None: ...
+
+
+Execute: TypeAlias = Callable[[AcceptedCall], Awaitable[Execution]]
+"""Executes a call. What goes wrong is an answer with `X-OpenFaaS-Internal`, unless the platform itself fails."""
 
 
 class Answer(Struct, frozen=True):

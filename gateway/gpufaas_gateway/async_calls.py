@@ -6,7 +6,7 @@ one is committed together (one fsync for many requests), then as many due calls 
 happens when there is a reason (a call, an outcome, the earliest retry is due), so nothing polls, and an idle platform
 is idle.
 
-Calls are executed by the invocation path itself, in process: they wait in the engine's queue as every other call does.
+Calls are executed as all other calls are (`Execute`): they wait in the engine's queue as every other call does.
 How many are there at once is bounded, per function and per queue, so that synchronous callers do not stand behind a
 backlog; callbacks have a bound of their own, so that a slow receiver holds up no execution.
 
@@ -20,11 +20,10 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from gpufaas_core.errors import BadAnswer, GpufaasError, Overloaded, StorageFailed
 from gpufaas_core.units import Seconds, format_bytes
@@ -40,6 +39,8 @@ from gpufaas_gateway.async_call import (
     ClaimedCall,
     Dead,
     Done,
+    Execute,
+    Execution,
     Header,
     Outcome,
     Phase,
@@ -55,15 +56,8 @@ from gpufaas_gateway.ports import AsyncQueue, SpooledBody
 from gpufaas_gateway.retry import GiveUp, RetryPolicy, Settled, TryAgain, backoff_s, decide, parse_retry_after
 from gpufaas_gateway.spec import DEFAULT_QUEUE
 
-Message: TypeAlias = MutableMapping[str, Any]
-Invoke: TypeAlias = Callable[
-    [MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
-]
-"""An ASGI application that serves ``/function/…``."""
-
 log = logging.getLogger(__name__)
 
-_PIECE: Final = 256 * 1024
 _STORAGE_RETRY_S: Final[Seconds] = 1.0
 """Outcomes that could not be written are tried again this often; nothing new is claimed until they are."""
 _NEVER_TO_CALLBACK: Final = frozenset((
@@ -192,7 +186,7 @@ class AsyncCalls:
     def __init__(
         self,
         queue: AsyncQueue,
-        invoke: Invoke,
+        execute: Execute,
         callbacks: Callbacks,
         policy_of: Callable[[str], RetryPolicy],
         settings: AsyncSettings | None = None,
@@ -207,7 +201,7 @@ class AsyncCalls:
         :param clock: Unix seconds, because what is due outlives the process
         """
         self._queue = queue
-        self._invoke = invoke
+        self._run = execute
         self._callbacks = callbacks
         self._policy_of = policy_of
         self._settings = settings or AsyncSettings()
@@ -538,9 +532,7 @@ class AsyncCalls:
         kept = False
         try:
             try:
-                await self._call(call, answer)
-            except StorageFailed as exc:
-                answer.failed(exc)
+                await answer.take(await self._run(call))
             except Exception as exc:  # the edge of the invocation path, as `serving.app` is for the server
                 if not answer.begun:
                     log.exception("async.execution_failed call=%s function=%s", call.id, call.function)
@@ -575,30 +567,6 @@ class AsyncCalls:
         finally:
             if not kept:
                 answer.discard()
-
-    async def _call(self, call: AcceptedCall, answer: "_Answered") -> None:
-        path = b"/function/" + call.function.encode() + call.path
-        size = call.body.stat().st_size if isinstance(call.body, Path) else len(call.body)
-        scope: Message = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": path.decode("latin-1"),
-            "raw_path": path,
-            "root_path": "",
-            "query_string": call.query,
-            "headers": [*call.headers, (b"x-call-id", call.id.encode("latin-1")), (b"content-length", b"%d" % size)],
-            "client": None,
-            "server": None,
-            "extensions": {},
-        }
-        request = _Request(call.body)
-        try:
-            await self._invoke(scope, request.receive, answer.send)
-        finally:
-            request.close()
 
     # --- a callback ---
 
@@ -640,35 +608,8 @@ class AsyncCalls:
         return Dead(claimed.key, now, claimed.attempts, answer.status, reason, undelivered=True)
 
 
-class _Request:
-    """The receiving half of a synthetic request: the body, then a caller who waits for ever."""
-
-    def __init__(self, body: Body) -> None:
-        self._file = body.open("rb") if isinstance(body, Path) else None
-        self._inline = b"" if isinstance(body, Path) else body
-        self._size = body.stat().st_size if isinstance(body, Path) else 0
-        self._over = False
-
-    async def receive(self) -> Message:
-        if self._over:
-            # Cancelled by whoever listens, at the latest when the call has ended.
-            never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-            return await never
-        if self._file is None:
-            self._over = True
-            return {"type": "http.request", "body": self._inline, "more_body": False}
-        piece = await asyncio.to_thread(self._file.read, _PIECE)
-        self._size -= len(piece)
-        self._over = self._size <= 0 or not piece
-        return {"type": "http.request", "body": piece, "more_body": not self._over}
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
 class _Answered:
-    """The sending half: keeps the answer, in memory as long as it is small; only its size if nobody wants it."""
+    """Keeps an answer, in memory as long as it is small; only its size if nobody wants it."""
 
     def __init__(self, new_file: Callable[[], SpooledBody] | None) -> None:
         self.status = 500
@@ -694,21 +635,24 @@ class _Answered:
     def header(self, name: bytes) -> str | None:
         return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), None)
 
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-            self.begun = True
+    async def take(self, execution: Execution) -> None:
+        """Take it to its end."""
+        self.status, self.headers = execution.status, execution.headers
+        self.begun = True
+        if execution.stream is None:
+            self._keep(execution.body)
             return
-        piece: bytes = message.get("body", b"")
-        if not piece:
-            return
-        if self._new_file is None and not self.internal:
+        with execution.stream as stream:
+            while (piece := await stream.chunk()) is not None:
+                self._keep(piece)
+
+    def _keep(self, piece: bytes) -> None:
+        if not piece or (self._new_file is None and not self.internal):
             return
         self._size += len(piece)
         if self._size > MAX_ANSWER:
             raise BadAnswer(f"it has more than the {format_bytes(MAX_ANSWER)} that are kept for a callback")
-        self._pieces.append(bytes(piece))
+        self._pieces.append(piece)
         if self._size > INLINE_ANSWER and self._new_file is not None:
             if self._file is None:
                 self._file = self._new_file()

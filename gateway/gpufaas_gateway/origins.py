@@ -1,13 +1,11 @@
 """Calls of workers (`gpufaas_core.origin`): whose they are is told by their address, and taken from it here."""
 
-import msgspec
-
-from gpufaas_core.messages import Outer
 from gpufaas_core.origin import PREFIX, Origins, without_origin
 from gpufaas_gateway.auth import App, Receive, Scope, Send, answer
 from gpufaas_gateway.errors import headers_of
 
 SCOPE_KEY = "gpufaas.outer"
+"""In a scope: the worker that made the call (`Outer`), if one did."""
 _RAW_PREFIX = PREFIX.encode()
 _REFUSED = (
     b"the address has a token that is of no worker of this platform: functions call OPENFAAS_URL as it stands in their "
@@ -35,11 +33,3 @@ class FromWorkers:
             raw = b"/" + scope["raw_path"][len(_RAW_PREFIX) :].partition(b"/")[2]
             scope = {**scope, "path": path, "raw_path": raw, SCOPE_KEY: outer}
         await self._app(scope, receive, send)
-
-
-def outer_of(scope: Scope, sent_id: bytes) -> Outer | None:
-    """Return the worker that made the call of *scope*; None: nobody that runs here. *sent_id*: X-Call-Id as it came."""
-    outer: Outer | None = scope.get(SCOPE_KEY)
-    if outer is None or not sent_id:
-        return outer
-    return msgspec.structs.replace(outer, call=sent_id.decode("latin-1"))

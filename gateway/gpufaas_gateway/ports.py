@@ -1,15 +1,20 @@
 """What the gateway needs from outside, in its own words. Adapters live elsewhere; fakes in `testing.py`."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
+from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.constraints import Constraint
 from gpufaas_core.environment import Environment
+from gpufaas_core.errors import GpufaasError
+from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.logs import LogLine, LogQuery
-from gpufaas_core.model import CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile
+from gpufaas_core.messages import Lease, Outer
+from gpufaas_core.model import CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile, Seconds
 from gpufaas_core.remote_build import BuildConfig
 from gpufaas_gateway.async_call import AcceptedCall, CallStatus, Cancelled, ClaimedCall, Outcome, Phase, Waiting
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
@@ -176,7 +181,7 @@ class Workers(Protocol):
 
 
 class Scheduler(Protocol):
-    """The engine, as the management routes use it; placing calls is the invocation path's own port."""
+    """The engine, as the management routes use it; calls are placed by `PlacementPort`."""
 
     def deploy(self, function: Function, worker: WorkerSpec) -> None:
         """A revision may be called from now on; *worker*: what the nodes that run it need to know."""
@@ -296,3 +301,67 @@ class ImageBuilder(Protocol):
         :raises InvalidSpec: it cannot be built or pushed; says why in one line
         """
         ...
+
+
+class CallExchange(Protocol):
+    """A call at its worker; see `gpufaas_gpu_manager.exchange.Exchange`."""
+
+    load_s: Seconds
+    phases: tuple[tuple[str, Seconds], ...]
+    lease: Lease
+
+    @property
+    def loading_s(self) -> Seconds:
+        """How long it has waited for a worker that still loads; 0.0: it does not, or nobody here knows."""
+        ...
+
+    @property
+    def end(self) -> Any: ...
+
+    @property
+    def unread(self) -> int: ...
+
+    async def answer(self) -> tuple[AnswerHead, bytes, bool]: ...
+
+    async def chunk(self) -> bytes | None: ...
+
+    async def send_body(self, piece: bytes) -> None:
+        """:raises LeaseRefused: it was refused before this, which is to go under the next lease"""
+
+    async def end_body(self) -> None:
+        """:raises LeaseRefused: as `send_body`"""
+
+    def keep_for(self, spool: AnswerSpool) -> None:
+        """What comes of its answer and a slow caller does not read may wait in *spool*, until `close`."""
+
+    def close(self) -> None: ...
+
+    def fail(self, error: GpufaasError) -> None:
+        """Whoever waits for it gets *error*; nobody will read on."""
+
+
+class NodePort(Protocol):
+    """Where calls are carried to: a node in this process, or a connection to one."""
+
+    def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> CallExchange:
+        """:raises LeaseRefused: nothing of it was taken, and the scheduler knows"""
+
+
+class PlacementPort(Protocol):
+    """The scheduler, as a gateway asks it; see `gpufaas_scheduler.service.SchedulerService`."""
+
+    def place(
+        self,
+        call: CallId,
+        function: FunctionId,
+        timeout_s: Seconds,
+        size: float = 0.0,
+        outer: Outer | None = None,
+        endless: bool = False,
+    ) -> Lease | asyncio.Future[Lease]: ...
+
+    def again(self, call: CallId) -> asyncio.Future[Lease]: ...
+
+    def cancel(self, call: CallId) -> None: ...
+
+    def over(self, call: CallId) -> None: ...

@@ -12,7 +12,6 @@ own. The function's time limit bounds the handshake, and how long a side may tak
 import asyncio
 import base64
 import os
-import time
 from collections import defaultdict
 from collections.abc import MutableMapping
 from typing import Any, Final
@@ -21,37 +20,16 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import CLIENT, OPEN, Protocol
 from websockets.utils import accept_key
 
-from gpufaas_core.errors import (
-    CallCancelled,
-    DeadlineExceeded,
-    GpufaasError,
-    LeaseRefused,
-    UnknownFunction,
-    WorkerCrashed,
-)
-from gpufaas_core.frames import UPGRADE, AnswerHead, CallHead
-from gpufaas_core.messages import Lease, Outer
-from gpufaas_core.model import CallId, FunctionId, Seconds
+from gpufaas_core.errors import CallCancelled, GpufaasError, UnknownFunction, WorkerCrashed
+from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_core.units import Bytes, MiB, format_bytes
-from gpufaas_gateway.catalogue import Catalogue, Deployed
-from gpufaas_gateway.errors import NoWebSocket, Unavailable, headers_of, status_of
-from gpufaas_gateway.invoke import (
-    HOP_BY_HOP,
-    PREFIX,
-    CallExchange,
-    Header,
-    NodePort,
-    PlacementPort,
-    Receive,
-    Scope,
-    Send,
-    answer_headers,
-    new_call_id,
-    placement_headers,
-)
-from gpufaas_gateway.origins import outer_of
+from gpufaas_gateway.call_headers import Header
+from gpufaas_gateway.catalogue import Catalogue
+from gpufaas_gateway.errors import headers_of, status_of
+from gpufaas_gateway.invoke import PREFIX, Receive, Scope, Send
+from gpufaas_gateway.origins import SCOPE_KEY
 from gpufaas_gateway.protocol import TURN_BYTES
-from gpufaas_gateway.quotas import Passage
+from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, Run, refusal
 
 MAX_MESSAGE: Final[Bytes] = 16 * MiB
 """Either way: a message is held whole, twice for a moment."""
@@ -63,26 +41,18 @@ _MAX_CONTROL: Final[Bytes] = 1 * MiB
 """Answers to a function's pings that it does not read."""
 _TURN_MESSAGES: Final = 64
 """Are passed on in one turn of the loop."""
-_SWITCHED: Final = 101
-_OVER: Final = CallCancelled("the connection is over")
 _MAX_REASON: Final[Bytes] = 123
-_NOT_PASSED: Final = HOP_BY_HOP | {b"content-length", b"x-call-id", b"expect"}
+_NOT_PASSED: Final = frozenset((b"content-length", b"expect"))
+_OURS: Final = frozenset((b"x-call-id", b"x-start-time", b"x-served-by"))
 _HANDSHAKE: Final = b"sec-websocket-"
 
 
 class WebSocketCalls:
     """The ASGI application."""
 
-    def __init__(
-        self, catalogue: Catalogue, scheduler: PlacementPort, node: NodePort, *, call_suffix: str = ""
-    ) -> None:
-        """:param call_suffix: as of `Invocations`"""
-        self._suffix = call_suffix
+    def __init__(self, run: Run, catalogue: Catalogue) -> None:
+        self._run = run
         self._catalogue = catalogue
-        self._scheduler = scheduler
-        self._node = node
-        self._loop = asyncio.get_running_loop()
-        self._serial = 0
         self._open: defaultdict[FunctionId, set[_Connection]] = defaultdict(set)
 
     def close_old(self, function: FunctionId) -> None:
@@ -92,128 +62,57 @@ class WebSocketCalls:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
-        began = time.perf_counter()
-        raw: bytes = scope["raw_path"]
-        name, _, path = raw[len(PREFIX) :].partition(b"/")
-        public_id, call_id = self._name_of(scope)
-        answered = [(b"x-call-id", public_id), (b"x-start-time", b"%d" % time.time_ns())]
+        name, _, path = scope["raw_path"][len(PREFIX) :].partition(b"/")
+        key = base64.b64encode(os.urandom(16))
         connection = _Connection(receive, send)
-        deployed: Deployed | None = None
-        passage: Passage | None = None
-        lease: Lease | None = None
-        status = _SWITCHED
-        queue_s = load_s = run_s = 0.0
+        request = Request(
+            name.decode("latin-1"), "GET", "/" + path.decode("latin-1"), scope["query_string"], _passed(scope),
+            caller=connection, client=scope.get("client"), outer=scope.get(SCOPE_KEY),
+            upgrade=[(b"upgrade", b"websocket"), (b"sec-websocket-version", b"13"), (b"sec-websocket-key", key)],
+        )  # fmt: skip
         try:
-            deployed = self._find(name)
-            deployed.stats.started()
-            if deployed.gate is not None:
-                passage = deployed.gate.enter()
-            connection.listen(deployed)
-            placed = self._scheduler.place(
-                call_id, deployed.function_id, deployed.timeout_s, outer=self._outer_of(scope), endless=True
-            )
-            key = base64.b64encode(os.urandom(16))
-            head = CallHead(
-                public_id.decode("latin-1"), "GET", "/" + path.decode("latin-1"), scope["query_string"],
-                _request_headers(scope, key, answered), UPGRADE, "", deployed.timeout_s,
-            )  # fmt: skip
-            while True:
-                if isinstance(placed, Lease):
-                    lease = placed
-                else:
-                    if passage is not None:
-                        try:
-                            passage.wait()
-                        except GpufaasError:
-                            placed.cancel()  # nobody will ask it
-                            raise
-                    lease = await connection.placed(placed)
-                if passage is not None:
-                    passage.granted()
-                try:
-                    exchange = self._node.call(lease, head, b"")
-                    queue_s = time.perf_counter() - began
-                    connection.take(exchange)
-                    answer, body, whole = await exchange.answer()
-                    break
-                except LeaseRefused:
-                    placed = self._scheduler.again(call_id)
-            lease, load_s = exchange.lease, exchange.load_s
-            answered += placement_headers(lease)
-            if answer.status != _SWITCHED:
-                if answer.status < 300:
-                    raise NoWebSocket(
-                        f"{deployed.name} answered a WebSocket handshake with {answer.status}: it does not speak "
-                        "WebSocket at this path; call it with plain HTTP"
-                    )
-                status = answer.status
-                while not whole and len(body) < _REFUSAL and (piece := await exchange.chunk()) is not None:
-                    body += piece
-                self._scheduler.cancel(call_id)  # nothing, if that was all of it
-                await _refuse(scope, send, status, answer_headers(answer.headers, answered), body[:_REFUSAL])
+            answer = await self._run(request)
+            if answer.stream is None:
+                await _refuse(scope, send, answer.status, answer.headers, answer.body)
                 return
-            await connection.accept(answer, key, scope["subprotocols"], answered)
-            self._open[deployed.function_id].add(connection)
-            current = self._catalogue.find(deployed.full_name)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    connection.begin(group)
-                    if current is not None and current.function_id != deployed.function_id:
-                        connection.restart()  # while it was waiting
-                    try:
-                        await connection.pump()
-                    except GpufaasError as error:
-                        status = _status_at_end(error)
-                        self._scheduler.cancel(call_id)
-                        await connection.tell(*_farewell(error))
-                    connection.end()
-            finally:
-                run_s = time.perf_counter() - began - queue_s - load_s
-        except GpufaasError as error:
-            status = status_of(error)
-            self._scheduler.cancel(call_id)
-            if not isinstance(error, CallCancelled):
-                headers = [(each.lower().encode(), value.encode()) for each, value in headers_of(error).items()]
-                await _refuse(scope, send, status, headers + answered, str(error).encode())
-        except asyncio.CancelledError:
-            self._scheduler.cancel(call_id)
-            raise
+            with answer.stream as stream:
+                try:
+                    if answer.status != SWITCHED:
+                        await _pass_refusal(scope, send, answer, stream)
+                        return
+                    await connection.accept(answer, stream, key, scope["subprotocols"])
+                except GpufaasError as error:
+                    stream.count_as(status_of(error))
+                    if not isinstance(error, CallCancelled):
+                        said = refusal(error, [pair for pair in answer.headers if pair[0] in _OURS])
+                        await _refuse(scope, send, said.status, said.headers, said.body)
+                    stream.cancel()
+                    return
+                await self._join(connection, stream)
+        except CallCancelled:
+            pass  # before there was an answer
         finally:
-            self._scheduler.over(call_id)
-            if passage is not None:
-                passage.leave()
             connection.end()
-            if deployed is not None:
-                self._forget(deployed.function_id, connection)
-                hit = None if lease is None else not lease.cold
-                deployed.stats.observe(status, time.perf_counter() - began, hit, queue_s, load_s, run_s)
 
-    def _name_of(self, scope: Scope) -> tuple[bytes, CallId]:
-        """Return the call's id as its caller is to see it, and as the engine knows it, where it must be unique."""
-        for name, value in scope["headers"]:
-            if name == b"x-call-id" and value:
-                self._serial += 1
-                return value[:128], CallId(f"{value[:128].decode('latin-1')}#ws{self._serial}{self._suffix}")
-        call_id = CallId(new_call_id())
-        return call_id.encode(), CallId(f"{call_id}#{self._suffix}") if self._suffix else call_id
-
-    def _outer_of(self, scope: Scope) -> Outer | None:
-        return outer_of(scope, next((value[:128] for name, value in scope["headers"] if name == b"x-call-id"), b""))
-
-    def _find(self, name: bytes) -> Deployed:
-        deployed = self._catalogue.find(name.decode("latin-1"))
-        if deployed is None:
-            raise UnknownFunction(
-                f"there is no function {name.decode('latin-1')!r}: deploy it (gpufaas up), or see gpufaas list"
-            )
-        if deployed.unavailable is not None:
-            raise Unavailable(f"{deployed.name} cannot be called: {deployed.unavailable}")
-        if deployed.spec.kind != "server":
-            raise NoWebSocket(
-                f"{deployed.name} does not speak WebSocket: functions with a handle() take plain HTTP calls; "
-                "deploy a program or an image that listens on a port"
-            )
-        return deployed
+    async def _join(self, connection: "_Connection", stream: AnswerStream) -> None:
+        """Pass on what both sides say until one has ended."""
+        deployed = stream.deployed
+        self._open[deployed.function_id].add(connection)
+        current = self._catalogue.find(deployed.full_name)
+        try:
+            async with asyncio.TaskGroup() as group:
+                connection.begin(group)
+                if current is not None and current.function_id != deployed.function_id:
+                    connection.restart()  # while it was waiting
+                try:
+                    await connection.pump()
+                except GpufaasError as error:
+                    stream.count_as(_status_at_end(error))
+                    stream.cancel()
+                    await connection.tell(*_farewell(error))
+                connection.end()
+        finally:
+            self._forget(deployed.function_id, connection)
 
     def _forget(self, function: FunctionId, connection: "_Connection") -> None:
         of_function = self._open.get(function)
@@ -224,7 +123,7 @@ class WebSocketCalls:
 
 
 class _Connection:
-    """A caller's connection, and what joins it to that of the function."""
+    """A caller's connection, and what joins it to that of the function. It is a `Caller`."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -234,10 +133,8 @@ class _Connection:
         self._name = ""
         self._timeout_s: Seconds = 0.0
         self._max_message: Bytes = MAX_MESSAGE
-        self._first: asyncio.Task[MutableMapping[str, Any]] | None = None
-        self._future: asyncio.Future[Lease] | None = None
-        self._exchange: CallExchange | None = None
-        self._error: GpufaasError | None = None
+        self._first = self._loop.create_task(_next(receive))
+        self._stream: AnswerStream | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._group: asyncio.TaskGroup | None = None
         self._pump: asyncio.Task[None] | None = None
@@ -248,53 +145,23 @@ class _Connection:
         self._told = False
         """The caller's side is closed, or about to be: nothing more goes there."""
 
-    # --- until there is an answer ---
+    async def receive(self) -> tuple[bytes, bool]:
+        """Hear whether the caller leaves before there is an answer."""
+        message = await asyncio.shield(self._first)
+        if message["type"] == "websocket.disconnect":
+            raise CallCancelled("the caller went away")
+        await asyncio.Event().wait()  # what he says is for the function
+        raise AssertionError
 
-    def listen(self, deployed: Deployed) -> None:
-        """The handshake's time runs, and the caller is heard if he leaves meanwhile."""
-        self._name = deployed.name
-        self._timeout_s = deployed.timeout_s
-        self._max_message = min(MAX_MESSAGE, deployed.max_body)
-        late = DeadlineExceeded(
-            f"{deployed.name} did not answer a WebSocket handshake within {deployed.timeout_s:g} s, its time limit "
-            "(annotation gpufaas.timeout, or environment exec_timeout)"
-        )
-        self._timer = self._loop.call_later(deployed.timeout_s, self._fail, late)
-        self._first = self._loop.create_task(_next(self._receive))
-        self._first.add_done_callback(self._heard)
-
-    def _heard(self, first: "asyncio.Task[MutableMapping[str, Any]]") -> None:
-        if not first.cancelled() and first.result()["type"] == "websocket.disconnect" and self._pump is None:
-            self._fail(CallCancelled("the caller went away"))
-
-    async def placed(self, future: "asyncio.Future[Lease]") -> Lease:
-        self._exchange, self._future = None, future
-        if self._error is not None:
-            raise self._error
-        lease = await future
-        self._future = None
-        return lease
-
-    def take(self, exchange: CallExchange) -> None:
-        self._exchange = exchange
-        if self._error is not None:
-            exchange.fail(self._error)
-
-    def _fail(self, error: GpufaasError) -> None:
-        if self._error is not None:
-            return
-        self._error = error
-        if self._exchange is not None:
-            self._exchange.fail(error)
-        elif self._future is not None and not self._future.done():
-            self._future.set_exception(error)
-
-    async def accept(self, answer: AnswerHead, key: bytes, offered: list[str], answered: list[Header]) -> None:
+    async def accept(self, answer: Answer, stream: AnswerStream, key: bytes, offered: list[str]) -> None:
         """
         Pass the function's consent on.
 
         :raises WorkerCrashed: it is not one
         """
+        self._stream, deployed = stream, stream.deployed
+        self._name, self._timeout_s = deployed.name, deployed.timeout_s
+        self._max_message = min(MAX_MESSAGE, deployed.max_body)
         given = dict(answer.headers)
         subprotocol = given.get(b"sec-websocket-protocol", b"").decode("latin-1") or None
         wrong = ""
@@ -306,12 +173,11 @@ class _Connection:
             wrong = f"it chose the subprotocol {subprotocol!r}, which was not offered"
         if wrong:
             raise WorkerCrashed(f"{self._name} answered a WebSocket handshake with what is no answer: {wrong}")
-        headers = [pair for pair in answer_headers(answer.headers, answered) if not pair[0].startswith(_HANDSHAKE)]
+        headers = [pair for pair in answer.headers if not pair[0].startswith(_HANDSHAKE)]
         try:
             await self._send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": headers})
         except OSError as exc:
             raise CallCancelled("the caller went away") from exc
-        self._stop_timer()
 
     # --- the pumps ---
 
@@ -325,10 +191,10 @@ class _Connection:
 
         :raises GpufaasError: it broke off, or the caller did
         """
-        assert self._exchange is not None
+        assert self._stream is not None
         function = self._function
         passed = 0
-        while (data := await self._exchange.chunk()) is not None:
+        while (data := await self._stream.chunk()) is not None:
             for at in range(0, len(data), TURN_BYTES):
                 function.receive_data(data[at : at + TURN_BYTES])
                 frames = function.events_received()
@@ -398,7 +264,7 @@ class _Connection:
                 pass
 
     async def _to_function(self) -> None:
-        assert self._first is not None
+        assert self._stream is not None
         message = await self._first
         taken = 0
         while message["type"] == "websocket.receive":
@@ -423,7 +289,7 @@ class _Connection:
             message = await self._receive()
         if "reason" not in message and message.get("code") in (CloseCode.NO_STATUS_RCVD, CloseCode.ABNORMAL_CLOSURE):
             self._told = True
-            self._fail(CallCancelled("the caller went away"))
+            self._stream.fail(CallCancelled("the caller went away"))
         else:
             self._told = True
             await self._part(message.get("code", CloseCode.NO_STATUS_RCVD), message.get("reason") or "")
@@ -439,13 +305,13 @@ class _Connection:
             await self._flush()
 
     async def _flush(self) -> None:
-        assert self._exchange is not None
+        assert self._stream is not None
         try:
             while data := b"".join(self._function.data_to_send()):
                 async with asyncio.timeout(self._timeout_s):
-                    await self._exchange.send_body(data)
+                    await self._stream.send(data)
         except TimeoutError:
-            self._fail(WorkerCrashed(f"{self._name} took no message for {self._timeout_s:g} s, its time limit"))
+            self._stream.fail(WorkerCrashed(f"{self._name} took no message for {self._timeout_s:g} s, its time limit"))
 
     def _answer_control(self, frames: int) -> None:
         """
@@ -475,20 +341,15 @@ class _Connection:
 
     def _end_within(self, seconds: Seconds) -> None:
         if self._timer is None:
+            assert self._stream is not None
             self._timer = self._loop.call_later(
-                seconds, self._fail, CallCancelled(f"{self._name} did not end its connection in time")
+                seconds, self._stream.fail, CallCancelled(f"{self._name} did not end its connection in time")
             )
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def end(self) -> None:
         """Let go of what waits."""
-        self._stop_timer()
-        if self._exchange is not None:
-            self._exchange.fail(_OVER)
+        if self._timer is not None:
+            self._timer.cancel()
         for task in (self._first, self._pump, self._control):
             if task is not None:
                 task.cancel()
@@ -502,33 +363,29 @@ async def _next(receive: Receive) -> MutableMapping[str, Any]:
     return await receive()
 
 
-def _request_headers(scope: Scope, key: bytes, answered: list[Header]) -> list[Header]:
-    """Return the headers of the handshake with the function: the caller's, but for what belongs to his connection."""
-    headers: list[Header] = []
-    names = set()
-    for pair in scope["headers"]:
-        name = pair[0]
-        if name in _NOT_PASSED or (name.startswith(_HANDSHAKE) and name != b"sec-websocket-protocol"):
-            continue
-        names.add(name)
-        headers.append(pair)
-    if b"x-forwarded-for" not in names and scope.get("client"):
-        host, port = scope["client"]
-        headers.append((b"x-forwarded-for", f"{host}:{port}".encode()))
-    if b"x-forwarded-host" not in names:
-        headers += [(b"x-forwarded-host", value) for name, value in headers if name == b"host"]
-    headers += answered
-    headers.append((b"upgrade", b"websocket"))
-    headers.append((b"sec-websocket-version", b"13"))
-    headers.append((b"sec-websocket-key", key))
-    return headers
+def _passed(scope: Scope) -> list[Header]:
+    """Return the caller's headers, but for those that belong to his connection."""
+    return [
+        pair
+        for pair in scope["headers"]
+        if pair[0] not in _NOT_PASSED and (not pair[0].startswith(_HANDSHAKE) or pair[0] == b"sec-websocket-protocol")
+    ]
+
+
+async def _pass_refusal(scope: Scope, send: Send, answer: Answer, stream: AnswerStream) -> None:
+    """Pass on the answer of a function that does not switch protocols."""
+    body = b""
+    while len(body) < _REFUSAL and (piece := await stream.chunk()) is not None:
+        body += piece
+    stream.cancel()
+    await _refuse(scope, send, answer.status, answer.headers, body[:_REFUSAL])
 
 
 async def _refuse(scope: Scope, send: Send, status: int, headers: list[Header], body: bytes) -> None:
     """Answer a handshake with an HTTP answer, or as near to it as the server can."""
     try:
         if "websocket.http.response" in scope.get("extensions", {}):
-            headers = [pair for pair in headers if not pair[0].startswith(_HANDSHAKE)]
+            headers = [pair for pair in headers if not pair[0].startswith(_HANDSHAKE) and pair[0] != b"content-length"]
             await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
             await send({"type": "websocket.http.response.body", "body": body})
         else:
@@ -546,7 +403,7 @@ async def refuse_elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _status_at_end(error: GpufaasError) -> int:
     """Return what a connection that was accepted is counted as: one that ends without a fault of ours went well."""
-    return _SWITCHED if isinstance(error, CallCancelled | UnknownFunction) else status_of(error)
+    return SWITCHED if isinstance(error, CallCancelled | UnknownFunction) else status_of(error)
 
 
 def _farewell(error: GpufaasError) -> tuple[int, str]:

@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import gpufaas_gateway.invoke
-import gpufaas_gateway.websocket_calls
+import gpufaas_gateway.calls
 import gpufaas_gpu_manager.node
 from gpufaas_cli.main import main
 from gpufaas_core.connection import Identity
@@ -60,7 +59,5 @@ def through(cls: Any) -> Any:
 
 if __name__ == "__main__":
     gpufaas_gpu_manager.node.Node = NodeBehindDoor  # type: ignore[misc]
-    gpufaas_gateway.invoke.Invocations = through(gpufaas_gateway.invoke.Invocations)  # type: ignore[misc]
-    calls = gpufaas_gateway.websocket_calls
-    calls.WebSocketCalls = through(calls.WebSocketCalls)  # type: ignore[misc]
+    gpufaas_gateway.calls.Calls = through(gpufaas_gateway.calls.Calls)  # type: ignore[misc]
     main()

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from gpufaas_core.errors import BodyTooLarge, StorageAway
 from gpufaas_gateway.async_call import AcceptedCall, Answer, Answered, Body, Dead, Done, Retry, Waiting
 from gpufaas_gateway.async_calls import AsyncCalls
 from gpufaas_gateway.errors import status_of
+from gpufaas_gateway.request import Answer as Execution
 from gpufaas_gateway.retry import RetryPolicy
 from gpufaas_gateway.testing import FakeCallbacks
 from gpufaas_store.async_queue import BODIES, CALLS, DEAD, ENDED, GATEWAYS, MAX_BODY, PIECE, EtcdAsyncQueue
@@ -354,14 +355,11 @@ async def test_an_outcome_whose_answer_was_lost_is_not_lost(gateway: Callable[..
 async def serving(gateway: Gateway, invoke: Callable[[str], Any]) -> AsyncIterator[AsyncCalls]:
     """The gateway's `AsyncCalls` on its queue, with functions that are *invoke*."""
 
-    async def app(scope: MutableMapping[str, Any], _receive: Any, send: Any) -> None:
-        headers = dict(scope["headers"])
-        status = await invoke(headers[b"x-call-id"].decode())
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+    async def execute(call: AcceptedCall) -> Execution:
+        return Execution(await invoke(call.id), [])
 
     policy = RetryPolicy(20, frozenset({503}), 0.01, 0.1)
-    calls = AsyncCalls(gateway.queue, app, FakeCallbacks(), lambda _: policy)
+    calls = AsyncCalls(gateway.queue, execute, FakeCallbacks(), lambda _: policy)
     gateway._task.cancel()
     await asyncio.gather(gateway._task, return_exceptions=True)
     running = asyncio.create_task(calls.run())

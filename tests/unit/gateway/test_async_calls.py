@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ import pytest
 from gpufaas_core.errors import Overloaded, StorageFailed
 from gpufaas_gateway.async_call import INLINE_ANSWER, AcceptedCall, Body, CallStatus
 from gpufaas_gateway.async_calls import AsyncCalls, AsyncSettings, QueueSettings
+from gpufaas_gateway.async_execution import execute
 from gpufaas_gateway.callbacks import CallbackFailed, CallbackRefused
+from gpufaas_gateway.request import Answer, Request
 from gpufaas_gateway.retry import RetryPolicy
 from gpufaas_gateway.testing import FakeCallbacks, MemoryAsyncQueue
 
 F, G, H = "f.openfaas-fn", "g.openfaas-fn", "h.openfaas-fn"
 AT_ONCE = RetryPolicy(attempts=3, min_wait_s=0.0, max_wait_s=0.0)
-Message = MutableMapping[str, Any]
 
 
 class Functions:
@@ -26,7 +27,7 @@ class Functions:
     def __init__(self) -> None:
         self.called: list[str] = []
         self.bodies: list[bytes] = []
-        self.scopes: list[Message] = []
+        self.requests: list[Request] = []
         self.statuses: list[int] = []
         """Of the next answers; then 200."""
         self.pieces: list[bytes] = [b"fine"]
@@ -36,34 +37,43 @@ class Functions:
         self.at_once = self.most_at_once = 0
         self.ended = asyncio.Event()
 
-    async def __call__(
-        self,
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
-        self.scopes.append(scope)
-        self.called.append(scope["raw_path"].decode().split("/")[2])
+    async def run(self, request: Request) -> Answer:
+        self.requests.append(request)
+        self.called.append(request.name)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            body, more = b"", True
+            body, more = request.body or b"", request.body is None
             while more:
-                message = await receive()
-                body += message["body"]
-                more = message["more_body"]
+                assert request.caller is not None
+                piece, more = await request.caller.receive()
+                body += piece
             self.bodies.append(body)
             if self.gate is not None:
                 await self.gate.wait()
             status = self.statuses.pop(0) if self.statuses else 200
-            await send({"type": "http.response.start", "status": status, "headers": self.headers})
-            if self.error is not None:
-                raise self.error
-            for piece in self.pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            return Answer(status, self.headers, stream=Pieces(self))  # type: ignore[arg-type]
         finally:
             self.at_once -= 1
+
+
+class Pieces:
+    """The answer of `Functions`, in pieces."""
+
+    def __init__(self, functions: Functions) -> None:
+        self._pieces = list(functions.pieces)
+        self._error = functions.error
+
+    async def chunk(self) -> bytes | None:
+        if self._error is not None:
+            raise self._error
+        return self._pieces.pop(0) if self._pieces else None
+
+    def __enter__(self) -> "Pieces":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class Rig:
@@ -74,7 +84,8 @@ class Rig:
         self.policies: dict[str, RetryPolicy] = {}
         self.queues: dict[str, str] = {}
         self.calls = AsyncCalls(
-            self.queue, self.functions, self.callbacks, lambda name: self.policies.get(name, AT_ONCE), settings,
+            self.queue, lambda call: execute(self.functions.run, call), self.callbacks,
+            lambda name: self.policies.get(name, AT_ONCE), settings,
             queue_of=lambda name: self.queues.get(name, "faas-request"), rng=random.Random(1), clock=lambda: 1000.0,
         )  # fmt: skip
 
@@ -122,9 +133,9 @@ async def test_an_accepted_call_is_in_the_queue_and_then_executed_as_it_came(rig
     await rig.send(body=b"hello")
     await rig.becomes("done")
 
-    (scope,) = rig.functions.scopes
-    assert (scope["method"], scope["raw_path"], scope["query_string"]) == ("POST", b"/function/f.openfaas-fn/p", b"q=1")
-    assert scope["headers"] == [(b"x-mine", b"1"), (b"x-call-id", b"1"), (b"content-length", b"5")]
+    (request,) = rig.functions.requests
+    assert (request.method, request.name, request.path, request.query) == ("POST", "f.openfaas-fn", "/p", b"q=1")
+    assert request.headers == [(b"x-mine", b"1"), (b"x-call-id", b"1"), (b"content-length", b"5")]
     assert rig.functions.bodies == [b"hello"]
     assert (rig.seen().attempts, rig.seen().status) == (1, 200)
     async with asyncio.timeout(10):
@@ -300,7 +311,7 @@ async def test_a_large_body_comes_from_its_file(rig: Rig) -> None:
     await rig.becomes("done")
 
     assert rig.functions.bodies == [b"x" * 600_000]
-    assert rig.functions.scopes[0]["headers"][-1] == (b"content-length", b"600000")
+    assert rig.functions.requests[0].headers[-1] == (b"content-length", b"600000")
 
 
 async def test_a_failure_is_tried_again(rig: Rig) -> None:

@@ -25,6 +25,7 @@ from gpufaas_core.frames import STREAM, AnswerHead, CallHead
 from gpufaas_core.messages import Lease
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Seconds
 from gpufaas_core.units import GiB
+from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.invoke import Invocations
 from gpufaas_gateway.spec import Namespace
 
@@ -111,7 +112,7 @@ def functions() -> Functions:
 
 @pytest.fixture
 async def callers(gateway: Gateway, functions: Functions, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    invocations = Invocations(gateway.catalogue, functions, functions, gateway.metrics, tmp_path)
+    invocations = Invocations(Calls(gateway.catalogue, functions, functions, tmp_path).run)
     async with client_of(invocations) as client:
         yield client
 

@@ -11,6 +11,7 @@ from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Lease, Outer
 from gpufaas_core.model import CallId, FunctionId, Seconds
 from gpufaas_core.origin import Origins
+from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.invoke import Invocations
 from gpufaas_gateway.origins import FromWorkers
 
@@ -52,7 +53,7 @@ async def test_it_runs_once_more_with_its_size_and_as_a_call_of_its_outer_call(
     annotations = {"gpufaas.bundle": gateway.bundle, "gpufaas.idempotent": idempotent}
     await gateway.deployed(annotations=annotations)
     functions, origins = Starving(runs), Origins()
-    invocations = Invocations(gateway.catalogue, functions, functions, gateway.metrics, tmp_path)
+    invocations = Invocations(Calls(gateway.catalogue, functions, functions, tmp_path).run)
 
     async with client_of(FromWorkers(invocations, origins)) as client:
         url = origins.address("http://gateway/", OUTER).removeprefix("http://gateway")

@@ -12,6 +12,7 @@ from tests.unit.gateway.test_contract_checklist import Functions
 from gpufaas_core.messages import Lease
 from gpufaas_core.model import CallId, FunctionId, Seconds
 from gpufaas_core.units import GiB, MiB
+from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.catalogue import MODEL_BASE
 from gpufaas_gateway.errors import QuotaExceeded
 from gpufaas_gateway.invoke import Invocations
@@ -234,7 +235,7 @@ class Callers:
     def __init__(self, gateway: Gateway, spool: Path) -> None:
         self.gateway = gateway
         self.functions = Waiting()
-        app = Invocations(gateway.catalogue, self.functions, self.functions, gateway.metrics, spool)  # type: ignore[arg-type]
+        app = Invocations(Calls(gateway.catalogue, self.functions, self.functions, spool).run)  # type: ignore[arg-type]
         self.client = client_of(app)
 
     async def call(self, path: str = "/function/echo.dev") -> httpx.Response:

@@ -11,6 +11,7 @@ from gpufaas_core.errors import GpufaasError, LeaseRefused
 from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Lease
 from gpufaas_core.model import CallId, FunctionId
+from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.invoke import Invocations
 
 
@@ -60,7 +61,7 @@ async def test_the_body_is_whole_under_the_next_lease(gateway: Gateway, tmp_path
         for number in range(4):
             yield b"piece %d;" % number
 
-    invocations = Invocations(gateway.catalogue, functions, functions, gateway.metrics, tmp_path)
+    invocations = Invocations(Calls(gateway.catalogue, functions, functions, tmp_path).run)
     async with client_of(invocations) as client:
         answer = await client.post("/function/echo", content=pieces())
 

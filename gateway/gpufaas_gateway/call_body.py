@@ -1,0 +1,222 @@
+"""
+The body of a call on its way from the caller to the function: whole in memory, in a file, or as it comes.
+
+A model function's body is read whole before a device is asked for: a slow client must not hold one.
+"""
+
+import asyncio
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+from gpufaas_core.errors import BodyTooLarge, CallCancelled, GpufaasError, LeaseRefused, StorageFailed
+from gpufaas_core.frames import FILE, INLINE, STREAM
+from gpufaas_core.units import Bytes, format_bytes
+from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.errors import BodyTooSlow
+from gpufaas_gateway.ports import CallExchange
+
+SPOOL_ABOVE: Final[Bytes] = 1024 * 1024
+"""A body that is read whole and is larger waits on disk. One of a CPU function that may be larger streams."""
+BODY_BYTES_PER_S: Final = 500
+"""A body that streams and comes more slowly uses up its caller's patience (Apache's measure too)."""
+_HELD_BYTES: Final[Bytes] = 64 * 1024
+"""Of a body that streams, kept while its call waits; as much again stays with the server, and then with the caller."""
+
+
+class Caller(Protocol):
+    """The one who made a call: a connection, or a file for a call that was accepted earlier."""
+
+    async def receive(self) -> tuple[bytes, bool]:
+        """
+        Return the next piece of the body, and whether more follows. After the last piece it waits.
+
+        :raises CallCancelled: the caller went away; also after the last piece
+        """
+
+
+Body = tuple[bytes, int, str, Bytes]
+"""
+What is there of it, how it travels (`gpufaas_core.frames`), its file, and its size; 0 if that is not known. Of one that
+streams, the first piece is there; of one in a file, nothing.
+"""
+
+
+async def read_body(caller: Caller, deployed: Deployed, length: int, spool: Path) -> Body:
+    """
+    Read all of a body; of a CPU function's that may be over `SPOOL_ABOVE` only the first piece.
+
+    :param length: as the caller declared it, -1: not
+    :raises CallCancelled: the caller went away
+    :raises BodyTooLarge: it is larger than the function takes
+    :raises StorageFailed: *spool* cannot be written
+    """
+    piece, more = await caller.receive()
+    if not more:
+        if len(piece) > deployed.max_body:
+            raise too_large(deployed, len(piece))
+        return piece, INLINE, "", len(piece)
+    if not deployed.exclusive and not 0 <= length <= SPOOL_ABOVE:
+        return piece, STREAM, "", 0
+    return await _read_rest(piece, caller, deployed, spool)
+
+
+async def _read_rest(piece: bytes, caller: Caller, deployed: Deployed, spool: Path) -> Body:
+    pieces, size, more, file, path = [piece], len(piece), True, None, ""
+    try:
+        while more:
+            piece, more = await caller.receive()
+            size += len(piece)
+            if size > deployed.max_body:
+                raise too_large(deployed, size)
+            pieces.append(piece)
+            if size > SPOOL_ABOVE:
+                if file is None:
+                    fd, path = tempfile.mkstemp(prefix="body-", dir=spool)
+                    file = os.fdopen(fd, "wb")
+                for each in pieces:
+                    file.write(each)
+                pieces.clear()
+        if file is None:
+            return b"".join(pieces), INLINE, "", size
+        file.close()
+        return b"", FILE, path, size
+    except BaseException as exc:
+        if file is not None:
+            file.close()
+            remove(path)
+        if isinstance(exc, OSError):
+            raise StorageFailed(
+                f"the body of {format_bytes(size)} could not be kept in {spool} ({exc.strerror}): "
+                "make room there, or send less"
+            ) from exc
+        raise
+
+
+def remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+class BodyStream:
+    """
+    The rest of a body that streams: held while its call waits, then passed on as it comes.
+
+    Meanwhile the call has a slot, so its caller must go on: his patience (`gpufaas.body-patience`) is used up by the
+    time in which we wait for him, and comes back with what he sends, and with each piece of an answer.
+    """
+
+    def __init__(self, caller: Caller, deployed: Deployed, size: Bytes, fail: Callable[[GpufaasError], None]) -> None:
+        """
+        :param size: of the piece that the call begins with
+        :param fail: ends the call
+        """
+        self._caller = caller
+        self._deployed = deployed
+        self._size = size
+        self._fail = fail
+        self._loop = asyncio.get_running_loop()
+        self._held: deque[tuple[bytes, bool]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._pace: asyncio.TimerHandle | None = None
+        self._awaits = False
+        """The function could take more, and the caller sends nothing."""
+        self._due = 0.0
+        """When the caller's patience is used up, unless something comes."""
+
+    async def hold(self) -> None:
+        """
+        Receive while the call waits, up to a bound: beyond it, the caller is not heard until the call is placed.
+
+        :raises CallCancelled: the caller went away
+        """
+        size = 0
+        while size <= _HELD_BYTES:
+            piece, more = await self._caller.receive()
+            self._held.append((piece, more))
+            size += len(piece)
+
+    def begin(self, exchange: CallExchange) -> None:
+        """Pass it on to *exchange*, until `end`."""
+        patience_s = self._deployed.body_patience_s
+        self._due = time.perf_counter() + patience_s
+        self._pace = self._loop.call_later(patience_s, self._keep_pace)
+        self._task = self._loop.create_task(self._pass_on(exchange))
+
+    def end(self) -> None:
+        """Stop; what was not taken stays, for another `begin`."""
+        self._stop_pace()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+            self._awaits = False
+
+    def answered(self) -> None:
+        """A piece of the answer went to the caller."""
+        if self._pace is not None:
+            self._due = time.perf_counter() + self._deployed.body_patience_s
+
+    async def _pass_on(self, exchange: CallExchange) -> None:
+        """Pass it on as it comes, then listen for the caller's hanging up."""
+        held, size, deployed = self._held, self._size, self._deployed
+        while True:
+            if not held:
+                self._awaits = True
+                try:
+                    held.append(await self._caller.receive())
+                except CallCancelled as error:
+                    self._fail(error)
+                    return
+                self._awaits = False
+            piece, more = held[0]  # until the node has taken it: a lease that is refused comes again
+            size += len(piece)
+            if size > deployed.max_body:
+                self._fail(too_large(deployed, size))
+                return
+            try:
+                if piece:
+                    due = self._due - time.perf_counter()
+                    await exchange.send_body(piece)  # what this takes is not the caller's fault
+                    patience_s = min(deployed.body_patience_s, due + len(piece) / BODY_BYTES_PER_S)
+                    self._due = time.perf_counter() + patience_s
+                if not more:
+                    self._stop_pace()
+                    await exchange.end_body()
+            except LeaseRefused:
+                return
+            held.popleft()
+
+    def _keep_pace(self) -> None:
+        """The caller's patience may be used up; if it is not, look again when it can be."""
+        patience_s = self._deployed.body_patience_s
+        left_s = self._due - time.perf_counter()
+        if left_s <= 0.0 and self._awaits:
+            self._pace = None
+            self._fail(
+                BodyTooSlow(
+                    f"the body for {self._deployed.name} comes too slowly: over {patience_s:g} s, fewer than "
+                    f"{BODY_BYTES_PER_S} bytes/s of it came, and nothing was answered (annotation "
+                    "gpufaas.body-patience; a body of at most 1 MiB with a Content-Length may take all of the time "
+                    "limit)"
+                )
+            )
+            return
+        self._pace = self._loop.call_later(left_s if left_s > 0.0 else patience_s, self._keep_pace)
+
+    def _stop_pace(self) -> None:
+        if self._pace is not None:
+            self._pace.cancel()
+            self._pace = None
+
+
+def too_large(deployed: Deployed, size: Bytes) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the body has {format_bytes(size)} or more, but {deployed.name} takes at most "
+        f"{format_bytes(deployed.max_body)}: send less, or deploy it with a larger gpufaas.max-body"
+    )

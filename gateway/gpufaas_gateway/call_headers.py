@@ -1,0 +1,164 @@
+"""
+Headers of a call: what is read of a request, what a function is given, what its caller gets.
+
+Pure functions over pairs of bytes with lower-case names, as every front has them. Rules: openfaas.md §3.5, §5 and §6.
+"""
+
+import math
+import os
+import random
+from collections.abc import Iterable
+from typing import Final
+
+from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.frames import AnswerHead
+from gpufaas_core.messages import Lease
+from gpufaas_core.model import Seconds
+from gpufaas_core.units import parse_duration
+from gpufaas_gateway.errors import headers_of
+
+Header = tuple[bytes, bytes]
+
+HOP_BY_HOP: Final = frozenset((
+    b"connection", b"proxy-connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te",
+    b"trailer", b"transfer-encoding", b"upgrade",
+))  # fmt: skip
+BODILESS: Final = frozenset((204, 304))
+"""An answer with one of these has no body: a client would read one as the beginning of the connection's next answer."""
+_NOTED: Final = HOP_BY_HOP | {
+    b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-forwarded-for", b"x-forwarded-host",
+    b"x-timeout", b"x-gpufaas-size",
+}  # fmt: skip
+"""Of a request: not passed on, or looked at."""
+_DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-served-by"}
+"""Of a function's answer."""
+_random: Final = random.Random(os.urandom(16))
+
+
+class RequestHead:
+    """What a call's headers say."""
+
+    call_id = b""
+    """X-Call-Id; empty: the caller gave none."""
+    length = -1
+    """Content-Length; -1: unknown."""
+    timeout = size = b""
+    """X-Timeout and X-Gpufaas-Size as they came."""
+    forwarded_for = forwarded_host = False
+
+    def __init__(self, headers: Iterable[Header]) -> None:
+        self.passed: list[Header] = []
+        """Those that the function is given; a new list."""
+        passed = self.passed
+        for pair in headers:
+            key = pair[0]
+            if key in _NOTED:
+                if key == b"content-length":
+                    self.length = int(pair[1])
+                elif key == b"x-forwarded-for":
+                    self.forwarded_for = True
+                elif key == b"x-forwarded-host":
+                    self.forwarded_host = True
+                elif key == b"x-timeout":
+                    self.timeout = pair[1]
+                elif key == b"x-gpufaas-size":
+                    self.size = pair[1]
+                elif key == b"x-call-id":
+                    self.call_id = pair[1][:128]
+                    continue
+                else:
+                    continue
+            passed.append(pair)
+
+    def complete(self, client: tuple[str, int] | None, ours: list[Header]) -> None:
+        """Add to `passed` whom the call comes from, and *ours*."""
+        passed = self.passed
+        if client and not self.forwarded_for:
+            passed.append((b"x-forwarded-for", f"{client[0]}:{client[1]}".encode()))
+        if not self.forwarded_host:
+            passed.extend((b"x-forwarded-host", value) for key, value in passed[:] if key == b"host")
+        passed += ours
+
+
+def answer_headers(given: list[Header], answered: list[Header]) -> list[Header]:
+    """Return the headers of an answer as its function gives them, with ours; those of its connection are dropped."""
+    if len(given) == 1 and given[0][0] == b"content-type":  # nearly every answer
+        return [given[0], *answered]
+    return [pair for pair in given if pair[0] not in _DROPPED] + answered
+
+
+def call_headers(answer: AnswerHead, asked: list[Header], run_s: Seconds) -> list[Header]:
+    """
+    Return the headers of a function's answer.
+
+    One without a type has that of the request, else text/plain, as OpenFaaS's provider has it (openfaas.md §3.5); how
+    long it took is said by its watchdog, or by us.
+    """
+    given = answer.headers
+    if len(given) == 1 and given[0][0] == b"content-type":  # nearly every answer
+        return [given[0], (b"x-duration-seconds", b"%.6f" % run_s)]
+    typed, timed = answer.status in BODILESS, False
+    out: list[Header] = []
+    for pair in given:
+        name = pair[0]
+        if name in _DROPPED:
+            continue
+        if name == b"content-type":
+            typed = True
+        elif name == b"x-duration-seconds":
+            timed = True
+        out.append(pair)
+    if not typed:
+        out.append(next((pair for pair in asked if pair[0] == b"content-type"), (b"content-type", b"text/plain")))
+    if not timed:
+        out.append((b"x-duration-seconds", b"%.6f" % run_s))
+    return out
+
+
+def error_headers(error: GpufaasError, length: int) -> list[Header]:
+    """Return the headers of an answer with the text of *error*, *length* bytes."""
+    headers = [(name.lower().encode(), value.encode()) for name, value in headers_of(error).items()]
+    headers.append((b"content-length", b"%d" % length))
+    return headers
+
+
+def placement_headers(lease: Lease) -> list[Header]:
+    return [(b"x-gpufaas-start", b"miss" if lease.cold else b"hit"), (b"x-gpufaas-device", lease.device.encode())]
+
+
+def timing(queue_s: Seconds, load_s: Seconds, run_s: Seconds, phases: tuple[tuple[str, Seconds], ...] = ()) -> Header:
+    """Return Server-Timing, in ms; after a miss also what its load consisted of, as ``load-room`` and so on."""
+    value = b"queue;dur=%.3f, load;dur=%.3f, run;dur=%.3f" % (queue_s * 1e3, load_s * 1e3, run_s * 1e3)
+    for name, seconds in phases:
+        value += b", load-%s;dur=%.3f" % (name.encode(), seconds * 1e3)
+    return b"server-timing", value
+
+
+def asked_timeout(text: bytes) -> Seconds:
+    """Return the seconds that an X-Timeout asks for; a value that is none asks for nothing, as with OpenFaaS."""
+    try:
+        return parse_duration(text.decode("latin-1")) or math.inf
+    except InvalidSpec:
+        return math.inf
+
+
+def told_size(text: bytes) -> float:
+    """
+    Return what an X-Gpufaas-Size says.
+
+    :raises InvalidSpec: it is no number that a size can be
+    """
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not 0.0 <= size < math.inf:
+        shown = text[:40].decode("latin-1")
+        raise InvalidSpec(f"X-Gpufaas-Size is a number, 0 or more, in any unit of the function's own; not {shown!r}")
+    return size
+
+
+def new_call_id() -> str:
+    """Return a random UUID, version 4. It names a call and guards nothing, so it needs no system call for entropy."""
+    text = f"{_random.getrandbits(128):032x}"
+    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{'89ab'[int(text[16], 16) & 3]}{text[17:20]}-{text[20:]}"

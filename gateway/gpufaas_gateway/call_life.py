@@ -1,0 +1,151 @@
+"""What can end a call from outside while it waits: its time limit, its caller's hanging up, the server's stop."""
+
+import asyncio
+import time
+from typing import Any, Final
+
+from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError
+from gpufaas_core.messages import Lease
+from gpufaas_core.model import Seconds
+from gpufaas_gateway.call_body import SPOOL_ABOVE, BodyStream, Caller
+from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.ports import CallExchange
+
+READ_BYTES_PER_S: Final = 32 * 1024
+"""What is left of an answer when its call's time is up, and its function is done, has so much more time."""
+
+
+class CallLife:
+    """
+    One call's time, and what it waits for at the moment.
+
+    A quick call costs no task and no timer here: `Calls` calls `watch` for those that are not quick.
+    """
+
+    # Defaults of the class, because setting them for each call would cost a microsecond.
+    owner: asyncio.Task[Any] | None
+    ends = 0.0
+    """When its time is up."""
+    deployed: Deployed | None = None
+    stream: BodyStream | None = None
+    """The rest of its body, if that streams."""
+    at_caller = True
+    """It reads from its caller or writes to him, who may do nothing for ever: only a cancellation ends that."""
+    future: asyncio.Future[Lease] | None = None
+    exchange: CallExchange | None = None
+    error: GpufaasError | None = None
+    """Why it was ended."""
+    timeout_s: Seconds = 0.0
+    whose = "its time limit (annotation gpufaas.timeout, or environment exec_timeout)"
+    """Whose limit `timeout_s` is."""
+    what = "did not answer"
+    watched = False
+    """It is not a quick one."""
+    status = 500
+    """What it is counted with."""
+    queue_s: Seconds = 0.0
+    load_s: Seconds = 0.0
+    run_s: Seconds = 0.0
+    _timer: asyncio.TimerHandle | None = None
+    _task: asyncio.Task[None] | None = None
+    """Listens for its caller's hanging up."""
+    _reads_on = False
+    """Its time is up, and only its caller is waited for."""
+
+    def __init__(self, caller: Caller | None) -> None:
+        self.began = time.perf_counter()
+        self.owner = asyncio.current_task()
+        self.caller = caller
+
+    def fail(self, error: GpufaasError) -> None:
+        """End it with *error*, whatever it waits for. The first error counts."""
+        if self.error is not None:
+            return
+        self.error = error
+        if self.at_caller:
+            assert self.owner is not None
+            self.owner.cancel()
+        elif self.exchange is not None:
+            self.exchange.fail(error)
+        elif self.future is not None and not self.future.done():
+            self.future.set_exception(error)
+
+    def was_cancelled_by_us(self) -> bool:
+        """Whether a cancellation that just arrived is that of `fail`, which it then no longer is."""
+        if self.error is None or self.owner is None or not self.at_caller:
+            return False
+        self.owner.uncancel()
+        return True
+
+    def watch(self) -> None:
+        """It is not a quick one: from now on its caller is listened to, and its time limit counts."""
+        self.watched = True
+        self._count_down()
+        if self.exchange is not None or self.future is not None:
+            self.listen()
+
+    def listen(self) -> None:
+        """Hear when its caller hangs up."""
+        # One whose body is being passed on is heard by that.
+        if self._task is None and self.caller is not None and (self.stream is None or self.exchange is None):
+            self._task = asyncio.get_running_loop().create_task(self._until_gone(self.caller))
+
+    def begin_stream(self, exchange: CallExchange) -> None:
+        """The body is passed on from now on."""
+        assert self.stream is not None
+        self.watched = True
+        self.stop_watching()
+        self._count_down()
+        self.stream.begin(exchange)
+
+    def end_within(self, seconds: Seconds) -> None:
+        """A call of a call ends before that does. Does nothing if its own limit is earlier."""
+        ends = time.perf_counter() + seconds
+        if ends < self.ends:
+            self.ends, self.timeout_s = ends, ends - self.began
+            self.whose = "which is when the call that made it ends"
+            self.watch()
+
+    def stop_watching(self) -> None:
+        """Neither its time limit nor its caller ends it any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self.stream is not None:
+            self.stream.end()
+
+    def _count_down(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        left_s = max(0.0, self.ends - time.perf_counter())
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
+
+    def _expire(self) -> None:
+        exchange = self.exchange
+        if exchange is not None and exchange.end is not None and not self._reads_on:
+            # The function is done: its caller has the time that a slow line takes, but does not keep a file for hours.
+            self._reads_on = True
+            left = exchange.unread + SPOOL_ABOVE  # about so much is with the server and the kernel
+            self._timer = asyncio.get_running_loop().call_later(left / READ_BYTES_PER_S, self._expire)
+            return
+        assert self.deployed is not None
+        what = f"{self.deployed.name} {self.what}"
+        if self.exchange is None and self.future is None:
+            what = f"the body for {self.deployed.name} did not arrive"
+        if exchange is not None and (loading_s := exchange.loading_s):
+            self.load_s = loading_s
+            self.whose += f"; its worker was still loading, for {loading_s:.3g} s of that"
+        self.fail(DeadlineExceeded(f"{what} within {self.timeout_s:g} s, {self.whose}"))
+
+    async def _until_gone(self, caller: Caller) -> None:
+        try:
+            if self.stream is not None:
+                await self.stream.hold()
+                return
+            while True:
+                await caller.receive()
+        except CallCancelled as error:
+            self.fail(error)

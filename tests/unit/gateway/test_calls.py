@@ -1,0 +1,193 @@
+"""`Calls.run`, which runs a call for every front: told in no protocol's words, and without a server."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.unit.gateway.conftest import DEVICE, Gateway
+from tests.unit.gateway.test_contract_checklist import Exchange, Functions
+
+from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, Overloaded
+from gpufaas_core.frames import AnswerHead, CallHead
+from gpufaas_core.messages import Lease
+from gpufaas_core.model import CallId
+from gpufaas_gateway.calls import Calls
+from gpufaas_gateway.request import BrokenAnswer, Request
+
+
+class Leaving:
+    """A caller who goes away when `gone` is set; his body is there at once."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = list(pieces)
+        self.gone = asyncio.Event()
+
+    async def receive(self) -> tuple[bytes, bool]:
+        if self._pieces:
+            return self._pieces.pop(0), bool(self._pieces)
+        await self.gone.wait()
+        raise CallCancelled("the caller went away")
+
+
+class Waiting(Functions):
+    """Every call waits for its lease."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[asyncio.Future[Lease]] = []
+        self.cancelled: list[CallId] = []
+        self.over_: list[CallId] = []
+
+    def place(self, *_: object, **__: object) -> "asyncio.Future[Lease]":  # type: ignore[override]
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        return self.waiting[-1]
+
+    def cancel(self, call: CallId) -> None:
+        self.cancelled.append(call)
+
+    def over(self, call: CallId) -> None:
+        self.over_.append(call)
+
+
+class InPieces(Exchange):
+    """Answers with a head, then *pieces*; then `fail` ends it, or it breaks off with *error*."""
+
+    def __init__(self, lease: Lease, pieces: list[bytes], error: GpufaasError | None = None) -> None:
+        super().__init__(lease, b"", AnswerHead(200, []), False)
+        self._pieces, self._error = pieces, error
+
+    async def answer(self) -> tuple[AnswerHead, bytes, bool]:
+        return AnswerHead(200, []), b"", False
+
+    async def chunk(self) -> bytes | None:
+        if not self._pieces and self._error is not None:
+            raise self._error
+        return self._pieces.pop(0)
+
+
+class Streaming(Functions):
+    error: GpufaasError | None = None
+    cancelled = 0
+
+    def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> Exchange:  # noqa: ARG002 - the port's
+        return InPieces(lease, [b"one", b"two"], self.error)
+
+    def cancel(self, call: CallId) -> None:  # noqa: ARG002 - the port's
+        self.cancelled += 1
+
+
+async def test_a_call_is_a_request_and_an_answer(gateway: Gateway, tmp_path: Path) -> None:
+    await gateway.deployed()
+    functions = Functions()
+
+    answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo", body=b"hello"))
+
+    assert (answer.status, answer.body, answer.error) == (200, b"hello", None)
+    assert (b"x-gpufaas-device", DEVICE.id.encode()) in answer.headers
+
+
+async def test_what_cannot_be_called_is_an_answer_too(gateway: Gateway, tmp_path: Path) -> None:
+    answer = await Calls(gateway.catalogue, Functions(), Functions(), tmp_path).run(Request("nobody"))
+
+    assert answer.status == 404
+    assert b"there is no function 'nobody'" in answer.body
+    assert (b"x-openfaas-internal", b"gateway") in answer.headers
+
+
+async def test_a_body_in_hand_is_held_to_the_functions_limit(gateway: Gateway, tmp_path: Path) -> None:
+    await gateway.deployed(annotations={"gpufaas.bundle": gateway.bundle, "gpufaas.max-body": "1Ki"})
+    functions = Functions()
+
+    answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo", body=b"x" * 1025))
+
+    assert answer.status == 413
+    assert not functions.called
+
+
+async def test_a_caller_who_leaves_while_his_call_waits_gives_its_place_up(gateway: Gateway, tmp_path: Path) -> None:
+    await gateway.deployed()
+    functions, caller = Waiting(), Leaving(b"hello")
+    calls = Calls(gateway.catalogue, functions, functions, tmp_path)
+
+    running = asyncio.create_task(calls.run(Request("echo", body=None, caller=caller)))
+    while not functions.waiting:
+        await asyncio.sleep(0)
+    caller.gone.set()
+
+    with pytest.raises(CallCancelled):
+        await running
+    assert functions.cancelled == functions.over_
+    assert len(functions.cancelled) == 1
+    assert gateway.metrics.functions["echo.openfaas-fn"].by_code.keys() == {499}
+
+
+async def test_a_call_that_waits_too_long_is_answered_504(gateway: Gateway, tmp_path: Path) -> None:
+    await gateway.deployed(annotations={"gpufaas.bundle": gateway.bundle, "gpufaas.timeout": "50ms"})
+    functions = Waiting()
+
+    answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo"))
+
+    assert answer.status == 504
+    assert isinstance(answer.error, DeadlineExceeded)
+    assert b"echo did not answer within 0.05 s, its time limit" in answer.body
+    assert functions.cancelled
+
+
+async def test_what_the_scheduler_refuses_is_said_as_it_says_it(gateway: Gateway, tmp_path: Path) -> None:
+    await gateway.deployed()
+    functions = Waiting()
+    running = asyncio.create_task(Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo")))
+    while not functions.waiting:
+        await asyncio.sleep(0)
+
+    functions.waiting[0].set_exception(Overloaded("the queue is full", 7.0))
+
+    answer = await running
+    assert (answer.status, answer.body) == (429, b"the queue is full")
+    assert (b"retry-after", b"7") in answer.headers
+
+
+async def test_what_is_not_read_of_an_answer_is_given_up(gateway: Gateway, tmp_path: Path) -> None:
+    await gateway.deployed()
+    functions = Streaming()
+    answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo"))
+    stats = gateway.metrics.functions["echo.openfaas-fn"]
+
+    assert answer.stream is not None
+    with answer.stream as stream:
+        assert await stream.chunk() == b"one"
+        assert stats.inflight == 1
+
+    assert functions.cancelled == 1
+    assert stats.inflight == 0
+
+
+async def test_an_answer_that_breaks_off_is_told_from_one_that_ends(gateway: Gateway, tmp_path: Path) -> None:
+    await gateway.deployed()
+    functions = Streaming()
+    functions.error = GpufaasError("the function's answer broke off: it raised")
+    answer = await Calls(gateway.catalogue, functions, functions, tmp_path).run(Request("echo"))
+
+    async def read_all() -> None:
+        assert answer.stream is not None
+        with answer.stream as stream:
+            while await stream.chunk() is not None:
+                pass
+
+    with pytest.raises(BrokenAnswer, match="it raised"):
+        await read_all()
+    assert gateway.metrics.functions["echo.openfaas-fn"].by_code.keys() == {500}
+
+
+async def test_a_quick_call_costs_no_task_and_no_timer_of_its_own(gateway: Gateway, tmp_path: Path) -> None:
+    await gateway.deployed()
+    functions = Functions()
+    calls = Calls(gateway.catalogue, functions, functions, tmp_path)
+    loop = asyncio.get_running_loop()
+    before, timers = len(asyncio.all_tasks()), len(loop._scheduled)  # type: ignore[attr-defined]
+
+    for _ in range(10):
+        await calls.run(Request("echo", body=b"x", caller=Leaving()))
+
+    assert len(asyncio.all_tasks()) == before
+    assert len(loop._scheduled) == timers + 1  # type: ignore[attr-defined]
