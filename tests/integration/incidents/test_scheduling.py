@@ -3,11 +3,10 @@ Calls waited 39 s behind one of 40 s beside an idle device, and a model waited u
 CPU function had.
 """
 
-import time
 from collections.abc import Callable
 
 import pytest
-from tests.integration.conftest import ECHO, HTTP, Platform
+from tests.integration.conftest import ECHO, HTTP, Platform, until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -34,7 +33,7 @@ def test_a_call_waits_no_longer_behind_a_long_one_than_a_load_takes_elsewhere(
     for _ in range(10):  # what the idle device holds is worth more than a second copy
         assert platform.call(other, b"0").text == "slept"
     long = platform.begin(path, b"6")
-    time.sleep(0.1)
+    until(lambda: platform.running() == 1, "the long one runs")
 
     assert platform.call(path, b"0.02").text == "slept"
 
