@@ -18,13 +18,13 @@ async def opened_engine(
     if functions == "process":
         return None
     if functions == "kubernetes":
-        from gpufaas_gpu_manager.kubernetes import Pods, settings_from
-        from gpufaas_gpu_manager.kubernetes_api import access_from
+        from gpufaas_gpu_manager.launch.kubernetes import Pods, settings_from
+        from gpufaas_gpu_manager.launch.kubernetes_api import access_from
 
         pods = Pods(instance, access_from(os.environ), settings_from(os.environ))
         await pods.start()
         return pods
-    from gpufaas_gpu_manager import containers
+    from gpufaas_gpu_manager.launch import containers
 
     docker = containers.Containers(instance, gateway_port, on_network)
     if functions == "docker":

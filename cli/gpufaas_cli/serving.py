@@ -177,7 +177,8 @@ async def _serve(
     from gpufaas_gateway.store import SqliteStore
     from gpufaas_gpu_manager.devices import open_devices
     from gpufaas_gpu_manager.enforcement import Enforcement
-    from gpufaas_gpu_manager.node import Node, NodeSettings
+    from gpufaas_gpu_manager.node import Node
+    from gpufaas_gpu_manager.settings import NodeSettings
     from gpufaas_scheduler.journal import Header
     from gpufaas_scheduler.scaler import Scaler, Watched
     from gpufaas_scheduler.service import SchedulerService

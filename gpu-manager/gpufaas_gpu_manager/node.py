@@ -10,11 +10,9 @@ import asyncio
 import contextlib
 import math
 import os
-import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -23,50 +21,30 @@ from gpufaas_core.constraints import Constraint, satisfied
 from gpufaas_core.environment import Environment, grouped, measure
 from gpufaas_core.errors import CheckBroken, InvalidSpec, LeaseRefused, UnknownFunction, WorkerCrashed
 from gpufaas_core.frames import STREAM, UPGRADE, CallHead
-from gpufaas_core.log_marks import MARK_VARIABLE
-from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Load, Outer, Refused, Resized
+from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Load, Refused, Resized
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds, copy_id
-from gpufaas_core.origin import Origins
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.units import format_bytes
-from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.cpu_time import cpu_seconds
 from gpufaas_gpu_manager.devices import NodeDevice
-from gpufaas_gpu_manager.enforcement import Enforcement, Hold
+from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.exchange import Exchange
-from gpufaas_gpu_manager.forks import Zygote, inherited
+from gpufaas_gpu_manager.forks import Zygote
+from gpufaas_gpu_manager.launch.processes import ForkedProcess, ServedProcess, describe_status
+from gpufaas_gpu_manager.launch.recipes import Bundles, Recipes
+from gpufaas_gpu_manager.launch.served import Ports
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import Logs
-from gpufaas_gpu_manager.processes import STACKS, ForkedProcess, ServedProcess, describe_status
-from gpufaas_gpu_manager.served import Ports
+from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.usage import usage_of
 from gpufaas_gpu_manager.worker import Running, Worker, WorkerDevice
 from gpufaas_gpu_manager.worker_state import WorkerState
-from gpufaas_gpu_manager.zygote import Exec
 
 _SHIM: Final = Path(__file__).with_name("shim")
 _FORGOTTEN_KEPT: Final = 1000
 _SETTLE_S: Final = 2.0
 """How long a GPU driver may take to give the memory of a dead process back before the node goes on regardless."""
-
-
-class Bundles(Protocol):
-    """Where bundles are installed (gpufaas_cache_manager.bundles)."""
-
-    def install(self, digest: str) -> Path: ...
-
-    def manifest(self, digest: str) -> Manifest: ...
-
-
-class Secrets(Protocol):
-    """Where functions find their secrets as files (gpufaas_gateway.secret_files)."""
-
-    def mount(
-        self, function: FunctionId, namespace: str, names: Sequence[str], *, for_container: bool = False
-    ) -> Path: ...
-
-    def unmount(self, function: FunctionId) -> None: ...
 
 
 class Containers(Protocol):
@@ -79,29 +57,9 @@ class Containers(Protocol):
 
     async def pull(self, spec: WorkerSpec) -> tuple[Manifest, WorkerSpec]: ...
 
-    def running(self, worker: Worker) -> Running: ...
+    def running(self, worker: Worker, recipes: Recipes) -> Running: ...
 
     async def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings:
-    abort_grace_s: Seconds = 10.0
-    """How long an abandoned call may run on before its worker is killed for the device's sake."""
-    untaken_s: Seconds = 60.0
-    """How long a lease that was opened, or that one is void, is kept for a call that has not come."""
-    term_grace_s: Seconds = 2.0
-    """How long a server that is evicted may take to end by itself: the next one waits for its memory."""
-    check_timeout_s: Seconds = 120.0
-    """For the import of a handler at deploy: generous, a first import from a cold disk is slow."""
-    threads: int = 0
-    """Of the math libraries in each worker; 0: the machine's cores divided by its CPU devices."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """What every worker gets in its environment, below what its function asks for."""
-    secrets: Secrets | None = None
-    """None: functions have none."""
-    origins: Origins | None = None
-    """Makes of ``OPENFAAS_URL`` each worker's own; None: all have the same, and their calls are as anybody's."""
 
 
 class Node:
@@ -144,7 +102,8 @@ class Node:
         self.open_files = OpenFiles(on_said)
         self.zygote = Zygote(self._on_forked, self._on_exited, on_said)
         cpus = sum(each.device.kind == "cpu" for each in devices)
-        self._threads = self.settings.threads or max(1, len(os.sched_getaffinity(0)) // max(1, cpus))
+        threads = self.settings.threads or max(1, len(os.sched_getaffinity(0)) // max(1, cpus))
+        self.recipes = Recipes(bundles, self.settings, self.enforcement, threads)
         self._ports = Ports()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -194,6 +153,10 @@ class Node:
             else:
                 worker.kill(why)
         self.report(DeviceLeft(device.id, reason))
+
+    @property
+    def fork_server(self) -> int | None:
+        return self.zygote.pid
 
     @property
     def fault(self) -> str:
@@ -547,16 +510,11 @@ class Node:
             worker.on_started(pid)
 
     def _on_exited(self, number: int, status: int) -> None:
-        self.on_reaped(number, f"it ended with {describe_status(status)}")
-
-    def on_reaped(self, number: int, how: str) -> None:
-        """The process, or container, of that worker is gone: *how*."""
-        worker = self._workers.pop(number, None)
+        worker = self._workers.get(number)
         if worker is not None:
-            worker.on_reaped(how)
+            worker.on_reaped(f"it ended with {describe_status(status)}")
 
     def gone(self, worker: Worker) -> None:
-        """*worker* is reaped: its memory is free as soon as the device says so too."""
         device = worker.device
         if device.workers.get(worker.key) is worker:
             del device.workers[worker.key]
@@ -611,96 +569,16 @@ class Node:
         asyncio.get_running_loop().call_later(self.settings.untaken_s, self._revoked.pop, call, None)
 
     def drop(self, worker: Worker) -> None:
-        """*worker* has no process, and will not have one."""
         self._workers.pop(worker.number, None)
 
     def running(self, worker: Worker) -> Running:
         """Return how *worker* is to run: decided by what its function is."""
         if worker.spec.image:
             assert self.containers is not None  # `define` saw to it
-            return self.containers.running(worker)
+            return self.containers.running(worker, self.recipes)
         if worker.spec.kind == "server":
-            return ServedProcess(worker, self.zygote, self._ports)
-        return ForkedProcess(worker, self.zygote)
-
-    def hold(self, worker: Worker) -> Hold:
-        """:raises OSError: the kernel makes no more control groups"""
-        memory = worker.memory if worker.device.source.enforced else 0
-        return self.enforcement.hold(worker.number, memory, worker.device.ledger.capacity, worker.on_over_memory)
-
-    def new_start(self, worker: Worker) -> WorkerStart:
-        spec, source = worker.spec, worker.device.source
-        manifest = self._bundles.manifest(spec.digest)
-        env = self._environment(worker)
-        if manifest.allow_pickle:
-            env["GPUFAAS_ALLOW_PICKLE"] = "1"
-        return WorkerStart(
-            function=f"{spec.name}.{spec.namespace}",
-            bundle=str(self._bundles.install(spec.digest)),
-            handler=manifest.handler,
-            kind=spec.kind,
-            device=source.torch_device,
-            slots=spec.slots,
-            threads=self._threads,
-            limit=worker.memory if source.enforced else 0,
-            env=env,
-            check=worker.scratch,
-            label=source.device.id.rpartition("/")[2],
-            cuda_share=0.0 if source.enforced else min(1.0, worker.memory / max(1, source.device.memory)),
-        )
-
-    def new_program(self, worker: Worker, port: int) -> Exec:
-        """Return the program of a server, which is to listen on *port*. Blocks: it may install the bundle."""
-        spec, source = worker.spec, worker.device.source
-        manifest = self._bundles.manifest(spec.digest)
-        bundle = self._bundles.install(spec.digest)
-        command = spec.env["fprocess"].split() if spec.env.get("fprocess") else list(manifest.command)
-        if not command:
-            raise InvalidSpec(
-                f"{spec.name} has no command: its template.yml needs fprocess, or the function envProcess"
-            )
-        if command[0] in ("python", "python3"):
-            command[0] = sys.executable
-        env = {**inherited(os.environ), **manifest.env, **self._environment(worker)}
-        paths = [str(bundle / "site"), env.get("PYTHONPATH", "")]
-        if manifest.port:
-            env["GPUFAAS_FIXED_PORT"] = str(manifest.port)
-            paths.insert(0, str(_SHIM))
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        env.setdefault("PYTHONUNBUFFERED", "1")  # a line is in the log when it is printed
-        env["PORT"] = env["http_port"] = str(port)  # http_port: what OpenFaaS's templates for node read
-        memory = spec.memory if worker.scratch else worker.memory
-        limit = memory + STACKS if source.enforced and memory else 0
-        return Exec(worker.number, command, env, str(bundle / manifest.workdir), limit)
-
-    def _environment(self, worker: Worker) -> dict[str, str]:
-        spec = worker.spec
-        env = {
-            **self.settings.env,
-            "OPENFAAS_NAME": spec.name,
-            "OPENFAAS_NAMESPACE": spec.namespace,
-            **self.address_for(worker, self.settings.env.get("OPENFAAS_URL", "")),
-            **spec.env,
-            **worker.device.source.env,
-            MARK_VARIABLE: worker.output.secret,
-        }
-        if mounted := self.mounted_secrets(worker):
-            env["secret_mount_path"] = mounted
-        return env
-
-    def address_for(self, worker: Worker, gateway: str) -> dict[str, str]:
-        """Return the variable by which *worker* finds *gateway* (URL; empty: it is not told of one)."""
-        origins = self.settings.origins
-        if gateway and origins is not None and not worker.scratch:
-            gateway = origins.address(gateway, Outer(worker.device.id, worker.spec.function, worker.copy))
-        return {"OPENFAAS_URL": gateway} if gateway else {}
-
-    def mounted_secrets(self, worker: Worker, *, for_container: bool = False) -> str:
-        """Return the directory that has the secrets of *worker*; empty: it asked for none."""
-        spec, secrets = worker.spec, self.settings.secrets
-        if not spec.secrets or secrets is None:
-            return ""
-        return str(secrets.mount(spec.function, spec.namespace, spec.secrets, for_container=for_container))
+            return ServedProcess(worker, self.recipes, self.zygote, self._ports)
+        return ForkedProcess(worker, self.recipes, self.zygote)
 
 
 def _snapshot(device: WorkerDevice, now: Seconds) -> DeviceSnapshot:

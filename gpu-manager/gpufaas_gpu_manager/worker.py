@@ -9,13 +9,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError, LeaseRefused, LoadFailed, OutOfMemory, WorkerCrashed
 from gpufaas_core.frames import FailedHead, ReadyHead
-from gpufaas_core.messages import Finished, Loaded, Measured, Refused, WorkerExited
+from gpufaas_core.messages import Event, Finished, Loaded, Measured, Refused, WorkerExited
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, CopyId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
@@ -24,11 +24,10 @@ from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.enforcement import Hold
 from gpufaas_gpu_manager.exchange import Exchange, Slot, SlotOwner
 from gpufaas_gpu_manager.ledger import MemoryLedger
-from gpufaas_gpu_manager.output import Output
+from gpufaas_gpu_manager.open_files import OpenFiles
+from gpufaas_gpu_manager.output import Logs, Output
+from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
-
-if TYPE_CHECKING:
-    from gpufaas_gpu_manager.node import Node
 
 _LAST_WORDS_S: Final = 0.25
 _LOOK_S: Final = 1.0
@@ -83,6 +82,36 @@ class Running(Protocol):
         """Give up what this side holds; the worker is gone, or the node closes."""
 
 
+class WorkerHost(Protocol):
+    """What a worker asks of the node that has it, and tells it."""
+
+    settings: NodeSettings
+    logs: Logs
+    open_files: OpenFiles
+    fetch: Callable[[WorkerSpec], Awaitable[None]] | None
+    """Has what a function's workers need brought here; None: all that is deployed is here."""
+    report: Callable[[Event], None]
+    """Takes a fact for the scheduler."""
+
+    @property
+    def fork_server(self) -> int | None:
+        """The process that forked workers share pages with."""
+        ...
+
+    def running(self, worker: "Worker") -> Running:
+        """Return how *worker* is to run."""
+        ...
+
+    def over(self, exchange: Exchange) -> None:
+        """*exchange* has no worker any more."""
+
+    def drop(self, worker: "Worker") -> None:
+        """*worker* has no process, and will not have one; or that is gone."""
+
+    def gone(self, worker: "Worker") -> None:
+        """*worker* is reaped: its memory is free as soon as the device says so too."""
+
+
 class WorkerDevice:
     """A device, and which workers it has."""
 
@@ -103,7 +132,7 @@ class Worker(SlotOwner):
 
     def __init__(
         self,
-        node: "Node",
+        host: WorkerHost,
         device: WorkerDevice,
         spec: WorkerSpec,
         memory: Bytes,
@@ -112,7 +141,7 @@ class Worker(SlotOwner):
         *,
         scratch: bool = False,
     ) -> None:
-        self.node = node
+        self.host = host
         self.device = device
         self.spec = spec
         self.copy = copy
@@ -137,7 +166,7 @@ class Worker(SlotOwner):
         self.broken_check = False
         """Of a scratch worker: it ended, or was not started, through no doing of its function."""
         self.ready_head: ReadyHead | None = None
-        self.run: Running = node.running(self)
+        self.run: Running = host.running(self)
         self.hold: Hold | None = None
         """What holds it to its memory, if it is a process."""
         self._free: list[Slot] = []
@@ -151,7 +180,7 @@ class Worker(SlotOwner):
         self.reaped = False
         """`pid` may be another process's by now."""
         self._reaped_with: str | None = None
-        self.output = Output(node.logs, f"{spec.name}.{spec.namespace}", f"{device.id.rpartition('/')[2]}-{number}")
+        self.output = Output(host.logs, f"{spec.name}.{spec.namespace}", f"{device.id.rpartition('/')[2]}-{number}")
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._progress: tuple[int, ...] = ()
         self._progress_at = 0.0
@@ -173,15 +202,15 @@ class Worker(SlotOwner):
 
     async def _begin(self) -> None:
         try:
-            if self.node.fetch is not None and not self.spec.image:
-                await self._fetch(self.node.fetch)
-            self.node.open_files.take(self.number, 1 if self.scratch else self.spec.slots)
+            if self.host.fetch is not None and not self.spec.image:
+                await self._fetch(self.host.fetch)
+            self.host.open_files.take(self.number, 1 if self.scratch else self.spec.slots)
             await self.run.start()
         except (GpufaasError, OSError) as exc:
             self._blameless = is_lack(exc)
-            reason = self.node.open_files.say_lack() if self._blameless else str(exc)
+            reason = self.host.open_files.say_lack() if self._blameless else str(exc)
             self._failure = FailedHead(reason, "")
-            self.node.drop(self)
+            self.host.drop(self)
             self.on_exited(reason)
             return
         self._progress_at = asyncio.get_running_loop().time()
@@ -213,7 +242,7 @@ class Worker(SlotOwner):
     def on_started(self, pid: int) -> None:
         self.pid = pid
         if self.hold is not None:
-            self.hold.started(pid, None if self.spec.kind == "server" else self.node.zygote.pid)
+            self.hold.started(pid, None if self.spec.kind == "server" else self.host.fork_server)
         if self.state is WorkerState.ENDING or self._killed_for:
             self.run.kill()
 
@@ -238,7 +267,7 @@ class Worker(SlotOwner):
         for exchange in self.unbound:
             exchange.phases = phases
         occupation = max(head.occupation, self._driver_bytes())
-        self.node.report(Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy))
+        self.host.report(Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy))
         if not self.told:
             self._later("told", _TOLD_WITHIN_S, self.on_told)
         else:
@@ -267,7 +296,7 @@ class Worker(SlotOwner):
     def fail_unstarted(self, reason: str) -> None:
         """It can never start: answer its calls."""
         self._failure = FailedHead(reason, "")
-        self.node.drop(self)
+        self.host.drop(self)
         self.on_exited(reason)
 
     def _check_progress(self) -> None:
@@ -310,22 +339,22 @@ class Worker(SlotOwner):
         self._free.append(slot)
         call = exchange.lease.call
         self.exchanges.pop(call, None)
-        self.node.over(exchange)
+        self.host.over(exchange)
         self.outgrown = out_of_memory
         if peak or out_of_memory:
-            self.node.report(Measured(self.spec.function, self.device.id, peak, self.copy, out_of_memory))
-        self.node.report(Finished(call, self.device.id, run_s, ok and not exchange.abandoned))
+            self.host.report(Measured(self.spec.function, self.device.id, peak, self.copy, out_of_memory))
+        self.host.report(Finished(call, self.device.id, run_s, ok and not exchange.abandoned))
         if self.unbound and self.takes_calls:
             self.bind(self.unbound.popleft())
 
     def watch_abandoned(self) -> None:
         """An abandoned call may end by itself; if all that runs here is abandoned too long, the worker is killed."""
-        self._later("abandoned", self.node.settings.abort_grace_s, self._end_abandoned)
+        self._later("abandoned", self.host.settings.abort_grace_s, self._end_abandoned)
 
     def _end_abandoned(self) -> None:
         bound = [each for each in self.exchanges.values() if each.slot is not None]
         if bound and all(each.abandoned for each in bound):
-            self.kill(f"a call that nobody waits for ran on for {self.node.settings.abort_grace_s:g} s")
+            self.kill(f"a call that nobody waits for ran on for {self.host.settings.abort_grace_s:g} s")
         elif any(each.abandoned for each in bound):
             self.watch_abandoned()
 
@@ -345,7 +374,7 @@ class Worker(SlotOwner):
             if exchange.untouched and not exchange.abandoned:
                 self._free.append(slot)
                 del self.exchanges[exchange.lease.call]
-                self.node.over(exchange)
+                self.host.over(exchange)
                 self._refuse(exchange, reason)
             else:
                 self.on_done(slot, exchange, 0.0, 0, False, False)
@@ -357,7 +386,7 @@ class Worker(SlotOwner):
     def _refuse(self, exchange: Exchange, reason: str) -> None:
         """Nothing of the call was taken: the scheduler, and then the gateway, place it again."""
         lease = exchange.lease
-        self.node.report(Refused(lease.call, lease.device, reason))
+        self.host.report(Refused(lease.call, lease.device, reason))
         exchange.fail(LeaseRefused(f"{lease.device} could not give call {lease.call} to its worker: {reason}"))
 
     def ran_out(self, said: bytes) -> OutOfMemory:
@@ -400,7 +429,7 @@ class Worker(SlotOwner):
         waited = self.state is WorkerState.WAITING
         self.state = advance(self.state, WorkerEvent.END_REQUESTED)
         if waited:
-            self.node.drop(self)
+            self.host.drop(self)
             self.on_exited("it was not needed any more")  # it never had a process: GONE already
         elif self._fetching is not None:
             self._fetching.cancel()  # there is no process yet: `_begin` concludes
@@ -416,7 +445,13 @@ class Worker(SlotOwner):
         self.run.kill()
 
     def on_reaped(self, how: str) -> None:
-        """Its process is gone: *how*. What it said last may still be in its sockets: read that before concluding."""
+        """
+        Its process, or container, is gone: *how*. What it said last may still be in its sockets: read that before
+        concluding.
+        """
+        if self.reaped:
+            return
+        self.host.drop(self)
         self.reaped = True
         self._reaped_with = how
         if self.hold is not None and (reason := self.hold.close()):
@@ -476,10 +511,10 @@ class Worker(SlotOwner):
             error = (OutOfMemory if ran_out or how.startswith(KILLED_FOR_MEMORY) else WorkerCrashed)(
                 f"the worker of {name} died: {reason}{self.output.tail(True)}"
             )
-        self.node.gone(self)
+        self.host.gone(self)
         again: list[Exchange] = []
         for exchange in exchanges.values():
-            self.node.over(exchange)
+            self.host.over(exchange)
             if exchange.abandoned:
                 exchange.fail(error)
             elif (exchange.untouched and before is WorkerState.READY) or place_again:
@@ -489,15 +524,15 @@ class Worker(SlotOwner):
         if before in (WorkerState.ENDING, WorkerState.GONE):
             # The engine asked for it, and knows. Calls were still on it only if their function was taken away.
             for call in exchanges:
-                self.node.report(Finished(call, self.device.id, 0.0, ok=False))
+                self.host.report(Finished(call, self.device.id, 0.0, ok=False))
         elif loading:
-            self.node.report(
+            self.host.report(
                 LoadFailedFact(self.spec.function, self.device.id, reason, again_with_more, self.copy, self._blameless)
             )
         else:
             if ran_out:
-                self.node.report(Measured(self.spec.function, self.device.id, 0, self.copy, out_of_memory=True))
-            self.node.report(WorkerExited(self.spec.function, self.device.id, reason, self.copy))
+                self.host.report(Measured(self.spec.function, self.device.id, 0, self.copy, out_of_memory=True))
+            self.host.report(WorkerExited(self.spec.function, self.device.id, reason, self.copy))
         for exchange in again:
             self._refuse(exchange, reason)
 
@@ -511,7 +546,7 @@ class Worker(SlotOwner):
         if self.hold is not None:
             self.hold.close()
         self.output.close()
-        self.node.open_files.give_back(self.number)
+        self.host.open_files.give_back(self.number)
 
     def _settle_check(self, failure: str | None) -> None:
         if self.scratch and not self.checked.done():

@@ -23,13 +23,14 @@ from gpufaas_core.messages import Event, Finished, Lease, Loaded, WorkerExited
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import MiB
-from gpufaas_gpu_manager.containers import Containers
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.exchange import Exchange
-from gpufaas_gpu_manager.kubernetes import Pod, Pods
-from gpufaas_gpu_manager.kubernetes_api import Access
+from gpufaas_gpu_manager.launch.containers import Containers
+from gpufaas_gpu_manager.launch.kubernetes import Pod, Pods
+from gpufaas_gpu_manager.launch.kubernetes_api import Access
 from gpufaas_gpu_manager.node import Containers as Engine
-from gpufaas_gpu_manager.node import Node, NodeSettings
+from gpufaas_gpu_manager.node import Node
+from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_state import WorkerState
 

@@ -16,7 +16,8 @@ from gpufaas_core.messages import Event
 from gpufaas_core.model import NodeId
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.door import Door
-from gpufaas_gpu_manager.node import Node, NodeSettings
+from gpufaas_gpu_manager.node import Node
+from gpufaas_gpu_manager.settings import NodeSettings
 
 
 class Bundles:

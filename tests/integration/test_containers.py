@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gpufaas_gpu_manager.containers import Containers
+from gpufaas_gpu_manager.launch.containers import Containers
 
 LIMIT_S = 60.0
 

@@ -29,7 +29,8 @@ from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, copy_id
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
-from gpufaas_gpu_manager.node import Node, NodeSettings
+from gpufaas_gpu_manager.node import Node
+from gpufaas_gpu_manager.settings import NodeSettings
 
 DEVICE = DeviceId("n/cpu:0")
 BIG = """

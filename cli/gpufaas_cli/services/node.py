@@ -43,7 +43,8 @@ from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.door import Door
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.metrics import node_metrics
-from gpufaas_gpu_manager.node import Node, NodeSettings
+from gpufaas_gpu_manager.node import Node
+from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_store.election import register
 from gpufaas_store.etcd import Etcd
 from gpufaas_store.secrets import EtcdSecrets, SecretChanged, SecretRemoved, SecretsKey

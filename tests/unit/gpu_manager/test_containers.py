@@ -11,10 +11,12 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.model import Device, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import GiB, MiB
-from gpufaas_gpu_manager import containers as module
-from gpufaas_gpu_manager.containers import NETWORK, Containers
 from gpufaas_gpu_manager.devices import CpuDevice
-from gpufaas_gpu_manager.node import NodeSettings
+from gpufaas_gpu_manager.enforcement import Enforcement
+from gpufaas_gpu_manager.launch import containers as module
+from gpufaas_gpu_manager.launch.containers import NETWORK, Containers
+from gpufaas_gpu_manager.launch.recipes import Recipes
+from gpufaas_gpu_manager.settings import NodeSettings
 
 SPEC = WorkerSpec(FunctionId("f.ns@1"), "f", "ns", "", "server", image="f:1", env={"MINE": "1"})
 
@@ -86,9 +88,10 @@ def create(containers: Containers, source: Any, spec: WorkerSpec = SPEC, memory:
         memory=memory,
         number=1,
         output=SimpleNamespace(secret="5ec2e7"),
-        node=SimpleNamespace(settings=NodeSettings(), address_for=lambda _, gateway: {"OPENFAAS_URL": gateway}),
     )
-    containers.create(SimpleNamespace(worker=worker), "", {})  # type: ignore[arg-type]
+    no_bundles: Any = None
+    recipes = Recipes(no_bundles, NodeSettings(), Enforcement(), threads=1)
+    containers.create(SimpleNamespace(worker=worker, recipes=recipes), "", {})  # type: ignore[arg-type]
 
 
 def test_on_a_gpu_it_is_given_that_one_and_no_other(containers: Containers, engine: Engine) -> None:

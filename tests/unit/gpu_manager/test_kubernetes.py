@@ -18,9 +18,10 @@ from gpufaas_core.messages import Event, Lease, WorkerExited
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gpu_manager.devices import open_devices
-from gpufaas_gpu_manager.kubernetes import Pods, PodSettings, settings_from
-from gpufaas_gpu_manager.kubernetes_api import Access, access_from
-from gpufaas_gpu_manager.node import Node, NodeSettings
+from gpufaas_gpu_manager.launch.kubernetes import Pods, PodSettings, settings_from
+from gpufaas_gpu_manager.launch.kubernetes_api import Access, access_from
+from gpufaas_gpu_manager.node import Node
+from gpufaas_gpu_manager.settings import NodeSettings
 
 SERVER = Path(__file__).parents[2] / "images" / "server.py"
 DEVICE = DeviceId("n/cpu:0")

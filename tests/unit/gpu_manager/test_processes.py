@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpufaas_gpu_manager.processes import ForkedProcess
+from gpufaas_gpu_manager.launch.processes import ForkedProcess
 
 
 @pytest.mark.parametrize("reaped", [True, False])
@@ -15,7 +15,7 @@ def test_what_has_the_process_id_of_a_reaped_worker_is_not_killed(reaped: bool) 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as other:
         worker = SimpleNamespace(hold=None, pid=other.pid, reaped=reaped)
 
-        ForkedProcess(cast(Any, worker), cast(Any, None)).kill()
+        ForkedProcess(cast(Any, worker), cast(Any, None), cast(Any, None)).kill()
 
         other.communicate(b"\n")
     assert other.returncode == (0 if reaped else -9)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas_gpu_manager.upstream import listens, upstream_port
+from gpufaas_gpu_manager.launch.upstream import listens, upstream_port
 
 
 @pytest.mark.parametrize(("env", "port"), [

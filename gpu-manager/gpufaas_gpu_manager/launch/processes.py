@@ -6,23 +6,16 @@ import os
 import resource
 import signal
 import socket
-from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from gpufaas_core.model import Bytes
-from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.exchange import SlotProtocol
 from gpufaas_gpu_manager.forks import Zygote
-from gpufaas_gpu_manager.served import Face, Ports
+from gpufaas_gpu_manager.launch.recipes import STACKS, Recipes
+from gpufaas_gpu_manager.launch.served import Face, Ports
+from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.zygote import COPIED, data_limit
-
-if TYPE_CHECKING:
-    from gpufaas_gpu_manager.worker import Worker
-
-STACKS: Final[Bytes] = 64 * MiB
-"""A program may have so much private memory beyond what is reserved for it: the kernel counts the stacks of threads
-whole (8 MiB each by default), although hardly any of it is ever touched."""
 
 
 class ForkedProcess:
@@ -31,15 +24,16 @@ class ForkedProcess:
     waits_for = ""
     death_known_s = 0.5
 
-    def __init__(self, worker: "Worker", zygote: Zygote) -> None:
+    def __init__(self, worker: Worker, recipes: Recipes, zygote: Zygote) -> None:
         self._worker = worker
+        self._recipes = recipes
         self._zygote = zygote
         self._slots: list[SlotProtocol] = []
 
     async def start(self) -> None:
         worker, loop = self._worker, asyncio.get_running_loop()
-        start = await asyncio.to_thread(worker.node.new_start, worker)
-        worker.hold = hold = worker.node.hold(worker)
+        start = await asyncio.to_thread(self._recipes.start, worker)
+        worker.hold = hold = self._recipes.hold(worker)
         pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.slots)]
         theirs = [theirs for _, theirs in pairs]
         try:
@@ -70,7 +64,7 @@ class ForkedProcess:
         worker = self._worker
         if worker.pid is not None and worker.ready_head is not None and worker.device.source.enforced:
             limit = data_limit(worker.ready_head.data_base, memory, worker.spec.slots)
-            limit_data(worker.pid, limit, worker.node.enforcement.hard_is_soft)
+            limit_data(worker.pid, limit, self._recipes.enforcement.hard_is_soft)
 
     def in_use(self) -> Bytes:
         worker = self._worker
@@ -89,11 +83,12 @@ class ServedProcess:
 
     death_known_s = 0.5
 
-    def __init__(self, worker: "Worker", zygote: Zygote, ports: Ports) -> None:
+    def __init__(self, worker: Worker, recipes: Recipes, zygote: Zygote, ports: Ports) -> None:
         self.waits_for = ""
         self._ports = ports
         self._claim: socket.socket | None = None
         self._worker = worker
+        self._recipes = recipes
         self._zygote = zygote
         self._face = Face(worker)
         self._grace: asyncio.TimerHandle | None = None
@@ -102,8 +97,8 @@ class ServedProcess:
         worker = self._worker
         port, self._claim = self._ports.take()
         self.waits_for = f"to listen on port {port}, which PORT says"
-        program = await asyncio.to_thread(worker.node.new_program, worker, port)
-        worker.hold = worker.node.hold(worker)
+        program = await asyncio.to_thread(self._recipes.program, worker, port)
+        worker.hold = self._recipes.hold(worker)
         program = msgspec.structs.replace(program, confine=worker.hold.confine)
         with worker.output.piped() as ends:
             await self._zygote.run(program, ends)
@@ -115,7 +110,7 @@ class ServedProcess:
             return  # it is killed when its process is there, or gone
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(worker.pid, signal.SIGTERM)
-        self._grace = asyncio.get_running_loop().call_later(worker.node.settings.term_grace_s, self.kill)
+        self._grace = asyncio.get_running_loop().call_later(self._recipes.settings.term_grace_s, self.kill)
 
     def kill(self) -> None:
         _kill(self._worker)
@@ -125,7 +120,7 @@ class ServedProcess:
 
     def limit_to(self, memory: Bytes) -> None:
         if self._worker.pid is not None and self._worker.device.source.enforced:
-            limit_data(self._worker.pid, memory + STACKS, self._worker.node.enforcement.hard_is_soft)
+            limit_data(self._worker.pid, memory + STACKS, self._recipes.enforcement.hard_is_soft)
 
     def in_use(self) -> Bytes:
         pid, hold = self._worker.pid, self._worker.hold
@@ -141,7 +136,7 @@ class ServedProcess:
             self._claim.close()
 
 
-def _kill(worker: "Worker") -> None:
+def _kill(worker: Worker) -> None:
     """SIGKILL to its process, the process group that it leads, and its control group. The zygote sees to the rest."""
     if worker.hold is not None:
         worker.hold.kill()

@@ -19,22 +19,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.frames import FailedHead
-from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import format_bytes
-from gpufaas_gpu_manager.containers import CAPABILITIES, PORT, SECRETS
-from gpufaas_gpu_manager.kubernetes_api import Access, ApiError, ApiLost, ApiServer
+from gpufaas_gpu_manager.launch.containers import CAPABILITIES, PORT, SECRETS
+from gpufaas_gpu_manager.launch.kubernetes_api import Access, ApiError, ApiLost, ApiServer
+from gpufaas_gpu_manager.launch.recipes import Recipes
+from gpufaas_gpu_manager.launch.served import Face
 from gpufaas_gpu_manager.line_limit import LineLimit
-from gpufaas_gpu_manager.served import Face
-from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY
-
-if TYPE_CHECKING:
-    from gpufaas_gpu_manager.worker import Running, Worker
+from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY, Running, Worker
 
 log = logging.getLogger(__name__)
 
@@ -170,12 +167,12 @@ class Pods:
             raise InvalidSpec(f"function {spec.name} has only an image ({spec.image}): {exc}") from exc
         return Manifest(kind="server", template="image"), spec
 
-    def running(self, worker: "Worker") -> "Running":
-        return Pod(worker, self)
+    def running(self, worker: Worker, recipes: Recipes) -> Running:
+        return Pod(worker, recipes, self)
 
     # --- what pods ask for ---
 
-    def name_of(self, worker: "Worker") -> str:
+    def name_of(self, worker: Worker) -> str:
         """Return a DNS label that no other pod has."""
         name = re.sub(r"[^a-z0-9-]", "-", worker.spec.name.lower()).strip("-") or "function"
         return f"{name[:40].rstrip('-')}-{self._boot}-{worker.number}"
@@ -370,20 +367,9 @@ class Pods:
         }
 
     def _manifest(self, pod: "Pod", has_secrets: bool) -> dict[str, Any]:
-        worker = pod.worker
-        spec, source = worker.spec, worker.device.source
-        settings = worker.node.settings
-        env = {
-            **settings.env,
-            **worker.node.address_for(worker, self.settings.gateway or settings.env.get("OPENFAAS_URL", "")),
-            "OPENFAAS_NAME": spec.name,
-            "OPENFAAS_NAMESPACE": spec.namespace,
-            **source.env,
-            **spec.env,
-            "GPUFAAS_DEVICE": source.torch_device,
-            "GPUFAAS_DEVICE_MEMORY": str(worker.memory),
-            MARK_VARIABLE: worker.output.secret,
-        }
+        worker, settings = pod.worker, pod.recipes.settings
+        spec = worker.spec
+        env = pod.recipes.container_env(worker, self.settings.gateway or settings.env.get("OPENFAAS_URL", ""))
         memory = {"memory": str(spec.memory_limit or worker.memory)}
         cpus = {"cpu": f"{round(spec.cpus * 1000)}m"} if spec.cpus else {}
         mounts: list[dict[str, Any]] = []
@@ -433,8 +419,9 @@ class Pod:
 
     death_known_s: Seconds = 3.0  # the kubelet looks once a second, and then tells
 
-    def __init__(self, worker: "Worker", pods: Pods) -> None:
+    def __init__(self, worker: Worker, recipes: Recipes, pods: Pods) -> None:
         self.worker = worker
+        self.recipes = recipes
         self.waits_for = ""
         self.name = pods.name_of(worker)
         self.created = self.dead = self.has_secret = False
@@ -448,7 +435,7 @@ class Pod:
 
     async def start(self) -> None:
         worker = self.worker
-        folder = await asyncio.to_thread(worker.node.mounted_secrets, worker)
+        folder = await asyncio.to_thread(self.recipes.mounted_secrets, worker)
         values = await asyncio.to_thread(_read, folder) if folder else {}
         self.has_secret = bool(values)
         await asyncio.shield(asyncio.ensure_future(self._pods.create(self, values)))
@@ -459,7 +446,7 @@ class Pod:
             self._pods.delete(self, self._deleted_with)
 
     def end(self) -> None:
-        self._delete(self.worker.node.settings.term_grace_s)
+        self._delete(self.recipes.settings.term_grace_s)
 
     def kill(self) -> None:
         self._delete(_KILL_GRACE_S)
@@ -571,7 +558,7 @@ class Pod:
             self._pods.follow(self)  # it ended before it was seen to run
         elif not self._runs:
             self._told_all = True
-        self.worker.node.on_reaped(self.worker.number, how)
+        self.worker.on_reaped(how)
 
 
 def _state_of(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -594,7 +581,7 @@ def _behind(stamped: list[str], last: str) -> tuple[list[str], str]:
     return lines, last
 
 
-def _how(ended: Mapping[str, Any], status: Mapping[str, Any], worker: "Worker") -> str:
+def _how(ended: Mapping[str, Any], status: Mapping[str, Any], worker: Worker) -> str:
     """Return in words how a container ended."""
     if ended.get("reason") == "OOMKilled":
         limit = format_bytes(worker.spec.memory_limit or worker.memory)

@@ -14,23 +14,20 @@ import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec
-from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_core.units import format_bytes
+from gpufaas_gpu_manager.launch.recipes import Recipes
+from gpufaas_gpu_manager.launch.served import Face
+from gpufaas_gpu_manager.launch.upstream import listens, upstream_port
 from gpufaas_gpu_manager.line_limit import Allowance, LineLimit
 from gpufaas_gpu_manager.output import STREAMS
-from gpufaas_gpu_manager.served import Face
-from gpufaas_gpu_manager.upstream import listens, upstream_port
-from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY
-
-if TYPE_CHECKING:
-    from gpufaas_gpu_manager.worker import Running, Worker
+from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY, Running, Worker
 
 log = logging.getLogger(__name__)
 
@@ -159,8 +156,8 @@ class Containers:
         )
         return Manifest(kind="server", template="image"), spec
 
-    def running(self, worker: "Worker") -> "Running":
-        return Container(worker, self)
+    def running(self, worker: Worker, recipes: Recipes) -> Running:
+        return Container(worker, recipes, self)
 
     # --- in threads ---
 
@@ -224,19 +221,7 @@ class Containers:
 
         worker = container.worker
         spec, source = worker.spec, worker.device.source
-        settings = worker.node.settings
-        env = {
-            **settings.env,
-            **worker.node.address_for(worker, self._gateway),
-            "OPENFAAS_NAME": spec.name,
-            "OPENFAAS_NAMESPACE": spec.namespace,
-            **source.env,
-            **spec.env,
-            # What images of our template go by; the memory is what it may take of a GPU, where nothing enforces it.
-            "GPUFAAS_DEVICE": source.torch_device,
-            "GPUFAAS_DEVICE_MEMORY": str(worker.memory),
-            MARK_VARIABLE: worker.output.secret,
-        }
+        env = container.recipes.container_env(worker, self._gateway)
         memory = spec.memory_limit or worker.memory
         more: dict[str, Any] = {}
         if uuid := getattr(source, "uuid", ""):
@@ -371,7 +356,7 @@ class Containers:
 
     def _is_running(self, engine_id: str) -> bool:
         try:
-            return bool(self._client.api.inspect_container(engine_id)["State"]["Running"])
+            return bool(self._client.api.inspect_container(engine_id)["State"][Running])
         except Exception:
             return False
 
@@ -420,8 +405,9 @@ class Container:
     waits_for = f"to listen on port {PORT}"
     death_known_s = 2.0  # the engine takes its time over events, on a busy machine most of all
 
-    def __init__(self, worker: "Worker", containers: Containers) -> None:
+    def __init__(self, worker: Worker, recipes: Recipes, containers: Containers) -> None:
         self.worker = worker
+        self.recipes = recipes
         self.out_of_memory = False
         self.dead = False
         self._containers = containers
@@ -434,7 +420,7 @@ class Container:
 
     async def start(self) -> None:
         worker, containers = self.worker, self._containers
-        secrets = await asyncio.to_thread(worker.node.mounted_secrets, worker, for_container=True)
+        secrets = await asyncio.to_thread(self.recipes.mounted_secrets, worker, for_container=True)
         creating = asyncio.ensure_future(asyncio.to_thread(containers.create, self, secrets, worker.spec.labels))
         self._id, address, pid, upstream = await asyncio.shield(creating)
         allowance = Allowance(time.monotonic())  # its threads may both count at once: one is off by a turn's lines
@@ -452,7 +438,7 @@ class Container:
 
     def end(self) -> None:
         if self._id:  # else it is killed when it is there
-            self._in_thread(self._containers.end, self._id, self.worker.node.settings.term_grace_s)
+            self._in_thread(self._containers.end, self._id, self.recipes.settings.term_grace_s)
 
     def kill(self) -> None:
         if self._id:
@@ -496,7 +482,7 @@ class Container:
             )
         else:
             how = f"its container ended with exit status {status}"
-        self.worker.node.on_reaped(self.worker.number, how)
+        self.worker.on_reaped(how)
 
     def _in_thread(self, action: Callable[..., None], *arguments: object) -> None:
         try:

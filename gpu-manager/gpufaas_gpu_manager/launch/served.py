@@ -4,15 +4,13 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.frames import ReadyHead
 from gpufaas_core.model import Seconds
 from gpufaas_gpu_manager.http_slots import HttpSlot
-
-if TYPE_CHECKING:
-    from gpufaas_gpu_manager.worker import Worker
+from gpufaas_gpu_manager.worker import Worker
 
 _FIRST_LOOK_S: Final[Seconds] = 0.005
 _LOOK_EVERY_S: Final[Seconds] = 0.1
@@ -26,7 +24,7 @@ PORTS: Final = range(20_000, 32_768)
 class Face:
     """A worker as it is reached: made with it, opened once its address is known."""
 
-    def __init__(self, worker: "Worker") -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._slots: list[HttpSlot] = []
         self._task: asyncio.Task[None] | None = None

@@ -1,0 +1,141 @@
+"""What a worker is started with: the environment, the arguments and the limits that its function asks for."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Final, Protocol
+
+from gpufaas_core.bundle import Manifest
+from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.log_marks import MARK_VARIABLE
+from gpufaas_core.messages import Outer
+from gpufaas_core.model import Bytes
+from gpufaas_core.units import MiB
+from gpufaas_functions.runner import WorkerStart
+from gpufaas_gpu_manager.enforcement import Enforcement, Hold
+from gpufaas_gpu_manager.forks import inherited
+from gpufaas_gpu_manager.settings import NodeSettings
+from gpufaas_gpu_manager.worker import Worker
+from gpufaas_gpu_manager.zygote import Exec
+
+STACKS: Final[Bytes] = 64 * MiB
+"""A program may have so much private memory beyond what is reserved for it: the kernel counts the stacks of threads
+whole (8 MiB each by default), although hardly any of it is ever touched."""
+_SHIM: Final = Path(__file__).parent.with_name("shim")
+
+
+class Bundles(Protocol):
+    """Where bundles are installed (gpufaas_cache_manager.bundles)."""
+
+    def install(self, digest: str) -> Path: ...
+
+    def manifest(self, digest: str) -> Manifest: ...
+
+
+class Recipes:
+    """
+    See module.
+
+    :param threads: of the math libraries in each worker
+    """
+
+    def __init__(self, bundles: Bundles, settings: NodeSettings, enforcement: Enforcement, threads: int) -> None:
+        self.settings = settings
+        self.enforcement = enforcement
+        self._bundles = bundles
+        self._threads = threads
+
+    def hold(self, worker: Worker) -> Hold:
+        """:raises OSError: the kernel makes no more control groups"""
+        memory = worker.memory if worker.device.source.enforced else 0
+        return self.enforcement.hold(worker.number, memory, worker.device.ledger.capacity, worker.on_over_memory)
+
+    def start(self, worker: Worker) -> WorkerStart:
+        spec, source = worker.spec, worker.device.source
+        manifest = self._bundles.manifest(spec.digest)
+        env = self._environment(worker)
+        if manifest.allow_pickle:
+            env["GPUFAAS_ALLOW_PICKLE"] = "1"
+        return WorkerStart(
+            function=f"{spec.name}.{spec.namespace}",
+            bundle=str(self._bundles.install(spec.digest)),
+            handler=manifest.handler,
+            kind=spec.kind,
+            device=source.torch_device,
+            slots=spec.slots,
+            threads=self._threads,
+            limit=worker.memory if source.enforced else 0,
+            env=env,
+            check=worker.scratch,
+            label=source.device.id.rpartition("/")[2],
+            cuda_share=0.0 if source.enforced else min(1.0, worker.memory / max(1, source.device.memory)),
+        )
+
+    def program(self, worker: Worker, port: int) -> Exec:
+        """Return the program of a server, which is to listen on *port*. Blocks: it may install the bundle."""
+        spec, source = worker.spec, worker.device.source
+        manifest = self._bundles.manifest(spec.digest)
+        bundle = self._bundles.install(spec.digest)
+        command = spec.env["fprocess"].split() if spec.env.get("fprocess") else list(manifest.command)
+        if not command:
+            raise InvalidSpec(
+                f"{spec.name} has no command: its template.yml needs fprocess, or the function envProcess"
+            )
+        if command[0] in ("python", "python3"):
+            command[0] = sys.executable
+        env = {**inherited(os.environ), **manifest.env, **self._environment(worker)}
+        paths = [str(bundle / "site"), env.get("PYTHONPATH", "")]
+        if manifest.port:
+            env["GPUFAAS_FIXED_PORT"] = str(manifest.port)
+            paths.insert(0, str(_SHIM))
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        env.setdefault("PYTHONUNBUFFERED", "1")  # a line is in the log when it is printed
+        env["PORT"] = env["http_port"] = str(port)  # http_port: what OpenFaaS's templates for node read
+        memory = spec.memory if worker.scratch else worker.memory
+        limit = memory + STACKS if source.enforced and memory else 0
+        return Exec(worker.number, command, env, str(bundle / manifest.workdir), limit)
+
+    def mounted_secrets(self, worker: Worker, *, for_container: bool = False) -> str:
+        """Return the directory that has the secrets of *worker*; empty: it asked for none."""
+        spec, secrets = worker.spec, self.settings.secrets
+        if not spec.secrets or secrets is None:
+            return ""
+        return str(secrets.mount(spec.function, spec.namespace, spec.secrets, for_container=for_container))
+
+    def container_env(self, worker: Worker, gateway: str) -> dict[str, str]:
+        """Return the environment of a container or pod that finds *gateway* at this URL."""
+        spec, source = worker.spec, worker.device.source
+        return {
+            **self.settings.env,
+            **self.address_for(worker, gateway),
+            "OPENFAAS_NAME": spec.name,
+            "OPENFAAS_NAMESPACE": spec.namespace,
+            **source.env,
+            **spec.env,
+            # What images of our template go by; the memory is what it may take of a GPU, where nothing enforces it.
+            "GPUFAAS_DEVICE": source.torch_device,
+            "GPUFAAS_DEVICE_MEMORY": str(worker.memory),
+            MARK_VARIABLE: worker.output.secret,
+        }
+
+    def address_for(self, worker: Worker, gateway: str) -> dict[str, str]:
+        """Return the variable by which *worker* finds *gateway* (URL; empty: it is not told of one)."""
+        origins = self.settings.origins
+        if gateway and origins is not None and not worker.scratch:
+            gateway = origins.address(gateway, Outer(worker.device.id, worker.spec.function, worker.copy))
+        return {"OPENFAAS_URL": gateway} if gateway else {}
+
+    def _environment(self, worker: Worker) -> dict[str, str]:
+        spec = worker.spec
+        env = {
+            **self.settings.env,
+            "OPENFAAS_NAME": spec.name,
+            "OPENFAAS_NAMESPACE": spec.namespace,
+            **self.address_for(worker, self.settings.env.get("OPENFAAS_URL", "")),
+            **spec.env,
+            **worker.device.source.env,
+            MARK_VARIABLE: worker.output.secret,
+        }
+        if mounted := self.mounted_secrets(worker):
+            env["secret_mount_path"] = mounted
+        return env
