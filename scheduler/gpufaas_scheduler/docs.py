@@ -11,7 +11,7 @@ from math import inf
 from typing import Final
 
 from gpufaas_cache_manager.residency import NOT_ASKED
-from gpufaas_core.model import DeviceId, FunctionId, Seconds
+from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, FunctionDoc, Holder, ResidentDoc
 from gpufaas_scheduler.world.backoff import restored
 from gpufaas_scheduler.world.cluster import Cluster
@@ -226,14 +226,6 @@ def lost_copies(owner: FunctionState, doc: FunctionDoc) -> bool:
     """Whether a copy that the doc knows did not come back."""
     present = {(device.id, model.copy) for model, device in owner.active.items()}
     return any(each not in present for each in doc.holders)
-
-
-def key_of(what: DeviceState | FunctionState) -> str:
-    return key_of_device(what.id) if isinstance(what, DeviceState) else f"functions/{what.id}"
-
-
-def key_of_device(device: DeviceId) -> str:
-    return f"devices/{device}"
 
 
 ENGINE_KEY: Final = "engine"

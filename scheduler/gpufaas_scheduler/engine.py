@@ -45,7 +45,6 @@ from gpufaas_scheduler.handle import calls, copies, fleet, joins, takeover, work
 from gpufaas_scheduler.handle.settle import return_overdue, settle, untangle
 from gpufaas_scheduler.view import ClusterView
 from gpufaas_scheduler.world.call_state import RUNNING, WAITING
-from gpufaas_scheduler.world.calls import runs_at
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.queue import IMPLICIT
 from gpufaas_scheduler.world.world import World
@@ -178,17 +177,19 @@ class Engine:
 
     def holdings(self, devices: Iterable[DeviceId], among: Collection[CallId] | None = None) -> dict[DeviceId, Holding]:
         """
-        Return what these devices should have, by what this engine was told. O(residents + calls that run on them).
+        Return what these devices should have, by what this engine was told. O(residents + calls that run).
 
         :param among: the calls that are looked at; None: all
         """
-        here = [self._world.devices[each] for each in devices if each in self._world.devices]
-        return {
-            each.id: Holding(
-                dict(each.models.models), {call.id for call in runs_at(each) if among is None or call.id in among}
-            )
-            for each in here
-        }
+        world = self._world
+        here = [world.devices[each] for each in devices if each in world.devices]
+        found = {each.id: Holding(dict(each.models.models), set()) for each in here}
+        for owner in world.functions.values():
+            for call in owner.runs:
+                device = call.device
+                if device is not None and device.id in found and (among is None or call.id in among):
+                    found[device.id].calls.add(call.id)
+        return found
 
     def status(self, now: Seconds) -> EngineStatus:
         """O(devices, residents, functions)."""
@@ -216,13 +217,8 @@ class Engine:
 
     def take_changed(self) -> list[str]:
         """Return the keys of the docs that may be others since the last call of this, to be asked for with `doc`."""
-        world, keys = self._world, []
-        for each in world.touched:
-            each.touched = False
-            keys.append(docs.key_of(each))
-        world.touched.clear()
-        keys += world.gone
-        world.gone.clear()
+        world = self._world
+        keys = world.cluster.changes.take()
         settled, world.settled = world.settled, False
         return [docs.ENGINE_KEY, *keys] if keys or settled else []
 

@@ -55,7 +55,7 @@ def arrived(world: World, event: m.Arrived) -> None:
         world.out.append(m.Reject(event.call, "deadline", "the deadline had passed when the call arrived"))
         return
     if owner.desired == 0:
-        wake(world, owner)
+        wake(owner)
     queue = world.queue
     call = Call(event.call, owner.id, owner, queue.next_number, world.cluster.now, deadline, event.size, event.endless)
     if outer is not None:
@@ -86,8 +86,6 @@ def arrived(world: World, event: m.Arrived) -> None:
         place_shared(world, call)
     if call.state == RUNNING:
         return
-    if not owner.touched:
-        world.touch(owner)
     # Only now is it clear that it has to wait: a full queue turns away whoever would make it longer.
     if owner.waiting > owner.max_queue or world.calls.waiting > world.max_queue:
         _overloaded(world, call)
@@ -209,7 +207,7 @@ def finished(world: World, event: m.Finished) -> None:
 def _recovers(world: World, owner: FunctionState, failing: backoff.Backoff, cold: bool) -> None:
     """A call of a function whose loads failed of late has ended well."""
     if failing.served(world.cluster.now, cold):
-        owner.backoff = None
+        owner.recovered()
         balance(world, owner)
 
 
@@ -247,10 +245,7 @@ def cancelled(world: World, event: m.Cancelled) -> None:
         if world.lost.pop(event.call, None) is None:
             world.ignored["Cancelled"] += 1
     elif call.state == RUNNING:
-        call.aborted = True
-        assert call.device is not None
-        world.touch(call.device)
-        world.out.append(m.Abort(call.id, call.device.id))
+        world.out.append(m.Abort(call.id, world.calls.abort(call)))
     else:
         give_up(world, call)
 

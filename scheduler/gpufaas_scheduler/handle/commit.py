@@ -69,7 +69,6 @@ def try_enqueue(world: World, action: contract.EnqueueLocal) -> str | None:
     if device.local[0] is call:
         world.overdue.note(device)
     model.queued += 1
-    world.touch(device)
     world.cluster.asked = None
     return None
 

@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Final
 
 from gpufaas_core import messages as m
-from gpufaas_scheduler import docs
 from gpufaas_scheduler.handle.grants import next_local, reserve, return_local, start
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
 from gpufaas_scheduler.world.world import World
@@ -14,18 +13,6 @@ from gpufaas_scheduler.world.world import World
 MAX_LOADING: Final = 4
 """Copies of a CPU function that load at once without a call, once one is ready and so shows that it can: a container
 takes a second to start, mostly waiting. More would take the machine's cores from calls that run."""
-
-# For those who take no docs.
-_MAX_GONE: Final = 10_000
-
-
-def forget_doc(world: World, whose: DeviceState | FunctionState, key: str) -> None:
-    if whose.touched:
-        world.touched.remove(whose)
-        whose.touched = False
-    world.gone[key] = None
-    if len(world.gone) > _MAX_GONE:
-        del world.gone[next(iter(world.gone))]
 
 
 def note_lack(world: World, owner: FunctionState) -> None:
@@ -40,28 +27,15 @@ def is_held_back(world: World, owner: FunctionState) -> bool:
     return owner.backoff is not None and owner.backoff.retry_at > world.cluster.now
 
 
-def wake(world: World, owner: FunctionState) -> None:
+def wake(owner: FunctionState) -> None:
     """A call of a function that was scaled to zero: from now on its copies follow its calls again."""
-    owner.scale(None)
-    owner.excess = 0
-    while _revive(world, owner):
+    owner.wake()
+    while owner.revive():
         pass
-
-
-def _revive(world: World, owner: FunctionState) -> bool:
-    """Let a copy that drains take calls again; False: there is none that may."""
-    for model, device in owner.draining.items():
-        if not device.closed:
-            world.touch(owner)
-            world.touch(device)
-            owner.add(model, owner.draining.pop(model))
-            return True
-    return False
 
 
 def balance(world: World, owner: FunctionState) -> None:
     """Its number of copies, or what it should be, changed: note what is to be done as soon as it can be."""
-    world.touch(owner)
     note_lack(world, owner)
     if owner.surplus or owner.draining:
         world.surplus[owner.id] = owner
@@ -71,10 +45,7 @@ def balance(world: World, owner: FunctionState) -> None:
 def evict(world: World, device: DeviceState, model: Model) -> None:
     """Take a copy away from its device for nobody's sake."""
     preload = device.preload
-    world.touch(device)
-    world.touch(model.owner)
     world.cluster.evict(device, model)
-    device.evictions += 1
     world.out.append(m.Evict(model.owner.id, device.id, model.copy))
     if preload is not device.preload:
         next_local(world, device)
@@ -83,12 +54,10 @@ def evict(world: World, device: DeviceState, model: Model) -> None:
 def drop(world: World, device: DeviceState, model: Model) -> None:
     """Take a model off the lists that was no victim, with its local queue."""
     owner = model.owner
-    world.touch(device)
-    world.touch(owner)
     if model.queued:
         for call in [each for each in device.local if each.owner is owner]:
             return_local(world, device, call)
-    world.cluster.evict(device, model)
+    world.cluster.evict(device, model, lost=True)
     if owner.copies < owner.target and owner.id not in world.short:
         note_lack(world, owner)
     if not owner.exclusive and owner.queue.calls and not owner.active:
@@ -102,7 +71,7 @@ def forget_if_done(world: World, owner: FunctionState) -> None:
     for model, device in [*owner.active.items(), *owner.draining.items()]:
         evict(world, device, model)
     del world.functions[owner.id]
-    forget_doc(world, owner, docs.key_of(owner))
+    owner.forget()
     world.cluster.constrained -= bool(owner.constraints)
     world.homeless.pop(owner.id, None)
     world.surplus.pop(owner.id, None)
@@ -113,7 +82,7 @@ def serve_fifo(world: World, owner: FunctionState) -> None:
     """Start as many waiting calls of a CPU function as there are free slots; load it if it is resident nowhere."""
     queue = owner.queue
     if not owner.active and queue.calls:
-        _revive(world, owner)
+        owner.revive()
     if not owner.active and queue.calls:
         room = world.cluster.room_for(owner)
         if room is None:
@@ -131,7 +100,6 @@ def serve_fifo(world: World, owner: FunctionState) -> None:
 
 def trim(world: World, owner: FunctionState) -> None:
     """Evict copies that are surplus and idle; those that are not idle take no new calls."""
-    world.touch(owner)
     for model, device in list(owner.draining.items()):
         if not model.pinned:
             evict(world, device, model)
@@ -140,13 +108,12 @@ def trim(world: World, owner: FunctionState) -> None:
         for model in _dispensable(owner)[:surplus]:
             owner.excess -= 1
             if model.pinned:
-                world.touch(owner.active[model])
-                owner.draining[model] = owner.drop(model)
+                owner.drain(model)
                 world.cluster.note_orphan(owner)
             else:
                 evict(world, owner.active[model], model)
     if not owner.surplus:
-        owner.excess = 0
+        owner.trimmed()
         if not owner.draining:
             world.surplus.pop(owner.id, None)
 
@@ -156,7 +123,7 @@ def load_copies(world: World, owner: FunctionState) -> None:
     if is_held_back(world, owner):
         note_lack(world, owner)
         return
-    while owner.copies < owner.target and _revive(world, owner):
+    while owner.copies < owner.target and owner.revive():
         pass
     while owner.copies < owner.target:
         at_once = MAX_LOADING if not owner.exclusive and owner.loading < owner.copies else 1
@@ -203,11 +170,7 @@ def scaled(world: World, event: m.Scaled) -> None:
     if owner is None or owner.removed:
         world.ignored["Scaled"] += 1
         return
-    before = owner.target
-    # Calls that wait are served: that is not a function at zero.
-    owner.scale(None if event.copies <= 0 and owner.waiting else max(0, event.copies))
-    owner.excess = max(0, owner.excess + before - owner.target)
-    owner.eager = True
+    owner.ask(event.copies)
     balance(world, owner)
 
 

@@ -1,11 +1,9 @@
 """Events of the fleet: devices leave or are drained, functions are deployed and removed."""
 
 from gpufaas_core import messages as m
-from gpufaas_scheduler import docs
-from gpufaas_scheduler.handle.copies import balance, drop, evict, forget_doc, forget_if_done, note_lack, serve_fifo
+from gpufaas_scheduler.handle.copies import balance, drop, evict, forget_if_done, note_lack, serve_fifo
 from gpufaas_scheduler.handle.grants import end, return_local
 from gpufaas_scheduler.handle.waiting import give_up
-from gpufaas_scheduler.world.calls import runs_at
 from gpufaas_scheduler.world.state import DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
@@ -24,15 +22,12 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
     if device is None or device.closed == event.drain:
         world.ignored["DeviceDrained"] += 1
         return
-    device.closed = event.drain
-    world.touch(device)
+    world.cluster.close(device, closed=event.drain)
     world.freed = True
     if not event.drain:
-        world.cluster.constrained -= 1
         if not device.busy:
             world.cluster.set_idle(device)
         return
-    world.cluster.constrained += 1
     for call in list(device.local):
         return_local(world, device, call)
     for model in list(device.models):
@@ -40,7 +35,7 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
         if model in owner.draining:
             pass
         elif model.pinned:
-            owner.draining[model] = owner.drop(model)
+            owner.drain(model)
             world.cluster.note_orphan(owner)
             if not owner.exclusive and owner.queue.calls and not owner.active:
                 world.homeless[owner.id] = owner
@@ -53,12 +48,11 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
 
 def leave(world: World, device: DeviceState) -> None:
     owners = [model.owner for model in device.models]
-    for call in runs_at(device):
+    for call in world.runs_at(device):
         end(world, call)
     for model in list(device.models):
         drop(world, device, model)
     world.cluster.leave(device)
-    forget_doc(world, device, docs.key_of(device))
     for owner in owners:
         if owner.removed:
             forget_if_done(world, owner)
@@ -67,7 +61,7 @@ def leave(world: World, device: DeviceState) -> None:
 def function_deployed(world: World, event: m.FunctionDeployed) -> None:
     owner = world.functions.get(event.function.id)
     if owner is None:
-        owner = FunctionState(event.function)
+        owner = FunctionState(event.function, world.cluster.changes)
         world.functions[owner.id] = owner
         world.cluster.constrained += bool(owner.constraints)
     else:
@@ -82,19 +76,13 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
     if owner is None:
         world.ignored["FunctionRemoved"] += 1
         return
-    world.touch(owner)
-    owner.removed = True
-    owner.min_copies = 0
-    owner.scale(None)
+    owner.remove()
     note_lack(world, owner)
     if not event.drain:
         _reject_waiting(world, owner, "removed", f"function {owner.id} was removed")
         for call in owner.runs:
             if not call.aborted:
-                call.aborted = True
-                assert call.device is not None
-                world.touch(call.device)
-                world.out.append(m.Abort(call.id, call.device.id))
+                world.out.append(m.Abort(call.id, world.calls.abort(call)))
     forget_if_done(world, owner)
     world.freed = True
 

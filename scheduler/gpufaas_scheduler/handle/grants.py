@@ -32,12 +32,8 @@ def start(world: World, call: Call, device: DeviceState, model: Model | None, vi
     model.running += 1
     if model.running == 1 and model.limit != model.memory:
         device.models.hold(model)
-    if not device.touched:
-        world.touch(device)
     local = call.state == LOCAL
     world.calls.start(call, device, model)
-    if not owner.touched:
-        world.touch(owner)
     if owner.exclusive:
         costs = owner.costs(device.kind)
         ready = model.ready_at if model.loading and model.ready_at > now else now
@@ -65,8 +61,6 @@ def reserve(
     world: World, device: DeviceState, owner: FunctionState, victims: tuple[Model, ...]
 ) -> tuple[Model, tuple[CopyId, ...]]:
     """Evict *victims* and charge the reservation of *owner*, whose load begins now."""
-    world.touch(device)
-    world.touch(owner)
     leave_for_others(world, device, victims)
     costs = owner.costs(device.kind)
     assert costs is not None
@@ -79,9 +73,7 @@ def reserve(
 
 def leave_for_others(world: World, device: DeviceState, victims: Iterable[Model]) -> None:
     for victim in victims:
-        world.touch(victim.owner)
         world.cluster.evict(device, victim)
-        device.evictions += 1
         if victim.owner.copies < victim.owner.target:
             victim.owner.eager = False
             world.short[victim.owner.id] = victim.owner
@@ -93,10 +85,6 @@ def end(world: World, call: Call) -> None:
     assert model is not None
     assert device is not None
     world.calls.end(call)
-    if not device.touched:
-        world.touch(device)
-    if not owner.touched:
-        world.touch(owner)
     model.running -= 1
     if not model.running:
         if model.limit != model.memory:

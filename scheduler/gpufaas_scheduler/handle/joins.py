@@ -15,7 +15,6 @@ from gpufaas_scheduler.handle.fleet import leave
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local
 from gpufaas_scheduler.handle.waiting import unqueue, wait_again
 from gpufaas_scheduler.world.call_state import RUNNING
-from gpufaas_scheduler.world.calls import runs_at
 from gpufaas_scheduler.world.state import Call, DeviceState, Model
 from gpufaas_scheduler.world.world import World
 
@@ -30,7 +29,7 @@ def device_joined(world: World, event: m.DeviceJoined) -> None:
     else:
         if known is not None:
             leave(world, known)  # a node that came back before its absence was noticed: it holds nothing any more
-        world.touch(world.cluster.join(event.device))
+        world.cluster.join(event.device)
     world.freed = True
 
 
@@ -45,7 +44,7 @@ def _device_came_back(world: World, device: Device, snapshot: DeviceSnapshot, kn
         local = list(known.local)
         for call in local:
             unqueue(world, call)
-        for call in runs_at(known):
+        for call in world.runs_at(known):
             end(world, call)
             calls[call.id] = call
         leave(world, known)
@@ -90,14 +89,12 @@ def adopt(
     taken = {each.order for each in world.devices.values()}
     fresh = doc is None or doc.order in taken or device.id in world.devices
     state = cluster.attach(device, None if fresh or doc is None else doc.order)
-    world.touch(state)
     if doc is not None:
         state.starts, state.served, state.hits = doc.starts, doc.served, doc.hits
         state.misses, state.evictions, state.busy_s = doc.misses, doc.evictions, doc.busy_s
     changed = _adopt_residents(world, state, snapshot, at, doc, since)
     if doc is not None and doc.closed:
-        state.closed = True
-        cluster.constrained += 1
+        cluster.close(state, closed=True)
     exclusive: list[tuple[Call, RunningCall]] = []
     for each in snapshot.running:
         model = state.models.models.get(copy_id(each.function, each.copy))
@@ -180,12 +177,8 @@ def _adopt_residents(
             model.ready_at = since + before.ready_in_s
         state.models.insert(model)
         world.lending.note(state, model)
-        world.touch(owner)
-        owner.loading += each.loading
-        if (before is not None and before.draining) or (doc is not None and doc.closed):
-            owner.draining[model] = state
-        else:
-            owner.add(model, state)
+        closed = doc is not None and doc.closed
+        owner.adopt(model, state, draining=closed or (before is not None and before.draining))
         found.append((key, each.memory, each.loading, model.running))
     return found != [
         (copy_id(each.function, each.copy), each.limit or each.memory, each.loading, each.running)

@@ -135,7 +135,6 @@ def untangle(world: World) -> None:
 def return_overdue(world: World) -> None:
     """Devices are later than their local queues have patience for. Planned for once the event is dealt with."""
     for device in world.overdue.take(world.cluster.now):
-        world.touch(device)
         for call in reversed(list(device.local)):
             return_local(world, device, call)
         world.freed = True

@@ -17,6 +17,7 @@ from gpufaas_scheduler.handle.grants import next_local
 from gpufaas_scheduler.handle.joins import adopt
 from gpufaas_scheduler.handle.waiting import wait_again
 from gpufaas_scheduler.world.call_state import RUNNING
+from gpufaas_scheduler.world.changes import device_key
 from gpufaas_scheduler.world.cluster import Demand
 from gpufaas_scheduler.world.state import Call, FunctionState
 from gpufaas_scheduler.world.world import Left, World
@@ -69,9 +70,9 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
             changed = True
         next_local(world, device)
     for device in world.devices.values():
-        world.touch(device)
+        device.mark()
     for owner in world.functions.values():
-        world.touch(owner)
+        owner.mark()
     # What came meanwhile: first the calls that nobody here knew, by age, as if they had come in that order.
     aged = [(at, each) for at, each in left.events if isinstance(each, m.Arrived) and each.age_s]
     aged.sort(key=lambda each: each[0] - each[1].age_s)
@@ -103,8 +104,7 @@ def _restore_functions(world: World, left: Left) -> list[tuple[FunctionDoc, Func
             # Taken away meanwhile, or before: it serves what it still has, and goes.
             function_deployed(world, m.FunctionDeployed(doc.function))
             owner = world.functions[doc.function.id]
-            owner.removed = True
-            owner.min_copies = 0
+            owner.remove()
         docs.restore_function(owner, doc, left.since(doc))
         if owner.removed:
             owner.scale(None)
@@ -162,7 +162,7 @@ def _restore_devices(world: World, left: Left, waiting: dict[CallId, Call]) -> b
         snapshot = event.snapshot or DeviceSnapshot(event.device)
         changed |= adopt(world, event.device, snapshot, at, doc, since, calls, local, waiting)
     for name, doc in known.items():
-        world.gone[docs.key_of_device(name)] = None
+        world.cluster.changes.gone(device_key(name))
         for each in doc.running:
             world.remembered[each.call] = (each, left.since(doc))
         changed = True

@@ -55,11 +55,8 @@ def give_up(world: World, call: Call) -> None:
     """A waiting call leaves, wherever it waits."""
     owner = call.owner
     if call.state == LOCAL:
-        assert call.device is not None
-        world.touch(call.device)
         world.freed = True  # perhaps it was what pinned the model
     unqueue(world, call)
-    world.touch(owner)
     if owner.removed:
         forget_if_done(world, owner)
 
@@ -84,7 +81,7 @@ def place_again(world: World, call: Call, why: str) -> None:
         call.device = call.model = None
         call.cold, call.victims = False, ()
         if owner.desired == 0:
-            wake(world, owner)
+            wake(owner)
         wait_again(world, call)
 
 

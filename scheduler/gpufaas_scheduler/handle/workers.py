@@ -34,16 +34,8 @@ def loaded(world: World, event: m.Loaded) -> None:
         return
     device, model = found
     owner = model.owner
-    world.touch(device)
-    world.touch(owner)
-    model.loading = False
-    owner.loading -= 1
-    if model not in owner.draining:
-        owner.add(model, device)
-    owner.starved = None
-    model.ready_at = world.cluster.now
+    owner.loaded(model, device, world.cluster.now)
     if owner.backoff is not None:
-        owner.backoff.loaded(world.cluster.now)
         note_lack(world, owner)
     if world.learn and owner.declared.elastic:
         # Its node waits to be told, if only that there is nothing.
@@ -77,7 +69,6 @@ def load_failed(world: World, event: m.LoadFailed) -> None:
     owner = model.owner
     awaited = model.running > 0
     ended = _lose(world, device, model)
-    world.touch(owner)
     if event.blameless:
         if not ended:  # a copy that no call waits for is wished for again, but not at once
             _hold_back(world, owner)
@@ -118,22 +109,20 @@ def worker_exited(world: World, event: m.WorkerExited) -> None:
 
 def _start_failed(world: World, owner: FunctionState, awaited: bool, why: str) -> None:
     """A copy did not come to be. :param awaited: by a call"""
-    failing, held_back = _hold_back(world, owner)
+    held_back = _hold_back(world, owner)
     # One copy more is not worth a function that serves elsewhere.
-    if held_back and (awaited or owner.copies <= owner.loading):
-        failing.reason = why
+    if held_back and owner.backoff is not None and (awaited or owner.copies <= owner.loading):
+        owner.backoff.reason = why
         for call in world.waits_of(owner):
             give_up(world, call)
             world.out.append(refuse_failing(world, call.id, owner))
 
 
-def _hold_back(world: World, owner: FunctionState) -> tuple[backoff.Backoff, bool]:
+def _hold_back(world: World, owner: FunctionState) -> bool:
     """Count a load that failed. Return whether the next one has to wait."""
-    world.touch(owner)
-    failing = owner.backoff = owner.backoff or backoff.Backoff()
-    held_back = failing.failed(world.cluster.now)
+    held_back = owner.load_failed(world.cluster.now)
     note_lack(world, owner)
-    return failing, held_back
+    return held_back
 
 
 def _lose(world: World, device: DeviceState, model: Model) -> list[Call]:
@@ -165,8 +154,6 @@ def measured(world: World, event: m.Measured) -> None:
         world.ignored["Measured"] += 1
         return
     device, model = found
-    world.touch(device)
-    world.touch(model.owner)
     costs = model.owner.costs(device.kind)
     peak, charged, limit = event.occupation, model.memory, model.limit
     if event.out_of_memory and costs is not None and limit <= costs.occupation:
@@ -196,11 +183,11 @@ def resized(world: World, event: m.Resized) -> None:
     if found is None:
         world.ignored["Resized"] += 1
     elif memory.answered(*found, event.memory):
-        world.touch(found[0])
         world.cluster.asked = None
         world.freed = True
 
 
 def _profile_changed(world: World, owner: FunctionState, kind: str) -> None:
     owner.fits_as_of = -1
+    owner.mark()
     world.learnt[(owner.id, kind)] = None

@@ -34,17 +34,23 @@ class CallBook:
         """*call* waits, for the first time or again; its caller puts it into a queue."""
         call.state = WAIT[call.state]
         self.by_id[call.id] = call
-        call.owner.waiting += 1
+        owner = call.owner
+        if not owner.marked:
+            owner.mark()
+        owner.waiting += 1
         self.waiting += 1
 
     def enqueue(self, call: Call, device: DeviceState) -> None:
         """*call* waits for *device* from now on."""
         call.state = ENQUEUE[call.state]
+        device.mark()
         call.device = device
 
     def back(self, call: Call) -> None:
         """*call* waits for any device again."""
         call.state = RETURN[call.state]
+        if call.device is not None:
+            call.device.mark()
         call.device = None
 
     def start(self, call: Call, device: DeviceState, model: Model) -> None:
@@ -52,6 +58,10 @@ class CallBook:
         call.device = device
         call.model = model
         owner = call.owner
+        if not owner.marked:
+            owner.mark()
+        if not device.marked:
+            device.mark()
         owner.waiting -= 1
         self.waiting -= 1
         owner.runs[call] = None
@@ -66,21 +76,37 @@ class CallBook:
         else:
             self.by_id[call.id] = call
         call.owner.runs[call] = None
+        call.owner.mark()
+        device.mark()
+
+    def abort(self, call: Call) -> DeviceId:
+        """*call*, which runs, is to stop. Return where."""
+        assert call.device is not None
+        call.aborted = True
+        call.device.mark()
+        return call.device.id
 
     def end(self, call: Call) -> None:
         """*call* runs no more."""
         call.state = END[call.state]
-        owner = call.owner
+        owner, device = call.owner, call.device
+        if not owner.marked:
+            owner.mark()
+        if device is not None and not device.marked:
+            device.mark()
         del owner.runs[call]
         if self.by_id.get(call.id) is call:
             del self.by_id[call.id]
-        elif call.device is not None:
-            self.twins.pop((call.id, call.device.id), None)
+        elif device is not None:
+            self.twins.pop((call.id, device.id), None)
 
     def leave(self, call: Call) -> None:
         """*call* waits no more; its caller has taken it out of its queue."""
         call.state = LEAVE[call.state]
         del self.by_id[call.id]
+        call.owner.mark()
+        if call.device is not None:
+            call.device.mark()
         call.owner.waiting -= 1
         self.waiting -= 1
 
@@ -130,8 +156,3 @@ class CallBook:
 def runs_on(model: Model) -> list[Call]:
     """Return the calls that run on a copy. O(running calls of its function)."""
     return [each for each in model.owner.runs if each.model is model]
-
-
-def runs_at(device: DeviceState) -> list[Call]:
-    """Return the calls that run on *device*."""
-    return [call for model in device.models if model.running for call in runs_on(model)]

@@ -25,6 +25,7 @@ from gpufaas_core.model import (
 )
 from gpufaas_scheduler.contract import WaitingCall
 from gpufaas_scheduler.fit import NOT_ALLOWED, Fit, Reason, fits
+from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.queue import GlobalQueue
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, IdleKey, Model
 
@@ -49,6 +50,7 @@ class Cluster:
 
     def __init__(self, replacement: Replacement, pass_limit: int) -> None:
         self.now: Seconds = 0.0
+        self.changes = Changes()
         self.queue: GlobalQueue[Call] = GlobalQueue(pass_limit)
         self.devices: dict[DeviceId, DeviceState] = {}
         self.functions: dict[FunctionId, FunctionState] = {}
@@ -147,7 +149,8 @@ class Cluster:
         if order is None:
             order = self.joined
         self.joined = max(self.joined, order + 1)
-        state = DeviceState(device, order)
+        state = DeviceState(device, order, self.changes)
+        state.mark()
         self.devices[device.id] = state
         self.largest[device.kind] = max(device.memory, self.largest.get(device.kind, 0))
         self.fleet += 1
@@ -158,12 +161,19 @@ class Cluster:
             self.set_busy(device)
         self.constrained -= device.closed
         for model in list(device.models):
-            self.evict(device, model)
+            self.evict(device, model, lost=True)
         del self.devices[device.id]
+        device.forget()
         self.largest = {}
         for each in self.devices.values():
             self.largest[each.kind] = max(each.device.memory, self.largest.get(each.kind, 0))
         self.fleet += 1
+
+    def close(self, device: DeviceState, *, closed: bool) -> None:
+        """*device* takes no new calls from now on, or takes them again."""
+        device.closed = closed
+        device.mark()
+        self.constrained += 1 if closed else -1
 
     def set_idle(self, device: DeviceState) -> None:
         device.idle_key = key = (-device.starts, device.order, device)
@@ -186,9 +196,12 @@ class Cluster:
         self.asked = None
         return model
 
-    def evict(self, device: DeviceState, model: Model) -> None:
-        """Take *model* off the lists and give its charge back, for whatever reason it goes."""
+    def evict(self, device: DeviceState, model: Model, *, lost: bool = False) -> None:
+        """Take *model* off the lists and give its charge back. *lost*: nobody evicts it, it is gone already."""
         owner = model.owner
+        owner.mark()
+        device.mark()
+        device.evictions += not lost
         device.models.remove(model.key)
         if model in owner.active:
             owner.drop(model)

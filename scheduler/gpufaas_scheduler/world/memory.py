@@ -130,10 +130,12 @@ class Lending:
             if lent and any(self._lacks(device, owner) for owner in self._seekers(homeless)):
                 for model in lent:
                     model.asked = ASKED
+                    device.mark()
                     asked.append(m.Resize(model.owner.id, device.id, model.memory, model.copy))
         return asked
 
     def note(self, device: DeviceState, model: Model) -> None:
+        device.mark()
         if model.limit > model.memory:
             self.lenders[device.id] = device
 
@@ -157,6 +159,7 @@ def answered(device: DeviceState, model: Model, memory: Bytes) -> bool:
     if model.asked != ASKED:
         return False
     model.asked = ANSWERED if model.running else NOT_ASKED
+    device.mark()
     limit = max(model.memory, min(model.limit, memory))
     if limit == model.limit:
         return False

@@ -29,6 +29,7 @@ from gpufaas_scheduler.contract import Why
 from gpufaas_scheduler.fit import NO_PROFILE, NOT_ALLOWED, Reason
 from gpufaas_scheduler.world.backoff import Backoff
 from gpufaas_scheduler.world.call_state import NEW
+from gpufaas_scheduler.world.changes import Changes, Marked, device_key, function_key
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.queue import IMPLICIT, FunctionQueue
 from gpufaas_scheduler.world.ready import ReadyCopies
@@ -76,17 +77,18 @@ class Call(Struct, eq=False):
     """What the policy said when it was placed."""
 
 
-class FunctionState:
+class FunctionState(Marked):
     """A deployed revision: its limits and costs, its copies, and its calls."""
 
     __slots__ = (
         "_costs", "active", "backoff", "called", "called_at", "constraints", "declared", "desired", "digest",
         "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "holders", "id", "loading", "max_copies",
-        "max_queue", "min_copies", "queue", "ready", "removed", "runs", "slots", "starved", "target", "touched",
+        "max_queue", "min_copies", "queue", "ready", "removed", "runs", "slots", "starved", "target",
         "waiting",
     )  # fmt: skip
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, changes: Changes) -> None:
+        super().__init__(function_key(function.id), changes)
         self.id = function.id
         self.exclusive = function.exclusive
         self.constraints = function.constraints
@@ -102,8 +104,6 @@ class FunctionState:
         """Of a CPU function: those of `active` that are loaded. None: it has one at most, which needs no choosing."""
         self.loading = 0
         """How many of `active` are loading."""
-        self.touched = False
-        """Its doc may be another one than was last taken."""
         self.waiting = 0
         """Calls in the global queue, FIFO and local queues."""
         self.runs: dict[Call, None] = {}
@@ -140,6 +140,12 @@ class FunctionState:
         """Some device of the fleet `fits_as_of` is large enough."""
         self.fits_as_of = -1
 
+    def remove(self) -> None:
+        """It takes no new calls, and is forgotten once those that it has are over."""
+        self.removed = True
+        self.min_copies = 0
+        self.scale(None)
+
     def scale(self, desired: int | None) -> None:
         """Let it have *desired* copies, within its bounds; None: as calls ask for them."""
         self.desired = desired
@@ -148,6 +154,36 @@ class FunctionState:
             wanted = min(wanted, self.max_copies)
         self.target = max(self.min_copies, wanted)
         """So many copies are loaded without a call, if there is room."""
+        self.mark()
+
+    def ask(self, copies: int) -> None:
+        """Somebody wants it to have so many copies."""
+        before = self.target
+        # Calls that wait are served: that is not a function at zero.
+        self.scale(None if copies <= 0 and self.waiting else max(0, copies))
+        self.excess = max(0, self.excess + before - self.target)
+        self.eager = True
+
+    def wake(self) -> None:
+        """A call came while it was scaled to zero: from now on its copies follow its calls again."""
+        self.scale(None)
+        self.excess = 0
+
+    def trimmed(self) -> None:
+        """It has no copy that should go: as if it had never been asked to give one up."""
+        if self.excess:
+            self.excess = 0
+            self.mark()
+
+    def load_failed(self, now: Seconds) -> bool:
+        """Count a load that failed. Return whether the next one has to wait."""
+        self.mark()
+        self.backoff = self.backoff or Backoff()
+        return self.backoff.failed(now)
+
+    def recovered(self) -> None:
+        self.backoff = None
+        self.mark()
 
     def costs(self, kind: str) -> Costs | None:
         """None: it has no profile for devices of this kind, and cannot run there."""
@@ -188,6 +224,8 @@ class FunctionState:
 
     def add(self, model: Model, device: DeviceState) -> None:
         """It takes calls from now on: it begins to load, or does not drain any more."""
+        self.mark()
+        device.mark()
         self.active[model] = device
         if self.exclusive:
             self.holders[device.id] = device
@@ -200,6 +238,8 @@ class FunctionState:
     def drop(self, model: Model) -> DeviceState:
         """It takes no more calls. Return where it is."""
         device = self.active.pop(model)
+        self.mark()
+        device.mark()
         if self.exclusive:
             del self.holders[device.id]
         elif self.ready is not None:
@@ -207,6 +247,40 @@ class FunctionState:
             if len(self.active) == 1:
                 self.ready = None
         return device
+
+    def drain(self, model: Model) -> None:
+        """It takes no more calls, and is evicted once it is idle."""
+        self.draining[model] = self.drop(model)
+
+    def revive(self) -> bool:
+        """Let a copy that drains take calls again; False: there is none that may."""
+        for model, device in self.draining.items():
+            if not device.closed:
+                self.add(model, self.draining.pop(model))
+                return True
+        return False
+
+    def loaded(self, model: Model, device: DeviceState, now: Seconds) -> None:
+        """*model* is ready."""
+        self.mark()
+        device.mark()
+        model.loading = False
+        model.ready_at = now
+        self.loading -= 1
+        if model not in self.draining:
+            self.add(model, device)
+        self.starved = None
+        if self.backoff is not None:
+            self.backoff.loaded(now)
+
+    def adopt(self, model: Model, device: DeviceState, *, draining: bool) -> None:
+        """*model* was found on *device*."""
+        self.loading += model.loading
+        if draining:
+            self.draining[model] = device
+            self.mark()
+        else:
+            self.add(model, device)
 
     def free_copy(self) -> Model | None:
         """
@@ -264,16 +338,16 @@ class FunctionState:
         return inf if costs is None else costs.service_s * costs.times.quantile(share)
 
 
-class DeviceState:
+class DeviceState(Marked):
     """One device: what is in its memory, what runs, what waits for it."""
 
     __slots__ = (
         "busy_s", "busy_since", "closed", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind", "local",
         "local_s", "misses", "models", "noted_at", "order", "others", "preload", "run", "served", "starts",
-        "touched",
     )  # fmt: skip
 
-    def __init__(self, device: Device, order: int) -> None:
+    def __init__(self, device: Device, order: int, changes: Changes) -> None:
+        super().__init__(device_key(device.id), changes)
         self.device = device
         self.id = device.id
         self.kind = device.kind
@@ -302,8 +376,6 @@ class DeviceState:
         self.idle_key: IdleKey | None = None
         self.closed = False
         """It is being drained: it takes no new calls, and nobody sees it as idle."""
-        self.touched = False
-        """Its doc may be another one than was last taken."""
         self.served = 0
         self.hits = 0
         self.misses = 0

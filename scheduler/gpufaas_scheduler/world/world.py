@@ -31,10 +31,10 @@ class World:
     """One per engine. *learn*: see `Engine`."""
 
     __slots__ = (
-        "adopted", "calls", "cluster", "devices", "epoch", "freed", "functions", "gone", "held_back",
+        "adopted", "calls", "cluster", "devices", "epoch", "freed", "functions", "held_back",
         "homeless", "idle", "ignored", "learn", "learnt", "lease", "left", "lending", "look_at", "lost", "max_queue",
         "nested", "nests", "out", "overdue", "policy", "queue", "rate", "refusals", "remembered", "settled", "short",
-        "starts", "surplus", "tangled", "touched", "view",
+        "starts", "surplus", "tangled", "view",
     )  # fmt: skip
 
     def __init__(
@@ -81,18 +81,21 @@ class World:
         self.learnt: dict[tuple[FunctionId, str], None] = {}
         self.freed = False
         """Something changed that may let a waiting call start."""
-        self.touched: list[DeviceState | FunctionState] = []
-        """Whose docs may be others since they were last taken: those that are `touched`."""
         self.settled = False
         """Something was tried since docs were last taken; if only that a call was passed over."""
-        self.gone: dict[str, None] = {}
-        """Keys of docs whose device or function is there no more. The newest `copies.MAX_GONE`."""
         self.left: Left | None = None
         """What an older engine left, until `Serving`."""
         self.remembered: dict[CallId, tuple[CallDoc, Seconds]] = {}
         """Calls of an older engine that may arrive again, and when that was written."""
         self.adopted = 0
         self.out: list[m.Command] = []
+
+    def runs_at(self, device: DeviceState) -> list[Call]:
+        """
+        Return the calls that run on *device*: also those on a copy that is taken for gone already, since the call that
+        it was loaded for was refused. O(calls that run).
+        """
+        return [each for owner in self.functions.values() for each in owner.runs if each.device is device]
 
     def waits_of(self, owner: FunctionState) -> list[Call]:
         """Return the calls of *owner* that wait, wherever they do, by number. O(those, and what its devices queue)."""
@@ -101,12 +104,6 @@ class World:
         devices = [device for model, device in (*owner.active.items(), *owner.draining.items()) if model.queued]
         found += [each for device in devices for each in device.local if each.owner is owner]
         return sorted(found, key=lambda each: each.number)
-
-    def touch(self, whose: DeviceState | FunctionState) -> None:
-        """Its doc is another one now. Where a call passes, the flag is looked at first."""
-        if not whose.touched:
-            whose.touched = True
-            self.touched.append(whose)
 
 
 Started: TypeAlias = "tuple[Seconds, Call, DeviceId, bool, tuple[CopyId, ...], bool, Why | None]"

@@ -23,6 +23,7 @@ from gpufaas_scheduler.world.call_state import (
     IllegalStep,
 )
 from gpufaas_scheduler.world.calls import CallBook
+from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
 
 STEPS = {
@@ -50,7 +51,7 @@ def test_a_step_leads_from_the_states_that_the_table_names_and_from_no_other(nam
 
 
 def test_an_illegal_step_in_the_book_changes_nothing() -> None:
-    book, owner = CallBook(), FunctionState(Function(FunctionId("f"), ""))
+    book, owner = CallBook(), FunctionState(Function(FunctionId("f"), ""), Changes())
     call = Call(CallId("c"), owner.id, owner, 0, 0.0, None)
 
     for step in (book.leave, book.back, book.end):
@@ -63,7 +64,7 @@ def test_an_illegal_step_in_the_book_changes_nothing() -> None:
         with pytest.raises(IllegalStep):
             step(call)
     with pytest.raises(IllegalStep):
-        book.adopt(call, DeviceState(Device(DeviceId("a"), "gpu", 1), 0), None, twin=False)  # type: ignore[arg-type]
+        book.adopt(call, DeviceState(Device(DeviceId("a"), "gpu", 1), 0, Changes()), None, twin=False)  # type: ignore[arg-type]
     assert (list(book), book.waiting, owner.waiting, owner.running, call.state) == ([call], 1, 1, 0, WAITING)
 
 

@@ -3,13 +3,20 @@
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.check import Holding, compare, lasting
+from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.state import FunctionState, Model
 
 DEVICE = Device(DeviceId("n/cpu:0"), "cpu", 100)
 
 
 def model(name: str) -> Model:
-    return Model(FunctionState(Function(FunctionId(name), "d", profiles={"*": Profile(1.0, 1.0, 10)})), 10, 0.0, 0.0, 0)
+    return Model(
+        FunctionState(Function(FunctionId(name), "d", profiles={"*": Profile(1.0, 1.0, 10)}), Changes()),
+        10,
+        0.0,
+        0.0,
+        0,
+    )
 
 
 def told(*residents: str, running: dict[str, str] | None = None) -> DeviceSnapshot:

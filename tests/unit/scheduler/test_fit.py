@@ -11,6 +11,7 @@ from gpufaas_core.model import CopyId, Device, DeviceId, Function, FunctionId, P
 from gpufaas_core.units import MiB
 from gpufaas_scheduler.contract import Start
 from gpufaas_scheduler.fit import Fit, Reason, fits
+from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.state import DeviceState, FunctionState
 
 LRU = Lru()
@@ -18,12 +19,12 @@ LRU = Lru()
 
 def function(name: str, size: int = 10, min_copies: int = 0) -> FunctionState:
     profiles = {"gpu": Profile(1.0, 1.0, size * MiB)}
-    return FunctionState(Function(FunctionId(name), "", profiles=profiles, min_copies=min_copies))
+    return FunctionState(Function(FunctionId(name), "", profiles=profiles, min_copies=min_copies), Changes())
 
 
 def device(memory: int, *held: FunctionState, kind: str = "gpu") -> DeviceState:
     """A device that holds idle copies, the least recently used first."""
-    state = DeviceState(Device(DeviceId("d0"), kind, memory * MiB), 0)
+    state = DeviceState(Device(DeviceId("d0"), kind, memory * MiB), 0, Changes())
     for owner in held:
         need = owner.need(state)
         assert not isinstance(need, Reason)

@@ -1,6 +1,7 @@
 """The index of the queue, where the property test of the whole engine would not say which part is wrong."""
 
 from gpufaas_core.model import CallId, Function, FunctionId
+from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.queue import GlobalQueue
 from gpufaas_scheduler.world.state import Call, FunctionState
 
@@ -15,7 +16,7 @@ class Queue:
     def arrive(self, functions: str) -> list[Call]:
         calls = []
         for name in functions:
-            owner = self.functions.setdefault(name, FunctionState(Function(FunctionId(name), "")))
+            owner = self.functions.setdefault(name, FunctionState(Function(FunctionId(name), ""), Changes()))
             number = self.queue.next_number
             self.queue.next_number += 1
             call = Call(CallId(f"{name}{number}"), owner.id, owner, number, 0.0, None)

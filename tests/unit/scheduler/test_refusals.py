@@ -102,3 +102,19 @@ def test_the_local_queue_of_a_device_that_leaves_is_placed_elsewhere() -> None:
 
     assert world.started == [("local", "a")]
     assert "runs" not in world.running
+
+
+def test_calls_beside_one_that_was_refused_cold_are_over_when_their_device_leaves() -> None:
+    """Their copy is taken for gone by then; their node was not."""
+    world = World()
+    world.deploy("cpu", size=10, slots=3)
+    world.device("a")
+    for name in ("loads it", "waits for the load", "too"):
+        world.call(name, "cpu")
+    world.refuse("loads it")
+    assert world.status.running == {"cpu": 3}, "the first one again, on a copy of its own"
+
+    world.engine.handle(m.DeviceLeft(DeviceId("a"), "gone"), 1.0)
+
+    assert world.engine.status(1.0).running == {}
+    assert world.engine.calls() == []

@@ -648,6 +648,49 @@ def test_changes_are_told_once() -> None:
     assert engine.doc("devices/n/a", 2.0) is None
 
 
+def comparable_doc(doc: DeviceDoc | FunctionDoc | EngineDoc | None) -> DeviceDoc | FunctionDoc | EngineDoc | None:
+    """Without costs that are as declared, an estimate from what is learnt elsewhere, and what time alone ends."""
+    if isinstance(doc, DeviceDoc):
+        return msgspec.structs.replace(doc, finish_s=0.0)
+    if isinstance(doc, FunctionDoc):  # what was only asked for is as declared
+        return msgspec.structs.replace(doc, costs={kind: each for kind, each in doc.costs.items() if each.measured})
+    return msgspec.structs.replace(doc, reserved_in_s=None) if isinstance(doc, EngineDoc) else doc
+
+
+class Watched(Engine):
+    """Looks at every doc before and after each event: those that an event changes are named."""
+
+    def handle(self, event: m.Event, now: float) -> list[m.Command]:
+        before = self.docs(now)
+        commands = super().handle(event, now)
+        after = self.docs(now)
+        changed = {key for key in after if before[key] != after[key]}
+        assert changed <= set(self.take_changed()), event
+        return commands
+
+    def docs(self, now: float) -> dict[str, object]:
+        keys = [f"devices/n/d{number}" for number in range(5)] + [f"functions/f{number}" for number in range(8)]
+        return {key: comparable_doc(self.doc(key, now)) for key in [*keys, "engine"]}
+
+
+@examples(60)
+@given(POLICY, st.booleans(), SEED, STEPS)
+def test_each_doc_that_an_event_changes_is_named(policy: str, learn: bool, seed: int, steps: int) -> None:
+    rng = random.Random(seed)
+    site = Site(policy, "lru", learn, rng)
+    site.engine = Watched(
+        policy=make_policy(policy, o3_limit=3), replacement=make_replacement("lru"), max_queue=30, learn=learn
+    )
+    for number in range(3):
+        device = Device(DeviceId(f"n/d{number}"), ("cpu", "kind1")[number % 2], rng.randint(20, 60) << 20)
+        site.nodes.join(device)
+        site.tell(m.DeviceJoined(device))
+    for number in range(8):
+        site.deploy(FunctionId(f"f{number}"), rng.choice([None, None, 1, 3]))
+    for _ in range(steps):
+        site.step(rng.randrange(2**16))
+
+
 @examples(60)
 @given(SEED, STEPS)
 def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: int, steps: int) -> None:

@@ -34,7 +34,7 @@ class Journaled(Engine):
 
 def record(path: Path, workload: Workload, header: Header, noise: Noise | None = None) -> None:
     made = header.engine()
-    engine = Journaled(policy=made.policy, replacement=made._cluster.replacement, max_queue=made.max_queue, learn=False)
+    engine = Journaled(policy=made.policy, replacement=made._world.cluster.replacement, max_queue=1 << 60, learn=False)
     with Journal(path, header) as journal:
         engine.journal = journal
         Simulation(workload, engine, noise=noise).run()
