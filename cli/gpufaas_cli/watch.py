@@ -21,13 +21,18 @@ def changes(
     paths: Callable[[], Iterable[Path]], every_s: Seconds = _EVERY_S, sleep: Callable[[Seconds], None] = time.sleep
 ) -> Iterator[set[Path]]:
     """
-    Yield the files below *paths* that were changed, added or removed, for ever; first what changes from now on.
+    Return, for ever, the files below *paths* that were changed, added or removed since this was called.
 
     Several that are written together, as by a checkout, come together: it waits until one look finds nothing new.
 
     :param paths: asked at each look, since a stack file may name others after a change
     """
-    before = _look(paths())
+    return _changes(_look(paths()), paths, every_s, sleep)
+
+
+def _changes(
+    before: _Seen, paths: Callable[[], Iterable[Path]], every_s: Seconds, sleep: Callable[[Seconds], None]
+) -> Iterator[set[Path]]:
     while True:
         sleep(every_s)
         now = _look(paths())

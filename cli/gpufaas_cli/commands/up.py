@@ -78,8 +78,9 @@ def watch(read: _Read, again: Callable[[Stack, list[StackFunction]], None]) -> N
 
     known = [read()]  # the last that could be read
     try:
+        changed_files = changes(lambda: watched(*known[-1]))  # what is written while the first is built counts, too
         _attempt(again, *known[-1])
-        for changed in changes(lambda: watched(*known[-1])):
+        for changed in changed_files:
             try:
                 known[:] = [read()]
             except GpufaasError as exc:

@@ -234,6 +234,14 @@ def test_changes_are_told_once_and_those_made_together_together(tmp_path: Path) 
     assert not steps
 
 
+def test_what_is_written_before_the_first_look_back_is_a_change_too(tmp_path: Path) -> None:
+    seen = changes(lambda: [tmp_path], sleep=lambda _: None)
+
+    (tmp_path / "handler.py").write_text("while the first build runs")
+
+    assert next(seen) == {tmp_path / "handler.py"}
+
+
 def test_a_change_concerns_the_function_whose_folder_it_is_in_and_elsewhere_all() -> None:
     a, b = (StackFunction(name, "x", lang="l", handler=Path(name)) for name in ("a", "b"))
 
