@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from gpufaas_cli.options import (
+from gpufaas_apps.options import (
     DEFAULT_ASYNC_QUEUE_LIMIT,
     DEFAULT_MAX_ASYNC_QUEUE,
     DEFAULT_MAX_BODY,

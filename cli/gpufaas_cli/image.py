@@ -21,17 +21,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpufaas_cli.build import BuildRequest, check_name, copied, copy_tree, walk
-from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
+from gpufaas_core.docker_command import NoDocker, ask, check_engine, environment, has_buildkit
+from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_templates import Template, bounded_yaml
 
 _NOT_HANDLER: Final = frozenset(("build", "template"))
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy")
 _OUR_PACKAGES: Final = "gpufaas"
 _TAIL_LINES: Final = 12
-
-
-class NoDocker(GpufaasError):
-    """There is nobody to build, push or run an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ def publish_image(
 ) -> None:
     """Build with buildx, for all of the platforms at once, and push. Raises as `build_image` does."""
     check_engine(f"publishing the image {image}")
-    if _ask(["buildx", "version"]) is None:
+    if ask(["buildx", "version"]) is None:
         raise NoDocker(
             "publishing images needs docker's buildx plugin: install docker-buildx, or use 'build' and 'push'"
         )
@@ -129,34 +126,6 @@ def push_image(image: str, progress: Callable[[str], None]) -> None:
     """:raises NoDocker, InvalidSpec: as of `build_image`"""
     check_engine(f"pushing the image {image}")
     _docker(["push", image], Path(), f"docker push of {image}", progress)
-
-
-def check_engine(what: str) -> None:
-    """:raises NoDocker: no docker command, or no engine that answers it; says what would help"""
-    if shutil.which("docker") is None:
-        raise NoDocker(
-            f"{what} needs docker, and there is no docker command here: install Docker, or use a template that runs as "
-            "a process ('gpufaas template list' shows their kind)"
-        )
-    answer = subprocess.run(
-        ["docker", "version", "--format", "{{.Server.Version}}"],
-        check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-    )  # fmt: skip
-    if answer.returncode:
-        said = " ".join(answer.stderr.split()) or "it did not say why"
-        raise NoDocker(
-            f"{what} needs a Docker engine, and none answers ({said}): start it, or name yours in DOCKER_HOST"
-        )
-
-
-def environment(buildkit: bool = True) -> dict[str, str]:
-    """Return the environment of a docker command; *buildkit*: ask for it where it is not the default."""
-    return {**os.environ, **({"DOCKER_BUILDKIT": "1"} if buildkit else {})}
-
-
-def has_buildkit() -> bool:
-    """Whether `docker build` can mount secrets: older commands have BuildKit in them, newer ones as buildx."""
-    return "--secret" in (_ask(["build", "--help"]) or "")
 
 
 def tagged(image: str, mode: str, handler: Path | None, folder: Path) -> str:
@@ -265,14 +234,6 @@ def _docker(arguments: list[str], folder: Path, what: str, progress: Callable[[s
     if process.returncode:
         shown = "".join(f"\n    {line}" for line in tail)
         raise InvalidSpec(f"{what} failed: {tail[-1] if tail else 'it said nothing'}{shown}")
-
-
-def _ask(arguments: list[str]) -> str | None:
-    done = subprocess.run(
-        ["docker", *arguments], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-        env=environment(),
-    )  # fmt: skip
-    return done.stdout if done.returncode == 0 else None
 
 
 def _git(folder: Path, *arguments: str) -> str:

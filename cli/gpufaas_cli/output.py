@@ -4,20 +4,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
-from gpufaas_core.constraints import CGROUP_V1, CGROUP_V2, RLIMIT, WATCHER
 from gpufaas_core.units import Bytes, Seconds
-
-ENFORCED_BY: Final = {
-    CGROUP_V1: "by the kernel (control groups, v1)",
-    CGROUP_V2: "by the kernel (control groups, v2)",
-    WATCHER: "by the kernel for private memory, by a watcher for the rest",
-    RLIMIT: "by the kernel for private memory of each process, not for shared memory",
-}
-"""Words for what a CPU device's label says."""
 
 if TYPE_CHECKING:
     from rich.console import Console

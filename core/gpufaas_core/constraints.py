@@ -26,6 +26,13 @@ CGROUP_V1: Final = "cgroup-v1"
 CGROUP_V2: Final = "cgroup-v2"
 WATCHER: Final = "watcher"
 RLIMIT: Final = "rlimit"
+ENFORCED_BY: Final = {
+    CGROUP_V1: "by the kernel (control groups, v1)",
+    CGROUP_V2: "by the kernel (control groups, v2)",
+    WATCHER: "by the kernel for private memory, by a watcher for the rest",
+    RLIMIT: "by the kernel for private memory of each process, not for shared memory",
+}
+"""Words for what a CPU device's label says."""
 PRODUCT: Final = "nvidia.com/gpu.product"
 """``NVIDIA-H200``: the name that NVIDIA's feature discovery for Kubernetes gives it."""
 

@@ -8,6 +8,7 @@ import click
 
 from gpufaas_cli import flags, output
 from gpufaas_cli.client import Refused, function_path
+from gpufaas_core.constraints import ENFORCED_BY
 from gpufaas_core.errors import UnknownFunction
 from gpufaas_core.units import format_bytes
 
@@ -140,7 +141,7 @@ def _ours(ours: Mapping[str, Any]) -> None:
         why = f" ({ours['memoryReason']})" if ours.get("memoryReason") else ""
         pairs.append(("First reservation", f"{format_bytes(int(ours['memory']))}{why}"))
     if enforcement := ours.get("memoryEnforcement"):
-        pairs.append(("Memory enforced", "; ".join(output.ENFORCED_BY.get(each, each) for each in enforcement)))
+        pairs.append(("Memory enforced", "; ".join(ENFORCED_BY.get(each, each) for each in enforcement)))
     if ours.get("timeout"):
         pairs.append(("Timeout", f"{float(ours['timeout']):g} s"))
     pairs += [(key.capitalize(), str(ours[key])) for key in ("bundle", "revision", "unavailable") if ours.get(key)]

@@ -1,13 +1,13 @@
-"""``gpufaas gateway``: a gateway of a cluster; `services.gateway` does the rest."""
+"""``gpufaas gateway``: a gateway of a cluster; `gpufaas_apps.gateway` does the rest."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
+from gpufaas_apps.options import GatewayOptions, default_data_dir
 from gpufaas_cli.cluster_flags import cluster_of, cluster_options, front_of, front_options, status_option
 from gpufaas_cli.extra import needing
-from gpufaas_cli.options import GatewayOptions, default_data_dir
 
 
 @click.command(
@@ -51,6 +51,6 @@ def command(data: Path | None, object_store: str, secrets_key: Path | None, adve
         cluster=cluster, front=front_of(given), object_store=object_store, secrets_key=secrets_key, advertise=advertise
     )
     with needing("gateway", "gateway,cluster"):
-        from gpufaas_cli.services import gateway
+        from gpufaas_apps import gateway
 
         gateway.run(options)

@@ -25,10 +25,10 @@ from typing import Any, Final
 import click
 
 from gpufaas_cli import flags, output
-from gpufaas_cli import image as images
 from gpufaas_cli.client import Client, GatewayUnreachable, Refused
 from gpufaas_cli.publish import Building, Extra, Steps, image_of, needs_gateway, pairs, publish
 from gpufaas_cli.stack import Stack, StackFunction
+from gpufaas_core.docker_command import check_engine
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.units import Seconds
 
@@ -172,7 +172,7 @@ def _run_container(
     if prints:
         output.show(" ".join(command))
         return
-    images.check_engine(f"running {function.name}, which is a container,")
+    check_engine(f"running {function.name}, which is a container,")
     if builds and function.is_built:
         publish(stack, [function], Extra(), building, Steps(), None)
     output.show(f"Starting local-run for {function.name} on: http://127.0.0.1:{port}; Ctrl-C ends it.")

@@ -1,4 +1,4 @@
-"""``gpufaas node``: a node of a cluster (`services.node` does the rest), and what is to be said about nodes."""
+"""``gpufaas node``: a node of a cluster (`gpufaas_apps.node` does the rest), and what is to be said about nodes."""
 
 import os
 import time
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from gpufaas_apps.options import NodeOptions, default_data_dir
 from gpufaas_cli import flags, output
 from gpufaas_cli.cluster_flags import cluster_of, cluster_options, device_options, devices_of, status_option
 from gpufaas_cli.extra import needing
-from gpufaas_cli.options import NodeOptions, default_data_dir
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.units import format_bytes
 
@@ -80,7 +80,7 @@ def command(
         gateway_url=gateway_url,
     )  # fmt: skip
     with needing("node", "node,cluster"):
-        from gpufaas_cli.services import node
+        from gpufaas_apps import node
 
         node.run(options)
 

@@ -1,12 +1,12 @@
-"""``gpufaas scheduler``: a scheduler of a cluster; `services.scheduler` does the rest."""
+"""``gpufaas scheduler``: a scheduler of a cluster; `gpufaas_apps.scheduler` does the rest."""
 
 from typing import Any
 
 import click
 
+from gpufaas_apps.options import SchedulerOptions
 from gpufaas_cli.cluster_flags import cluster_of, cluster_options, policy_of, policy_options, status_option
 from gpufaas_cli.extra import needing
-from gpufaas_cli.options import SchedulerOptions
 
 
 @click.command(
@@ -38,6 +38,6 @@ def command(listen: str, advertise: str, **given: Any) -> None:
     """
     options = SchedulerOptions(cluster=cluster_of(given), policy=policy_of(given), listen=listen, advertise=advertise)
     with needing("scheduler", "cluster"):
-        from gpufaas_cli.services import scheduler
+        from gpufaas_apps import scheduler
 
         scheduler.run(options)

@@ -1,13 +1,13 @@
-"""``gpufaas serve``: reads its options; `serving` does the rest."""
+"""``gpufaas serve``: reads its options; `gpufaas_apps.serve` does the rest."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
+from gpufaas_apps.options import ServeOptions, default_data_dir
 from gpufaas_cli.cluster_flags import device_options, front_options, policy_options
 from gpufaas_cli.extra import needing
-from gpufaas_cli.options import ServeOptions, default_data_dir
 
 
 @click.command(
@@ -44,6 +44,6 @@ def command(data: Path | None, **given: Any) -> None:
         given[name] = given[name].expanduser() if given[name] else None
     options = ServeOptions(data=(data or default_data_dir()).expanduser().resolve(), **given)
     with needing("serve", "serve"):
-        from gpufaas_cli import serving
+        from gpufaas_apps import serve
 
-        serving.run(options)
+        serve.run(options)

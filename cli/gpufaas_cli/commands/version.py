@@ -7,7 +7,7 @@ import click
 
 from gpufaas_cli import flags, output
 from gpufaas_cli.client import GatewayUnreachable, NotAuthorised
-from gpufaas_cli.revision import git_revision
+from gpufaas_core.revision import git_revision
 
 
 @click.command(

@@ -23,7 +23,6 @@ from click.testing import CliRunner, Result
 
 from gpufaas_cli.commands.invoke import describe_timing
 from gpufaas_cli.main import COMMANDS, cli, module_of
-from gpufaas_cli.revision import git_revision
 from gpufaas_cli.stack import read_stack
 from gpufaas_core.logs import FunctionLogs, Printed
 from gpufaas_core.model import (
@@ -36,6 +35,7 @@ from gpufaas_core.model import (
     Profile,
     ResidentStatus,
 )
+from gpufaas_core.revision import git_revision
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.catalogue import Catalogue
@@ -958,11 +958,11 @@ def test_timing_splits_the_whole_into_phases_and_the_rest() -> None:
 
 
 def test_serve_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    from gpufaas_cli import serving
-    from gpufaas_cli.options import ServeOptions
+    from gpufaas_apps import serve
+    from gpufaas_apps.options import ServeOptions
 
     asked: list[ServeOptions] = []
-    monkeypatch.setattr(serving, "run", asked.append)
+    monkeypatch.setattr(serve, "run", asked.append)
 
     first = run("serve")
     second = run(

@@ -43,13 +43,13 @@ def test_the_guide_s_example_runs_from_outside(tmp_path: Path, monkeypatch: pyte
 def test_serve_takes_a_policy_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
 
+    from gpufaas_apps.options import ServeOptions
     from gpufaas_cli.commands.serve import command
-    from gpufaas_cli.options import ServeOptions
 
     (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     install(tmp_path, "longest-queue", "longest_queue:LongestQueue", example, monkeypatch)
     served: list[ServeOptions] = []
-    monkeypatch.setattr("gpufaas_cli.serving.run", served.append)
+    monkeypatch.setattr("gpufaas_apps.serve.run", served.append)
 
     done = CliRunner().invoke(command, ["--policy", "longest-queue", "--wait-bound", "7", "--data", str(tmp_path)])
 

@@ -22,7 +22,7 @@ owner-two,app,silent,timer,0,0,9
 
 
 def test_without_a_policy_the_service_s_default_decides(small: dict[str, Any], written: Write, run: Run) -> None:
-    from gpufaas_cli.options import ServeOptions
+    from gpufaas_apps.options import ServeOptions
 
     found = json.loads(run("simulate", "--workload", written(small), "--json").stdout)
 

@@ -6,10 +6,10 @@ from typing import Literal
 import pytest
 from click.testing import CliRunner
 
-from gpufaas_cli import serving
+from gpufaas_apps import serve
+from gpufaas_apps.options import ServeOptions
+from gpufaas_apps.serve import _credentials
 from gpufaas_cli.commands.serve import command
-from gpufaas_cli.options import ServeOptions
-from gpufaas_cli.serving import _credentials
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_it_asks_unless_only_this_machine_reaches_it(
 
 def test_queues_are_given_by_name_with_their_bounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[ServeOptions] = []
-    monkeypatch.setattr(serving, "run", seen.append)
+    monkeypatch.setattr(serve, "run", seen.append)
     given = ["--async-queue", "faas-request=32", "--async-queue", "reports.v1=4:1000"]
 
     result = CliRunner().invoke(command, ["--data", str(tmp_path), *given])

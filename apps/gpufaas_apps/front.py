@@ -1,7 +1,7 @@
 """
 The gateway's side of a serving process: HTTP in, the invocation path, the management API, asynchronous calls, the stop.
 
-`serving` composes it with a scheduler and a node in the same process, `services.gateway` with ones that are elsewhere.
+`serve` composes it with a scheduler and a node in the same process, `gateway` with ones that are elsewhere.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from typing import Any, Final, Protocol
 
 import uvicorn
 
-from gpufaas_cli.inner_door import InnerDoor
-from gpufaas_cli.options import FrontOptions
-from gpufaas_cli.revision import git_revision
+from gpufaas_apps.inner_door import InnerDoor
+from gpufaas_apps.options import FrontOptions
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
+from gpufaas_core.revision import git_revision
 from gpufaas_core.wire import NodeView
 from gpufaas_gateway.api import UsageOf, management_app
 from gpufaas_gateway.async_api import METHOD as ASYNC_METHOD

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import IO, Final
 
-from gpufaas_cli import image as images
+from gpufaas_core import docker_command
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.remote_build import BuildConfig
 
@@ -35,13 +35,13 @@ class DockerBuilder:
                 f"this builder makes images for {here}, and {config.image} is asked for {', '.join(config.platforms)}"
             )
         try:
-            await asyncio.to_thread(images.check_engine, f"building the image {config.image}")
-            if secrets and not await asyncio.to_thread(images.has_buildkit):
+            await asyncio.to_thread(docker_command.check_engine, f"building the image {config.image}")
+            if secrets and not await asyncio.to_thread(docker_command.has_buildkit):
                 raise InvalidSpec(
                     f"the secrets of {config.image} need BuildKit, which this builder's docker has not: install "
                     "docker-buildx there, or leave build_secrets out"
                 )
-        except images.NoDocker as exc:
+        except docker_command.NoDocker as exc:
             raise InvalidSpec(str(exc)) from exc
         if len(config.platforms) > 1:
             yield f"Only {here} is built, of {', '.join(config.platforms)}."
@@ -82,7 +82,7 @@ async def _docker(arguments: list[str], what: str, given: IO[bytes] | None = Non
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            "docker", *arguments, env=images.environment("--secret" in arguments), limit=_LINE_BYTES,
+            "docker", *arguments, env=docker_command.environment("--secret" in arguments), limit=_LINE_BYTES,
             stdin=given or asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
     except OSError as exc:

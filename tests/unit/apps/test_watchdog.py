@@ -16,7 +16,7 @@ import pytest
 PROGRAM = """
 import asyncio, hashlib, logging, signal, sys, time
 import uvloop
-from gpufaas_cli.watchdog import Watchdog, notify
+from gpufaas_apps.watchdog import Watchdog, notify
 
 def in_python():
     while True:

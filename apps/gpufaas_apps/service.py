@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import uvicorn
 
-from gpufaas_cli.options import ClusterOptions
-from gpufaas_cli.resources import keep_private, raise_descriptors
-from gpufaas_cli.watchdog import watched
+from gpufaas_apps.options import ClusterOptions
+from gpufaas_apps.resources import keep_private, raise_descriptors
+from gpufaas_apps.watchdog import watched
 from gpufaas_core import wire
 from gpufaas_core.connection import Identity, split_address
 from gpufaas_core.errors import GpufaasError, InvalidSpec

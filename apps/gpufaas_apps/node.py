@@ -12,11 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpufaas_cache_manager.artifacts import ArtifactStore
-from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_cli.engines import opened_engine
-from gpufaas_cli.options import DEFAULT_NODE_PORT, NodeOptions
-from gpufaas_cli.services.common import (
+from gpufaas_apps.engines import opened_engine
+from gpufaas_apps.options import DEFAULT_NODE_PORT, NodeOptions
+from gpufaas_apps.service import (
     Status,
     advertised,
     first_of,
@@ -29,8 +27,10 @@ from gpufaas_cli.services.common import (
     run_service,
     status_served,
 )
-from gpufaas_cli.services.weights import Weights
-from gpufaas_cli.watchdog import notify
+from gpufaas_apps.watchdog import notify
+from gpufaas_apps.weights import Weights
+from gpufaas_cache_manager.artifacts import ArtifactStore
+from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_core.connection import split_address
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId

@@ -20,17 +20,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from gpufaas_cli.options import FrontOptions, ServeOptions
-from gpufaas_cli.output import ENFORCED_BY
-from gpufaas_cli.resources import keep_private, raise_descriptors
-from gpufaas_cli.watchdog import notify, watched
-from gpufaas_core.constraints import MEMORY, PLATFORM_LABELS
+from gpufaas_apps.options import FrontOptions, ServeOptions
+from gpufaas_apps.resources import keep_private, raise_descriptors
+from gpufaas_apps.watchdog import notify, watched
+from gpufaas_core.constraints import ENFORCED_BY, MEMORY, PLATFORM_LABELS
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import format_bytes
 
 if TYPE_CHECKING:
-    from gpufaas_cli.front import Front
+    from gpufaas_apps.front import Front
     from gpufaas_gateway.auth import Credentials
     from gpufaas_gateway.builds import Builds
     from gpufaas_gpu_manager.node import Node
@@ -51,7 +50,7 @@ def run(options: ServeOptions) -> None:
     """
     import uvloop
 
-    from gpufaas_cli.front import GRACE_S
+    from gpufaas_apps.front import GRACE_S
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # The server's own complaints about half answers and lost connections are ours to report, not to print as errors.
@@ -116,7 +115,7 @@ def _auth_dir(options: FrontOptions) -> Path:
 
 def _builds(options: FrontOptions, spool: Path) -> "Builds | None":
     """Return what builds images of sources; None: nobody does."""
-    from gpufaas_cli.docker_builder import DockerBuilder
+    from gpufaas_apps.docker_builder import DockerBuilder
     from gpufaas_gateway.builds import Builds, BuildSettings
 
     if options.builder_secret is None:
@@ -164,12 +163,12 @@ def _listen(host: str, port: int) -> socket.socket:
 async def _serve(
     options: ServeOptions, credentials: "Credentials | None", spool: Path, listening: socket.socket
 ) -> None:
+    from gpufaas_apps.engines import opened_engine
+    from gpufaas_apps.front import Front
+    from gpufaas_apps.inner_door import InnerDoor
     from gpufaas_cache_manager.artifacts import ArtifactStore
     from gpufaas_cache_manager.bundles import BundleStore
     from gpufaas_cache_manager.collect import collect
-    from gpufaas_cli.engines import opened_engine
-    from gpufaas_cli.front import Front
-    from gpufaas_cli.inner_door import InnerDoor
     from gpufaas_core.logs import FunctionLogs
     from gpufaas_core.origin import Origins
     from gpufaas_gateway.async_queue import SqliteAsyncQueue

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpufaas_cli.services.common import listening
+from gpufaas_apps.service import listening
 
 
 @pytest.mark.parametrize(("listen", "advertise", "where"), [

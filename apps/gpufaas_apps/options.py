@@ -1,4 +1,4 @@
-"""What ``gpufaas serve`` was asked for: written by the command, read by `serving`."""
+"""What the services are asked for: written by the commands of the CLI, read by the services."""
 
 import os
 from collections.abc import Mapping

@@ -11,9 +11,8 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
-from gpufaas_cache_manager.write_behind import WriteBehind
-from gpufaas_cli.options import DEFAULT_SCHEDULER_PORT, SchedulerOptions
-from gpufaas_cli.services.common import (
+from gpufaas_apps.options import DEFAULT_SCHEDULER_PORT, SchedulerOptions
+from gpufaas_apps.service import (
     Status,
     advertised,
     first_of,
@@ -25,7 +24,8 @@ from gpufaas_cli.services.common import (
     run_service,
     status_served,
 )
-from gpufaas_cli.watchdog import notify
+from gpufaas_apps.watchdog import notify
+from gpufaas_cache_manager.write_behind import WriteBehind
 from gpufaas_core.connection import split_address
 from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.model import NodeId

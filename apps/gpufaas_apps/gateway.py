@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpufaas_cache_manager.artifacts import ArtifactStore
-from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_cli.front import GRACE_S, Front
-from gpufaas_cli.options import GatewayOptions
-from gpufaas_cli.services.common import (
+from gpufaas_apps.front import GRACE_S, Front
+from gpufaas_apps.options import GatewayOptions
+from gpufaas_apps.serve import _builds, _credentials, _listen, _own
+from gpufaas_apps.service import (
     Status,
     first_of,
     identity,
@@ -28,9 +27,10 @@ from gpufaas_cli.services.common import (
     run_service,
     status_served,
 )
-from gpufaas_cli.services.weights import GatewayArtifacts, Weights
-from gpufaas_cli.serving import _builds, _credentials, _listen, _own
-from gpufaas_cli.watchdog import notify
+from gpufaas_apps.watchdog import notify
+from gpufaas_apps.weights import GatewayArtifacts, Weights
+from gpufaas_cache_manager.artifacts import ArtifactStore
+from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_core import wire
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.model import DeviceId
