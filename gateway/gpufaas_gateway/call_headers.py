@@ -10,6 +10,8 @@ import random
 from collections.abc import Iterable
 from typing import Final
 
+from msgspec import Struct
+
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.frames import AnswerHead
 from gpufaas_core.messages import Lease
@@ -35,40 +37,20 @@ _DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id
 _random: Final = random.Random(os.urandom(16))
 
 
-class RequestHead:
+class RequestHead(Struct):
     """What a call's headers say."""
 
-    call_id = b""
+    passed: list[Header]
+    """Those that the function is given; a list of its own."""
+    call_id: bytes
     """X-Call-Id; empty: the caller gave none."""
-    length = -1
+    length: int
     """Content-Length; -1: unknown."""
-    timeout = size = b""
+    timeout: bytes
+    size: bytes
     """X-Timeout and X-Gpufaas-Size as they came."""
-    forwarded_for = forwarded_host = False
-
-    def __init__(self, headers: Iterable[Header]) -> None:
-        self.passed: list[Header] = []
-        """Those that the function is given; a new list."""
-        passed = self.passed
-        for pair in headers:
-            key = pair[0]
-            if key in _NOTED:
-                if key == b"content-length":
-                    self.length = int(pair[1])
-                elif key == b"x-forwarded-for":
-                    self.forwarded_for = True
-                elif key == b"x-forwarded-host":
-                    self.forwarded_host = True
-                elif key == b"x-timeout":
-                    self.timeout = pair[1]
-                elif key == b"x-gpufaas-size":
-                    self.size = pair[1]
-                elif key == b"x-call-id":
-                    self.call_id = pair[1][:128]
-                    continue
-                else:
-                    continue
-            passed.append(pair)
+    forwarded_for: bool
+    forwarded_host: bool
 
     def complete(self, client: tuple[str, int] | None, ours: list[Header]) -> None:
         """Add to `passed` whom the call comes from, and *ours*."""
@@ -76,8 +58,35 @@ class RequestHead:
         if client and not self.forwarded_for:
             passed.append((b"x-forwarded-for", f"{client[0]}:{client[1]}".encode()))
         if not self.forwarded_host:
-            passed.extend((b"x-forwarded-host", value) for key, value in passed[:] if key == b"host")
+            passed.extend([(b"x-forwarded-host", pair[1]) for pair in passed if pair[0] == b"host"])
         passed += ours
+
+
+def read_head(headers: Iterable[Header]) -> RequestHead:
+    passed: list[Header] = []
+    call_id = timeout = size = b""
+    length = -1
+    forwarded_for = forwarded_host = False
+    for pair in headers:
+        key = pair[0]
+        if key in _NOTED:
+            if key == b"content-length":
+                length = int(pair[1])
+            elif key == b"x-forwarded-for":
+                forwarded_for = True
+            elif key == b"x-forwarded-host":
+                forwarded_host = True
+            elif key == b"x-timeout":
+                timeout = pair[1]
+            elif key == b"x-gpufaas-size":
+                size = pair[1]
+            elif key == b"x-call-id":
+                call_id = pair[1][:128]
+                continue
+            else:
+                continue
+        passed.append(pair)
+    return RequestHead(passed, call_id, length, timeout, size, forwarded_for, forwarded_host)
 
 
 def answer_headers(given: list[Header], answered: list[Header]) -> list[Header]:

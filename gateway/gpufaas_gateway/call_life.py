@@ -4,6 +4,8 @@ import asyncio
 import time
 from typing import Any, Final
 
+from msgspec import Struct
+
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError
 from gpufaas_core.messages import Lease
 from gpufaas_core.model import Seconds
@@ -15,33 +17,36 @@ READ_BYTES_PER_S: Final = 32 * 1024
 """What is left of an answer when its call's time is up, and its function is done, has so much more time."""
 
 
-class CallLife:
+class CallLife(Struct, eq=False, kw_only=True):
     """
     One call's time, and what it waits for at the moment.
 
     A quick call costs no task and no timer here: `Calls` calls `watch` for those that are not quick.
     """
 
-    # Defaults of the class, because setting them for each call would cost a microsecond.
+    caller: Caller | None
     owner: asyncio.Task[Any] | None
-    ends = 0.0
+    """Runs it."""
+    began: float
+    """By `time.perf_counter`."""
+    ends: float = 0.0
     """When its time is up."""
     deployed: Deployed | None = None
     stream: BodyStream | None = None
     """The rest of its body, if that streams."""
-    at_caller = True
+    at_caller: bool = True
     """It reads from its caller or writes to him, who may do nothing for ever: only a cancellation ends that."""
     future: asyncio.Future[Lease] | None = None
     exchange: CallExchange | None = None
     error: GpufaasError | None = None
     """Why it was ended."""
     timeout_s: Seconds = 0.0
-    whose = "its time limit (annotation gpufaas.timeout, or environment exec_timeout)"
+    whose: str = "its time limit (annotation gpufaas.timeout, or environment exec_timeout)"
     """Whose limit `timeout_s` is."""
-    what = "did not answer"
-    watched = False
+    what: str = "did not answer"
+    watched: bool = False
     """It is not a quick one."""
-    status = 500
+    status: int = 500
     """What it is counted with."""
     queue_s: Seconds = 0.0
     load_s: Seconds = 0.0
@@ -49,13 +54,8 @@ class CallLife:
     _timer: asyncio.TimerHandle | None = None
     _task: asyncio.Task[None] | None = None
     """Listens for its caller's hanging up."""
-    _reads_on = False
+    _reads_on: bool = False
     """Its time is up, and only its caller is waited for."""
-
-    def __init__(self, caller: Caller | None) -> None:
-        self.began = time.perf_counter()
-        self.owner = asyncio.current_task()
-        self.caller = caller
 
     def fail(self, error: GpufaasError) -> None:
         """End it with *error*, whatever it waits for. The first error counts."""

@@ -30,6 +30,7 @@ from gpufaas_gateway.call_headers import (
     call_headers,
     new_call_id,
     placement_headers,
+    read_head,
     timing,
     told_size,
 )
@@ -85,12 +86,11 @@ class Calls:
 
         :raises CallCancelled: the caller went away: nobody is there to be answered
         """
-        call = _Call(request, self._served_by)
+        call = self._new_call(request)
         self._young.add(call)
         if self._sweeping is None:
             self._sweeping = self._loop.call_later(WATCH_AFTER_S, self._sweep)
         try:
-            self._name(call)
             self._admit(call)
             if call.preflight is not None:
                 return call.preflight
@@ -120,18 +120,22 @@ class Calls:
 
     # --- before it is placed ---
 
-    def _name(self, call: "_Call") -> None:
+    def _new_call(self, request: Request) -> "_Call":
         """Give it an id, which its caller may have chosen; the scheduler's is unique whatever callers send."""
-        sent_id = call.head.call_id
-        if sent_id:
+        began, started_ns, head = time.perf_counter(), time.time_ns(), read_head(request.headers)
+        public_id = head.call_id
+        if public_id:
             self._serial += 1
-            call.public_id = sent_id
-            call.id = CallId(f"{sent_id.decode('latin-1')}#{self._serial}{self._suffix}")
+            call_id = f"{public_id.decode('latin-1')}#{self._serial}{self._suffix}"
         else:
             name = new_call_id()
-            call.public_id = name.encode()
-            call.id = CallId(f"{name}#{self._suffix}" if self._suffix else name)
-        call.ours[:0] = ((b"x-call-id", call.public_id), (b"x-start-time", b"%d" % call.started_ns))
+            public_id = name.encode()
+            call_id = f"{name}#{self._suffix}" if self._suffix else name
+        return _Call(
+            request=request, caller=request.caller, owner=asyncio.current_task(), began=began, head=head,
+            public_id=public_id, id=CallId(call_id),
+            ours=[(b"x-call-id", public_id), (b"x-start-time", b"%d" % started_ns), self._served_by],
+        )  # fmt: skip
 
     def _admit(self, call: "_Call") -> None:
         """:raises GpufaasError: it cannot be, or may not now"""
@@ -390,34 +394,30 @@ class Calls:
         self._sweeping = self._loop.call_later(WATCH_AFTER_S, self._sweep) if self._older else None
 
 
-class _Call(CallLife):
+class _Call(CallLife, eq=False, kw_only=True):
     """One call's state."""
 
-    public_id = b""
+    request: Request
+    head: RequestHead
+    public_id: bytes
     """X-Call-Id."""
-    id = CallId("")
+    id: CallId
     """The scheduler's name for it."""
+    ours: list[Header]
+    """The headers that every answer to it has."""
     preflight: Answer | None = None
-    crossing = False
+    crossing: bool = False
     """The platform, and not the function, says which origins may read the answer."""
     passage: Passage | None = None
     outer: Outer | None = None
     body: bytes = b""
-    mode = INLINE
-    file = ""
+    mode: int = INLINE
+    file: str = ""
     size: float = 0.0
     """Of the request, as the scheduler is told; `asked_size` if its caller says it."""
     asked_size: float | None = None
     lease: Lease | None = None
-    ran_out = False
+    ran_out: bool = False
     """It runs for the second time, since it ran out of memory."""
     answered: AnswerStream | None = None
     """What is to end it, if its answer streams."""
-
-    def __init__(self, request: Request, served_by: Header) -> None:
-        super().__init__(request.caller)
-        self.started_ns = time.time_ns()
-        self.request = request
-        self.head = RequestHead(request.headers)
-        self.ours = [served_by]
-        """The headers that every answer to it has."""
