@@ -18,7 +18,7 @@ import uvicorn
 
 from gpufaas_apps.inner_door import InnerDoor
 from gpufaas_apps.options import FrontOptions
-from gpufaas_core.errors import InvalidSpec, StorageFailed
+from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
 from gpufaas_core.revision import git_revision
@@ -33,8 +33,9 @@ from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
 from gpufaas_gateway.builds import Builds, build_routes
 from gpufaas_gateway.callbacks import HttpCallbacks
 from gpufaas_gateway.calls import Calls
-from gpufaas_gateway.catalogue import Catalogue
+from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.invoke import PREFIX, Invocations, Receive, Send
+from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.node_api import Cluster, node_routes
 from gpufaas_gateway.origins import FromWorkers
@@ -108,13 +109,15 @@ class Front:
         defaults = Defaults(
             max_body=options.max_body, max_queue=options.max_queue, profiles=read_profiles(options.profiles)
         )
-        self.catalogue = Catalogue(store, artifacts, workers, scheduler, self.metrics, defaults, secrets=secrets)
+        self.deployer = Deployer(store, artifacts, workers, scheduler, self.metrics, defaults, secrets=secrets)
+        self.catalogue = self.deployer.catalogue
+        self.keeper = Keeper(store, self.catalogue)
         calls = Calls(self.catalogue, scheduler, node, spool, served_by=product, call_suffix=call_suffix)
         invocations = Invocations(calls.run)
         websocket_calls = WebSocketCalls(calls.run, self.catalogue)
-        self.catalogue.on_replaced = websocket_calls.close_old
+        self.deployer.on_replaced = websocket_calls.close_old
         management = management_app(
-            self.catalogue, scheduler, logs, artifacts, self.metrics, secrets, version=version("gpufaas"),
+            self.deployer, scheduler, logs, artifacts, self.metrics, secrets, version=version("gpufaas"),
             commit=git_revision(), orchestration=lambda: orchestration(nodes.nodes()), usage_of=usage_of, fault=fault,
             gone=gone,
         )  # fmt: skip
@@ -184,17 +187,6 @@ class Front:
         self.async_calls.stop()
         if self.builds is not None:
             await self.builds.close()
-
-    async def keep(self, stopped: asyncio.Event, learn: Callable[[], None] = lambda: None) -> None:
-        """Save counts, and what *learn* takes note of, every so often, and once more at the end."""
-        while not stopped.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), SAVE_EVERY_S)
-            learn()
-            try:
-                await self.catalogue.save()
-            except StorageFailed as exc:
-                logging.getLogger("catalogue").warning("not saved, will be tried again: %s", exc)
 
     async def ended(self, task: Awaitable[None]) -> None:
         """A side task that dies takes the server with it: never one that only says it is well."""

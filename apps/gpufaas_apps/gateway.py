@@ -130,14 +130,14 @@ async def _run(
                         case EntryChanged(entry):
                             seen.add(entry.record.full_name)
                             if entry.worker is not None and entry.function is not None and entry.is_complete:
-                                catalogue.adopt(entry.record, entry.worker, entry.function)
+                                front.deployer.adopt(entry.record, entry.worker, entry.function)
                         case EntryRemoved(name):
                             seen.discard(name)
-                            catalogue.dropped(name)
+                            front.deployer.dropped(name)
                         case Listed():
                             for each in catalogue.everywhere():
                                 if each.full_name not in seen:
-                                    catalogue.dropped(each.full_name)
+                                    front.deployer.dropped(each.full_name)
                             await limited.wait()  # no call gets past a quota because it is an early one
                             catalogue.complete()
                             listed.set()
@@ -146,7 +146,7 @@ async def _run(
             async with aclosing(etcd.watch("v1/namespaces/")) as changes:
                 async for _ in changes:
                     try:
-                        await catalogue.namespaces.load()
+                        await front.deployer.namespaces.load()
                     except StorageFailed as exc:
                         log.warning("namespaces.not_read, will be at the next change: %s", exc)
 
@@ -157,12 +157,12 @@ async def _run(
                     match change:
                         case QuotaChanged(namespace, None):
                             seen.discard(namespace)
-                            catalogue.quotas.adopt(namespace, None)
+                            front.deployer.quotas.adopt(namespace, None)
                         case QuotaChanged(namespace, quota):
                             seen.add(namespace)
-                            catalogue.quotas.adopt(namespace, quota)
+                            front.deployer.quotas.adopt(namespace, quota)
                         case Listed():
-                            catalogue.quotas.keep_only(seen)
+                            front.deployer.quotas.keep_only(seen)
                             limited.set()
 
         async def follow_counts() -> None:
@@ -224,7 +224,7 @@ async def _run(
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(front.ended(side_tasks()))
                 tasks.create_task(front.ended(front.async_calls.run()))
-                tasks.create_task(front.ended(front.keep(stopped)))
+                tasks.create_task(front.ended(front.keeper.keep(stopped)))
                 tasks.create_task(_say(front, options))
                 door.set()
                 await front.serve(listening, stopped)

@@ -262,7 +262,7 @@ async def _serve(
 
     def learn() -> None:
         for each in service.take_learnt():
-            catalogue.learn(each)
+            front.keeper.learn(each)
 
     async def tidy() -> None:
         """Collect what no function uses any more, once at the start and every hour."""
@@ -276,7 +276,7 @@ async def _serve(
                 await asyncio.wait_for(stopped.wait(), _COLLECT_EVERY_S)
 
     async def load() -> None:
-        await catalogue.load()
+        await front.deployer.load()
         async_calls.begin()
         await tidy()  # only what is loaded is known to be used
 
@@ -284,7 +284,7 @@ async def _serve(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(front.ended(load()))
             tasks.create_task(front.ended(async_calls.run()))
-            tasks.create_task(front.ended(front.keep(stopped, learn)))
+            tasks.create_task(front.ended(front.keeper.keep(stopped, learn)))
             tasks.create_task(front.ended(scaler.run(stopped)))
             tasks.create_task(front.ended(_until(stopped, node.watch_devices(lose))))
             tasks.create_task(_start_workers(options, credentials, node, front))

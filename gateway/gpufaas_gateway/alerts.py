@@ -7,7 +7,8 @@ from fastapi import FastAPI, Request, Response
 
 from gpufaas_core.errors import GpufaasError, UnknownFunction
 from gpufaas_gateway.answers import error_answer, read_body, starting
-from gpufaas_gateway.catalogue import Catalogue, Deployed, replicas_of
+from gpufaas_gateway.catalogue import Deployed, replicas_of
+from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.ports import Scheduler
 from gpufaas_gateway.wire import AlertMessage, parse
 
@@ -17,7 +18,9 @@ _MAX: Final = 20
 _FACTOR: Final = 10
 
 
-def add_alert_route(app: FastAPI, catalogue: Catalogue, scheduler: Scheduler) -> None:
+def add_alert_route(app: FastAPI, deployer: Deployer, scheduler: Scheduler) -> None:
+    catalogue = deployer.catalogue
+
     @app.post("/system/alert")
     async def alert(request: Request) -> Response:
         message = parse(AlertMessage, await read_body(request))
@@ -33,7 +36,7 @@ def add_alert_route(app: FastAPI, catalogue: Catalogue, scheduler: Scheduler) ->
                     raise UnknownFunction(f"function {name[:80]!r} is not deployed")
                 replicas = replicas_of(found, scheduler.status())
                 if (asked := wanted(found, replicas, firing)) != replicas:
-                    catalogue.scale(found, asked)
+                    deployer.scale(found, asked)
             except GpufaasError as exc:
                 failed.append(str(exc))
         return error_answer(500, "\n".join(failed)) if failed else Response()

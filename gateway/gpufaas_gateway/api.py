@@ -30,6 +30,7 @@ from gpufaas_core.units import Bytes, MiB
 from gpufaas_gateway.alerts import add_alert_route
 from gpufaas_gateway.answers import encode, error_answer, json_answer, pieces, read_body, starting
 from gpufaas_gateway.catalogue import Catalogue, Deployed, replicas_of
+from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.docs_page import render
 from gpufaas_gateway.environments import add_environment_routes
 from gpufaas_gateway.errors import METHODS, UnknownCall, headers_of, status_of
@@ -53,7 +54,7 @@ _CLIENT_GONE: Final = 499  # in the middle of its body: nothing was taken, and n
 
 
 def management_app(
-    catalogue: Catalogue,
+    deployer: Deployer,
     scheduler: Scheduler,
     logs: FunctionLogs,
     artifacts: Artifacts,
@@ -75,6 +76,7 @@ def management_app(
     :param fault: why the node in this process can start no worker; empty: it can, or there is none here
     :param gone: devices of this process that were given up, a line for each
     """
+    catalogue = deployer.catalogue
     app = FastAPI(title="gpufaas", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(GpufaasError, _platform_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -106,7 +108,7 @@ def management_app(
         spec = asked.spec()
         if spec.namespace is None and (namespace := request.query_params.get("namespace")):
             spec = msgspec.structs.replace(spec, namespace=namespace)
-        await catalogue.deploy(spec, update)
+        await deployer.deploy(spec, update)
         # 200 makes faas-cli say that a rolling update was attempted, and that is what an update is.
         return Response(status_code=200 if update else 202)
 
@@ -116,7 +118,7 @@ def management_app(
         if not catalogue.loaded:
             return starting()
         found = find(asked.function_name, asked.namespace or request.query_params.get("namespace"))
-        await catalogue.remove(found.name, found.namespace)
+        await deployer.remove(found.name, found.namespace)
         await asyncio.to_thread(logs.drop, found.name, found.namespace)
         return Response(status_code=202)
 
@@ -150,14 +152,14 @@ def management_app(
         found = find(name, asked.namespace or request.query_params.get("namespace"))
         if asked.service_name not in (None, "", name, found.name, found.full_name):
             raise InvalidSpec(f"serviceName: it is {asked.service_name[:80]!r}, but the path names {found.full_name}")
-        catalogue.scale(found, asked.replicas)
+        deployer.scale(found, asked.replicas)
         return Response(status_code=202)
 
-    add_alert_route(app, catalogue, scheduler)
-    add_namespace_routes(app, catalogue)
-    add_quota_routes(app, catalogue)
-    add_secret_routes(app, catalogue, secrets)
-    add_environment_routes(app, catalogue)
+    add_alert_route(app, deployer, scheduler)
+    add_namespace_routes(app, deployer)
+    add_quota_routes(app, deployer)
+    add_secret_routes(app, deployer, secrets)
+    add_environment_routes(app, deployer)
 
     @app.get("/system/logs")
     async def function_logs(request: Request) -> Response:

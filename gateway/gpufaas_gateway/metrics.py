@@ -1,8 +1,7 @@
 """
-Counting calls, cheaply, and showing the counts to Prometheus. docs/metrics.md is the table of all that is shown.
+What was counted, as Prometheus reads it. docs/metrics.md is the table of all that is shown.
 
-The invocation path holds a function's `FunctionStats` and calls `started` and `observe`: a handful of additions,
-no labels, no locks. Prometheus families are made from them at scrape time only. Names and buckets of the
+Prometheus families are made from the counts (`usage.FunctionStats`) at scrape time only. Names and buckets of the
 ``gateway_`` metrics are OpenFaaS's (openfaas.md §15), so that its dashboards and alert rules work; ours begin with
 ``gpufaas_``.
 """
@@ -22,12 +21,9 @@ from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.status_metrics import full_name_of, status_metrics
 from gpufaas_core.units import Seconds
 from gpufaas_gateway.async_call import QueueStatus
+from gpufaas_gateway.usage import BOUNDS, BUCKETS, SUM, FunctionStats
 
-BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-_BUCKETS: Final = len(BOUNDS) + 1  # the last one is +Inf
-_SUM: Final = _BUCKETS  # index of the sum of seconds, behind the buckets
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _PATHS: Final = (
@@ -42,77 +38,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class FunctionStats:
-    """What is counted of one function, over its revisions. Owned by the event loop that serves calls."""
-
-    __slots__ = (
-        "begun", "by_code", "finished", "hits", "load_s", "misses", "name", "queue_s", "replicas", "run_s", "saved",
-        "saved_before", "scaling",
-    )  # fmt: skip
-
-    def __init__(self, name: str, saved_before: int = 0) -> None:
-        self.name = name
-        """``NAME.NAMESPACE``, the value of the label function_name."""
-        self.begun = 0
-        self.finished = 0
-        self.by_code: dict[int, list[float]] = {}
-        """Per status: a count for each bucket (not cumulative), then the sum of seconds."""
-        self.hits = 0
-        self.misses = 0
-        self.queue_s: Seconds = 0.0
-        self.load_s: Seconds = 0.0
-        self.run_s: Seconds = 0.0
-        self.replicas = 1
-        """Desired copies while nobody scaled it, as OpenFaaS counts them."""
-        self.scaling: ScalingRule | None = None
-        """What its labels say about scaling."""
-        self.saved_before = saved_before
-        """Calls of earlier runs of the platform."""
-        self.saved = 0
-        """How many of `finished` the store has."""
-
-    def started(self) -> None:
-        """A call came in; `observe` must follow, whatever becomes of it."""
-        self.begun += 1
-
-    def observe(
-        self,
-        code: int,
-        seconds: Seconds,
-        hit: bool | None = None,
-        queue_s: Seconds = 0.0,
-        load_s: Seconds = 0.0,
-        run_s: Seconds = 0.0,
-    ) -> None:
-        """
-        A call ended with status *code* after *seconds*. Under 1 us (tests/unit/gateway/test_metrics.py).
-
-        :param hit: whether its model was resident; None: it never got a worker (refused, timed out in the queue)
-        """
-        counts = self.by_code.get(code)
-        if counts is None:
-            counts = self.by_code[code] = [0.0] * (_BUCKETS + 1)
-        counts[bisect_left(BOUNDS, seconds)] += 1
-        counts[_SUM] += seconds
-        self.finished += 1
-        if hit:
-            self.hits += 1
-        elif hit is not None:
-            self.misses += 1
-        self.queue_s += queue_s
-        self.load_s += load_s
-        self.run_s += run_s
-
-    @property
-    def inflight(self) -> int:
-        return self.begun - self.finished
-
-    @property
-    def invocations(self) -> int:
-        """Calls ended, ever: those of earlier runs of the platform count."""
-        return self.saved_before + self.finished
 
 
 class Metrics:
@@ -131,6 +56,8 @@ class Metrics:
         """
         self.functions: dict[str, FunctionStats] = {}
         """By ``NAME.NAMESPACE``."""
+        self.rules: dict[str, tuple[int, ScalingRule | None]] = {}
+        """Copies while nobody scaled it, and what its labels say about them, by the same."""
         self.pending = pending
         self.queues = queues
         self._requests: dict[tuple[str, str, str], list[float]] = {}
@@ -140,13 +67,15 @@ class Metrics:
         self._own = CollectorRegistry()
         self._own.register(_Families(self, self._requests, status, with_status=False))
 
-    def adopt(self, stats: FunctionStats) -> FunctionStats:
+    def adopt(self, stats: FunctionStats, replicas: int = 1, scaling: ScalingRule | None = None) -> FunctionStats:
         """Show *stats* from now on; return those that are shown, which are older ones if the name has any."""
+        self.rules[stats.name] = replicas, scaling
         return self.functions.setdefault(stats.name, stats)
 
     def forget(self, name: str) -> None:
         """Stop showing a removed function. Calls still running keep their stats, which nobody reads."""
         self.functions.pop(name, None)
+        self.rules.pop(name, None)
 
     def counted(self, app: App) -> App:
         """Return *app*, the management routes, with its requests counted when their answers end."""
@@ -175,9 +104,9 @@ class Metrics:
         return count
 
     def _observe_request(self, labels: tuple[str, str, str], seconds: Seconds) -> None:
-        counts = self._requests.setdefault(labels, [0.0] * (_BUCKETS + 1))
+        counts = self._requests.setdefault(labels, [0.0] * (BUCKETS + 1))
         counts[bisect_left(BOUNDS, seconds)] += 1
-        counts[_SUM] += seconds
+        counts[SUM] += seconds
 
     def render(self) -> bytes:
         """Return everything in Prometheus' text format (`CONTENT_TYPE`)."""
@@ -222,7 +151,7 @@ class _Families(Collector):
         functions = sorted(self._metrics.functions.values(), key=lambda stats: stats.name)
         status = self._status()
         yield from _calls(functions)
-        yield from _services(functions, status)
+        yield from _services(self._metrics.rules, status)
         yield from _phases(functions)
         yield _pending(self._metrics.pending())
         yield from _async_queues(self._metrics.queues())
@@ -240,14 +169,14 @@ def _calls(functions: list[FunctionStats]) -> Iterator[Metric]:
     for stats in functions:
         for code, counts in sorted(stats.by_code.items()):
             labels = [stats.name, str(code)]
-            total.add_metric(labels, sum(counts[:_BUCKETS]))
-            seconds.add_metric(labels, _cumulative(counts), counts[_SUM])
+            total.add_metric(labels, sum(counts[:BUCKETS]))
+            seconds.add_metric(labels, _cumulative(counts), counts[SUM])
         begun.add_metric([stats.name], stats.begun)
         inflight.add_metric([stats.name], stats.inflight)
     yield from (total, begun, seconds, inflight)
 
 
-def _services(functions: list[FunctionStats], status: EngineStatus) -> Iterator[Metric]:
+def _services(rules: Mapping[str, tuple[int, ScalingRule | None]], status: EngineStatus) -> Iterator[Metric]:
     desired = {full_name_of(function): copies for function, copies in status.desired.items()}
     ready = _ready_copies(status)
     count = _gauge("gateway_service_count", "Desired copies")
@@ -259,14 +188,13 @@ def _services(functions: list[FunctionStats], status: EngineStatus) -> Iterator[
         "Load that one copy should bear, by what is measured",
         labels=["function_name", "scaling_type"],
     )
-    for stats in functions:
-        count.add_metric([stats.name], desired.get(stats.name, stats.replicas))
-        ready_count.add_metric([stats.name], ready.get(stats.name, 0))
-        rule = stats.scaling
+    for name, (replicas, rule) in sorted(rules.items()):
+        count.add_metric([name], desired.get(name, replicas))
+        ready_count.add_metric([name], ready.get(name, 0))
         if rule is not None:
-            least.add_metric([stats.name], rule.min)
-            target.add_metric([stats.name], rule.target)
-            typed.add_metric([stats.name, rule.type], rule.target)
+            least.add_metric([name], rule.min)
+            target.add_metric([name], rule.target)
+            typed.add_metric([name, rule.type], rule.target)
     yield from (count, ready_count, least, target, typed)
 
 
@@ -319,15 +247,15 @@ def _management(requests: Mapping[tuple[str, str, str], list[float]]) -> Iterato
     total = CounterMetricFamily("http_requests", "Requests to management routes", labels=labels)
     seconds = HistogramMetricFamily("http_request_duration_seconds", "Their duration", labels=labels)
     for key, counts in sorted(requests.items()):
-        total.add_metric(list(key), sum(counts[:_BUCKETS]))
-        seconds.add_metric(list(key), _cumulative(counts), counts[_SUM])
+        total.add_metric(list(key), sum(counts[:BUCKETS]))
+        seconds.add_metric(list(key), _cumulative(counts), counts[SUM])
     yield from (total, seconds)
 
 
 def _cumulative(counts: list[float]) -> list[tuple[str, float]]:
     buckets = []
     so_far = 0.0
-    for bound, count in zip((*map(str, BOUNDS), "+Inf"), counts[:_BUCKETS], strict=True):
+    for bound, count in zip((*map(str, BOUNDS), "+Inf"), counts[:BUCKETS], strict=True):
         so_far += count
         buckets.append((bound, so_far))
     return buckets

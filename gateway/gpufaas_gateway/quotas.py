@@ -1,7 +1,7 @@
 """
 What namespaces may use: the quotas that were set, and the gates that hold calls to them.
 
-Functions and memory are held to where they are deployed (`Catalogue.deploy`). Calls pass a `Gate`, which only a
+Functions and memory are held to where they are deployed (`Claims`). Calls pass a `Gate`, which only a
 namespace with a limit on its calls has: for all others the invocation path looks once, and finds None.
 """
 
@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable
 
 from gpufaas_core.errors import Overloaded
+from gpufaas_core.units import Bytes, format_bytes
+from gpufaas_gateway.errors import QuotaExceeded
 from gpufaas_gateway.ports import Quotas
 from gpufaas_gateway.spec import Quota
 
@@ -162,3 +164,47 @@ class NamespaceQuotas:
         """The store has quotas of *namespaces*, and no others."""
         for namespace in self._quotas.keys() - namespaces:
             self.adopt(namespace, None)
+
+
+class Claims:
+    """
+    What functions that are being deployed here will have of their namespace's quota, until they count themselves.
+
+    One event loop owns it.
+    """
+
+    def __init__(self, quotas: NamespaceQuotas) -> None:
+        self._quotas = quotas
+        self._claims: dict[str, tuple[str, Bytes]] = {}
+        """Namespace, and memory, by ``NAME.NAMESPACE``."""
+
+    def claim(self, full_name: str, namespace: str, memory: Bytes, has: dict[str, Bytes]) -> None:
+        """
+        Take what a deployment needs of its namespace's quota, until `release`.
+
+        What asks for no more than the function has is let in, also where the quota is below what is in use.
+
+        :param has: what each function of the namespace has reserved
+        :raises QuotaExceeded: it is not there to be taken
+        """
+        before = has.pop(full_name, None)
+        for other, (where, claimed) in self._claims.items():
+            if where == namespace and other != full_name:
+                has[other] = max(claimed, has.get(other, 0))
+        quota, command = self._quotas.get(namespace), f"'gpufaas namespace quota {namespace}"
+        if before is None and quota.max_functions is not None and len(has) >= quota.max_functions:
+            raise QuotaExceeded(
+                f"namespace {namespace} is at its quota of functions ({len(has)} of {quota.max_functions}), and "
+                f"{full_name} would be one more: remove a function, or raise the quota with {command} --functions N'"
+            )
+        if quota.max_memory is not None and memory > (before or 0) and sum(has.values()) + memory > quota.max_memory:
+            raise QuotaExceeded(
+                f"{full_name} reserves {format_bytes(memory)}, and the other functions of namespace {namespace} have "
+                f"{format_bytes(sum(has.values()))} of the {format_bytes(quota.max_memory)} that its quota allows: "
+                "remove a function, declare less (annotation gpufaas.memory) or keep fewer copies, or raise the quota "
+                f"with {command} --memory SIZE'"
+            )
+        self._claims[full_name] = namespace, memory
+
+    def release(self, full_name: str) -> None:
+        self._claims.pop(full_name, None)

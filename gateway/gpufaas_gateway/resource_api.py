@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request, Response
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_gateway.answers import json_answer, read_body, starting
-from gpufaas_gateway.catalogue import Catalogue
+from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.ports import Secrets
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, check_secret
 from gpufaas_gateway.wire import FunctionNamespace, NamespaceQuota, Secret, namespace_fields, parse, quota_fields
@@ -17,8 +17,8 @@ _ALL: Final = ("/system/namespaces", "/system/namespaces/", "/system/namespace",
 _ONE: Final = ("/system/namespace/{name}", "/system/namespaces/{name}")
 
 
-def add_namespace_routes(app: FastAPI, catalogue: Catalogue) -> None:
-    namespaces = catalogue.namespaces
+def add_namespace_routes(app: FastAPI, deployer: Deployer) -> None:
+    catalogue, namespaces = deployer.catalogue, deployer.namespaces
 
     async def show_all() -> Response:
         # Strings, not objects: Go clients cannot read anything else.
@@ -71,16 +71,16 @@ def add_namespace_routes(app: FastAPI, catalogue: Catalogue) -> None:
         app.delete(path)(remove)
 
 
-def add_quota_routes(app: FastAPI, catalogue: Catalogue) -> None:
+def add_quota_routes(app: FastAPI, deployer: Deployer) -> None:
     """Ours: OpenFaaS has no quotas."""
-    namespaces, quotas = catalogue.namespaces, catalogue.quotas
+    catalogue, namespaces, quotas = deployer.catalogue, deployer.namespaces, deployer.quotas
 
     @app.get("/system/namespace/{name}/quota")
     async def show_quota(name: str) -> Response:
         if not catalogue.loaded:
             return starting()
         namespaces.get(name)
-        return json_answer(quota_fields(name, quotas.get(name), catalogue.used(name)))
+        return json_answer(quota_fields(name, quotas.get(name), deployer.used(name)))
 
     @app.put("/system/namespace/{name}/quota")
     async def set_quota(name: str, request: Request) -> Response:
@@ -106,8 +106,8 @@ def add_quota_routes(app: FastAPI, catalogue: Catalogue) -> None:
         return Response(status_code=202)
 
 
-def add_secret_routes(app: FastAPI, catalogue: Catalogue, secrets: Secrets) -> None:
-    namespaces = catalogue.namespaces
+def add_secret_routes(app: FastAPI, deployer: Deployer, secrets: Secrets) -> None:
+    catalogue, namespaces = deployer.catalogue, deployer.namespaces
 
     @app.get("/system/secrets")
     async def list_secrets(request: Request) -> Response:

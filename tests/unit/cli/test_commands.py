@@ -38,7 +38,7 @@ from gpufaas_core.model import (
 from gpufaas_core.revision import git_revision
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.api import management_app
-from gpufaas_gateway.catalogue import Catalogue
+from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.testing import FakeScheduler, FakeWorkers, MemoryArtifacts, MemorySecrets, MemoryStore
 
@@ -57,11 +57,10 @@ class Gateway:
         self.logs = FunctionLogs(root / "gateway-logs")
         metrics = Metrics(self.scheduler.status)
         secrets = MemorySecrets()
-        self.catalogue = Catalogue(
-            MemoryStore(), self.artifacts, self.workers, self.scheduler, metrics, secrets=secrets
-        )
+        self.deployer = Deployer(MemoryStore(), self.artifacts, self.workers, self.scheduler, metrics, secrets=secrets)
+        self.catalogue = self.deployer.catalogue
         self.management = management_app(
-            self.catalogue, self.scheduler, self.logs, self.artifacts, metrics, secrets, version="0.1.0", commit="abc"
+            self.deployer, self.scheduler, self.logs, self.artifacts, metrics, secrets, version="0.1.0", commit="abc"
         )
         self.seen: list[tuple[str, str]] = []
         self.bodies: list[bytes] = []
@@ -117,7 +116,7 @@ class Gateway:
 
     def _run(self) -> None:
         async def serve() -> None:
-            await self.catalogue.load()
+            await self.deployer.load()
             await self._server.serve(sockets=[self._socket])
 
         asyncio.run(serve())

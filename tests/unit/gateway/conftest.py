@@ -14,7 +14,8 @@ from gpufaas_core.model import Device, DeviceId, FunctionId
 from gpufaas_core.units import GiB
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
-from gpufaas_gateway.catalogue import Catalogue
+from gpufaas_gateway.deploy import Deployer
+from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.testing import FakeScheduler, FakeWorkers, MemoryArtifacts, MemorySecrets, MemoryStore
 
@@ -34,12 +35,14 @@ class Gateway:
         self.metrics = Metrics(self.scheduler.status)
         self.logs = FunctionLogs(root / "logs")
         self.usage: dict[FunctionId, tuple[float, int]] = {}
-        self.catalogue = Catalogue(
+        self.deployer = Deployer(
             self.store, self.artifacts, self.workers, self.scheduler, self.metrics,
             secrets=self.secrets, clock=lambda: 1_795_215_653.5,
         )  # fmt: skip
+        self.catalogue = self.deployer.catalogue
+        self.keeper = Keeper(self.store, self.catalogue)
         self.app: FastAPI = management_app(
-            self.catalogue, self.scheduler, self.logs, self.artifacts, self.metrics, self.secrets,
+            self.deployer, self.scheduler, self.logs, self.artifacts, self.metrics, self.secrets,
             version="0.1.0", usage_of=self._usage_of,
         )  # fmt: skip
         self.client = client_of(CleanPaths(self.app))
@@ -95,7 +98,7 @@ async def raw_get(app: Any, target: str, **headers: str) -> httpx.Response:
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     gateway = Gateway(tmp_path)
-    await gateway.catalogue.load()
+    await gateway.deployer.load()
     yield gateway
     for client in (gateway.client, gateway.stranger, gateway.admin):
         await client.aclose()

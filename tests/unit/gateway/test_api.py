@@ -198,7 +198,7 @@ async def test_an_unavailable_function_is_listed_with_its_reason(tmp_path: Path,
     restarted = Gateway(tmp_path / "again")
     restarted.store.records = gateway.store.records
     restarted.workers.manifests.clear()
-    await restarted.catalogue.load()
+    await restarted.deployer.load()
 
     (listed,) = (await restarted.client.get("/system/functions")).json()
 
@@ -349,7 +349,7 @@ async def test_healthy_is_only_who_has_loaded_the_catalogue(tmp_path: Path, meth
     gateway = Gateway(tmp_path)
 
     before = await gateway.client.request(method, "/healthz")
-    await gateway.catalogue.load()
+    await gateway.deployer.load()
     after = await gateway.client.request(method, "/healthz")
 
     assert (before.status_code, after.status_code) == (503, 200)

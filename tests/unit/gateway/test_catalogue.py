@@ -19,7 +19,8 @@ from gpufaas_core.errors import (
 from gpufaas_core.messages import Learnt
 from gpufaas_core.model import Device, DeviceId, FunctionId, Profile
 from gpufaas_core.units import GiB, MiB
-from gpufaas_gateway.catalogue import Catalogue
+from gpufaas_gateway.deploy import Deployer
+from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.spec import FunctionSpec
 from gpufaas_gateway.testing import FakeScheduler, FakeWorkers, MemoryArtifacts, MemoryStore
@@ -40,10 +41,12 @@ class Platform:
         self.workers = FakeWorkers()
         self.scheduler = FakeScheduler()
         self.metrics = Metrics(self.scheduler.status)
-        self.catalogue = Catalogue(
+        self.deployer = Deployer(
             self.store, self.artifacts, self.workers, self.scheduler, self.metrics,
             clock=lambda: 1000.0, new_revision=self.revisions.__next__,
         )  # fmt: skip
+        self.catalogue = self.deployer.catalogue
+        self.keeper = Keeper(self.store, self.catalogue)
 
     def bundle(self, content: bytes = b"bundle", *, kind: str = "model", weights: int = 0) -> str:
         digest = self.artifacts.add(content)
@@ -66,12 +69,12 @@ class Platform:
 @pytest.fixture
 async def platform() -> Platform:
     platform = Platform()
-    await platform.catalogue.load()
+    await platform.deployer.load()
     return platform
 
 
 async def test_a_deployed_function_is_found_by_both_forms_of_its_name(platform: Platform) -> None:
-    deployed = await platform.catalogue.deploy(platform.spec(), update=False)
+    deployed = await platform.deployer.deploy(platform.spec(), update=False)
 
     assert platform.catalogue.find("echo") is deployed
     assert platform.catalogue.find(ECHO) is deployed
@@ -83,7 +86,7 @@ async def test_a_deployed_function_is_found_by_both_forms_of_its_name(platform: 
 
 
 async def test_a_model_function_has_its_device_to_itself(platform: Platform) -> None:
-    deployed = await platform.catalogue.deploy(platform.spec(), update=False)
+    deployed = await platform.deployer.deploy(platform.spec(), update=False)
 
     assert deployed.exclusive
     assert platform.workers.defined[deployed.function_id] == deployed.spec
@@ -94,8 +97,8 @@ async def test_a_model_function_has_its_device_to_itself(platform: Platform) -> 
 async def test_a_function_without_a_model_has_slots(platform: Platform) -> None:
     bundle = platform.bundle(kind="http")
 
-    deployed = await platform.catalogue.deploy(platform.spec(bundle=bundle), update=False)
-    wider = await platform.catalogue.deploy(platform.spec("wide", bundle=bundle, slots="32"), update=False)
+    deployed = await platform.deployer.deploy(platform.spec(bundle=bundle), update=False)
+    wider = await platform.deployer.deploy(platform.spec("wide", bundle=bundle, slots="32"), update=False)
 
     assert not deployed.exclusive
     assert (deployed.spec.kind, deployed.spec.slots) == ("http", 8)
@@ -114,7 +117,7 @@ async def test_a_function_that_has_only_an_image_runs_where_there_is_an_engine(p
         limits={"memory": "64Mi", "cpu": "500m"}, read_only_root_filesystem=True,
     )  # fmt: skip
 
-    deployed = await platform.catalogue.deploy(asked, update=False)
+    deployed = await platform.deployer.deploy(asked, update=False)
 
     spec = deployed.spec
     assert (spec.kind, spec.image, spec.digest) == ("server", "ghcr.io/x/web:2", "image:ghcr.io/x/web:2")
@@ -142,7 +145,7 @@ async def test_the_first_reservation_is_declared_or_derived(
     spec = platform.spec(bundle=platform.bundle(kind=kind, weights=weights), **annotations)
     spec = FunctionSpec(spec.service, spec.image, annotations=spec.annotations, limits=limits)
 
-    deployed = await platform.catalogue.deploy(spec, update=False)
+    deployed = await platform.deployer.deploy(spec, update=False)
 
     assert deployed.spec.memory == memory
     declared = bool(annotations or limits)
@@ -155,7 +158,7 @@ async def test_all_files_but_code_count_for_the_first_reservation_and_it_says_so
     digest = spec.annotations["gpufaas.bundle"]
     platform.workers.manifests[digest] = replace(platform.workers.manifests[digest], data_bytes=20 * MiB)
 
-    deployed = await platform.catalogue.deploy(spec, update=False)
+    deployed = await platform.deployer.deploy(spec, update=False)
 
     assert deployed.spec.memory == (192 + 150) * MiB
     assert deployed.why_memory == (
@@ -166,7 +169,7 @@ async def test_all_files_but_code_count_for_the_first_reservation_and_it_says_so
 async def test_annotations_set_limits(platform: Platform) -> None:
     spec = platform.spec(timeout="1m30s", queue="5", max_body="1Mi", load_stall="10s")
 
-    deployed = await platform.catalogue.deploy(spec, update=False)
+    deployed = await platform.deployer.deploy(spec, update=False)
 
     assert (deployed.timeout_s, deployed.max_body) == (90.0, MiB)
     assert deployed.function.max_queue == 5
@@ -180,15 +183,15 @@ async def test_exec_timeout_of_stock_stack_files_is_the_timeout(platform: Platfo
     both = FunctionSpec("both", "i", annotations={**bundle, "gpufaas.timeout": "5s"}, env_vars=env)
     unlimited = FunctionSpec("unlimited", "i", annotations=bundle, env_vars={"exec_timeout": "0"})
 
-    assert (await platform.catalogue.deploy(both, update=False)).timeout_s == 5.0
-    assert (await platform.catalogue.deploy(unlimited, update=False)).timeout_s == 86_400.0
+    assert (await platform.deployer.deploy(both, update=False)).timeout_s == 5.0
+    assert (await platform.deployer.deploy(unlimited, update=False)).timeout_s == 86_400.0
 
 
 async def test_workers_get_the_environment_and_openfaas_variables(platform: Platform) -> None:
     annotations = {"gpufaas.bundle": platform.bundle()}
     spec = FunctionSpec("echo", "i", annotations=annotations, env_vars={"a": "1"}, env_process="python x.py")
 
-    deployed = await platform.catalogue.deploy(spec, update=False)
+    deployed = await platform.deployer.deploy(spec, update=False)
 
     assert deployed.spec.env == {
         "a": "1", "fprocess": "python x.py", "OPENFAAS_NAME": "echo", "OPENFAAS_NAMESPACE": "openfaas-fn",
@@ -206,19 +209,19 @@ async def test_a_minimum_counts_only_when_it_is_set(platform: Platform, where: s
         labels=minimum if where == "labels" else None,
     )  # fmt: skip
 
-    deployed = await platform.catalogue.deploy(spec, update=False)
-    plain = await platform.catalogue.deploy(platform.spec("plain"), update=False)
+    deployed = await platform.deployer.deploy(spec, update=False)
+    plain = await platform.deployer.deploy(platform.spec("plain"), update=False)
 
     assert deployed.function.min_copies == 2
     assert plain.function.min_copies == 0
 
 
 async def test_an_update_takes_over_and_the_old_revision_drains(platform: Platform) -> None:
-    old = await platform.catalogue.deploy(platform.spec(), update=False)
+    old = await platform.deployer.deploy(platform.spec(), update=False)
     old.stats.started()
     old.stats.observe(200, 0.1)
 
-    new = await platform.catalogue.deploy(platform.spec(timeout="5s"), update=True)
+    new = await platform.deployer.deploy(platform.spec(timeout="5s"), update=True)
 
     assert platform.catalogue.find("echo") is new
     assert platform.scheduler.removed == [(old.function_id, True)]
@@ -229,16 +232,16 @@ async def test_an_update_takes_over_and_the_old_revision_drains(platform: Platfo
 
 async def test_creating_twice_and_updating_nothing_are_refused(platform: Platform) -> None:
     with pytest.raises(UnknownFunction, match=r"echo.*create it with POST"):
-        await platform.catalogue.deploy(platform.spec(), update=True)
-    await platform.catalogue.deploy(platform.spec(), update=False)
+        await platform.deployer.deploy(platform.spec(), update=True)
+    await platform.deployer.deploy(platform.spec(), update=False)
 
     with pytest.raises(FunctionExists, match="update it with PUT"):
-        await platform.catalogue.deploy(platform.spec(), update=False)
+        await platform.deployer.deploy(platform.spec(), update=False)
 
 
 async def test_of_two_creations_at_once_one_wins(platform: Platform) -> None:
     results = await asyncio.gather(
-        *(platform.catalogue.deploy(platform.spec(), update=False) for _ in range(5)), return_exceptions=True
+        *(platform.deployer.deploy(platform.spec(), update=False) for _ in range(5)), return_exceptions=True
     )
 
     assert sum(isinstance(each, FunctionExists) for each in results) == 4
@@ -246,9 +249,9 @@ async def test_of_two_creations_at_once_one_wins(platform: Platform) -> None:
 
 
 async def test_removing_evicts_and_forgets(platform: Platform) -> None:
-    deployed = await platform.catalogue.deploy(platform.spec(), update=False)
+    deployed = await platform.deployer.deploy(platform.spec(), update=False)
 
-    await platform.catalogue.remove("echo", "openfaas-fn")
+    await platform.deployer.remove("echo", "openfaas-fn")
 
     assert platform.catalogue.find("echo") is None
     assert platform.catalogue.find(ECHO) is None
@@ -257,16 +260,16 @@ async def test_removing_evicts_and_forgets(platform: Platform) -> None:
     assert platform.workers.defined == {}
     assert platform.metrics.functions == {}
     with pytest.raises(UnknownFunction):
-        await platform.catalogue.remove("echo", "openfaas-fn")
+        await platform.deployer.remove("echo", "openfaas-fn")
 
 
 async def test_a_removed_function_that_could_not_be_unstored_is_still_there(platform: Platform) -> None:
-    await platform.catalogue.deploy(platform.spec(), update=False)
+    await platform.deployer.deploy(platform.spec(), update=False)
     before = platform.state()
     platform.store.failure = "read-only"
 
     with pytest.raises(StorageFailed):
-        await platform.catalogue.remove("echo", "openfaas-fn")
+        await platform.deployer.remove("echo", "openfaas-fn")
 
     assert platform.state() == before
 
@@ -287,7 +290,7 @@ async def test_a_deployment_that_fails_leaves_everything_as_it_was(
     platform: Platform, update: bool, where: str, error: GpufaasError
 ) -> None:
     if update:
-        await platform.catalogue.deploy(platform.spec(), update=False)
+        await platform.deployer.deploy(platform.spec(), update=False)
     spec = platform.spec()
     before = platform.state()
     match where:
@@ -303,17 +306,17 @@ async def test_a_deployment_that_fails_leaves_everything_as_it_was(
             platform.workers.joined = [Device(DeviceId("n1/cpu:0"), "cpu", MiB)]
 
     with pytest.raises(type(error)):
-        await platform.catalogue.deploy(spec, update=update)
+        await platform.deployer.deploy(spec, update=update)
 
     assert platform.state() == before
 
 
 async def test_the_old_revision_answers_while_the_new_one_is_checked(platform: Platform) -> None:
-    old = await platform.catalogue.deploy(platform.spec(), update=False)
+    old = await platform.deployer.deploy(platform.spec(), update=False)
     seen: list[object] = []
     platform.workers.during_check = lambda: seen.append(platform.catalogue.find("echo"))
 
-    await platform.catalogue.deploy(platform.spec(), update=True)
+    await platform.deployer.deploy(platform.spec(), update=True)
 
     assert seen == [old]
 
@@ -324,7 +327,7 @@ async def test_a_model_larger_than_any_device_is_refused_with_the_sizes(platform
     ]  # fmt: skip
 
     with pytest.raises(NoDeviceFits, match=r"echo needs 4.0 GiB \(declared\).*n1/cpu:1\) has 2.0 GiB.*gpufaas.memory"):
-        await platform.catalogue.deploy(platform.spec(memory="4GiB"), update=False)
+        await platform.deployer.deploy(platform.spec(memory="4GiB"), update=False)
 
 
 async def test_what_was_measured_counts_more_than_what_is_declared(platform: Platform) -> None:
@@ -332,7 +335,7 @@ async def test_what_was_measured_counts_more_than_what_is_declared(platform: Pla
     platform.store.save_profile(bundle, "cpu", Profile(1.0, 0.1, 3 * GiB, measured=True))
 
     with pytest.raises(NoDeviceFits, match=r"needs 3.0 GiB \(measured\)"):
-        await platform.catalogue.deploy(platform.spec(bundle=bundle, memory="1GiB"), update=False)
+        await platform.deployer.deploy(platform.spec(bundle=bundle, memory="1GiB"), update=False)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +361,7 @@ async def test_bad_annotations_are_named(platform: Platform, annotations: dict[s
     spec = FunctionSpec(spec.service, spec.image, annotations={**(spec.annotations or {}), **annotations})
 
     with pytest.raises(InvalidSpec, match=message):
-        await platform.catalogue.deploy(spec, update=False)
+        await platform.deployer.deploy(spec, update=False)
 
     assert platform.catalogue.everywhere() == []
 
@@ -388,7 +391,7 @@ async def test_bad_fields_are_named(platform: Platform, fields: dict[str, object
     given = {"service": "echo", "image": "i", "annotations": platform.spec().annotations, **fields}
 
     with pytest.raises(InvalidSpec, match=message):
-        await platform.catalogue.deploy(FunctionSpec(**given), update=False)  # type: ignore[arg-type]
+        await platform.deployer.deploy(FunctionSpec(**given), update=False)  # type: ignore[arg-type]
 
     assert platform.catalogue.everywhere() == []
 
@@ -398,13 +401,13 @@ async def test_bad_fields_are_named(platform: Platform, fields: dict[str, object
 
 async def test_after_a_restart_everything_is_deployed_again(platform: Platform) -> None:
     bundle = platform.bundle()
-    before = await platform.catalogue.deploy(platform.spec(bundle=bundle, memory="1GiB"), update=False)
+    before = await platform.deployer.deploy(platform.spec(bundle=bundle, memory="1GiB"), update=False)
     platform.store.save_profile(bundle, "cpu", Profile(1.0, 0.1, 300 * MiB, measured=True))
     platform.restart()
     platform.workers.bundle(bundle)
 
     assert not platform.catalogue.loaded
-    await platform.catalogue.load()
+    await platform.deployer.load()
 
     assert platform.catalogue.loaded
     after = platform.catalogue.find("echo")
@@ -420,18 +423,18 @@ async def test_an_upload_that_no_node_has_heard_of_yet_is_no_fault_of_the_author
     platform.workers.define_failure = UnknownArtifact(f"artifact {uploaded} is on no node and in no object store")
 
     with pytest.raises(StorageAway, match=f"{uploaded} was uploaded, but no node finds it yet"):
-        await platform.catalogue.deploy(platform.spec("new", bundle=uploaded), update=False)
+        await platform.deployer.deploy(platform.spec("new", bundle=uploaded), update=False)
 
 
 async def test_a_damaged_function_is_listed_with_the_reason_and_the_others_answer(platform: Platform) -> None:
     lost = platform.bundle(b"lost")
     kept = platform.bundle(b"kept")
-    await platform.catalogue.deploy(platform.spec("lost", bundle=lost), update=False)
-    await platform.catalogue.deploy(platform.spec("kept", bundle=kept), update=False)
+    await platform.deployer.deploy(platform.spec("lost", bundle=lost), update=False)
+    await platform.deployer.deploy(platform.spec("kept", bundle=kept), update=False)
     platform.restart()
     platform.workers.bundle(kept)
 
-    await platform.catalogue.load()
+    await platform.deployer.load()
 
     broken, whole = platform.catalogue.find("lost"), platform.catalogue.find("kept")
     assert broken is not None
@@ -444,13 +447,13 @@ async def test_a_damaged_function_is_listed_with_the_reason_and_the_others_answe
 async def test_a_damaged_function_is_mended_by_deploying_it_or_removed(platform: Platform) -> None:
     bundle = platform.bundle()
     for name in ("mended", "removed"):
-        await platform.catalogue.deploy(platform.spec(name, bundle=bundle), update=False)
+        await platform.deployer.deploy(platform.spec(name, bundle=bundle), update=False)
     platform.restart()
-    await platform.catalogue.load()
+    await platform.deployer.load()
     platform.workers.bundle(bundle)
 
-    mended = await platform.catalogue.deploy(platform.spec("mended", bundle=bundle), update=True)
-    await platform.catalogue.remove("removed", "openfaas-fn")
+    mended = await platform.deployer.deploy(platform.spec("mended", bundle=bundle), update=True)
+    await platform.deployer.remove("removed", "openfaas-fn")
 
     assert mended.unavailable is None
     assert platform.scheduler.functions.keys() == {mended.function_id}
@@ -459,64 +462,64 @@ async def test_a_damaged_function_is_mended_by_deploying_it_or_removed(platform:
 
 async def test_counts_survive_restarts_and_updates(platform: Platform) -> None:
     bundle = platform.bundle()
-    deployed = await platform.catalogue.deploy(platform.spec(bundle=bundle), update=False)
+    deployed = await platform.deployer.deploy(platform.spec(bundle=bundle), update=False)
     for _ in range(3):
         deployed.stats.started()
         deployed.stats.observe(200, 0.1)
-    await platform.catalogue.save()
-    await platform.catalogue.save()
+    await platform.keeper.save()
+    await platform.keeper.save()
     assert platform.store.records[ECHO].invocations == 3
     platform.restart()
     platform.workers.bundle(bundle)
-    await platform.catalogue.load()
+    await platform.deployer.load()
 
     again = platform.catalogue.find("echo")
 
     assert again is not None
     again.stats.observe(200, 0.1)
     assert again.invocations == 4
-    await platform.catalogue.save()
+    await platform.keeper.save()
     assert platform.store.records[ECHO].invocations == 4
 
 
 async def test_learnt_profiles_are_kept_for_the_bundle(platform: Platform) -> None:
-    deployed = await platform.catalogue.deploy(platform.spec(), update=False)
+    deployed = await platform.deployer.deploy(platform.spec(), update=False)
     profile = Profile(1.0, 0.1, 300 * MiB, measured=True)
 
-    platform.catalogue.learn(Learnt(deployed.function_id, "cpu", profile))
-    platform.catalogue.learn(Learnt(FunctionId("gone.openfaas-fn@r0"), "cpu", profile))
-    await platform.catalogue.save()
+    platform.keeper.learn(Learnt(deployed.function_id, "cpu", profile))
+    platform.keeper.learn(Learnt(FunctionId("gone.openfaas-fn@r0"), "cpu", profile))
+    await platform.keeper.save()
 
     assert deployed.profiles == {"cpu": profile}
     assert platform.store.known_profiles == {(deployed.spec.digest, "cpu"): profile}
 
 
 async def test_what_could_not_be_saved_is_saved_at_the_end(platform: Platform) -> None:
-    deployed = await platform.catalogue.deploy(platform.spec(), update=False)
+    deployed = await platform.deployer.deploy(platform.spec(), update=False)
     deployed.stats.observe(200, 0.1)
     platform.store.failure = "the disk is full"
     with pytest.raises(StorageFailed):
-        await platform.catalogue.save()
+        await platform.keeper.save()
     platform.store.failure = None
 
-    keeping = asyncio.create_task(platform.catalogue.keep(every_s=3600))
+    stopped = asyncio.Event()
+    keeping = asyncio.create_task(platform.keeper.keep(stopped, every_s=3600))
     await asyncio.sleep(0)
-    keeping.cancel()
-    await asyncio.wait([keeping])
+    stopped.set()
+    await keeping
 
-    assert keeping.cancelled()
     assert platform.store.records[ECHO].invocations == 1
 
 
 async def test_a_full_disk_does_not_end_the_keeping(platform: Platform, caplog: pytest.LogCaptureFixture) -> None:
-    deployed = await platform.catalogue.deploy(platform.spec(), update=False)
+    deployed = await platform.deployer.deploy(platform.spec(), update=False)
     deployed.stats.observe(200, 0.1)
     platform.store.failure = "the disk is full"
 
-    keeping = asyncio.create_task(platform.catalogue.keep(every_s=3600))
+    stopped = asyncio.Event()
+    keeping = asyncio.create_task(platform.keeper.keep(stopped, every_s=3600))
     await asyncio.sleep(0)
-    keeping.cancel()
-    await asyncio.wait([keeping])
+    stopped.set()
+    await keeping
 
-    assert keeping.cancelled()
-    assert "catalogue.save_failed error=the disk is full" in caplog.text
+    assert "not saved, will be tried again: the disk is full" in caplog.text

@@ -175,7 +175,7 @@ async def test_04_secrets_answer_what_the_cli_takes(gateway: Gateway) -> None:
 async def test_05_deletes_carry_a_json_body(gateway: Gateway, path: str, body: dict[str, object]) -> None:
     await gateway.deployed()
     gateway.secrets.create("openfaas-fn", "key", b"a")
-    await gateway.catalogue.namespaces.create(Namespace("dev"))
+    await gateway.deployer.namespaces.create(Namespace("dev"))
 
     answer = await gateway.admin.request("DELETE", path, json=body)
     again = await gateway.admin.request("DELETE", path, json=body)
@@ -289,7 +289,7 @@ async def test_15_logs_are_lines_of_json(gateway: Gateway) -> None:
 
 
 async def test_16_namespaces_are_strings(gateway: Gateway) -> None:
-    await gateway.catalogue.namespaces.create(Namespace("dev"))
+    await gateway.deployer.namespaces.create(Namespace("dev"))
 
     assert (await gateway.admin.get("/system/namespaces")).json() == ["dev", "openfaas-fn"]
 
@@ -335,7 +335,7 @@ def everywhere(body: dict[str, object]) -> Iterator[tuple[str, dict[str, object]
 
 @pytest.mark.parametrize("where", [0, 1], ids=["query", "body"])
 async def test_20_the_namespace_is_in_query_or_body(gateway: Gateway, where: int) -> None:
-    await gateway.catalogue.namespaces.create(Namespace("dev"))
+    await gateway.deployer.namespaces.create(Namespace("dev"))
     steps = [
         ("POST", "/system/functions", gateway.body(), 202),
         ("PUT", "/system/functions", gateway.body(), 200),
@@ -353,7 +353,7 @@ async def test_20_the_namespace_is_in_query_or_body(gateway: Gateway, where: int
 
 
 async def test_20_gets_have_it_in_the_query(gateway: Gateway) -> None:
-    await gateway.catalogue.namespaces.create(Namespace("dev"))
+    await gateway.deployer.namespaces.create(Namespace("dev"))
     await gateway.deployed(namespace="dev")
     gateway.logs.append("echo.dev", "w1", "hello")
     gateway.secrets.create("dev", "key", b"a")
@@ -367,7 +367,7 @@ async def test_20_gets_have_it_in_the_query(gateway: Gateway) -> None:
 async def test_21_a_name_is_split_at_its_last_dot(
     gateway: Gateway, callers: httpx.AsyncClient, functions: Functions
 ) -> None:
-    await gateway.catalogue.namespaces.create(Namespace("dev"))
+    await gateway.deployer.namespaces.create(Namespace("dev"))
     function = await gateway.deployed(namespace="dev")
 
     called = await callers.post("/function/echo.dev/path?a=1")

@@ -11,8 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpufaas_core.model import Device, DeviceId, EngineStatus, FunctionId, ResidentStatus
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.units import GiB
-from gpufaas_gateway.metrics import App, FunctionStats, Metrics, Receive, Scope, Send, collapsed
+from gpufaas_gateway.metrics import App, Metrics, Receive, Scope, Send, collapsed
 from gpufaas_gateway.testing import idle
+from gpufaas_gateway.usage import FunctionStats
 
 NOTHING = EngineStatus("lalb", (), {}, {})
 ECHO = {"function_name": "echo.openfaas-fn"}
@@ -113,7 +114,7 @@ def test_copies_that_are_ready_are_neither_loading_nor_on_their_way_out() -> Non
 
 def test_functions_with_a_scaling_rule_show_what_it_aims_at() -> None:
     metrics = Metrics(lambda: NOTHING)
-    metrics.adopt(FunctionStats("echo.openfaas-fn")).scaling = ScalingRule(min=2, type="capacity", target=5)
+    metrics.adopt(FunctionStats("echo.openfaas-fn"), scaling=ScalingRule(min=2, type="capacity", target=5))
     metrics.adopt(FunctionStats("plain.openfaas-fn"))
 
     assert value(metrics, "gateway_service_min", **ECHO) == 2

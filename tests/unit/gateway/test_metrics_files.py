@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from gpufaas_core.model import Device, DeviceId, EngineStatus, Failing, FunctionId, ResidentStatus
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_gateway.async_call import QueueStatus
-from gpufaas_gateway.metrics import FunctionStats, Metrics
+from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.testing import idle
+from gpufaas_gateway.usage import FunctionStats
 
 ROOT = Path(__file__).parents[3]
 Exported = dict[str, tuple[str, frozenset[str]]]
@@ -36,9 +37,8 @@ def exported() -> Exported:
         lambda: {echo: 3},
         lambda: {"reports": QueueStatus(4, 100, 3, 2, 1)},
     )
-    stats = metrics.adopt(FunctionStats("echo.openfaas-fn"))
+    stats = metrics.adopt(FunctionStats("echo.openfaas-fn"), scaling=ScalingRule())
     stats.observe(200, 0.1, hit=True)
-    stats.scaling = ScalingRule()
     metrics._observe_request(("GET", "/system/info", "200"), 0.1)
     types: dict[str, str] = {}
     labels: dict[str, set[str]] = {}

@@ -60,7 +60,7 @@ async def test_namespaces_are_there_after_a_restart(tmp_path: Path, dev: Gateway
     restarted = Gateway(tmp_path / "again")
     restarted.store.known_namespaces = dev.store.known_namespaces
     restarted.store.records = dev.store.records
-    await restarted.catalogue.load()
+    await restarted.deployer.load()
 
     assert (await restarted.client.get("/system/namespaces")).json() == ["dev", "openfaas-fn"]
     assert restarted.catalogue.find("echo.dev") is not None
@@ -120,7 +120,7 @@ async def test_the_secrets_of_a_namespace_go_with_it(dev: Gateway) -> None:
 async def test_a_namespace_stays_while_a_function_is_being_deployed_into_it(dev: Gateway) -> None:
     async def remove() -> None:
         with pytest.raises(NotEmpty):
-            await dev.catalogue.namespaces.remove("dev")
+            await dev.deployer.namespaces.remove("dev")
 
     attempts: list[asyncio.Task[None]] = []
     dev.workers.during_check = lambda: attempts.append(asyncio.ensure_future(remove()))

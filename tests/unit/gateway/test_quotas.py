@@ -13,10 +13,10 @@ from gpufaas_core.messages import Lease
 from gpufaas_core.model import CallId, FunctionId, Seconds
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.calls import Calls
-from gpufaas_gateway.catalogue import MODEL_BASE
 from gpufaas_gateway.errors import QuotaExceeded
 from gpufaas_gateway.invoke import Invocations
 from gpufaas_gateway.quotas import Gate
+from gpufaas_gateway.revision import MODEL_BASE
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionSpec, Namespace, Quota
 
 QUOTA = "/system/namespace/dev/quota"
@@ -24,7 +24,7 @@ QUOTA = "/system/namespace/dev/quota"
 
 @pytest.fixture
 async def dev(gateway: Gateway) -> Gateway:
-    await gateway.catalogue.namespaces.create(Namespace("dev"))
+    await gateway.deployer.namespaces.create(Namespace("dev"))
     return gateway
 
 
@@ -63,7 +63,7 @@ async def test_quotas_hold_after_a_restart_and_go_with_their_namespace(dev: Gate
     await dev.client.put(QUOTA, json={"maxFunctions": 1})
     restarted = Gateway(tmp_path / "again")
     restarted.store.known_namespaces, restarted.store.known_quotas = dev.store.known_namespaces, dev.store.known_quotas
-    await restarted.catalogue.load()
+    await restarted.deployer.load()
 
     kept = (await restarted.client.get(QUOTA)).json()
     await restarted.client.delete("/system/namespace/dev")
@@ -186,18 +186,18 @@ async def test_deployments_at_one_time_do_not_share_the_last_place(dev: Gateway)
 
 
 async def test_a_deployment_that_fails_gives_its_place_back(dev: Gateway) -> None:
-    await dev.catalogue.quotas.put("dev", Quota(max_functions=1))
+    await dev.deployer.quotas.put("dev", Quota(max_functions=1))
     failed = FunctionSpec("a", "echo:1", "dev", annotations={"gpufaas.bundle": "0" * 64})
 
     for _ in range(2):
         answer = await dev.client.post("/system/functions", json={"service": "a", "image": "x", "namespace": "dev"})
         assert answer.status_code == 400
         with pytest.raises(Exception, match="no bundle"):
-            await dev.catalogue.deploy(failed, update=False)
+            await dev.deployer.deploy(failed, update=False)
 
     await dev.deployed("b", namespace="dev")
     with pytest.raises(QuotaExceeded):
-        await dev.catalogue.deploy(failed, update=False)
+        await dev.deployer.deploy(failed, update=False)
 
 
 # --- calls ---
@@ -339,7 +339,7 @@ async def test_calls_over_a_change_of_the_quota_are_counted_right(callers: Calle
 
     assert (before, refused.status_code, after) == ((1, 1), 429, (0, 0))
     assert (await last).status_code == 200
-    assert callers.gateway.catalogue.quotas.gate("dev") is None
+    assert callers.gateway.deployer.quotas.gate("dev") is None
 
 
 async def test_a_caller_who_goes_away_leaves_room(callers: Callers) -> None:

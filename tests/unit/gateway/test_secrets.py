@@ -97,7 +97,7 @@ async def test_names_are_dns_subdomains(gateway: Gateway, name: str) -> None:
 
 
 async def test_secrets_belong_to_a_namespace(gateway: Gateway) -> None:
-    await gateway.catalogue.namespaces.create(Namespace("dev"))
+    await gateway.deployer.namespaces.create(Namespace("dev"))
     await gateway.client.post("/system/secrets", json={"name": "key", "value": "a"})
     await gateway.client.post("/system/secrets", json={"name": "key", "value": "b", "namespace": "dev"})
     await gateway.client.put("/system/secrets?namespace=dev", json={"name": "key", "value": "c"})
@@ -141,7 +141,7 @@ async def test_a_function_names_the_secrets_that_it_wants(gateway: Gateway) -> N
 
 
 async def test_a_deployment_with_an_unknown_secret_is_400_and_names_it(gateway: Gateway) -> None:
-    await gateway.catalogue.namespaces.create(Namespace("dev"))
+    await gateway.deployer.namespaces.create(Namespace("dev"))
     await gateway.client.post("/system/secrets", json={"name": "here", "value": "x"})
     await gateway.client.post("/system/secrets", json={"name": "there", "value": "x", "namespace": "dev"})
 

@@ -1,0 +1,377 @@
+"""
+`Deployer`: deploys, updates, removes and scales functions, and takes up those that the store has.
+
+What is deployed is checked, installed on the nodes, kept, and known to the scheduler; then it becomes visible in the
+catalogue in one step. Until then the previous revision answers, afterwards it drains.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from secrets import token_hex
+from typing import Final
+from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
+
+from gpufaas_core.bundle import Kind, WorkerSpec
+from gpufaas_core.environment import Environment
+from gpufaas_core.errors import (
+    FunctionExists,
+    GpufaasError,
+    InvalidSpec,
+    StorageAway,
+    UnknownArtifact,
+    UnknownFunction,
+)
+from gpufaas_core.model import Function, FunctionId
+from gpufaas_core.units import Bytes
+from gpufaas_gateway.catalogue import Catalogue, Deployed
+from gpufaas_gateway.errors import Unavailable
+from gpufaas_gateway.metrics import Metrics
+from gpufaas_gateway.namespaces import Namespaces
+from gpufaas_gateway.placement import check_needs
+from gpufaas_gateway.ports import Artifacts, Scheduler, Secrets, Store, Workers
+from gpufaas_gateway.quotas import Claims, NamespaceQuotas
+from gpufaas_gateway.revision import (
+    MODEL_BASE,
+    as_served,
+    check_fits,
+    deployed,
+    first_reservation,
+    image_sizes,
+    slots_of,
+    unavailable,
+    worker_spec,
+)
+from gpufaas_gateway.spec import (
+    DEFAULT_NAMESPACE,
+    Defaults,
+    FunctionRecord,
+    FunctionSpec,
+    Options,
+    check_name,
+    placement_of,
+    read_options,
+)
+
+log = logging.getLogger(__name__)
+
+_ARTIFACT: Final = re.compile(r"artifact ([0-9a-f]{64})\b")
+_LOADS_AT_ONCE: Final = 4  # of bundles at start: more only compete for the disk
+
+
+class Deployer:
+    """`load` first. One event loop owns it. `catalogue` has what is deployed."""
+
+    def __init__(
+        self,
+        store: Store,
+        artifacts: Artifacts,
+        workers: Workers,
+        scheduler: Scheduler,
+        metrics: Metrics,
+        defaults: Defaults | None = None,
+        *,
+        secrets: Secrets | None = None,
+        clock: Callable[[], float] = time.time,
+        new_revision: Callable[[], str] = lambda: token_hex(4),
+    ) -> None:
+        """
+        :param secrets: those that functions may ask for; None: there are none
+        :param clock: Unix seconds
+        :param new_revision: a text that no earlier revision of the same name has
+        """
+        self.catalogue = Catalogue(metrics)
+        self._store = store
+        self._artifacts = artifacts
+        self._workers = workers
+        self._scheduler = scheduler
+        self._secrets = secrets
+        self._defaults = defaults or Defaults()
+        self._clock = clock
+        self._new_revision = new_revision
+        self.on_replaced: Callable[[FunctionId], None] = lambda _: None
+        """Told of a revision that was updated, after which it takes no more calls and those that it has run on."""
+        self.quotas = NamespaceQuotas(store, self._change_gate)
+        self.namespaces = Namespaces(
+            store,
+            lambda name: bool(self.catalogue.all(name)),
+            self._drop_contents,
+            lambda name: self.quotas.adopt(name, None),
+        )
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._deploying: dict[str, Callable[[], None]] = {}
+        """Functions that are being deployed here, with what the store said of them last meanwhile, to be done after."""
+        self._claims = Claims(self.quotas)
+
+    async def load(self) -> None:
+        """
+        Take up what the store has: install each bundle, and tell the scheduler.
+
+        A function whose bundle is gone, damaged or no longer valid is listed as not available, with the reason, and
+        can be deployed again; the others are served.
+
+        :raises StorageFailed: the store cannot be read
+        """
+        await self.namespaces.load()
+        await self.quotas.load()
+        at_once = asyncio.Semaphore(_LOADS_AT_ONCE)
+        records = await asyncio.to_thread(self._store.all)
+        async with asyncio.TaskGroup() as tasks:
+            for record in records:
+                tasks.create_task(self._take_up(record, at_once))
+        self.catalogue.complete()
+        log.info("catalogue.loaded functions=%d", len(records))
+
+    def adopt(self, record: FunctionRecord, worker: WorkerSpec, function: Function) -> None:
+        """
+        Serve a revision that another gateway deployed, in place of what is there. One that is there already stays.
+
+        It was checked and stored by the one that deployed it; the scheduler is told as well, since calls of it may be
+        placed from here before it has heard of it otherwise.
+        """
+        if record.full_name in self._deploying:
+            self._deploying[record.full_name] = lambda: self.adopt(record, worker, function)
+            return
+        old = self.catalogue.get(record.full_name)
+        if old is not None and old.record.revision == record.revision:
+            return
+        try:
+            options = read_options(record.spec, self._defaults)
+        except GpufaasError as exc:  # a newer release deployed it
+            log.warning("function.unavailable id=%s reason=%s", record.function_id, exc)
+            self._show(unavailable(record, str(exc), self._defaults, self.catalogue.stats(record)))
+            return
+        new = as_served(record, worker, options, function, self.catalogue.stats(record), {})
+        self._scheduler.deploy(function, worker)
+        self._show(new)
+        if old is not None:
+            self.on_replaced(old.function_id)
+
+    def dropped(self, full_name: str) -> None:
+        """Another gateway removed the function, if it is still here."""
+        if full_name in self._deploying:
+            self._deploying[full_name] = lambda: self.dropped(full_name)
+            return
+        old = self.catalogue.get(full_name)
+        if old is None:
+            return
+        self.catalogue.drop(old)
+
+    def used(self, namespace: str) -> dict[str, int]:
+        """Return what *namespace* has of what a quota bounds, by the fields of the wire; calls only while they are."""
+        functions, gate = self.catalogue.all(namespace), self.quotas.gate(namespace)
+        calls = {} if gate is None else {"inFlight": gate.in_flight, "waiting": gate.waiting}
+        return {"functions": len(functions), "memory": sum(each.reserved for each in functions), **calls}
+
+    async def deploy(self, spec: FunctionSpec, update: bool) -> Deployed:
+        """
+        Deploy *spec*; with *update*, in place of what is there, which then drains. On any error nothing has changed.
+
+        :raises InvalidSpec: what is asked for cannot be; the message says where
+        :raises NoDeviceFits: it needs more memory than any device has
+        :raises QuotaExceeded: its namespace would have more functions, or more memory, than it may
+        :raises FunctionExists: not an update, and the name is taken
+        :raises UnknownFunction: an update of what is not there
+        :raises UnknownArtifact: weights that the bundle names were never uploaded
+        :raises StorageFailed: it could not be kept
+        """
+        check_name(spec.service)
+        namespace = spec.namespace or DEFAULT_NAMESPACE
+        full_name = f"{spec.service}.{namespace}"
+        with self.namespaces.entered(namespace):
+            async with self._lock(full_name):
+                self._deploying[full_name] = lambda: None
+                try:
+                    return await self._deploy(spec, namespace, update)
+                finally:
+                    self._deploying.pop(full_name)()
+                    self._claims.release(full_name)
+
+    async def _deploy(self, spec: FunctionSpec, namespace: str, update: bool) -> Deployed:
+        """`deploy`, with the name and its namespace held."""
+        full_name = f"{spec.service}.{namespace}"
+        old = self.catalogue.get(full_name)
+        if update and old is None:
+            raise UnknownFunction(f"function {spec.service} in {namespace} is not deployed: create it with POST")
+        if old is not None and not update:
+            raise FunctionExists(
+                f"function {spec.service} in {namespace} exists: update it with PUT, or remove it first"
+            )
+        self._claim(full_name, namespace, 0)
+        options = read_options(spec, self._defaults)
+        options.placement.check(spec.service, self._workers.devices())
+        await self._check_secrets(spec.secrets or (), namespace)
+        if options.bundle and not await asyncio.to_thread(self._artifacts.has, options.bundle):
+            raise InvalidSpec(
+                f"annotation gpufaas.bundle: no bundle {options.bundle} was uploaded: "
+                "PUT it to /system/artifacts/SHA256 first, as 'gpufaas deploy' does"
+            )
+        record = FunctionRecord(
+            name=spec.service,
+            namespace=namespace,
+            spec=spec,
+            revision=self._new_revision(),
+            created_at=old.record.created_at if old else self._clock(),
+        )
+        try:
+            new = await self._define(record, options)
+            self._claim(full_name, namespace, new.reserved)
+            check_fits(new, self._workers.devices())
+            await self._workers.check(new.spec)
+            await self._commit(new, old)
+        except BaseException as exc:
+            await self._workers.forget(record.function_id)
+            if isinstance(exc, UnknownArtifact):
+                await self._check_unknown(exc)
+            raise
+        self._show(new)
+        if old is not None:
+            await self._retire(old, drain=True)
+        log.info("function.deployed id=%s memory=%d", new.function_id, new.spec.memory)
+        return new
+
+    async def remove(self, name: str, namespace: str) -> None:
+        """
+        Remove a function everywhere. Calls that run end; those that wait are answered that it was removed.
+
+        :raises UnknownFunction: it is not there
+        :raises StorageFailed: it could not be taken out of the store, and is still there
+        """
+        full_name = f"{name}.{namespace}"
+        async with self._lock(full_name):
+            old = self.catalogue.get(full_name)
+            if old is None:
+                raise UnknownFunction(f"function {name} in {namespace} is not deployed: there is nothing to remove")
+            await asyncio.to_thread(self._store.remove, full_name)
+            if self.catalogue.get(full_name) is not old:
+                return  # the store told us first
+            self.catalogue.drop(old)
+            await self._retire(old, drain=False)
+        log.info("function.removed id=%s", old.function_id)
+
+    async def environments(self, spec: FunctionSpec | None = None) -> list[Environment]:
+        """
+        Return what nodes provide to functions, those nodes on which *spec* may run; None: all.
+
+        :raises InvalidSpec: what it asks of its devices is malformed, or none has it
+        """
+        if spec is None:
+            return await self._workers.environments()
+        placement = placement_of(spec, self._defaults, image=False)
+        placement.check(spec.service, self._workers.devices())
+        return await self._workers.environments(placement.constraints)
+
+    def scale(self, function: Deployed, replicas: int) -> None:
+        """
+        Want so many copies of a function, within its bounds. The scheduler's status says so at once, and the copies
+        follow as they can. An update, or a restart of the platform, begins anew.
+
+        :raises Unavailable: it cannot run
+        """
+        if function.unavailable is not None:
+            raise Unavailable(f"{function.name} cannot be scaled: {function.unavailable}")
+        self._scheduler.scale(function.function_id, replicas)
+        log.info("function.scaled id=%s replicas=%d", function.function_id, replicas)
+
+    async def _take_up(self, record: FunctionRecord, at_once: asyncio.Semaphore) -> None:
+        async with at_once, self._lock(record.full_name):
+            try:
+                new = await self._define(record, read_options(record.spec, self._defaults))
+                self._scheduler.deploy(new.function, new.spec)
+            except GpufaasError as exc:
+                log.warning("function.unavailable id=%s reason=%s", record.function_id, exc)
+                new = unavailable(record, str(exc), self._defaults, self.catalogue.stats(record))
+            self._show(new)
+
+    async def _define(self, record: FunctionRecord, options: Options) -> Deployed:
+        """Install the revision and work out what it needs."""
+        # The kind is written in the bundle, so it is known only once the bundle is installed.
+        kind: Kind = "model" if options.bundle else "server"
+        asked = worker_spec(record, options, kind, slots=1, memory=options.memory or MODEL_BASE)
+        manifest = await self._workers.define(asked)
+        if manifest.needs is not None:
+            check_needs(record.name, manifest.needs, await self._workers.environments(asked.constraints))
+        slots = slots_of(manifest.kind, options, self._defaults)
+        memory = options.memory or first_reservation(manifest)
+        sizes: dict[str, Bytes] | None = None
+        if asked.image:
+            sizes = image_sizes(options, memory, options.placement.among(self._workers.devices()))
+            memory = max(sizes.values(), default=memory)
+        spec = worker_spec(record, options, manifest.kind, slots, memory)
+        if spec != asked:
+            await self._workers.define(spec)
+        learnt = await asyncio.to_thread(self._store.profiles, spec.digest)
+        if sizes is not None:
+            # Nobody measures a container: what it was declared to take, or may take, is what is reserved for it.
+            learnt = {kind: replace(each, occupation=sizes.get(kind, memory)) for kind, each in learnt.items()}
+        return deployed(record, spec, options, manifest, learnt, sizes or {}, self.catalogue.stats(record))
+
+    def _change_gate(self, namespace: str) -> None:
+        gate = self.quotas.gate(namespace)
+        for each in self.catalogue.all(namespace):
+            each.gate = gate
+
+    def _drop_contents(self, namespace: str) -> None:
+        """Remove what the stores have of a namespace that goes. Blocks."""
+        if self._secrets is not None:
+            self._secrets.drop(namespace)
+        self._store.remove_quota(namespace)
+
+    async def _commit(self, new: Deployed, old: Deployed | None) -> None:
+        """Store, then schedule: neither without the other."""
+        await asyncio.to_thread(self._store.put, new.record, new.spec, new.function)
+        try:
+            self._scheduler.deploy(new.function, new.spec)
+        except BaseException:
+            if old is not None:
+                await asyncio.to_thread(self._store.put, old.record, old.spec, old.function)
+            else:
+                await asyncio.to_thread(self._store.remove, new.full_name)
+            raise
+
+    async def _retire(self, old: Deployed, drain: bool) -> None:
+        """Let a revision that is no longer found go. One that was never available is unknown to the scheduler."""
+        if old.unavailable is None:
+            self._scheduler.remove(old.function_id, drain)
+        if drain:
+            self.on_replaced(old.function_id)
+        await self._workers.forget(old.function_id)
+
+    def _lock(self, full_name: str) -> asyncio.Lock:
+        # Held weakly: a lock lives as long as someone holds it or waits for it.
+        lock = self._locks.get(full_name)
+        if lock is None:
+            lock = self._locks[full_name] = asyncio.Lock()
+        return lock
+
+    def _claim(self, full_name: str, namespace: str, memory: Bytes) -> None:
+        """:raises QuotaExceeded: the namespace has not so much left"""
+        has = {each.full_name: each.reserved for each in self.catalogue.all(namespace)}
+        self._claims.claim(full_name, namespace, memory, has)
+
+    def _show(self, new: Deployed) -> None:
+        new.gate = self.quotas.gate(new.namespace)
+        self.catalogue.show(new)
+
+    async def _check_secrets(self, names: Sequence[str], namespace: str) -> None:
+        known = await asyncio.to_thread(self._secrets.names, namespace) if names and self._secrets else []
+        for name in names:
+            if name not in known:
+                raise InvalidSpec(
+                    f"secrets: {name[:80]!r} does not exist in {namespace}: create it first, with POST /system/secrets "
+                    "or 'gpufaas secret create'"
+                )
+
+    async def _check_unknown(self, error: UnknownArtifact) -> None:
+        """
+        A node may not have heard of an upload yet, or cannot hear of it now: that is not the author's fault.
+
+        :raises StorageAway: it is so
+        """
+        named = _ARTIFACT.search(str(error))
+        if named is not None and await asyncio.to_thread(self._artifacts.has, named[1]):
+            raise StorageAway(f"artifact {named[1]} was uploaded, but no node finds it yet: try again") from error

@@ -1,0 +1,251 @@
+"""
+A revision of a function: what nodes, the scheduler and calls are told of it, by its record and what its bundle holds.
+
+Pure functions; `deploy` has the effects.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from gpufaas_core.bundle import Kind, Manifest, WorkerSpec
+from gpufaas_core.constraints import GPU
+from gpufaas_core.errors import InvalidSpec, NoDeviceFits
+from gpufaas_core.model import Device, Function, Profile
+from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
+from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults, FunctionRecord, FunctionSpec, Options
+from gpufaas_gateway.usage import FunctionStats
+
+# The first reservation of a model that nobody has measured. Weights are held once (mapped); a quarter more is for
+# activations and for loaders that hold a layer twice. The examples need 17 to 93 MiB beyond their weights, which does
+# not grow with the weights: 192 MiB is twice that. Both are corrected after the first call.
+MODEL_HEADROOM: Final = 1.25
+MODEL_BASE: Final[Bytes] = 192 * MiB
+HTTP_BASE: Final[Bytes] = 96 * MiB
+"""A CPU function without a model: the handler's imports and its requests."""
+SERVER_BASE: Final[Bytes] = 192 * MiB
+"""A program with an interpreter of its own. Nothing measures it later: what is reserved is what it may take."""
+
+_FIRST: Final[Mapping[Kind, tuple[Bytes, float]]] = {
+    "http": (HTTP_BASE, 1.0),
+    "server": (SERVER_BASE, 1.0),
+    "model": (MODEL_BASE, MODEL_HEADROOM),
+}
+"""What is reserved first: the one, and so many times the files that are no code, which a handler may read."""
+
+# A guess for kinds of device that the function never ran on, good enough to prefer a hit; the first call corrects it.
+_LOAD_BASE_S: Final[Seconds] = 0.5
+_LOAD_BYTES_PER_S: Final = 1e9
+_SERVICE_S: Final[Seconds] = 0.1
+
+
+def deployed(
+    record: FunctionRecord,
+    spec: WorkerSpec,
+    options: Options,
+    manifest: Manifest,
+    learnt: dict[str, Profile],
+    sizes: dict[str, Bytes],
+    stats: FunctionStats,
+) -> Deployed:
+    """
+    Return it as its bundle, or image, says.
+
+    :param learnt: what it was measured to cost, by kind of device
+    :param sizes: what is reserved for it where it is an image, by kind of device
+    """
+    exclusive = manifest.kind == "model" or spec.exclusive
+    guess = Profile(
+        load_s=_LOAD_BASE_S + manifest.weight_bytes / _LOAD_BYTES_PER_S,
+        service_s=_SERVICE_S,
+        occupation=spec.memory,
+    )
+    function = Function(
+        id=record.function_id,
+        digest=spec.digest,
+        exclusive=exclusive,
+        slots=spec.slots,
+        profiles={"*": guess, **{kind: replace(guess, occupation=size) for kind, size in sizes.items()}, **learnt},
+        min_copies=0 if options.scaling is None else options.scaling.pinned,
+        max_copies=0 if options.scaling is None else options.scaling.max,
+        max_queue=options.max_queue,
+        constraints=options.placement.constraints,
+        # Nobody measures a server: what is reserved for it is what it may take.
+        floor=spec.memory if options.memory or manifest.kind == "server" else 0,
+        elastic=spec.elastic,
+    )
+    served = as_served(record, spec, options, function, stats, learnt)
+    served.why_memory = _why_memory(manifest, options, function)
+    return served
+
+
+def as_served(
+    record: FunctionRecord,
+    spec: WorkerSpec,
+    options: Options,
+    function: Function,
+    stats: FunctionStats,
+    learnt: dict[str, Profile],
+) -> Deployed:
+    """Return it as the scheduler is to know it, which may be as another gateway worked it out."""
+    return Deployed(
+        name=record.name,
+        namespace=record.namespace,
+        full_name=record.full_name,
+        function_id=record.function_id,
+        spec=spec,
+        record=record,
+        function=function,
+        timeout_s=options.timeout_s,
+        max_body=options.max_body,
+        body_patience_s=options.body_patience_s,
+        async_queue=options.async_queue,
+        exclusive=function.exclusive,
+        stats=stats,
+        profiles=dict(learnt),
+        scaling=options.scaling,
+        placement=options.placement,
+        idempotent=options.idempotent,
+        cors=options.cors,
+    )
+
+
+def unavailable(record: FunctionRecord, reason: str, defaults: Defaults, stats: FunctionStats) -> Deployed:
+    """Return one that is listed, and cannot be called."""
+    digest = (record.spec.annotations or {}).get("gpufaas.bundle", "")
+    return Deployed(
+        name=record.name,
+        namespace=record.namespace,
+        full_name=record.full_name,
+        function_id=record.function_id,
+        spec=WorkerSpec(record.function_id, record.name, record.namespace, digest, "http"),
+        record=record,
+        function=Function(record.function_id, digest),
+        timeout_s=defaults.timeout_s,
+        max_body=defaults.max_body,
+        body_patience_s=defaults.body_patience_s,
+        async_queue=DEFAULT_QUEUE,
+        exclusive=False,
+        stats=stats,
+        profiles={},
+        unavailable=reason,
+    )
+
+
+def check_fits(new: Deployed, devices: Sequence[Device]) -> None:
+    """:raises NoDeviceFits: none of *devices* has the memory that it needs"""
+    devices = new.placement.among(devices) or devices
+    floor = new.function.floor
+    if any(max(floor, new.function.profile(each.kind).occupation) <= each.memory for each in devices):
+        return
+    if not devices:
+        raise NoDeviceFits(f"function {new.name} needs {format_bytes(new.spec.memory)}, and no device has joined yet")
+    largest = max(devices, key=lambda device: device.memory)
+    need = new.function.profile(largest.kind)
+    allowed = "that it may run on " if new.placement.asked else ""
+    size = max(floor, need.occupation)
+    how = (
+        "measured"
+        if need.measured and "memory" not in need.estimated and size > floor
+        else ("declared" if _declares_memory(new.record.spec) else "estimated")
+    )
+    raise NoDeviceFits(
+        f"function {new.name} needs {format_bytes(size)} ({how}) but the largest device "
+        f"{allowed}({largest.id}) has {format_bytes(largest.memory)}: deploy a smaller or quantised model, add a "
+        "larger device" + ("" if need.measured else ", or set the annotation gpufaas.memory if it needs less")
+    )
+
+
+def first_reservation(manifest: Manifest) -> Bytes:
+    """Return the memory to reserve for a worker that was never measured and does not declare it, in bytes."""
+    base, factor = _FIRST[manifest.kind]
+    return base + int((manifest.weight_bytes + manifest.data_bytes) * factor)
+
+
+def _why_memory(manifest: Manifest, options: Options, function: Function) -> str:
+    """Say how the first reservation came about, and how to change it."""
+    if options.memory:
+        return "declared"
+    files, (base, factor) = manifest.weight_bytes + manifest.data_bytes, _FIRST[manifest.kind]
+    why = f"{format_bytes(files)} of files x {factor:g} + {format_bytes(base)}"
+    measured = [
+        each.occupation for each in function.profiles.values() if each.measured and "memory" not in each.estimated
+    ]
+    if measured:
+        why += f"; {format_bytes(max(measured))} since it was measured"
+    return f"{why}; {'more while there is room; ' if function.elastic else ''}set gpufaas.memory to change it"
+
+
+def worker_spec(record: FunctionRecord, options: Options, kind: Kind, slots: int, memory: Bytes) -> WorkerSpec:
+    env = dict(record.spec.env_vars or {})
+    if record.spec.env_process:
+        env["fprocess"] = record.spec.env_process
+    env["OPENFAAS_NAME"] = record.name
+    env["OPENFAAS_NAMESPACE"] = record.namespace
+    return WorkerSpec(
+        function=record.function_id,
+        name=record.name,
+        namespace=record.namespace,
+        # An image's profiles are kept under its name: there is nothing else to tell it by before it is pulled.
+        digest=options.bundle or f"image:{record.spec.image}",
+        kind=kind,
+        slots=slots,
+        memory=memory,
+        env=env,
+        secrets=record.spec.secrets or (),
+        stall_s=options.stall_s,
+        image="" if options.bundle else record.spec.image,
+        ready_path=options.ready_path,
+        health_path=options.health_path,
+        health_period_s=options.health_period_s,
+        health_failures=options.health_failures,
+        read_only=bool(record.spec.read_only_root_filesystem),
+        cpus=options.cpus,
+        memory_limit=0 if options.bundle else options.memory_limit,
+        exclusive=not options.bundle and _is_exclusive_image(options),
+        constraints=options.placement.constraints,
+        elastic=not options.memory and kind != "server",
+        labels={**(record.spec.labels or {}), "faas_function": record.name},
+    )
+
+
+def _is_exclusive_image(options: Options) -> bool:
+    """An image on a GPU has it to itself during a call, as a model has, unless it says how many it takes at once."""
+    return options.placement.gpu and options.slots in (None, 1)
+
+
+def image_sizes(options: Options, memory: Bytes, devices: Sequence[Device]) -> dict[str, Bytes]:
+    """
+    Return what to reserve for an image on each kind of *devices*.
+
+    On a CPU device, what the kernel holds it to. On a GPU nobody holds it to anything, so unless gpufaas.memory says
+    what it needs it gets all of it, which is what ``nvidia.com/gpu: 1`` means elsewhere; of several sizes of a kind,
+    the largest.
+    """
+    sizes: dict[str, Bytes] = {}
+    for each in devices:
+        if each.labels.get(GPU) == "true":
+            sizes[each.kind] = options.device_memory or max(each.memory, sizes.get(each.kind, 0))
+        else:
+            sizes[each.kind] = options.memory_limit or memory
+    return sizes
+
+
+def slots_of(kind: Kind, options: Options, defaults: Defaults) -> int:
+    if kind == "http":
+        return options.slots or defaults.slots
+    if kind == "server":
+        one = not options.bundle and _is_exclusive_image(options)
+        return options.slots or (1 if one else defaults.server_slots)
+    if options.slots not in (None, 1):
+        raise InvalidSpec(
+            f"annotation gpufaas.slots: {options.slots} calls at once is for functions without a model; "
+            "a model function has its device to itself while it runs: remove the annotation"
+        )
+    return 1
+
+
+def _declares_memory(spec: FunctionSpec) -> bool:
+    return "gpufaas.memory" in (spec.annotations or {}) or bool((spec.limits or {}).get("memory"))

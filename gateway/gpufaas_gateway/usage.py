@@ -1,0 +1,76 @@
+"""What is counted of each function, cheaply: no labels, no locks. `metrics` shows it."""
+
+from bisect import bisect_left
+from typing import Final
+
+from gpufaas_core.units import Seconds
+
+BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+BUCKETS: Final = len(BOUNDS) + 1  # the last one is +Inf
+SUM: Final = BUCKETS  # index of the sum of seconds, behind the buckets
+
+
+class FunctionStats:
+    """What is counted of one function, over its revisions. Owned by the event loop that serves calls."""
+
+    __slots__ = (
+        "begun", "by_code", "finished", "hits", "load_s", "misses", "name", "queue_s", "run_s", "saved", "saved_before",
+    )  # fmt: skip
+
+    def __init__(self, name: str, saved_before: int = 0) -> None:
+        self.name = name
+        """``NAME.NAMESPACE``, the value of the label function_name."""
+        self.begun = 0
+        self.finished = 0
+        self.by_code: dict[int, list[float]] = {}
+        """Per status: a count for each bucket (not cumulative), then the sum of seconds."""
+        self.hits = 0
+        self.misses = 0
+        self.queue_s: Seconds = 0.0
+        self.load_s: Seconds = 0.0
+        self.run_s: Seconds = 0.0
+        self.saved_before = saved_before
+        """Calls of earlier runs of the platform."""
+        self.saved = 0
+        """How many of `finished` the store has."""
+
+    def started(self) -> None:
+        """A call came in; `observe` must follow, whatever becomes of it."""
+        self.begun += 1
+
+    def observe(
+        self,
+        code: int,
+        seconds: Seconds,
+        hit: bool | None = None,
+        queue_s: Seconds = 0.0,
+        load_s: Seconds = 0.0,
+        run_s: Seconds = 0.0,
+    ) -> None:
+        """
+        A call ended with status *code* after *seconds*. Under 1 us (tests/unit/gateway/test_metrics.py).
+
+        :param hit: whether its model was resident; None: it never got a worker (refused, timed out in the queue)
+        """
+        counts = self.by_code.get(code)
+        if counts is None:
+            counts = self.by_code[code] = [0.0] * (BUCKETS + 1)
+        counts[bisect_left(BOUNDS, seconds)] += 1
+        counts[SUM] += seconds
+        self.finished += 1
+        if hit:
+            self.hits += 1
+        elif hit is not None:
+            self.misses += 1
+        self.queue_s += queue_s
+        self.load_s += load_s
+        self.run_s += run_s
+
+    @property
+    def inflight(self) -> int:
+        return self.begun - self.finished
+
+    @property
+    def invocations(self) -> int:
+        """Calls ended, ever: those of earlier runs of the platform count."""
+        return self.saved_before + self.finished
