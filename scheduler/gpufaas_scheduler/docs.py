@@ -7,18 +7,20 @@ Nothing here decides. Ages become times by a `since`: the moment, on the reader'
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from math import inf
 from typing import Final
 
 from gpufaas_cache_manager.residency import NOT_ASKED
-from gpufaas_core.model import FunctionId, Seconds
+from gpufaas_core.model import Seconds
 from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, FunctionDoc, Holder, ResidentDoc
 from gpufaas_scheduler.world.backoff import restored
-from gpufaas_scheduler.world.cluster import Cluster
+from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.queue import IMPLICIT
 from gpufaas_scheduler.world.ready import ReadyCopies
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.world import World
 
 WAITING_KEPT: Final = 1000
 """So many waiting calls are kept; later ones come again by their gateways, with their age, and stand behind these."""
@@ -110,7 +112,7 @@ def function_doc(owner: FunctionState, now: Seconds) -> FunctionDoc:
         backoff=None if owner.backoff is None else owner.backoff.doc(now),
         removed=owner.removed,
         waiting=owner.waiting,
-        running=owner.running,
+        running=len(owner.runs),
         at_s=now,
     )
 
@@ -119,40 +121,40 @@ def _holders(copies: Iterable[tuple[Model, DeviceState]]) -> tuple[Holder, ...]:
     return tuple((device.id, model.copy) for model, device in copies)
 
 
-def engine_doc(
-    cluster: Cluster,
-    now: Seconds,
-    *,
-    policy: str,
-    lease: int,
-    waiting: Iterable[Call],
-    waiting_count: int,
-    homeless: Iterable[FunctionId],
-    short: Iterable[FunctionId],
-    surplus: Iterable[FunctionId],
-    look_at: Seconds | None,
-) -> EngineDoc:
-    """:param waiting: in the order of their numbers"""
-    demand = cluster.demand()
+def engine_doc(world: World, now: Seconds) -> EngineDoc:
+    """O(calls until `WAITING_KEPT` that wait were seen)."""
+    cluster, demand, look_at = world.cluster, world.cluster.demand, world.look_at
     return EngineDoc(
-        policy=policy,
-        lease=lease,
+        policy=world.policy.name,
+        lease=world.lease,
         next_number=cluster.queue.next_number,
         joined=cluster.joined,
-        waiting=tuple(call_doc(each, now) for each in waiting),
-        waiting_count=waiting_count,
+        waiting=tuple(call_doc(each, now) for each in _first_waiting(world)),
+        waiting_count=world.calls.waiting,
         ends=cluster.queue.ends,
         reserved_in_s=cluster.reserved_until - now if cluster.reserved else None,
         look_in_s=None if look_at is None else look_at - now,
         first_call_age_s=None if demand.first_call_at is None else now - demand.first_call_at,
         offered_s=demand.offered_s,
         offered_age_s=now - demand.offered_at,
-        homeless=tuple(homeless),
-        short=tuple(short),
-        surplus=tuple(surplus),
+        homeless=tuple(world.homeless),
+        short=tuple(world.short),
+        surplus=tuple(world.surplus),
         orphaned=tuple(cluster.orphaned),
         at_s=now,
     )
+
+
+def _first_waiting(world: World) -> list[Call]:
+    """Return the calls that wait for any device, in the order of their numbers, no more than `WAITING_KEPT`."""
+    never_left = (
+        each
+        for each in world.calls.by_id.values()
+        if each.state == WAITING and (each.passes == IMPLICIT or not each.owner.exclusive)
+    )
+    found = [*world.queue.returned, *(islice(never_left, WAITING_KEPT) if world.calls.waiting else ())]
+    found.sort(key=lambda call: call.number)
+    return found[:WAITING_KEPT]
 
 
 # --- docs to state ----------------------------------------------------------------------------------------------------

@@ -44,9 +44,8 @@ from gpufaas_scheduler.explain import explain, status
 from gpufaas_scheduler.handle import calls, copies, fleet, joins, takeover, workers
 from gpufaas_scheduler.handle.settle import return_overdue, settle, untangle
 from gpufaas_scheduler.view import ClusterView
-from gpufaas_scheduler.world.call_state import RUNNING, WAITING
+from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.cluster import Cluster
-from gpufaas_scheduler.world.queue import IMPLICIT
 from gpufaas_scheduler.world.world import World
 
 
@@ -236,25 +235,4 @@ class Engine:
         if kind == "functions":
             owner = world.functions.get(FunctionId(name))
             return None if owner is None else docs.function_doc(owner, now)
-        waiting = list(world.queue.returned)
-        if world.calls.waiting:
-            room = docs.WAITING_KEPT
-            for call in world.calls.by_id.values():
-                if call.state == WAITING and (call.passes == IMPLICIT or not call.owner.exclusive):
-                    waiting.append(call)
-                    room -= 1
-                    if not room:
-                        break
-        waiting.sort(key=lambda call: call.number)
-        return docs.engine_doc(
-            world.cluster,
-            now,
-            policy=world.policy.name,
-            lease=world.lease,
-            waiting=waiting[: docs.WAITING_KEPT],
-            waiting_count=world.calls.waiting,
-            homeless=world.homeless,
-            short=world.short,
-            surplus=world.surplus,
-            look_at=world.look_at,
-        )
+        return docs.engine_doc(world, now)

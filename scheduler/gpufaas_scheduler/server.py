@@ -473,7 +473,7 @@ class SchedulerServer:
         if self.service is not None:
             for device in node.devices:
                 self.service.handle(DeviceLeft(device.id, f"node {node.id} is gone: {why}"))
-            self.service.part(node.id)
+            self.service.part(node)
             if self._awaited is None:
                 self._show_view(self.service)
 

@@ -52,7 +52,6 @@ from gpufaas_core.model import (
     Explanation,
     Function,
     FunctionId,
-    NodeId,
     Seconds,
 )
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc
@@ -122,7 +121,8 @@ class SchedulerService:
         self._now = self._loop.time
         self._waiting: dict[CallId, asyncio.Future[Lease]] = {}
         self._refused: dict[CallId, asyncio.Future[Lease]] = {}
-        self._nodes: dict[NodeId, NodePort] = {}
+        self._nodes: dict[DeviceId, NodePort] = {}
+        """Whose a device is."""
         self._gateways: dict[str, Callable[[CallId, Lease | GpufaasError], None]] = {}
         """Of other processes, by the name that ends the ids of their calls."""
         self.on_event: Callable[[], None] = lambda: None
@@ -230,18 +230,18 @@ class SchedulerService:
 
     def join(self, node: NodePort, devices: list[Device]) -> None:
         for device in devices:
-            self._nodes[device.node] = node
+            self._nodes[device.id] = node
             self.handle(DeviceJoined(device))
 
     def join_with(self, node: NodePort, devices: list[DeviceSnapshot]) -> None:
         """A node comes with what it holds."""
         for each in devices:
-            self._nodes[each.device.node] = node
+            self._nodes[each.device.id] = node
             self.handle(DeviceJoined(each.device, each))
 
-    def part(self, node: NodeId) -> None:
+    def part(self, node: NodePort) -> None:
         """A node is gone, and its devices have left."""
-        self._nodes.pop(node, None)
+        self._nodes = {device: each for device, each in self._nodes.items() if each is not node}
 
     def drain(self, device: DeviceId, drain: bool) -> None:
         """Let *device* take no new calls, or take it back."""
@@ -324,7 +324,7 @@ class SchedulerService:
             self._node(command.device).load(command)
 
     def _node(self, device: DeviceId) -> NodePort:
-        return self._nodes.get(NodeId(device.rpartition("/")[0]), _GONE)
+        return self._nodes.get(device, _GONE)
 
     def _gateway_of(self, call: CallId) -> Callable[[CallId, Lease | GpufaasError], None] | None:
         return self._gateways.get(call.rpartition("@")[2]) if self._gateways else None

@@ -139,11 +139,12 @@ class _Costs(_Part):
         return known.owner.estimate_s(kind, known.size)
 
     def rate(self, function: FunctionView) -> float:
-        return self._cluster.rate(cast(FunctionState, function))
+        return self._cluster.demand.rate(cast(FunctionState, function), self._cluster.now)
 
     @property
     def utilisation(self) -> float:
-        return self._cluster.utilisation
+        cluster = self._cluster
+        return cluster.demand.utilisation(len(cluster.devices), cluster.now)
 
     def finish_s(self, device: DeviceView) -> Seconds:
         return cast(DeviceState, device).finish_s(self._cluster.now)

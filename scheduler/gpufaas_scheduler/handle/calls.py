@@ -28,7 +28,7 @@ MAX_RETRY_AFTER_S: Final = 60.0
 
 def arrived(world: World, event: m.Arrived) -> None:
     owner = world.functions.get(event.function)
-    age_s = event.age_s
+    age_s, now = event.age_s, world.cluster.now
     if age_s and _came_again(world, event):
         return
     if event.call in world.calls.by_id:
@@ -40,10 +40,10 @@ def arrived(world: World, event: m.Arrived) -> None:
             world.out.append(refused)
             return
         assert owner is not None
-    deadline = event.deadline
     if not owner.fits and world.devices:
         world.out.append(_no_device(world, event.call, owner))
         return
+    deadline = event.deadline
     outer = ends = None
     if event.outer is not None:
         outer, ends = world.nests.outer_of(event.outer)
@@ -51,13 +51,13 @@ def arrived(world: World, event: m.Arrived) -> None:
             deadline = ends
         else:
             ends = None
-    if deadline is not None and deadline <= world.cluster.now:
+    if deadline is not None and deadline <= now:
         world.out.append(m.Reject(event.call, "deadline", "the deadline had passed when the call arrived"))
         return
     if owner.desired == 0:
         wake(owner)
     queue = world.queue
-    call = Call(event.call, owner.id, owner, queue.next_number, world.cluster.now, deadline, event.size, event.endless)
+    call = Call(event.call, owner.id, owner, queue.next_number, now, deadline, event.size, event.endless)
     if outer is not None:
         call.ends = ends
         world.nests.add(call, outer)
@@ -68,14 +68,31 @@ def arrived(world: World, event: m.Arrived) -> None:
         queue.next_number += 1
     world.calls.wait(call)
     world.cluster.note_call(owner)
-    if age_s:
+    _place(world, call, again=age_s > 0.0)
+    if call.state == RUNNING:
+        return
+    # Only now is it clear that it has to wait: a full queue turns away whoever would make it longer.
+    if owner.waiting > owner.max_queue or world.calls.waiting > world.max_queue:
+        _overloaded(world, call)
+    elif deadline is not None:
+        world.calls.watch(call)
+
+
+def _place(world: World, call: Call, *, again: bool) -> None:
+    """
+    Start a call that has just come, if it need not wait.
+
+    :param again: it has waited elsewhere, and is planned for with all others
+    """
+    owner = call.owner
+    if again:
         join_queue(world, call)
         world.freed = True
         if not owner.exclusive:
             serve_fifo(world, owner)
     elif owner.exclusive:
-        queue.append(call)
-        if outer is not None:
+        world.queue.append(call)
+        if call.outer is not None:
             start_nested(world)
         if world.freed:  # local queues went back: one scheduling run for all
             world.freed = False
@@ -84,13 +101,6 @@ def arrived(world: World, event: m.Arrived) -> None:
             run_policy(world)
     else:
         place_shared(world, call)
-    if call.state == RUNNING:
-        return
-    # Only now is it clear that it has to wait: a full queue turns away whoever would make it longer.
-    if owner.waiting > owner.max_queue or world.calls.waiting > world.max_queue:
-        _overloaded(world, call)
-    elif deadline is not None:
-        world.calls.watch(call)
 
 
 def _why_not(world: World, owner: FunctionState | None, event: m.Arrived) -> m.Reject | None:

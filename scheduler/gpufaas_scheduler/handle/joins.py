@@ -105,6 +105,28 @@ def adopt(
             exclusive.append((call, each))
     if doc is not None and calls:
         changed = True
+    _adopt_run(state, exclusive, at, doc, since)
+    if doc is not None and state.busy != (doc.status != "idle"):
+        changed = True
+    waits = _adopt_local(world, state, local)
+    for call in local:
+        if call not in waits:
+            changed = True
+            waiting[call.id] = call
+    if doc is not None and len(waits) == len(doc.local):
+        state.local_s = doc.local_s
+    world.overdue.note(state)
+    return changed
+
+
+def _adopt_run(
+    state: DeviceState,
+    exclusive: list[tuple[Call, RunningCall]],
+    at: Seconds,
+    doc: DeviceDoc | None,
+    since: Seconds,
+) -> None:
+    """Who has *state* to itself: of the model functions' calls that run there, the one that *doc* knows; or a load."""
     preload = None if doc is None or doc.preload is None else state.models.models.get(doc.preload)
     if exclusive:
         has = doc.running[0].call if doc is not None and doc.running else None
@@ -119,13 +141,11 @@ def adopt(
     elif preload is not None and preload.loading and doc is not None:
         state.preload = preload
         state.busy_since, state.free_at = since - doc.busy_for_s, since + doc.free_in_s
-    if doc is not None and state.busy != (doc.status != "idle"):
-        changed = True
+
+
+def _adopt_local(world: World, state: DeviceState, local: list[Call]) -> list[Call]:
+    """Return those of *local* that wait on *state* from now on: what they need is there."""
     waits = [call for call in local if call.function in state.models.models]
-    for call in local:
-        if call not in waits:
-            changed = True
-            waiting[call.id] = call
     for call in waits:
         world.calls.wait(call)
         world.calls.enqueue(call, state)
@@ -133,10 +153,7 @@ def adopt(
         state.local_s += call.estimate_s
         state.models.models[call.function].queued += 1
         world.calls.watch(call)
-    if doc is not None and len(waits) == len(doc.local):
-        state.local_s = doc.local_s
-    world.overdue.note(state)
-    return changed
+    return waits
 
 
 def _adopt_residents(

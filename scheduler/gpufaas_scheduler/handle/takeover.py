@@ -18,7 +18,7 @@ from gpufaas_scheduler.handle.joins import adopt
 from gpufaas_scheduler.handle.waiting import wait_again
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.changes import device_key
-from gpufaas_scheduler.world.cluster import Demand
+from gpufaas_scheduler.world.demand import Demand
 from gpufaas_scheduler.world.state import Call, FunctionState
 from gpufaas_scheduler.world.world import Left, World
 
@@ -53,8 +53,8 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
         if newest.reserved_in_s is not None:
             world.cluster.reserved_until = since + newest.reserved_in_s
         first = newest.first_call_age_s
-        world.cluster.restore_demand(
-            Demand(None if first is None else since - first, newest.offered_s, since - newest.offered_age_s)
+        world.cluster.demand = Demand(
+            None if first is None else since - first, newest.offered_s, since - newest.offered_age_s
         )
     functions = _restore_functions(world, left)
     waiting = _restore_calls(world, left)

@@ -1,5 +1,5 @@
 """
-Devices and functions, which holds which, which devices are idle, and how much is asked for.
+Devices and functions, which holds which, and which devices are idle.
 
 Nothing here decides.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
-from math import exp, expm1, inf
-from typing import Final, NamedTuple, cast
+from math import inf
+from typing import cast
 
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_cache_manager.residency import Resident
@@ -26,23 +26,9 @@ from gpufaas_core.model import (
 from gpufaas_scheduler.contract import WaitingCall
 from gpufaas_scheduler.fit import NOT_ALLOWED, Fit, Reason, fits
 from gpufaas_scheduler.world.changes import Changes
+from gpufaas_scheduler.world.demand import Demand
 from gpufaas_scheduler.world.queue import GlobalQueue
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, IdleKey, Model
-
-DEMAND_S: Final = 120.0
-"""Time constant of the estimates of demand: two thirds of the weight is on the last two minutes."""
-
-_LEAST_OBSERVED_S: Final = 3.0
-"""The first call after the start is no thousand calls a second."""
-
-
-class Demand(NamedTuple):
-    """What is known of the arrivals of all functions together."""
-
-    first_call_at: Seconds | None
-    offered_s: Seconds
-    """Service times of the arrivals, weighted as `FunctionState.called`, as of `offered_at`."""
-    offered_at: Seconds
 
 
 class Cluster:
@@ -72,65 +58,18 @@ class Cluster:
         """Has every model function that waits and that no device holds, and some that are no longer so."""
         self.reserved_until: Seconds = -inf
         """See `contract.Start.reserved_s`."""
-        self._first_call_at: Seconds | None = None
-        self._observed: Seconds = _LEAST_OBSERVED_S
-        self._observed_at: Seconds = -inf
-        """When `_observed` was found: decisions ask for it many times at one instant."""
-        self._offered_s = 0.0
-        """Service times of the arrivals, weighted as `FunctionState.called`, as of `_offered_at`."""
-        self._offered_at: Seconds = 0.0
-
-    # --- demand ---
-
-    def demand(self) -> Demand:
-        return Demand(self._first_call_at, self._offered_s, self._offered_at)
-
-    def restore_demand(self, demand: Demand) -> None:
-        self._first_call_at, self._offered_s, self._offered_at = demand
-        self._observed_at = -inf
+        self.demand = Demand()
 
     def note_call(self, owner: FunctionState) -> None:
-        """A call arrives now. Those of CPU functions count for what their copies are worth, not as work of devices."""
-        now = self.now
-        if self._first_call_at is None:
-            self._first_call_at = owner.called_at = self._offered_at = now
-            self._observed_at = -inf
-        owner.called = owner.called * exp((owner.called_at - now) / DEMAND_S) + 1.0
-        owner.called_at = now
-        if not owner.exclusive:
-            return
-        service_s = 0.0
-        for kind in self.largest:
-            costs = owner.costs(kind)
-            if costs is not None:
-                service_s = costs.service_s
-                break
-        self._offered_s = self._offered_s * exp((self._offered_at - now) / DEMAND_S) + service_s
-        self._offered_at = now
-        if not owner.holders and owner.waiting:
+        """A call of *owner* has come, and waits."""
+        self.demand.note(owner, self.largest, self.now)
+        if owner.exclusive and not owner.holders:
             self.orphaned[owner.id] = owner
 
     def note_orphan(self, owner: FunctionState) -> None:
         """One of its calls began to wait, or a device ceased to hold it."""
         if not owner.holders and owner.waiting and owner.exclusive:
             self.orphaned[owner.id] = owner
-
-    def _observed_s(self) -> Seconds:
-        """What the weights of one call a second since the first would add up to by now."""
-        now = self.now
-        if now != self._observed_at:
-            self._observed_at = now
-            since = 0.0 if self._first_call_at is None else now - self._first_call_at
-            self._observed = max(_LEAST_OBSERVED_S, DEMAND_S * -expm1(-since / DEMAND_S))
-        return self._observed
-
-    def rate(self, owner: FunctionState) -> float:
-        return owner.called * exp((owner.called_at - self.now) / DEMAND_S) / self._observed_s()
-
-    @property
-    def utilisation(self) -> float:
-        offered_s = self._offered_s * exp((self._offered_at - self.now) / DEMAND_S)
-        return offered_s / self._observed_s() / max(1, len(self.devices))
 
     @property
     def reserved(self) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from math import exp, log1p, sqrt
+from collections.abc import Iterator
+from math import exp, inf, log1p, sqrt
 from typing import Final
 
-from gpufaas_core.model import Bytes, Profile, Seconds, TimesDoc
+from gpufaas_core.model import Bytes, Function, Profile, Seconds, ServiceEstimate, TimesDoc
 from gpufaas_scheduler.world.times import SHARE, BySize, ServiceTimes, on_grid
 
 _THREE_OF_FOUR: Final = 0.674
@@ -120,3 +121,61 @@ class Costs:
         known = (("load", self.loaded), ("call", self.served), ("memory", self.sized))
         estimated = tuple(name for name, measured in known if self.measured and not measured)
         return Profile(self.load_s, self.service_s, occupation, self.measured, self.times_doc(), estimated)
+
+
+class Costed:
+    """A function, as far as its costs go: by kind of device, found when they are asked for."""
+
+    __slots__ = ()
+
+    declared: Function
+    _costs: dict[str, Costs | None]
+
+    def costs(self, kind: str) -> Costs | None:
+        """None: it has no profile for devices of this kind, and cannot run there."""
+        try:
+            return self._costs[kind]
+        except KeyError:
+            pass
+        try:
+            costs = Costs(self.declared.profile(kind), self.declared.floor)
+        except KeyError:
+            costs = None
+        self._costs[kind] = costs
+        return costs
+
+    def known_costs(self) -> Iterator[tuple[str, Costs]]:
+        """By kind, of kinds that were asked for."""
+        return ((kind, costs) for kind, costs in self._costs.items() if costs is not None)
+
+    def load_s(self, kind: str) -> Seconds:
+        costs = self.costs(kind)
+        return inf if costs is None else costs.load_s
+
+    def service_s(self, kind: str) -> Seconds:
+        costs = self.costs(kind)
+        return inf if costs is None else costs.service_s
+
+    def estimate_s(self, kind: str, size: float) -> Seconds:
+        costs = self.costs(kind)
+        return inf if costs is None else costs.estimate_s(size)
+
+    def service_estimate(self, kind: str, size: float, estimate_s: Seconds | None = None) -> ServiceEstimate | None:
+        """For people. *estimate_s*: what was estimated once; None: as it is now."""
+        costs = self.costs(kind)
+        if costs is None:
+            return None
+        now_s, times = costs.estimate_s(size), costs.times
+        mean_s = now_s if estimate_s is None else estimate_s
+        shown = size if costs.sizes.predict_s(size) is not None else 0.0
+        return ServiceEstimate(
+            kind, mean_s, mean_s * times.quantile(0.5), mean_s * times.quantile(0.9), times.calls, shown
+        )
+
+    def service_cv(self, kind: str) -> float:
+        costs = self.costs(kind)
+        return 0.0 if costs is None else costs.times.cv
+
+    def service_quantile_s(self, kind: str, share: float) -> Seconds:
+        costs = self.costs(kind)
+        return inf if costs is None else costs.service_s * costs.times.quantile(share)

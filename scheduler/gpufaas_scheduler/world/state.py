@@ -7,7 +7,6 @@ Nothing here decides.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from math import inf
 from typing import TypeAlias
 
@@ -23,14 +22,13 @@ from gpufaas_core.model import (
     Function,
     FunctionId,
     Seconds,
-    ServiceEstimate,
 )
 from gpufaas_scheduler.contract import Why
 from gpufaas_scheduler.fit import NO_PROFILE, NOT_ALLOWED, Reason
 from gpufaas_scheduler.world.backoff import Backoff
 from gpufaas_scheduler.world.call_state import NEW
 from gpufaas_scheduler.world.changes import Changes, Marked, device_key, function_key
-from gpufaas_scheduler.world.costs import Costs
+from gpufaas_scheduler.world.costs import Costed, Costs
 from gpufaas_scheduler.world.queue import IMPLICIT, FunctionQueue
 from gpufaas_scheduler.world.ready import ReadyCopies
 from gpufaas_scheduler.world.times import SHARE
@@ -77,7 +75,7 @@ class Call(Struct, eq=False):
     """What the policy said when it was placed."""
 
 
-class FunctionState(Marked):
+class FunctionState(Marked, Costed):
     """A deployed revision: its limits and costs, its copies, and its calls."""
 
     __slots__ = (
@@ -185,23 +183,6 @@ class FunctionState(Marked):
         self.backoff = None
         self.mark()
 
-    def costs(self, kind: str) -> Costs | None:
-        """None: it has no profile for devices of this kind, and cannot run there."""
-        try:
-            return self._costs[kind]
-        except KeyError:
-            pass
-        try:
-            costs = Costs(self.declared.profile(kind), self.declared.floor)
-        except KeyError:
-            costs = None
-        self._costs[kind] = costs
-        return costs
-
-    def known_costs(self) -> Iterator[tuple[str, Costs]]:
-        """By kind, of kinds that were asked for."""
-        return ((kind, costs) for kind, costs in self._costs.items() if costs is not None)
-
     def allows(self, device: DeviceState) -> bool:
         """Whether *device* satisfies its constraints, and is not being drained."""
         return not device.closed and (not self.constraints or satisfied(self.constraints, device.device.labels))
@@ -212,10 +193,6 @@ class FunctionState(Marked):
             return NOT_ALLOWED
         costs = self.costs(device.kind)
         return NO_PROFILE if costs is None else costs.occupation
-
-    @property
-    def running(self) -> int:
-        return len(self.runs)
 
     @property
     def copies(self) -> int:
@@ -304,38 +281,6 @@ class FunctionState(Marked):
             return 0
         over = max(0, len(self.active) - self.target)
         return min(over, self.excess) if self.exclusive and self.desired else over
-
-    def load_s(self, kind: str) -> Seconds:
-        costs = self.costs(kind)
-        return inf if costs is None else costs.load_s
-
-    def service_s(self, kind: str) -> Seconds:
-        costs = self.costs(kind)
-        return inf if costs is None else costs.service_s
-
-    def estimate_s(self, kind: str, size: float) -> Seconds:
-        costs = self.costs(kind)
-        return inf if costs is None else costs.estimate_s(size)
-
-    def service_estimate(self, kind: str, size: float, estimate_s: Seconds | None = None) -> ServiceEstimate | None:
-        """For people. *estimate_s*: what was estimated once; None: as it is now."""
-        costs = self.costs(kind)
-        if costs is None:
-            return None
-        now_s, times = costs.estimate_s(size), costs.times
-        mean_s = now_s if estimate_s is None else estimate_s
-        shown = size if costs.sizes.predict_s(size) is not None else 0.0
-        return ServiceEstimate(
-            kind, mean_s, mean_s * times.quantile(0.5), mean_s * times.quantile(0.9), times.calls, shown
-        )
-
-    def service_cv(self, kind: str) -> float:
-        costs = self.costs(kind)
-        return 0.0 if costs is None else costs.times.cv
-
-    def service_quantile_s(self, kind: str, share: float) -> Seconds:
-        costs = self.costs(kind)
-        return inf if costs is None else costs.service_s * costs.times.quantile(share)
 
 
 class DeviceState(Marked):

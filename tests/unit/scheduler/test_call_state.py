@@ -65,7 +65,7 @@ def test_an_illegal_step_in_the_book_changes_nothing() -> None:
             step(call)
     with pytest.raises(IllegalStep):
         book.adopt(call, DeviceState(Device(DeviceId("a"), "gpu", 1), 0, Changes()), None, twin=False)  # type: ignore[arg-type]
-    assert (list(book), book.waiting, owner.waiting, owner.running, call.state) == ([call], 1, 1, 0, WAITING)
+    assert (list(book), book.waiting, owner.waiting, owner.runs, call.state) == ([call], 1, 1, {}, WAITING)
 
 
 def test_a_call_that_runs_twice_is_known_by_its_id_and_by_where_it_is_to_stop() -> None:

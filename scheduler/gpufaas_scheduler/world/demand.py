@@ -1,0 +1,72 @@
+"""How many calls come, and how much work that is for the devices: sums of the past that fade."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import exp, expm1, inf
+from typing import Final
+
+from gpufaas_core.model import Seconds
+from gpufaas_scheduler.world.state import FunctionState
+
+DEMAND_S: Final = 120.0
+"""Time constant of the estimates: two thirds of the weight is on the last two minutes."""
+
+_LEAST_OBSERVED_S: Final = 3.0
+"""The first call after the start is no thousand calls a second."""
+
+
+class Demand:
+    """What is known of the arrivals of all functions together. Those of each are `FunctionState.called`."""
+
+    __slots__ = ("_observed", "_observed_at", "first_call_at", "offered_at", "offered_s")
+
+    def __init__(
+        self, first_call_at: Seconds | None = None, offered_s: Seconds = 0.0, offered_at: Seconds = 0.0
+    ) -> None:
+        self.first_call_at = first_call_at
+        self.offered_s = offered_s
+        """Service times of the arrivals, weighted as `FunctionState.called`, as of `offered_at`."""
+        self.offered_at = offered_at
+        self._observed: Seconds = _LEAST_OBSERVED_S
+        self._observed_at: Seconds = -inf
+        """When `_observed` was found: decisions ask for it many times at one instant."""
+
+    def note(self, owner: FunctionState, kinds: Iterable[str], now: Seconds) -> None:
+        """
+        A call arrives now. Those of CPU functions count for what their copies are worth, not as work of devices.
+
+        :param kinds: of the devices that are there
+        """
+        if self.first_call_at is None:
+            self.first_call_at = owner.called_at = self.offered_at = now
+            self._observed_at = -inf
+        owner.called = owner.called * exp((owner.called_at - now) / DEMAND_S) + 1.0
+        owner.called_at = now
+        if not owner.exclusive:
+            return
+        service_s = 0.0
+        for kind in kinds:
+            costs = owner.costs(kind)
+            if costs is not None:
+                service_s = costs.service_s
+                break
+        self.offered_s = self.offered_s * exp((self.offered_at - now) / DEMAND_S) + service_s
+        self.offered_at = now
+
+    def rate(self, owner: FunctionState, now: Seconds) -> float:
+        """Return the calls of *owner* per second."""
+        return owner.called * exp((owner.called_at - now) / DEMAND_S) / self._observed_s(now)
+
+    def utilisation(self, devices: int, now: Seconds) -> float:
+        """Return which part of the time so many devices would serve."""
+        offered_s = self.offered_s * exp((self.offered_at - now) / DEMAND_S)
+        return offered_s / self._observed_s(now) / max(1, devices)
+
+    def _observed_s(self, now: Seconds) -> Seconds:
+        """What the weights of one call a second since the first would add up to by now."""
+        if now != self._observed_at:
+            self._observed_at = now
+            since = 0.0 if self.first_call_at is None else now - self.first_call_at
+            self._observed = max(_LEAST_OBSERVED_S, DEMAND_S * -expm1(-since / DEMAND_S))
+        return self._observed
