@@ -50,6 +50,7 @@ from gpufaas_core.frames import (
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.messages import Lease
 from gpufaas_core.model import FunctionId, Seconds
+from gpufaas_core.steps import IllegalStep
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.node import Node
@@ -228,8 +229,8 @@ class _Connection(asyncio.Protocol):
         try:
             for kind, header, body in self._reader.feed(data):
                 self._on_frame(kind, header, body)
-        except (BrokenFrame, msgspec.DecodeError) as exc:
-            log.warning("gateway %s said what is no frame: %s", self._gateway[0], exc)
+        except (BrokenFrame, IllegalStep, msgspec.DecodeError) as exc:
+            log.warning("gateway %s said what is no frame, or none that comes now: %s", self._gateway[0], exc)
             self.abort()
 
     def pause_writing(self) -> None:

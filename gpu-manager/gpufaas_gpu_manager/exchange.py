@@ -1,7 +1,7 @@
 """
 One call between a gateway and a worker's slot: the body goes down, the answer comes up through a bounded buffer.
 
-An exchange is over for its worker when the model is done (`finished` is reported then, and the slot is free), although
+An exchange is over for its worker when the model is done (`Finished` is reported then, and the slot is free), although
 its caller may still be reading: a device is held for the model's work, not for slow clients.
 """
 
@@ -30,6 +30,7 @@ from gpufaas_core.frames import (
 )
 from gpufaas_core.messages import Lease
 from gpufaas_core.plausible import is_size, is_time, shortened, why_no_answer, why_not_ready
+from gpufaas_gpu_manager import exchange_state as states
 
 HeadT = TypeVar("HeadT")
 _decode_answer: Final = msgspec.msgpack.Decoder(AnswerHead).decode
@@ -67,8 +68,7 @@ class Exchange(AnswerBuffer):
     """See module."""
 
     __slots__ = (
-        "_bound", "abandoned", "body", "bound_at", "coming", "finished", "head", "lease", "opened_at", "slot", "taken",
-        "untouched", "watcher", "worker",
+        "_bound", "body", "bound_at", "head", "lease", "opened_at", "slot", "state", "watcher", "worker",
     )  # fmt: skip
 
     def __init__(self, lease: Lease, worker: Any, loop: asyncio.AbstractEventLoop, now: float) -> None:
@@ -80,14 +80,8 @@ class Exchange(AnswerBuffer):
         """The call, until a slot takes it."""
         self.body: bytes | memoryview = b""
         self.slot: Slot | None = None
-        self.abandoned = False
-        self.taken = False
-        """Its call has come; before that it is a lease that was opened ahead of it."""
-        self.coming = False
-        """Its body is on its way here."""
-        self.untouched = False
-        """Its slot found nobody there, and still has all of it: the call can be placed again."""
-        self.finished = False
+        self.state: int = states.OPENED
+        """One of `exchange_state`, by whose steps alone it changes."""
         self.opened_at = now
         self.bound_at = now
         self.watcher: Callable[[], None] | None = None
@@ -95,7 +89,27 @@ class Exchange(AnswerBuffer):
         self._bound: asyncio.Future[None] | None = None
         """Whoever sends a streamed body, and does so beside the one who reads: waits for a slot."""
 
+    @property
+    def finished(self) -> bool:
+        """Its worker is done with it, or gone."""
+        return self.state >= states.FINISHED
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody waits for the answer."""
+        return self.state == states.ABANDONED or self.state == states.DISCARDED
+
+    @property
+    def untouched(self) -> bool:
+        """Its call can be placed again."""
+        return self.state in states.UNTOUCHED
+
     # --- the gateway's side ---
+
+    def arrive(self, head: CallHead, body: bytes | memoryview) -> None:
+        """Its call has come."""
+        self.state = states.ARRIVE[self.state]
+        self.head, self.body = head, body
 
     @property
     def loading_s(self) -> float:
@@ -149,6 +163,7 @@ class Exchange(AnswerBuffer):
 
     def bind(self, slot: Slot, now: float, exclusive: bool) -> None:
         """The slot takes the call."""
+        self.state = states.BIND[self.state]
         self.slot = slot
         self.bound_at = now
         self.load_s = now - self.opened_at
@@ -217,7 +232,8 @@ class SlotProtocol(asyncio.Protocol):
         self._exchange = exchange
         assert self._transport is not None
         if self._transport.is_closing():
-            exchange.untouched = head.body_mode != STREAM
+            if head.body_mode != STREAM:
+                exchange.state = states.HOLD[exchange.state]
             return  # the worker has died, or will be killed for this; what becomes of the call is decided then
         self._bodiless = head.method == "HEAD"
         frame = encode_prefix(Kind.CALL, head, len(body))
@@ -328,7 +344,7 @@ class SlotProtocol(asyncio.Protocol):
         self._left = -1 if self._bodiless else head.length
         if wrong := why_no_answer(head.status, head.headers):
             self._left = -1
-            exchange.abandoned = True  # what comes of it is left out, until its END
+            exchange.state = states.ABANDON[exchange.state]  # what comes of it is left out, until its END
             exchange.fail(BadAnswer(f"the function's answer was no answer: {wrong}"))
             self.cancel()
             self._worker.watch_abandoned()

@@ -18,6 +18,7 @@ from gpufaas_core.frames import FILE, STREAM, UPGRADE, AnswerHead, CallHead, End
 from gpufaas_core.model import Seconds
 from gpufaas_core.plausible import MAX_HEADERS, why_no_answer
 from gpufaas_core.units import format_bytes
+from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange, Slot
 
 SHORT: Final = 16 * 1024
@@ -69,8 +70,6 @@ class HttpSlot:
         self._sending = False
         """The request is not wholly sent: its connection cannot carry another."""
         self._may_retry = False
-        self._sent = False
-        """The call went out on some connection: whoever is not there now may have taken it then."""
         self._task: asyncio.Task[None] | None = None
         self._connected: asyncio.Future[None] | None = None
         """Whoever streams a body and waits for the connection."""
@@ -85,7 +84,6 @@ class HttpSlot:
         self._head = head
         self._body = body
         self._begun_at = now = time.monotonic()
-        self._sent = False
         connection = self._connection
         if connection is not None and not connection.lost and now - connection.idle_since < _IDLE_S:
             self._may_retry = head.body_mode != STREAM and head.method in _IDEMPOTENT
@@ -93,7 +91,8 @@ class HttpSlot:
         else:
             self._may_retry = False
             self._drop()
-            exchange.untouched = head.body_mode != STREAM  # the worker may die before the connection is there
+            if head.body_mode != STREAM:
+                exchange.state = states.HOLD[exchange.state]  # the worker may die before the connection is there
             self._task = self.loop.create_task(self._connect(head, body))
 
     def cancel(self) -> None:
@@ -142,22 +141,21 @@ class HttpSlot:
             async with asyncio.timeout(_CONNECT_S):
                 _, connection = await self.loop.create_connection(lambda: _Connection(self), self._host, self._port)
         except TimeoutError:
-            self._not_taken(head, f"it did not accept a connection to its port {self._port} within {_CONNECT_S:g} s")
+            self._broke(f"it did not accept a connection to its port {self._port} within {_CONNECT_S:g} s")
         except OSError as exc:
-            self._not_taken(head, f"it did not accept a connection to its port {self._port} ({exc.strerror or exc})")
+            self._broke(f"it did not accept a connection to its port {self._port} ({exc.strerror or exc})")
         else:
             self._task = None
             if connection.lost:
                 self._broke("it closed the connection at once")
             else:
                 self._connection = connection
+                if self._exchange is not None:
+                    self._exchange.state = states.SEND[self._exchange.state]
                 self._send(connection, head, body)
         self._wake()
 
     def _send(self, connection: "_Connection", head: CallHead, body: bytes | memoryview) -> None:
-        self._sent = True
-        if self._exchange is not None:
-            self._exchange.untouched = False
         lines = [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in _OURS]
         mode = head.body_mode
         self._sending = self._chunked = False
@@ -263,12 +261,6 @@ class HttpSlot:
         else:
             self._broke(reason)
         self._owner.on_slot_lost()
-
-    def _not_taken(self, head: CallHead, reason: str) -> None:
-        if self._exchange is not None:
-            # Pieces of a body that streams are sent once.
-            self._exchange.untouched = not self._sent and head.body_mode != STREAM
-        self._broke(reason)
 
     def _broke(self, reason: str) -> None:
         self._wake()

@@ -26,6 +26,7 @@ from gpufaas_core.messages import LoadFailed as LoadFailedFact
 from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds, copy_id
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.units import format_bytes
+from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.cpu_time import cpu_seconds
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.enforcement import Enforcement
@@ -325,7 +326,7 @@ class Node:
         """Open *lease* while the body of its call comes, so that a miss loads meanwhile. False: it was refused."""
         exchange = self.open(lease)
         if exchange is not None:
-            exchange.coming = exchange.untouched = True
+            exchange.state = states.BEGIN_BODY[exchange.state]
         return exchange is not None
 
     def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> Exchange:
@@ -338,16 +339,13 @@ class Node:
         if exchange is None:
             raise LeaseRefused(f"{lease.device} refused call {lease.call}")
         worker = exchange.worker
-        exchange.taken = True
+        exchange.arrive(head, body)
         if exchange.finished:
             self._leases.pop(lease.call, None)
-        if exchange.finished or exchange.abandoned:
             return exchange  # its worker failed before the call came: the exchange has the reason
-        exchange.head = head
-        exchange.body = body
-        exchange.untouched = False
         if lease.number < 0 and worker.exclusive and _busy(worker.device):
-            exchange.untouched = head.body_mode not in (STREAM, UPGRADE)  # of those, pieces may come at once
+            if head.body_mode not in (STREAM, UPGRADE):  # of those, pieces may come at once
+                exchange.state = states.QUEUE[exchange.state]
             worker.device.unled.append(exchange)
         elif worker.takes_calls:
             worker.bind(exchange)
@@ -366,7 +364,7 @@ class Node:
             return
         if exchange.abandoned:
             return
-        exchange.abandoned = True
+        exchange.state = states.ABANDON[exchange.state]
         worker = exchange.worker
         exchange.fail(UnknownFunction(f"{worker.spec.name} was removed while the call ran"))
         if exchange.slot is not None:
@@ -541,8 +539,8 @@ class Node:
         self._admit(device)
 
     def over(self, exchange: Exchange) -> None:
-        exchange.finished = True
-        if exchange.taken or exchange.abandoned:
+        exchange.state = states.END[exchange.state]
+        if exchange.state != states.UNCLAIMED:
             self._leases.pop(exchange.lease.call, None)
         else:
             # It failed before its call came, which would otherwise open the lease, and load, once more.
@@ -551,7 +549,7 @@ class Node:
         while device.unled and not _busy(device):
             following = device.unled.popleft()
             if not following.finished and following.worker.state is WorkerState.READY:
-                following.untouched = False
+                following.state = states.LEAVE[following.state]
                 following.worker.bind(following)
 
     def _forget_failed(self, exchange: Exchange) -> None:
@@ -560,7 +558,7 @@ class Node:
 
     def _expire(self, exchange: Exchange) -> None:
         """A lease that was opened, and whose call does not come: its gateway died, or does not reach this node."""
-        if not (exchange.taken or exchange.coming or exchange.finished):
+        if exchange.state == states.OPENED:
             self.abort(exchange.lease.call, exchange.lease.device)
 
     def _revoke(self, call: CallId, number: float) -> None:

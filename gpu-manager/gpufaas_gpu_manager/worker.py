@@ -514,10 +514,11 @@ class Worker(SlotOwner):
         self.host.gone(self)
         again: list[Exchange] = []
         for exchange in exchanges.values():
+            untouched = exchange.untouched
             self.host.over(exchange)
             if exchange.abandoned:
                 exchange.fail(error)
-            elif (exchange.untouched and before is WorkerState.READY) or place_again:
+            elif (untouched and before is WorkerState.READY) or place_again:
                 again.append(exchange)  # of one whose load ran out, the scheduler knows if there is more
             else:
                 exchange.fail(error)

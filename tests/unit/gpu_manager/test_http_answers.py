@@ -50,7 +50,7 @@ async def answered(said: bytes, *, again: bytes = b"") -> tuple[Owner, Exchange]
     slot = HttpSlot(owner, "127.0.0.1", server.sockets[0].getsockname()[1], loop)
     lease = Lease(1, 1, CallId("c"), FunctionId("f"), "d", DeviceId("n/cpu:0"), False, 1)
     exchange = Exchange(lease, owner, loop, 0.0)
-    exchange.head = CallHead("c", "GET", "/", b"", [])
+    exchange.arrive(CallHead("c", "GET", "/", b"", []), b"")
     exchange.bind(slot, 0.0, False)
     async with asyncio.timeout(10.0):
         answer = asyncio.ensure_future(exchange.answer())

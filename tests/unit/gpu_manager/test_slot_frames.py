@@ -79,7 +79,7 @@ class Rig:
             self.slot.data_received(READY)
         lease = Lease(1, 1, CallId("c"), FunctionId("f"), "d", DeviceId("n/cpu:0"), False, 1)
         self.exchange = Exchange(lease, self.owner, loop, 0.0)
-        self.exchange.head = CallHead("c", method, "/", b"", [])
+        self.exchange.arrive(CallHead("c", method, "/", b"", []), b"")
         if ready:
             self.exchange.bind(self.slot, 0.0, True)
 

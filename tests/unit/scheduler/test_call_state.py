@@ -6,6 +6,7 @@ from tests.unit.scheduler.world import World
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
+from gpufaas_core.steps import IllegalStep
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.world.call_state import (
     ADOPT,
@@ -20,7 +21,6 @@ from gpufaas_scheduler.world.call_state import (
     START,
     WAIT,
     WAITING,
-    IllegalStep,
 )
 from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.changes import Changes
