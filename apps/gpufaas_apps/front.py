@@ -27,8 +27,10 @@ from gpufaas_gateway.api import UsageOf, management_app
 from gpufaas_gateway.async_api import METHOD as ASYNC_METHOD
 from gpufaas_gateway.async_api import PREFIX as ASYNC_PREFIX
 from gpufaas_gateway.async_api import AsyncInvocations, async_routes
-from gpufaas_gateway.async_calls import AsyncCalls, AsyncSettings, QueueSettings
+from gpufaas_gateway.async_call import DEFAULT_QUEUE
+from gpufaas_gateway.async_calls import AsyncCalls
 from gpufaas_gateway.async_execution import execute
+from gpufaas_gateway.async_settings import AsyncSettings, QueueSettings
 from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
 from gpufaas_gateway.builds import Builds, build_routes
 from gpufaas_gateway.callbacks import HttpCallbacks
@@ -54,12 +56,11 @@ from gpufaas_gateway.ports import (
 from gpufaas_gateway.protocol import BoundedHttp, BoundedWebSocket
 from gpufaas_gateway.request import BrokenAnswer
 from gpufaas_gateway.retry import WHILE_MISSING, RetryPolicy, read_policy
-from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
+from gpufaas_gateway.spec import Defaults
 from gpufaas_gateway.websocket_calls import MAX_MESSAGE, WebSocketCalls, refuse_elsewhere
 
 GRACE_S: Final = 10
 """How long open calls may take to end when the process is asked to stop."""
-SAVE_EVERY_S: Final = 5.0
 
 
 class PlacingScheduler(Scheduler, PlacementPort, Protocol):
@@ -105,7 +106,9 @@ class Front:
         self.builds = builds
         self._end_logs = end_logs
         self.door = door or InnerDoor(options.host, options.port, guarded=credentials is not None)
-        self.metrics = Metrics(scheduler.status, lambda: self.async_calls.counts(), lambda: self.async_calls.queues())
+        self.metrics = Metrics(
+            scheduler.status, lambda: self.async_calls.backlog.counts(), lambda: self.async_calls.queues()
+        )
         defaults = Defaults(
             max_body=options.max_body, max_queue=options.max_queue, profiles=read_profiles(options.profiles)
         )

@@ -179,7 +179,7 @@ async def _run(
             """Tell the scheduler what functions with a scaling rule are asked for."""
             while True:
                 await asyncio.sleep(_COUNT_EVERY_S)
-                pending = front.async_calls.counts()
+                pending = front.async_calls.backlog.counts()
                 counted = {
                     each.full_name: (
                         each.stats.begun, each.stats.finished, each.stats.inflight, pending.get(each.full_name, 0)

@@ -247,7 +247,7 @@ async def _serve(
         ruled = [(each, each.scaling) for each in catalogue.everywhere() if each.unavailable is None]
         by_cpu = any(rule is not None and rule.type == "cpu" for _, rule in ruled)
         cpu_s = node.cpu_seconds() if by_cpu else {}
-        pending = async_calls.counts()
+        pending = async_calls.backlog.counts()
         return {
             each.full_name: Watched(
                 each.function_id, rule, each.stats.begun, each.stats.finished, each.stats.inflight,

@@ -9,12 +9,13 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 import msgspec
 from fastapi import APIRouter, HTTPException, Request, Response
+from msgspec.structs import replace
 
 from gpufaas_core.errors import (
     CallCancelled,
@@ -27,17 +28,14 @@ from gpufaas_core.errors import (
 from gpufaas_gateway.answers import error_answer
 from gpufaas_gateway.async_call import INLINE_BODY, AcceptedCall, Body, CallStatus, Header
 from gpufaas_gateway.async_calls import AsyncCalls
-from gpufaas_gateway.call_body import too_large
+from gpufaas_gateway.call_body import Caller, too_large
 from gpufaas_gateway.call_headers import told_size
 from gpufaas_gateway.callbacks import check_url
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import Unavailable
-from gpufaas_gateway.invoke import send_whole
+from gpufaas_gateway.invoke import AsgiCaller, Receive, Send, send_whole
 from gpufaas_gateway.ports import SpooledBody
-from gpufaas_gateway.request import refusal
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+from gpufaas_gateway.request import Answer, refusal
 
 PREFIX: Final = b"/async-function/"
 METHOD: Final = "POST"
@@ -101,40 +99,41 @@ class AsyncInvocations:
         if not forwarded and scope.get("client"):
             host, port = scope["client"]
             headers.append((b"x-forwarded-for", f"{host}:{port}".encode()))
+        asked = name.decode("latin-1")
+        answer = Answer(202, [(b"content-length", b"0"), *answered])
         try:
-            deployed = self._find(name.decode("latin-1"))
+            deployed = self._find(asked)
             if url is not None:
                 check_url(url, self._allow_local)
             if size:
                 told_size(size)
             if length > deployed.max_body:
                 raise too_large(deployed, length)
-            function = deployed.full_name
-            self._calls.reserve(function)
-            try:
-                body, file = await self._read(deployed, receive)
-            except BaseException:
-                self._calls.release(function)
-                raise
             call = AcceptedCall(
-                call_id.decode("latin-1"), function, name.decode("latin-1"), slash + path, scope["query_string"],
-                tuple(headers), url or None, start_ns, body,
+                call_id.decode("latin-1"), deployed.full_name, asked, slash + path, scope["query_string"],
+                tuple(headers), url or None, start_ns,
             )  # fmt: skip
-            try:
-                await self._calls.accept(call)
-            except StorageFailed:
-                if file is not None:
-                    file.discard()
-                raise
+            await self._accept(call, deployed, AsgiCaller(receive))
         except CallCancelled:
             return
         except GpufaasError as error:
-            await send_whole(send, refusal(error, answered))
-            return
-        await send({
-            "type": "http.response.start", "status": 202, "headers": [(b"content-length", b"0"), *answered],
-        })  # fmt: skip
-        await send({"type": "http.response.body", "body": b""})
+            answer = refusal(error, answered)
+        await send_whole(send, answer)
+
+    async def _accept(self, call: AcceptedCall, deployed: Deployed, caller: Caller) -> None:
+        """Read the body of *call*, and return once it is durable."""
+        self._calls.backlog.reserve(call.function)
+        try:
+            body, file = await self._read(deployed, caller)
+        except BaseException:
+            self._calls.backlog.release(call.function)
+            raise
+        try:
+            await self._calls.accept(replace(call, body=body))
+        except StorageFailed:
+            if file is not None:
+                file.discard()
+            raise
 
     def _find(self, name: str) -> Deployed:
         deployed = self._catalogue.find(name)
@@ -146,23 +145,18 @@ class AsyncInvocations:
             raise Unavailable(f"{deployed.name} cannot be called: {deployed.unavailable}")
         return deployed
 
-    async def _read(self, deployed: Deployed, receive: Receive) -> tuple[Body, SpooledBody | None]:
+    async def _read(self, deployed: Deployed, caller: Caller) -> tuple[Body, SpooledBody | None]:
         """Return the body; beyond `INLINE_BODY`, its file and whose it is until it is accepted."""
-        message = await receive()
         pieces: list[bytes] = []
-        size = 0
-        file: SpooledBody | None = None
+        size, file = 0, None
+        piece, more = await caller.receive()
         try:
-            async with asyncio.timeout(deployed.timeout_s if message.get("more_body", False) else None):
+            async with asyncio.timeout(deployed.timeout_s if more else None):
                 while True:
-                    if message["type"] == "http.disconnect":
-                        raise CallCancelled("the caller went away")
-                    piece: bytes = message.get("body", b"")
                     size += len(piece)
                     if size > deployed.max_body:
                         raise too_large(deployed, size)
                     pieces.append(piece)
-                    more = message.get("more_body", False)
                     if size > INLINE_BODY:
                         if file is None:
                             file = self._calls.new_file()
@@ -171,7 +165,7 @@ class AsyncInvocations:
                         pieces.clear()
                     if not more:
                         break
-                    message = await receive()
+                    piece, more = await caller.receive()
             if file is None:
                 return b"".join(pieces), None
             return await asyncio.to_thread(file.keep), file

@@ -29,6 +29,8 @@ Phase = Literal["queued", "callback"]
 """What a call that has not ended waits for: to be executed, or for its callback to be delivered."""
 State = Literal["queued", "running", "callback", "done", "dead", "cancelled"]
 
+DEFAULT_QUEUE: Final = "faas-request"
+"""OpenFaaS's name for the queue of functions that name none."""
 INLINE_BODY: Final = 256 * 1024
 """A request's body beyond this is a file beside the queue."""
 INLINE_ANSWER: Final = 1024 * 1024

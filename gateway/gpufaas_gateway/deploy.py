@@ -204,7 +204,7 @@ class Deployer:
         self._claim(full_name, namespace, 0)
         options = read_options(spec, self._defaults)
         options.placement.check(spec.service, self._workers.devices())
-        await self._check_secrets(spec.secrets or (), namespace)
+        await _check_secrets(self._secrets, spec.secrets or (), namespace)
         if options.bundle and not await asyncio.to_thread(self._artifacts.has, options.bundle):
             raise InvalidSpec(
                 f"annotation gpufaas.bundle: no bundle {options.bundle} was uploaded: "
@@ -226,7 +226,7 @@ class Deployer:
         except BaseException as exc:
             await self._workers.forget(record.function_id)
             if isinstance(exc, UnknownArtifact):
-                await self._check_unknown(exc)
+                await _check_unknown(self._artifacts, exc)
             raise
         self._show(new)
         if old is not None:
@@ -357,21 +357,23 @@ class Deployer:
         new.gate = self.quotas.gate(new.namespace)
         self.catalogue.show(new)
 
-    async def _check_secrets(self, names: Sequence[str], namespace: str) -> None:
-        known = await asyncio.to_thread(self._secrets.names, namespace) if names and self._secrets else []
-        for name in names:
-            if name not in known:
-                raise InvalidSpec(
-                    f"secrets: {name[:80]!r} does not exist in {namespace}: create it first, with POST /system/secrets "
-                    "or 'gpufaas secret create'"
-                )
 
-    async def _check_unknown(self, error: UnknownArtifact) -> None:
-        """
-        A node may not have heard of an upload yet, or cannot hear of it now: that is not the author's fault.
+async def _check_secrets(secrets: Secrets | None, names: Sequence[str], namespace: str) -> None:
+    known = await asyncio.to_thread(secrets.names, namespace) if names and secrets else []
+    for name in names:
+        if name not in known:
+            raise InvalidSpec(
+                f"secrets: {name[:80]!r} does not exist in {namespace}: create it first, with POST /system/secrets "
+                "or 'gpufaas secret create'"
+            )
 
-        :raises StorageAway: it is so
-        """
-        named = _ARTIFACT.search(str(error))
-        if named is not None and await asyncio.to_thread(self._artifacts.has, named[1]):
-            raise StorageAway(f"artifact {named[1]} was uploaded, but no node finds it yet: try again") from error
+
+async def _check_unknown(artifacts: Artifacts, error: UnknownArtifact) -> None:
+    """
+    A node may not have heard of an upload yet, or cannot hear of it now: that is not the author's fault.
+
+    :raises StorageAway: it is so
+    """
+    named = _ARTIFACT.search(str(error))
+    if named is not None and await asyncio.to_thread(artifacts.has, named[1]):
+        raise StorageAway(f"artifact {named[1]} was uploaded, but no node finds it yet: try again") from error

@@ -392,7 +392,7 @@ async def test_what_a_gateway_accepted_is_executed_by_another_when_it_dies(gatew
     async with serving(second, answers) as others:
         async with serving(first, hangs) as calls:
             for number in range(40):
-                calls.reserve(F)
+                calls.backlog.reserve(F)
                 await calls.accept(accepted(str(number), at=float(number)))
             await hung.wait()
         await first.die()
@@ -421,7 +421,7 @@ async def test_a_running_call_is_aborted_when_it_is_cancelled_through_another_ga
         return 200
 
     async with serving(first, hangs) as calls, serving(second, hangs) as others:
-        calls.reserve(F)
+        calls.backlog.reserve(F)
         await calls.accept(accepted())
         await began.wait()
 
@@ -429,9 +429,9 @@ async def test_a_running_call_is_aborted_when_it_is_cancelled_through_another_ga
 
         async with asyncio.timeout(30):
             await ended.wait()
-            while calls.counts():
+            while calls.backlog.counts():
                 await asyncio.sleep(0.01)
-    assert (calls.counts(), others.counts()) == ({}, {})
+    assert (calls.backlog.counts(), others.counts()) == ({}, {})
     assert await first.state() == "cancelled"
 
 
@@ -461,7 +461,7 @@ async def test_nothing_that_was_acknowledged_is_lost_while_gateways_and_etcd_die
         return 503 if rng.random() < 0.05 else 200
 
     async def send(calls: AsyncCalls, call: str) -> None:
-        calls.reserve(F)
+        calls.backlog.reserve(F)
         try:
             await calls.accept(accepted(call, at=time.time(), body=rng.randbytes(rng.choice((0, 10, 50_000)))))
             acknowledged.add(call)
@@ -497,7 +497,7 @@ async def test_nothing_that_was_acknowledged_is_lost_while_gateways_and_etcd_die
         loading.cancel()
 
         async with asyncio.timeout(60):
-            while any(calls.counts() for _, calls in alive) or await alive[0][0].etcd.count(CALLS):
+            while any(calls.backlog.counts() for _, calls in alive) or await alive[0][0].etcd.count(CALLS):
                 await asyncio.sleep(0.05)
         states = {call: await alive[0][0].state(call) for call in acknowledged}
         assert set(states.values()) == {"done"}

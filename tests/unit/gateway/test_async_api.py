@@ -69,7 +69,7 @@ class Rig:
         return sent[0]["status"], names, b"".join(message["body"] for message in sent[1:])
 
     def nothing_is_left(self) -> bool:
-        return self.calls.counts() == {} and self.queue.waiting() == [] and list(self.folder.iterdir()) == []
+        return self.calls.backlog.counts() == {} and self.queue.waiting() == [] and list(self.folder.iterdir()) == []
 
 
 @pytest.fixture

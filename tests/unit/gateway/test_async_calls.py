@@ -10,8 +10,9 @@ import pytest
 
 from gpufaas_core.errors import Overloaded, StorageFailed
 from gpufaas_gateway.async_call import INLINE_ANSWER, AcceptedCall, Body, CallStatus
-from gpufaas_gateway.async_calls import AsyncCalls, AsyncSettings, QueueSettings
+from gpufaas_gateway.async_calls import AsyncCalls
 from gpufaas_gateway.async_execution import execute
+from gpufaas_gateway.async_settings import AsyncSettings, QueueSettings
 from gpufaas_gateway.callbacks import CallbackFailed, CallbackRefused
 from gpufaas_gateway.request import Answer, Request
 from gpufaas_gateway.retry import RetryPolicy
@@ -90,7 +91,7 @@ class Rig:
         )  # fmt: skip
 
     async def send(self, name: str = "1", function: str = F, callback: str | None = None, body: Body = b"x") -> None:
-        self.calls.reserve(function)
+        self.calls.backlog.reserve(function)
         await self.calls.accept(
             AcceptedCall(name, function, "f", b"/p", b"q=1", ((b"x-mine", b"1"),), callback, 1_000_000_000_000, body)
         )
@@ -108,7 +109,7 @@ class Rig:
     async def ends(self) -> None:
         """Wait until nothing is left to be done: what is written is counted a moment later."""
         async with asyncio.timeout(10):
-            while self.calls.counts() or any(each.running for each in self.calls.queues().values()):
+            while self.calls.backlog.counts() or any(each.running for each in self.calls.queues().values()):
                 await asyncio.sleep(0)
 
 
@@ -139,7 +140,7 @@ async def test_an_accepted_call_is_in_the_queue_and_then_executed_as_it_came(rig
     assert rig.functions.bodies == [b"hello"]
     assert (rig.seen().attempts, rig.seen().status) == (1, 200)
     async with asyncio.timeout(10):
-        while rig.calls.counts():
+        while rig.calls.backlog.counts():
             await asyncio.sleep(0)
 
 
@@ -169,16 +170,16 @@ async def test_a_full_queue_refuses_until_a_call_has_ended(rig: Rig) -> None:
         await rig.send(str(number))
 
     with pytest.raises(Overloaded, match=r"f\.openfaas-fn is full: 5"):
-        rig.calls.reserve(F)
+        rig.calls.backlog.reserve(F)
     for _ in range(3):
-        rig.calls.reserve(G)
+        rig.calls.backlog.reserve(G)
     with pytest.raises(Overloaded, match="full: 8"):
-        rig.calls.reserve(G)
+        rig.calls.backlog.reserve(G)
 
-    rig.calls.release(G)
+    rig.calls.backlog.release(G)
     rig.functions.gate.set()
     await rig.becomes("done", *map(str, range(5)))
-    rig.calls.reserve(F)
+    rig.calls.backlog.reserve(F)
 
 
 async def test_what_is_not_written_is_not_accepted_and_holds_no_place(rig: Rig) -> None:
@@ -187,7 +188,7 @@ async def test_what_is_not_written_is_not_accepted_and_holds_no_place(rig: Rig) 
     with pytest.raises(StorageFailed, match="full"):
         await rig.send()
 
-    assert rig.calls.counts() == {}
+    assert rig.calls.backlog.counts() == {}
     rig.queue.failure = None
     await rig.send()
     await rig.becomes("done")
@@ -223,7 +224,7 @@ async def test_what_cannot_be_claimed_is_accepted_all_the_same(rig: Rig, monkeyp
     await rig.send()
 
     assert failures == []
-    assert (rig.calls.counts(), rig.seen().state) == ({F: 1}, "queued")  # it is due again a second later
+    assert (rig.calls.backlog.counts(), rig.seen().state) == ({F: 1}, "queued")  # it is due again a second later
 
 
 async def test_calls_that_are_found_are_executed_and_counted(rig: Rig) -> None:
@@ -244,7 +245,7 @@ async def test_a_call_that_is_lost_is_aborted_and_counted_no_more(rig: Rig) -> N
 
     rig.calls.lose(cancelled.key, F, is_claimed=True)
 
-    assert rig.calls.counts() == {}
+    assert rig.calls.backlog.counts() == {}
     async with asyncio.timeout(10):
         while rig.functions.at_once:
             await asyncio.sleep(0)
@@ -284,7 +285,7 @@ async def test_a_large_answer_goes_through_a_file_that_is_gone_afterwards(rig: R
 async def test_an_answer_without_end_is_kept_up_to_a_bound(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpufaas_gateway.async_calls.MAX_ANSWER", 2_000_000)
+    monkeypatch.setattr("gpufaas_gateway.async_attempts.MAX_ANSWER", 2_000_000)
     rig.functions.pieces = [b"x" * 300_000] * 10
 
     await rig.send(callback="http://receiver/")
@@ -484,7 +485,7 @@ async def test_a_call_that_waits_for_a_retry_is_cancelled(rig: Rig) -> None:
 
     assert await rig.calls.cancel("1") == "cancelled"
 
-    assert (rig.seen().state, rig.seen().due_at, rig.calls.counts()) == ("cancelled", None, {})
+    assert (rig.seen().state, rig.seen().due_at, rig.calls.backlog.counts()) == ("cancelled", None, {})
 
 
 async def test_a_callback_that_is_due_again_is_not_made_once_its_call_is_cancelled(rig: Rig, tmp_path: Path) -> None:
@@ -524,7 +525,7 @@ async def test_calls_that_share_an_id_are_cancelled_together(rig: Rig) -> None:
 
     assert await rig.calls.cancel("one") == "cancelled"
 
-    assert rig.calls.counts() == {}
+    assert rig.calls.backlog.counts() == {}
     assert rig.queue.waiting() == []
 
 
@@ -567,15 +568,15 @@ async def test_a_queue_has_a_concurrency_of_its_own_and_a_flooded_one_holds_no_o
 
 async def test_a_full_queue_refuses_its_own_functions_only(rig: Rig) -> None:
     rig.queues = {F: "slow", G: "slow"}
-    rig.calls.reserve(F)
-    rig.calls.reserve(F)
+    rig.calls.backlog.reserve(F)
+    rig.calls.backlog.reserve(F)
 
     with pytest.raises(Overloaded, match="queue slow is full: 2"):
-        rig.calls.reserve(G)
-    rig.calls.reserve(H)
+        rig.calls.backlog.reserve(G)
+    rig.calls.backlog.reserve(H)
 
-    rig.calls.release(F)
-    rig.calls.reserve(G)
+    rig.calls.backlog.release(F)
+    rig.calls.backlog.reserve(G)
 
 
 async def test_a_function_that_goes_over_to_another_queue_takes_its_backlog_along(rig: Rig) -> None:

@@ -1,0 +1,212 @@
+"""One attempt at an asynchronous call: its execution, or its callback's delivery. What came of it is an `Outcome`."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gpufaas_core.errors import BadAnswer, GpufaasError, StorageFailed
+from gpufaas_core.units import format_bytes
+from gpufaas_gateway.async_call import (
+    INLINE_ANSWER,
+    MAX_ANSWER,
+    Answer,
+    Answered,
+    Body,
+    ClaimedCall,
+    Dead,
+    Done,
+    Execute,
+    Execution,
+    Header,
+    Outcome,
+    Redeliver,
+    Retry,
+)
+from gpufaas_gateway.callbacks import CallbackFailed, CallbackRefused, Callbacks
+from gpufaas_gateway.errors import status_of
+from gpufaas_gateway.ports import SpooledBody
+from gpufaas_gateway.retry import GiveUp, RetryPolicy, Settled, TryAgain, backoff_s, decide, parse_retry_after
+
+log = logging.getLogger(__name__)
+
+_NEVER_TO_CALLBACK: Final = frozenset((
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade", b"content-length", b"x-call-id", b"x-start-time", b"x-duration-seconds",
+    b"x-function-name", b"x-function-status", b"x-retry", b"x-retry-max", b"user-agent", b"host",
+))  # fmt: skip
+
+
+class Attempts:
+    """See module."""
+
+    def __init__(
+        self,
+        execute: Execute,
+        callbacks: Callbacks,
+        policy_of: Callable[[str], RetryPolicy],
+        callback_retry: RetryPolicy,
+        new_file: Callable[[], SpooledBody],
+        rng: random.Random,
+        clock: Callable[[], float],
+    ) -> None:
+        self._run = execute
+        self._callbacks = callbacks
+        self._policy_of = policy_of
+        self._callback_retry = callback_retry
+        self._new_file = new_file
+        self._rng = rng
+        self._clock = clock
+
+    async def execute(self, claimed: ClaimedCall) -> Outcome:
+        call = claimed.call
+        policy = self._policy_of(call.function)
+        answer = KeptAnswer(None if call.callback_url is None else self._new_file)
+        began = time.perf_counter()
+        kept = False
+        try:
+            try:
+                await answer.take(await self._run(call))
+            except Exception as exc:  # the edge of the invocation path, as `serving.app` is for the server
+                if not answer.begun:
+                    log.exception("async.execution_failed call=%s function=%s", call.id, call.function)
+                answer.failed(GpufaasError(f"the answer broke off: {exc}"), 502 if answer.begun else 500)
+            duration_s = time.perf_counter() - began
+            now = self._clock()
+            retry_after_s = parse_retry_after(found, now) if (found := answer.header(b"retry-after")) else None
+            decision = decide(policy, answer.status, answer.internal, retry_after_s, claimed.attempts, self._rng)
+            attempts = claimed.attempts + 1
+            exhausted: str | None = None
+            match decision:
+                case TryAgain(wait_s, attempts):
+                    return Retry(claimed.key, now + wait_s, attempts, answer.status, answer.reason)
+                case GiveUp(reason):
+                    exhausted = f"{answer.reason}; {reason}"
+                case Settled():
+                    pass
+            if call.callback_url is None:
+                if exhausted is not None:
+                    return Dead(claimed.key, now, attempts, answer.status, exhausted)
+                return Done(claimed.key, now, answer.status, attempts)
+            try:
+                body = await answer.keep()
+            except StorageFailed as exc:
+                # It was executed, but what it answered is lost: that is an attempt like any other that failed.
+                log.warning("async.answer_not_kept call=%s: %s", call.id, exc)
+                wait_s = backoff_s(attempts, policy.min_wait_s, policy.max_wait_s, self._rng)
+                return Retry(claimed.key, now + wait_s, attempts, answer.status, str(exc))
+            kept = True
+            given = Answer(answer.status, tuple(answer.headers), body, duration_s, policy.attempts)
+            return Answered(claimed.key, now, attempts, given, exhausted)
+        finally:
+            if not kept:
+                answer.discard()
+
+    async def deliver(self, claimed: ClaimedCall) -> Outcome:
+        call, answer = claimed.call, claimed.answer
+        assert answer is not None
+        assert call.callback_url is not None
+        policy = self._callback_retry
+        deliveries = claimed.deliveries + 1
+        headers = [pair for pair in answer.headers if pair[0].lower() not in _NEVER_TO_CALLBACK]
+        headers += [
+            (b"X-Call-Id", call.id.encode("latin-1")),
+            (b"X-Start-Time", b"%d" % call.start_ns),
+            (b"X-Duration-Seconds", b"%.6f" % answer.duration_s),
+            (b"X-Function-Name", call.name.encode("latin-1")),
+            (b"X-Function-Status", b"%d" % answer.status),
+            (b"X-Retry", b"%d" % claimed.attempts),
+            (b"X-Retry-Max", b"%d" % answer.attempts_allowed),
+        ]
+        reason: str
+        try:
+            await self._callbacks.deliver(call.callback_url, headers, answer.body)
+        except CallbackFailed as exc:
+            now, reason = self._clock(), str(exc)
+            if deliveries < policy.attempts:
+                wait_s = backoff_s(deliveries, policy.min_wait_s, policy.max_wait_s, self._rng)
+                return Redeliver(claimed.key, now + wait_s, deliveries, reason)
+            reason += f"; the last of {policy.attempts} attempts failed"
+        except CallbackRefused as exc:
+            now, reason = self._clock(), str(exc)
+        else:
+            now = self._clock()
+            if claimed.exhausted is None:
+                return Done(claimed.key, now, answer.status, claimed.attempts)
+            return Dead(claimed.key, now, claimed.attempts, answer.status, claimed.exhausted)
+        log.warning("async.callback_gave_up call=%s function=%s: %s", call.id, call.function, reason)
+        if claimed.exhausted is not None:
+            return Dead(claimed.key, now, claimed.attempts, answer.status, f"{claimed.exhausted}; {reason}")
+        return Dead(claimed.key, now, claimed.attempts, answer.status, reason, undelivered=True)
+
+
+class KeptAnswer:
+    """Keeps an answer, in memory as long as it is small; only its size if nobody wants it."""
+
+    def __init__(self, new_file: Callable[[], SpooledBody] | None) -> None:
+        self.status = 500
+        self.headers: list[Header] = []
+        self.begun = False
+        self._new_file = new_file
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._file: SpooledBody | None = None
+
+    @property
+    def internal(self) -> bool:
+        """Whether the platform made it."""
+        return self.header(b"x-openfaas-internal") is not None
+
+    @property
+    def reason(self) -> str:
+        text = f"status {self.status}"
+        if self.internal and self._pieces:
+            text += " of the platform: " + b"".join(self._pieces)[:500].decode("utf-8", "replace").strip()
+        return text
+
+    def header(self, name: bytes) -> str | None:
+        return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), None)
+
+    async def take(self, execution: Execution) -> None:
+        """Take it to its end."""
+        self.status, self.headers = execution.status, execution.headers
+        self.begun = True
+        if execution.stream is None:
+            self._keep(execution.body)
+            return
+        with execution.stream as stream:
+            while (piece := await stream.chunk()) is not None:
+                self._keep(piece)
+
+    def _keep(self, piece: bytes) -> None:
+        if not piece or (self._new_file is None and not self.internal):
+            return
+        self._size += len(piece)
+        if self._size > MAX_ANSWER:
+            raise BadAnswer(f"it has more than the {format_bytes(MAX_ANSWER)} that are kept for a callback")
+        self._pieces.append(piece)
+        if self._size > INLINE_ANSWER and self._new_file is not None:
+            if self._file is None:
+                self._file = self._new_file()
+            for each in self._pieces:
+                self._file.write(each)
+            self._pieces.clear()
+
+    def failed(self, error: GpufaasError, status: int | None = None) -> None:
+        """In place of whatever came so far: the platform's own answer."""
+        self.discard()
+        self.status = status or status_of(error)
+        self.headers = [(b"x-openfaas-internal", b"gateway"), (b"content-type", b"text/plain; charset=utf-8")]
+        self._pieces = [str(error).encode()]
+
+    async def keep(self) -> Body:
+        if self._file is None:
+            return b"".join(self._pieces)
+        return await asyncio.to_thread(self._file.keep)
+
+    def discard(self) -> None:
+        if self._file is not None:
+            self._file.discard()
+            self._file = None
