@@ -14,19 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpufaas_apps.cluster import identity, leader_addresses, opened
 from gpufaas_apps.front import GRACE_S, Front
 from gpufaas_apps.options import GatewayOptions
+from gpufaas_apps.process import first_of, on_signals, run_service
 from gpufaas_apps.serve import _builds, _credentials, _listen, _own
-from gpufaas_apps.service import (
-    Status,
-    first_of,
-    identity,
-    leader_addresses,
-    on_signals,
-    opened,
-    run_service,
-    status_served,
-)
+from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.watchdog import notify
 from gpufaas_apps.weights import GatewayArtifacts, Weights
 from gpufaas_cache_manager.artifacts import ArtifactStore

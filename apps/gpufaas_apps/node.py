@@ -12,26 +12,16 @@ from pathlib import Path
 
 import msgspec
 
+from gpufaas_apps.cluster import advertised, identity, leader_addresses, listening, opened
 from gpufaas_apps.engines import opened_engine
 from gpufaas_apps.options import DEFAULT_NODE_PORT, NodeOptions
-from gpufaas_apps.service import (
-    Status,
-    advertised,
-    first_of,
-    identity,
-    leader_addresses,
-    listening,
-    on_signals,
-    opened,
-    own_directory,
-    run_service,
-    status_served,
-)
+from gpufaas_apps.process import first_of, on_signals, own_directory, run_service
+from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.watchdog import notify
 from gpufaas_apps.weights import Weights
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_core.connection import split_address
+from gpufaas_core.connection import Identity, split_address
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
@@ -39,13 +29,13 @@ from gpufaas_core.units import format_bytes
 from gpufaas_gateway.errors import UnknownName
 from gpufaas_gateway.secret_files import SecretFiles
 from gpufaas_gpu_manager.agent import Agent
-from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.devices import NodeDevice, open_devices
 from gpufaas_gpu_manager.door import Door
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.metrics import node_metrics
-from gpufaas_gpu_manager.node import Node
+from gpufaas_gpu_manager.node import Containers, Node
 from gpufaas_gpu_manager.settings import NodeSettings
-from gpufaas_store.election import register
+from gpufaas_store.election import Registration, register
 from gpufaas_store.etcd import Etcd
 from gpufaas_store.secrets import EtcdSecrets, SecretChanged, SecretRemoved, SecretsKey
 
@@ -60,119 +50,127 @@ def run(options: NodeOptions) -> None:
     run_service(_main(options), _FINISH_S)
 
 
-def empty(folder: Path) -> Path:
-    """Return *folder*, made and emptied: what an earlier run spooled is of nobody."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in folder.iterdir():
-        each.unlink()
-    return folder
-
-
 async def _main(options: NodeOptions) -> None:
     me = identity(options.cluster, "node")
-    enforcement = Enforcement(options.devices.memory_enforcement)
-    devices = open_devices(options.devices.devices, NodeId(me.id), options.devices.labels, enforcement.name)
+    given = options.devices
+    enforcement = Enforcement(given.memory_enforcement)
+    devices = open_devices(given.devices, NodeId(me.id), given.labels, enforcement.name)
     stop = asyncio.Event()
     on_signals(stop)
-    data = options.data
-    logs = FunctionLogs(data / "logs")
-    secrets = SecretFiles(data / "secrets", data / "secret-mounts")
-    artifacts = ArtifactStore(data / "artifacts")
-    bundles = BundleStore(data / "bundles", artifacts)
-    containers = await opened_engine(options.devices.functions, f"node-{me.id}", 0, _no_inner_door)
-    weights = Weights(me, artifacts, bundles, options.object_store)
-    await weights.open()
-    agent = Agent(me, "", prepare=weights.prefetch)
-    node = Node(
-        devices,
-        bundles,
-        logs,
-        agent.report,
-        log.warning,
-        NodeSettings(
+    containers = await opened_engine(given.functions, f"node-{me.id}", 0, _no_inner_door)
+    await NodeApp(options, me, devices, enforcement, containers).run(stop)
+
+
+class NodeApp:
+    """A node and its door, with what it needs of the cluster: etcd, the scheduler that leads, weights and secrets."""
+
+    def __init__(
+        self, options: NodeOptions, me: Identity, devices: list[NodeDevice], enforcement: Enforcement,
+        containers: Containers | None,
+    ) -> None:  # fmt: skip
+        data = options.data
+        self._options = options
+        self._me = me
+        self._logs = FunctionLogs(data / "logs")
+        self._secrets = SecretFiles(data / "secrets", data / "secret-mounts")
+        artifacts = ArtifactStore(data / "artifacts")
+        bundles = BundleStore(data / "bundles", artifacts)
+        self._weights = Weights(me, artifacts, bundles, options.object_store)
+        self._agent = Agent(me, "", prepare=self._weights.prefetch)
+        settings = NodeSettings(
             env={"OPENFAAS_URL": options.gateway_url} if options.gateway_url else {},
-            secrets=secrets,
+            secrets=self._secrets,
             origins=Origins(me.token),
-        ),
-        containers,
-        fetch=weights.fetch,
-        enforcement=enforcement,
-    )
-    agent.node = node
-    door = Door(node, logs, me, empty(data / "spool"))
-    status = Status(metrics=lambda: node_metrics(node), more=weights.served)
-    listen = listening(options.listen, options.advertise, DEFAULT_NODE_PORT)
-    host, _ = split_address(listen)
-    try:
-        await door.open(listen)
-        address = agent.address = advertised(listen, options.advertise, door.port)
-        async with status_served(status, host, options.cluster.status_port) as status_port:
-            for each in node.devices():
+        )
+        self._node = Node(
+            devices, bundles, self._logs, self._agent.report, log.warning, settings, containers,
+            fetch=self._weights.fetch, enforcement=enforcement,
+        )  # fmt: skip
+        self._agent.node = self._node
+        self._door = Door(self._node, self._logs, me, data / "spool")
+        self._status = Status(metrics=lambda: node_metrics(self._node), more=self._weights.served)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """
+        Serve until *stop*. First no scheduler hears of this node any more, so that nothing new comes; then calls that
+        run may end; then workers and logs are closed.
+        """
+        options = self._options
+        listen = listening(options.listen, options.advertise, DEFAULT_NODE_PORT)
+        host, _ = split_address(listen)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._logs.close)
+            stack.push_async_callback(self._node.close)
+            stack.push_async_callback(self._close_door)
+            await self._weights.open()
+            empty(options.data / "spool")
+            await self._door.open(listen)
+            self._agent.address = advertised(listen, options.advertise, self._door.port)
+            port = await stack.enter_async_context(status_served(self._status, host, options.cluster.status_port))
+            for each in self._node.devices():
                 print(f"✓ device     {each.id}  {format_bytes(each.memory)}", flush=True)
-            print(f"✓ node       {me.id} at {address}, status at port {status_port}", flush=True)
-            await node.start()
+            print(f"✓ node       {self._me.id} at {self._agent.address}, status at port {port}", flush=True)
+            await self._node.start()
             notify("READY=1")
-            status.ready = lambda: "waits for etcd"
-            serving = asyncio.create_task(_serve(options, agent, node, weights, secrets, address, status_port, status))
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if not serving.done():
-                serving.cancel()
-            await asyncio.gather(serving, return_exceptions=not serving.done() or serving.cancelled())
-    finally:
-        # No scheduler hears us any more, so that nothing new comes; what runs may end.
-        await door.finish(_FINISH_S)
-        await door.close()
-        await node.close()
-        logs.close()
+            self._status.ready = lambda: "waits for etcd"
+            await first_of(self._take_part(port), stop.wait())
 
+    async def _close_door(self) -> None:
+        await self._door.finish(_FINISH_S)
+        await self._door.close()
 
-async def _serve(
-    options: NodeOptions, agent: Agent, node: Node, weights: Weights, secrets: SecretFiles, address: str,
-    status_port: int, status: Status,
-) -> None:  # fmt: skip
-    me = agent.me
+    async def _take_part(self, status_port: int) -> None:
+        """Be a node of the cluster, without end. One background task that fails ends all."""
+        address = self._agent.address
+        async with opened(self._options.cluster) as etcd:
+            registration = await self._register(etcd)
+            self._status.ready = self._why_not_ready
+            host, _ = split_address(address)
+            self._weights.join(etcd, registration, f"http://{host}:{status_port}")
+            try:
+                await first_of(
+                    self._agent.leaders.follow(leader_addresses(etcd)),
+                    self._node.watch_devices(self._agent.tell),
+                    self._agent.leaders.run(),
+                    self._weights.run(),
+                    _follow_secrets(etcd, self._options.secrets_key, self._secrets),
+                )
+            finally:
+                await registration.close()
 
-    async def follow() -> None:
-        await agent.leaders.follow(leader_addresses(etcd))
-
-    async with opened(options.cluster) as etcd:
+    async def _register(self, etcd: Etcd) -> Registration:
+        me, address = self._me, self._agent.address
         about = {
             "id": me.id, "address": address, "boot": me.boot, "version": me.version,
-            "devices": [msgspec.to_builtins(each) for each in node.devices()],
+            "devices": [msgspec.to_builtins(each) for each in self._node.devices()],
         }  # fmt: skip
-        registration = await register(
+        return await register(
             etcd,
             f"v1/nodes/{me.id}",
             msgspec.json.encode(about),
             same=lambda value: msgspec.json.decode(value).get("address") == address,
         )
-        status.ready = lambda: (
-            node.fault
-            if agent.connected
-            else f"no scheduler: {agent.leaders.refused or agent.leaders.leader or 'none leads'}"
-        )
-        host, _ = split_address(address)
-        weights.join(etcd, registration, f"http://{host}:{status_port}")
-        try:
-            await first_of(
-                follow(),
-                node.watch_devices(agent.tell),
-                agent.leaders.run(),
-                weights.run(),
-                _follow_secrets(etcd, options, secrets),
-            )
-        finally:
-            await registration.close()
+
+    def _why_not_ready(self) -> str:
+        if self._agent.connected:
+            return self._node.fault
+        leaders = self._agent.leaders
+        return f"no scheduler: {leaders.refused or leaders.leader or 'none leads'}"
 
 
-async def _follow_secrets(etcd: Etcd, options: NodeOptions, files: SecretFiles) -> None:
-    """Have the secrets here as files, as they are in etcd; running functions see what changes."""
-    if options.secrets_key is None:
+def empty(folder: Path) -> None:
+    """Make *folder*, and empty it: nobody needs what an earlier run spooled."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in folder.iterdir():
+        each.unlink()
+
+
+async def _follow_secrets(etcd: Etcd, key: Path | None, files: SecretFiles) -> None:
+    """Keep *files* as the secrets are in etcd; running functions see what changes. Without a *key*, do nothing."""
+    if key is None:
         await asyncio.Event().wait()
         return
-    sealed = EtcdSecrets(etcd, SecretsKey.read(options.secrets_key))
+    sealed = EtcdSecrets(etcd, SecretsKey.read(key))
     await sealed.check_key()
     seen: set[tuple[str, str]] = set()
     async with aclosing(sealed.watch()) as changes:

@@ -29,7 +29,7 @@ from gpufaas_gateway.ports import ArtifactWriter
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from gpufaas_apps.service import App
+    from gpufaas_apps.status import App
     from gpufaas_store.election import Registration
     from gpufaas_store.etcd import Etcd
 

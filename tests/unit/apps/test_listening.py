@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpufaas_apps.service import listening
+from gpufaas_apps.cluster import listening
 
 
 @pytest.mark.parametrize(("listen", "advertise", "where"), [

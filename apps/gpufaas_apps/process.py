@@ -1,0 +1,91 @@
+"""What every process that serves does: event loop and log, the stop, its port, its directory."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from gpufaas_apps.resources import keep_private, raise_descriptors
+from gpufaas_apps.watchdog import watched
+from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.model import Seconds
+
+
+def run_service(main: Coroutine[Any, Any, None], grace_s: Seconds = 0.0, level: int = logging.INFO) -> None:
+    """
+    Run *main* on uvloop, with log lines on stderr.
+
+    :param grace_s: how long calls may run on once the process is asked to stop
+    """
+    import uvloop
+
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # uvicorn complains about half answers and lost connections as of errors: the gateway reports them itself.
+    for noisy in ("httpx", "uvicorn"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    raise_descriptors()
+    if sys.version_info >= (3, 12):
+        uvloop.run(watched(main, grace_s))
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(watched(main, grace_s))
+
+
+def on_signals(stop: asyncio.Event) -> None:
+    """Set *stop* when the process is asked to stop."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+
+async def first_of(*tasks: Awaitable[Any]) -> None:
+    """Run *tasks* until one of them ends. Cancel the others and wait for them; raise what the first one raised."""
+    running = [asyncio.ensure_future(each) for each in tasks]
+    try:
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            each.result()
+    finally:
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def listen(host: str, port: int, option: str) -> socket.socket:
+    """
+    Return a socket that listens at *host* and *port*; 0 is any port that is free.
+
+    :param option: sets the port; for the message
+    :raises GpufaasError: the port is taken, or the address is not one of this machine
+    """
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, proto)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
+    except OSError as exc:
+        raise GpufaasError(
+            f"cannot listen on {host}:{port} ({exc.strerror or exc}): stop what is there, or choose another {option}"
+        ) from exc
+    return listening
+
+
+def own_directory(path: Path, option: str) -> None:
+    """
+    Make the directory *path* if it is not there, and keep others out of it.
+
+    :raises InvalidSpec: it cannot be written; names *option*, which says where it is
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        keep_private(path)
+    except OSError as exc:
+        raise InvalidSpec(f"{option} {path}: {exc.strerror}: make it writable, or name another") from exc
+    if not os.access(path, os.W_OK):
+        raise InvalidSpec(f"{option} {path}: it is not writable: make it so, or name another")

@@ -1,0 +1,79 @@
+"""The status port of a service: ``/healthz``, ``/readyz``, ``/metrics``, and what else it serves there."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from gpufaas_apps.process import listen
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+@dataclass
+class Status:
+    """What the status port says. `ready` returns why it is not, or an empty text."""
+
+    ready: Callable[[], str] = lambda: ""
+    metrics: Callable[[], bytes] = lambda: b""
+    more: App | None = None
+    """Serves all other paths."""
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        path = scope["path"]
+        if path == "/healthz":
+            await _answer(send, 200, b"OK\n")
+        elif path == "/readyz":
+            why = self.ready()
+            await _answer(send, 503 if why else 200, f"{why or 'ready'}\n".encode())
+        elif path == "/metrics":
+            await _answer(send, 200, self.metrics(), b"text/plain; version=0.0.4; charset=utf-8")
+        elif self.more is not None:
+            await self.more(scope, receive, send)
+        else:
+            await _answer(send, 404, b"here are /healthz, /readyz and /metrics\n")
+
+
+async def _answer(send: Any, status: int, body: bytes, kind: bytes = b"text/plain; charset=utf-8") -> None:
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class _StatusServer(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield  # signals are for the service
+
+
+@contextlib.asynccontextmanager
+async def status_served(status: Status, host: str, port: int) -> AsyncGenerator[int]:
+    """
+    Serve *status* meanwhile; give the port.
+
+    :raises GpufaasError: the port is taken
+    """
+    listening = listen(host, port, "--status-port")
+    config = uvicorn.Config(
+        status.app,
+        interface="asgi3",
+        http="h11",  # it bounds heads: no password is asked for here
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    server = _StatusServer(config)
+    task = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        yield int(listening.getsockname()[1])
+    finally:
+        server.should_exit = True
+        await task

@@ -1,0 +1,169 @@
+"""One term of a scheduler that leads: the engine, what it is told from etcd, and what is written behind it."""
+
+import asyncio
+import contextlib
+import logging
+from contextlib import aclosing
+from typing import Final, NoReturn
+
+from msgspec.structs import replace
+
+from gpufaas_apps.options import PolicyOptions
+from gpufaas_apps.process import first_of
+from gpufaas_cache_manager.write_behind import WriteBehind
+from gpufaas_core.errors import StorageFailed
+from gpufaas_core.model import NodeId, Seconds
+from gpufaas_core.scaling import ScalingRule, read_scaling_rule
+from gpufaas_scheduler.journal import Header, Journal
+from gpufaas_scheduler.scaler import Scaler, Watched
+from gpufaas_scheduler.server import SchedulerServer
+from gpufaas_scheduler.service import SchedulerService
+from gpufaas_store.election import TTL_S, Leadership
+from gpufaas_store.etcd import Etcd, Listed
+from gpufaas_store.functions import EntryChanged, EntryRemoved, EtcdFunctionStore, FunctionEntry
+from gpufaas_store.state import EtcdState, read_state
+
+log = logging.getLogger("scheduler")
+
+_SAVE_EVERY_S: Final[Seconds] = 5.0
+_DRAINED: Final = "v1/drained/"
+_NODES: Final = "v1/nodes/"
+
+
+class Term:
+    """From the election of this scheduler until another one may lead. Made for one `run`."""
+
+    def __init__(self, options: PolicyOptions, server: SchedulerServer, etcd: Etcd, leadership: Leadership) -> None:
+        self._server = server
+        self._etcd = etcd
+        self._leadership = leadership
+        self._header = Header(
+            policy=options.policy,
+            o3_limit=options.o3_limit,
+            wait_bound_s=options.wait_bound_s,
+            replacement=options.replacement,
+            epoch=leadership.epoch,
+        )
+        self._journal = options.journal
+        self._store = EtcdFunctionStore(etcd)
+        self._entries: dict[str, FunctionEntry] = {}
+        """What the engine was told is deployed, by full name."""
+        self._listed = asyncio.Event()
+        """All functions of etcd are in `_entries`."""
+        self._drains: asyncio.Queue[tuple[NodeId, bool]] = asyncio.Queue()
+        self._failed: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Return when another scheduler may lead. Raise when the engine or a background task fails."""
+        with contextlib.ExitStack() as stack:
+            journal = None
+            if self._journal is not None:
+                path = self._journal.with_name(f"{self._journal.name}.{self._header.epoch}")
+                journal = stack.enter_context(Journal(path, self._header))
+            service = SchedulerService(self._header.engine(), journal=journal, on_fatal=self._fail)
+            await self._lead(service)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def _lead(self, service: SchedulerService) -> None:
+        server, leadership = self._server, self._leadership
+        awaited = {NodeId(key.removeprefix(_NODES)) for key in await self._etcd.keys(_NODES)}
+        server.may_act = lambda: leadership.still_mine(self._etcd.clock())
+        state = EtcdState(self._etcd, leadership.compare())
+        behind = WriteBehind(state, service.changed_docs, service.doc, leadership.epoch)
+        service.on_event = behind.note
+        server.begin(service, leadership.epoch)
+        server.drained = {NodeId(key.removeprefix(_DRAINED)) for key in await self._etcd.keys(_DRAINED)}
+        server.on_drain = lambda node, drain: self._drains.put_nowait((node, drain))
+        scaler = Scaler(self._watched, service.status, service.scale)
+        try:
+            await first_of(
+                leadership.lost.wait(), self._failed, self._follow_functions(), self._save_profiles(service),
+                self._save_drains(), self._decide(awaited, behind), scaler.run(asyncio.Event()),
+            )  # fmt: skip
+        finally:
+            if server.serving and not leadership.lost.is_set():
+                await behind.flush()  # for the next leader
+
+    async def _decide(self, awaited: set[NodeId], behind: WriteBehind) -> None:
+        """Begin to decide once all functions are known; from then on write down what the engine knows."""
+        await self._listed.wait()
+        self._server.lead(awaited, await read_state(self._etcd, TTL_S))
+        await behind.run()
+        await asyncio.Event().wait()  # the lead is lost, which `leadership.lost` is about to say
+
+    async def _save_drains(self) -> None:
+        while True:
+            node, drain = await self._drains.get()
+            try:
+                await (self._etcd.put(_DRAINED + node, b"{}") if drain else self._etcd.delete(_DRAINED + node))
+            except StorageFailed as exc:
+                log.warning("drain.not_kept node=%s reason=%s", node, exc)
+
+    async def _save_profiles(self, service: SchedulerService) -> None:
+        """Save what was learnt every so often; what is not saved is learnt again."""
+        while True:
+            await asyncio.sleep(_SAVE_EVERY_S)
+            for each in service.take_learnt():
+                worker = self._server.names.get(each.function)
+                if worker is not None:
+                    try:
+                        await self._store.write_profile(worker.digest, each.kind, each.profile)
+                    except StorageFailed as exc:
+                        log.warning("profile.not_saved %s", exc)
+
+    # --- functions, as etcd has them ---
+
+    async def _follow_functions(self) -> None:
+        seen: set[str] = set()
+        async with aclosing(self._store.watch_entries()) as changes:
+            async for change in changes:
+                match change:
+                    case EntryChanged(entry):
+                        await self._changed(entry)
+                        seen.add(entry.record.full_name)
+                    case EntryRemoved(name):
+                        seen.discard(name)
+                        self._removed(name)
+                    case Listed():
+                        for name in [each for each in self._entries if each not in seen]:
+                            self._removed(name)
+                        self._listed.set()
+
+    async def _changed(self, entry: FunctionEntry) -> None:
+        name = entry.record.full_name
+        old = self._entries.get(name)
+        if entry.function is None or entry.worker is None or not entry.is_complete:
+            return  # half of it is still to come
+        self._entries[name] = entry
+        if old is not None and old.record.revision == entry.record.revision:
+            return
+        profiles = {}
+        try:
+            profiles = await self._store.read_profiles(entry.function.digest)
+        except StorageFailed as exc:
+            log.warning("profiles.not_read, are learnt again: %s", exc)
+        function = replace(entry.function, profiles={**entry.function.profiles, **profiles})
+        self._server.deploy(function, entry.worker)
+        if old is not None and old.function is not None:
+            self._server.remove(old.function.id, drain=True)
+
+    def _removed(self, name: str) -> None:
+        old = self._entries.pop(name, None)
+        if old is not None and old.function is not None:
+            self._server.remove(old.function.id, drain=False)
+
+    def _watched(self) -> dict[str, Watched]:
+        counted, cpu_s = self._server.counted(), self._server.cpu_seconds()
+        return {
+            name: Watched(entry.record.function_id, rule, *counted[name], cpu_s.get(entry.record.function_id, 0.0))
+            for name, entry in self._entries.items()
+            if name in counted and (rule := _rule_of(entry)) is not None
+        }
+
+
+def _rule_of(entry: FunctionEntry) -> ScalingRule | None:
+    spec = entry.record.spec
+    return read_scaling_rule(spec.labels or {}, spec.annotations)
