@@ -109,7 +109,7 @@ def trim(world: World, owner: FunctionState) -> None:
             owner.excess -= 1
             if model.pinned:
                 owner.drain(model)
-                world.cluster.note_orphan(owner)
+                world.cluster.note_waiting(owner)
             else:
                 evict(world, owner.active[model], model)
     if not owner.surplus:
@@ -125,6 +125,7 @@ def load_copies(world: World, owner: FunctionState) -> None:
         return
     while owner.copies < owner.target and owner.revive():
         pass
+    world.cluster.note_waiting(owner)
     while owner.copies < owner.target:
         at_once = MAX_LOADING if not owner.exclusive and owner.loading < owner.copies else 1
         if owner.loading >= at_once or not _load_copy(world, owner):

@@ -36,7 +36,7 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
             pass
         elif model.pinned:
             owner.drain(model)
-            world.cluster.note_orphan(owner)
+            world.cluster.note_waiting(owner)
             if not owner.exclusive and owner.queue.calls and not owner.active:
                 world.homeless[owner.id] = owner
         else:

@@ -142,7 +142,7 @@ def return_local(world: World, device: DeviceState, call: Call) -> None:
     take_local(world, device, call)
     world.calls.back(call)
     world.queue.put_back(call)
-    world.cluster.note_orphan(call.owner)
+    world.cluster.note_waiting(call.owner)
 
 
 def grant_again(world: World, call: Call, device: DeviceState, model: Model) -> None:

@@ -196,6 +196,7 @@ def _adopt_residents(
         world.lending.note(state, model)
         closed = doc is not None and doc.closed
         owner.adopt(model, state, draining=closed or (before is not None and before.draining))
+        world.cluster.note_waiting(owner)
         found.append((key, each.memory, each.loading, model.running))
     return found != [
         (copy_id(each.function, each.copy), each.limit or each.memory, each.loading, each.running)

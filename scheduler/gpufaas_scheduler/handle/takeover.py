@@ -195,7 +195,7 @@ def _restore_wishes(world: World, left: Left, functions: list[tuple[FunctionDoc,
                     wishes[name] = owner
                     changed = True
     for owner in world.functions.values():
-        world.cluster.note_orphan(owner)
+        world.cluster.note_waiting(owner)
         if is_held_back(world, owner):
             note_lack(world, owner)
     return changed

@@ -27,7 +27,7 @@ def join_queue(world: World, call: Call) -> None:
         world.queue.append(call)
     else:
         world.queue.put_back(call)
-    world.cluster.note_orphan(owner)
+    world.cluster.note_waiting(owner)
 
 
 def wait_again(world: World, call: Call) -> None:

@@ -27,6 +27,7 @@ from gpufaas_scheduler.contract import WaitingCall
 from gpufaas_scheduler.fit import NOT_ALLOWED, Fit, Reason, fits
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.demand import Demand
+from gpufaas_scheduler.world.hits import Hits
 from gpufaas_scheduler.world.queue import GlobalQueue
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, IdleKey, Model
 
@@ -56,6 +57,7 @@ class Cluster:
         self._answer: Fit[FunctionState] | Reason = NOT_ALLOWED
         self.orphaned: dict[FunctionId, FunctionState] = {}
         """Has every model function that waits and that no device holds, and some that are no longer so."""
+        self.hits = Hits()
         self.reserved_until: Seconds = -inf
         """See `contract.Start.reserved_s`."""
         self.demand = Demand()
@@ -63,13 +65,19 @@ class Cluster:
     def note_call(self, owner: FunctionState) -> None:
         """A call of *owner* has come, and waits."""
         self.demand.note(owner, self.largest, self.now)
-        if owner.exclusive and not owner.holders:
-            self.orphaned[owner.id] = owner
+        if owner.exclusive:
+            if owner.holders:
+                self.hits.note(owner)
+            else:
+                self.orphaned[owner.id] = owner
 
-    def note_orphan(self, owner: FunctionState) -> None:
-        """One of its calls began to wait, or a device ceased to hold it."""
-        if not owner.holders and owner.waiting and owner.exclusive:
-            self.orphaned[owner.id] = owner
+    def note_waiting(self, owner: FunctionState) -> None:
+        """One of its calls began to wait, or a device began or ceased to hold it."""
+        if owner.waiting and owner.exclusive:
+            if owner.holders:
+                self.hits.note(owner)
+            else:
+                self.orphaned[owner.id] = owner
 
     @property
     def reserved(self) -> bool:
@@ -117,6 +125,7 @@ class Cluster:
     def set_idle(self, device: DeviceState) -> None:
         device.idle_key = key = (-device.starts, device.order, device)
         insort(self.idle_devices, key)
+        self.hits.note_idle(device)
 
     def set_busy(self, device: DeviceState) -> None:
         key = device.idle_key
@@ -132,6 +141,7 @@ class Cluster:
         device.models.insert(model)
         owner.add(model, device)
         owner.loading += 1
+        self.hits.note(owner)
         self.asked = None
         return model
 
@@ -151,7 +161,7 @@ class Cluster:
             if device.preload is model:
                 device.preload = None
                 device.busy_s += self.now - device.busy_since
-        self.note_orphan(owner)
+        self.note_waiting(owner)
         self.asked = None
 
     def fits(
