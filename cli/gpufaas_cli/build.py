@@ -192,7 +192,8 @@ def build(request: BuildRequest, progress: Callable[[str], None] = lambda _: Non
     provided = [check_provided(each, target) for each in requirements] if target is not None else []
 
     folder = request.build_root / request.name
-    inputs = _hash_inputs(request, template, handler, copies, provided)
+    named = [path for each in requirements for path in each.named]
+    inputs = _hash_inputs(request, template, handler, copies, named, provided)
     stamp = _read_stamp(folder)
     if stamp is None or stamp.inputs != inputs or not _outputs_are_there(folder, stamp) or not _fits(stamp, target):
         try:
@@ -361,6 +362,7 @@ def _hash_inputs(
     template: Template,
     handler: Path,
     copies: Iterable[tuple[Path, Path]],
+    named: Iterable[Path],
     provided: Sequence[Provided],
 ) -> str:
     hashed = hashlib.sha256()
@@ -378,6 +380,7 @@ def _hash_inputs(
     hashed.update(msgspec.json.encode(settings))
     sources = [("template", template.path, frozenset[str]()), ("handler", handler, _NOT_HANDLER)]
     sources += [(f"copy:{place.as_posix()}", source, frozenset()) for source, place in copies]
+    sources += [("required", path, _NOT_HANDLER) for path in named]
     for label, source, skip in sources:
         for file in walk(source, skip):
             relative = file.relative_to(source).as_posix() if file != source else ""

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +43,7 @@ RESERVED: Final = frozenset(("torch", "numpy", "safetensors"))
 """The platform's own: where one is not installed, the environment is at fault and not the function."""
 _SOURCE_OPTIONS: Final = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--pre",
                           "--trusted-host", "--prefer-binary", "--only-binary", "--no-binary")  # fmt: skip
+_OTHER_FILE: Final = re.compile(r"(-r|--requirement|-c|--constraint)[\s=]*(.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Missing:
     version: str
     url: str | None = None
     """Where it must come from, when the requirement said so."""
+    digest: str | None = None
+    """sha256 of the file that pip chose; None: it is no file, but a folder or a repository."""
 
     def __str__(self) -> str:
         return f"{self.name}=={self.version}"
@@ -60,13 +63,16 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """A requirements.txt, read. `lines` are those that name a distribution, with their line numbers."""
+    """A requirements.txt, read, with the files that it includes (``-r``)."""
 
     file: Path
-    lines: tuple[tuple[int, Requirement], ...] = ()
+    lines: tuple[tuple[str, Requirement], ...] = ()
+    """Those that name a distribution, each with its place: FILE:NUMBER."""
     options: tuple[str, ...] = ()
+    named: tuple[Path, ...] = ()
+    """Files and folders of this machine that it names, which a build depends on as well."""
     needs_pip: bool = False
-    """There are lines that only pip understands: files, URLs, ``-r``."""
+    """There are lines that only pip understands: files, URLs, constraints."""
 
     @property
     def asks(self) -> bool:
@@ -91,26 +97,63 @@ def read_requirements(file: Path) -> Requirements:
     """
     if not file.is_file():
         return Requirements(file)
-    lines: list[tuple[int, Requirement]] = []
-    options: list[str] = []
-    needs_pip = False
+    return _read(file, file.parent, ())
+
+
+def _read(file: Path, root: Path, outer: tuple[Path, ...]) -> Requirements:
+    """:param root: the folder that relative paths are meant from, but for those of other such files"""
+    found = Requirements(file)
     for number, text in _logical_lines(file):
-        if text.startswith("-"):
-            option = re.split(r"[\s=]", text, maxsplit=1)[0]
-            if option in _SOURCE_OPTIONS:
-                options.append(_absolute(text, file.parent))
-            else:
-                needs_pip = True
-            continue
-        try:
-            lines.append((number, Requirement(text)))
-        except InvalidRequirement as exc:
-            if "/" in text or text.endswith((".whl", ".tar.gz", ".zip")):
-                needs_pip = True
-                continue
-            why = str(exc).splitlines()[0]
-            raise InvalidSpec(f"{file}:{number}: {text!r} is not a requirement ({why}): write NAME==VERSION") from None
-    return Requirements(file, tuple(lines), tuple(options), needs_pip)
+        where = f"{file}:{number}"
+        if other := _OTHER_FILE.fullmatch(text):
+            part = _read_other(other[1] in ("-r", "--requirement"), other[2], file, where, root, outer)
+        elif text.startswith("-") and re.split(r"[\s=]", text, maxsplit=1)[0] in _SOURCE_OPTIONS:
+            part = Requirements(file, options=(_absolute(text, file.parent),))
+        elif text.startswith("-"):
+            place = re.sub(r"^(-e|--editable)[\s=]*", "", text)
+            part = Requirements(file, named=_place(place, root), needs_pip=True)
+        else:
+            part = _read_line(text, file, where, root)
+        found = Requirements(
+            file,
+            found.lines + part.lines,
+            found.options + part.options,
+            found.named + part.named,
+            found.needs_pip or part.needs_pip,
+        )
+    return found
+
+
+def _read_line(text: str, file: Path, where: str, root: Path) -> Requirements:
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as exc:
+        if "/" in text or text.endswith((".whl", ".tar.gz", ".zip")):
+            return Requirements(file, named=_place(text, root), needs_pip=True)
+        why = str(exc).splitlines()[0]
+        raise InvalidSpec(f"{where}: {text!r} is not a requirement ({why}): write NAME==VERSION") from None
+    return Requirements(file, ((where, requirement),), named=_place(requirement.url or "", root))
+
+
+def _read_other(asks: bool, name: str, file: Path, where: str, root: Path, outer: tuple[Path, ...]) -> Requirements:
+    """Read what ``-r`` or ``-c`` names. Constraints are pip's, but what is in them is looked at here for mistakes."""
+    if "://" in name:
+        return Requirements(file, needs_pip=True)
+    other = file.parent / name
+    if not other.is_file():
+        raise InvalidSpec(f"{where}: there is no file {other}: correct the path, which is meant from {file.parent}")
+    if other.resolve() in (each.resolve() for each in (*outer, file)):
+        raise InvalidSpec(f"{where}: {other} includes itself: take that line out")
+    part = _read(other, root, (*outer, file)) if asks else Requirements(other, needs_pip=True)
+    return replace(part, named=(other, *part.named))
+
+
+def _place(text: str, root: Path) -> tuple[Path, ...]:
+    """The file or folder that a requirement is, where it is one of this machine."""
+    if "://" in text and not text.startswith("file://"):
+        return ()
+    path = re.sub(r"\[[^]]*\]$|\s*[;#].*$", "", text.removeprefix("file://").removeprefix("file:")).strip()
+    return (root / path,) if path and (root / path).exists() else ()
 
 
 def check_provided(requirements: Requirements, target: Target) -> Provided:
@@ -122,10 +165,10 @@ def check_provided(requirements: Requirements, target: Target) -> Provided:
     satisfied = not requirements.needs_pip
     looked_at: dict[tuple[str, str | None], None] = {}
     for environment in target.environments:
-        for number, requirement in requirements.lines:
+        for where, requirement in requirements.lines:
             if not applies(requirement, environment):
                 continue
-            _check_conflict(requirement, environment, f"{requirements.file}:{number}", target)
+            _check_conflict(requirement, environment, where, target)
             satisfied &= _is_satisfied(requirement, environment, looked_at)
     return Provided(satisfied, frozenset(looked_at))
 
@@ -172,15 +215,19 @@ def find_missing(requirements: Requirements, target: Target, progress: Callable[
                     f"{file} needs {name}, which every worker is to have, but not {target.who} ({one}): install it "
                     "there with `pip install 'gpufaas[node]'`, or build for a platform that has it (--gateway URL)"
                 )
-        missing.append(Missing(name, version, each["download_info"]["url"] if each.get("is_direct") else None))
+        source = each["download_info"]
+        digest = source.get("archive_info", {}).get("hashes", {}).get("sha256")
+        missing.append(Missing(name, version, source["url"] if each.get("is_direct") else None, digest))
     return tuple(sorted(missing, key=lambda each: each.name))
 
 
 def install_missing(missing: Sequence[Missing], requirements: Requirements, target: Target, site: Path) -> None:
-    """Install exactly *missing*, without dependencies, into the folder *site*."""
+    """Install exactly *missing*, the files that pip chose for them, without dependencies, into the folder *site*."""
     with tempfile.TemporaryDirectory(prefix="gpufaas-build-") as scratch:
         file = Path(scratch, "missing.txt")
         wanted = [f"{each.name} @ {each.url}" if each.url else str(each) for each in missing]
+        if all(each.digest for each in missing):  # pip wants the digest of all files, or of none
+            wanted = [f"{text} --hash=sha256:{each.digest}" for text, each in zip(wanted, missing, strict=True)]
         file.write_text("\n".join([*requirements.options, *wanted]) + "\n")
         arguments = ["--target", str(site.absolute()), "--no-deps", "--no-compile", "-r", str(file)]
         _pip(arguments, requirements.file, target.shared, target)
@@ -333,5 +380,12 @@ def _reason(output: str) -> str:
         start = lines.index("The conflict is caused by:") + 1
         end = lines.index("", start) if "" in lines[start:] else len(lines)
         return "; ".join(lines[start:end]) + ": ask for versions that agree with these"
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-3:]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or _of_a_program(lines)
     return "; ".join(errors) + ": check the names, and the package index that pip is set to"
+
+
+def _of_a_program(lines: Sequence[str]) -> list[str]:
+    """What pip says when git, or the build of a package, has failed: which one, and that one's last words."""
+    failed = [line.removeprefix("× ") for line in lines if line.startswith("× ")]
+    said = [line for line in lines if line and not line.startswith(("×", "│", "╰", "note:", "error:", "[", "hint:"))]
+    return [*failed[:1], *said[-1:]] or [*lines[-3:]]

@@ -9,6 +9,7 @@ this code runs in.
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -24,6 +25,7 @@ from gpufaas_core.bundle import Needs
 
 _OF_A_KERNEL = ("platform_release", "platform_version")
 """Markers that differ from machine to machine where nothing else does, and that no package asks for: left empty."""
+_PYTHON = re.compile(r"\d{1,3}\.\d{1,3}(\D|$)")
 
 
 class Distribution(Struct, frozen=True, omit_defaults=True):
@@ -51,6 +53,11 @@ class Environment(Struct, frozen=True):
     """By canonical name."""
     nodes: tuple[str, ...] = ()
     """The nodes that have it."""
+
+    def __post_init__(self) -> None:
+        """:raises ValueError: a wheel could not be chosen for it"""
+        if not _PYTHON.match(self.python) or not self.platforms:
+            raise ValueError(f"Python {self.python[:80]!r} on {len(self.platforms)} platforms is no environment")
 
     @property
     def python_minor(self) -> str:
@@ -164,7 +171,8 @@ def misfits(needs: Needs, environment: Environment) -> list[str]:
     elif needs.wheels:
         supported = supported_tags(environment)
         found += [
-            f"{name} is a wheel for {wheel[0]}, which {environment.abi} on {environment.platforms[0]} does not take"
+            f"{name} is a wheel for {next(iter(wheel), 'nothing')}, which {environment.abi} on "
+            f"{environment.platforms[0]} does not take"
             for name, wheel in needs.wheels.items()
             if supported.isdisjoint(wheel)
         ]

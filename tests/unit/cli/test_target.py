@@ -201,6 +201,9 @@ def stack(here: Path) -> Path:
     return here
 
 
+NO_PLATFORM = msgspec.json.encode([{**msgspec.to_builtins(measure()), "platforms": []}])
+
+
 def answer_of(*environments: Environment) -> Reply:
     return Reply(body=msgspec.json.encode(environments), headers={"Content-Type": "application/json"})
 
@@ -246,6 +249,7 @@ def test_a_conflict_with_the_nodes_is_named_before_anything_is_sent(stack: Path,
         ((), Reply(404, b"404 page not found"), "does not say what its nodes provide"),
         ((), Reply(401), "does not let us in (401)"),
         ((), Reply(200, b"[]"), "does not say what its nodes provide, no node answers"),
+        ((), Reply(200, NO_PLATFORM, {"Content-Type": "application/json"}), "is no gpufaas gateway"),
     ],
 )
 def test_where_nobody_says_it_the_clients_packages_are_taken_and_that_is_said(

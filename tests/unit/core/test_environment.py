@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from packaging import tags
@@ -118,10 +119,19 @@ def test_a_bundle_fits_where_all_that_it_needs_is() -> None:
             Needs(python="3.11", wheels={"a==1": ("cp311-cp311-linux_aarch64",)}),
             "a==1 is a wheel for cp311-cp311-linux_aarch64, which cp311 on linux_x86_64 does not take",
         ),
+        (Needs(wheels={"a==1": ()}), "a==1 is a wheel for nothing, which cp311 on linux_x86_64 does not take"),
     ],
 )
 def test_a_bundle_that_does_not_fit_says_what_is_missing(needs: Needs, reason: str) -> None:
     assert misfits(needs, environment(numpy="2.1.0")) == [reason]
+
+
+@pytest.mark.parametrize("change", [{"platforms": []}, {"python": "three"}, {"python": "3"}])
+def test_what_no_wheel_could_be_chosen_for_is_no_environment(change: dict[str, object]) -> None:
+    said = {**msgspec.to_builtins(environment()), **change}
+
+    with pytest.raises(msgspec.ValidationError, match="is no environment"):
+        msgspec.convert(said, Environment)
 
 
 def test_nodes_with_the_same_environment_are_one_group_and_the_largest_comes_first() -> None:
