@@ -75,7 +75,7 @@ async def serve(root: Path) -> None:
     """Be the other process."""
     node = node_at(root, "far")
     await node.start()
-    await node.define(spec())
+    await node.functions.define(spec())
     door = Door(node, FunctionLogs(root / "logs"), Identity("node", "far", "b", TOKEN), root / "spool")
     await door.open("127.0.0.1:0")
     print(door.port, flush=True)
@@ -122,7 +122,7 @@ async def measure(root: Path, calls: int, rounds: int) -> dict[str, Any]:
     (root / "echo" / "function" / "handler.py").write_text(HANDLER)
     node = node_at(root, "near")
     await node.start()
-    await node.define(spec())
+    await node.functions.define(spec())
     other = await asyncio.create_subprocess_exec(
         sys.executable, __file__, "--serve", str(root), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )

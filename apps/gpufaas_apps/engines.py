@@ -3,7 +3,7 @@
 import os
 from collections.abc import Awaitable, Callable
 
-from gpufaas_gpu_manager.node import Containers
+from gpufaas_gpu_manager.supervisor import Containers
 
 
 async def opened_engine(

@@ -33,8 +33,9 @@ from gpufaas_gpu_manager.devices import NodeDevice, open_devices
 from gpufaas_gpu_manager.door import Door
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.metrics import node_metrics
-from gpufaas_gpu_manager.node import Containers, Node
+from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
+from gpufaas_gpu_manager.supervisor import Containers
 from gpufaas_store.election import Registration, register
 from gpufaas_store.etcd import Etcd
 from gpufaas_store.secrets import EtcdSecrets, SecretChanged, SecretRemoved, SecretsKey

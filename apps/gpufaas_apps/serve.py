@@ -235,9 +235,9 @@ async def _serve(
 
     async_queue = SqliteAsyncQueue(options.data / "async")
     front = Front(
-        options, credentials, spool, store=store, artifacts=artifacts, workers=node, scheduler=service, node=node,
-        secrets=secrets, logs=logs, async_queue=async_queue, usage_of=node.usage_of, end_logs=logs.end_followers,
-        builds=builds, door=door, fault=lambda: node.fault, origins=origins, gone=gone,
+        options, credentials, spool, store=store, artifacts=artifacts, workers=node.functions, scheduler=service,
+        node=node.leases, secrets=secrets, logs=logs, async_queue=async_queue, usage_of=node.host.usage_of,
+        end_logs=logs.end_followers, builds=builds, door=door, fault=lambda: node.fault, origins=origins, gone=gone,
         makes=lambda: node.makes,
     )  # fmt: skip
     catalogue, async_calls = front.catalogue, front.async_calls
@@ -246,7 +246,7 @@ async def _serve(
         """Functions whose labels say something about scaling, and their load."""
         ruled = [(each, each.scaling) for each in catalogue.everywhere() if each.unavailable is None]
         by_cpu = any(rule is not None and rule.type == "cpu" for _, rule in ruled)
-        cpu_s = node.cpu_seconds() if by_cpu else {}
+        cpu_s = node.host.cpu_seconds() if by_cpu else {}
         pending = async_calls.backlog.counts()
         return {
             each.full_name: Watched(

@@ -96,7 +96,7 @@ class Agent:
         before: dict[FunctionId, Seconds] = {}
         while True:
             await asyncio.sleep(_USED_EVERY_S)
-            now = await asyncio.to_thread(node.cpu_seconds)
+            now = await asyncio.to_thread(node.host.cpu_seconds)
             if now != before:
                 before = now
                 link.send(wire.Used(now))
@@ -118,17 +118,17 @@ class Agent:
                 node.evict(command.function, command.device, command.copy)
         elif type(message) is wire.Check:
             for call, device in message.doubted:
-                node.settle(call, device)
+                node.leases.settle(call, device)
             if self._link is not None:
                 self._link.send(wire.Holds(message.number, _encoded(node), node.makes))
         elif type(message) is wire.Define:
-            node.expect(message.worker)
+            node.functions.expect(message.worker)
             if message.worker.image:
                 self._spawn(self._pull(node, message.worker))
             elif message.fetch:
                 self._prepare(message.worker)
         elif type(message) is wire.Forget:
-            self._spawn(node.forget(message.function))
+            self._spawn(node.functions.forget(message.function))
 
     def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
         task = self._loop.create_task(work)
@@ -138,7 +138,7 @@ class Agent:
     async def _pull(self, node: Node, spec: WorkerSpec) -> None:
         """Have the image here before somebody calls it."""
         try:
-            await node.define(spec)
+            await node.functions.define(spec)
         except GpufaasError as exc:
             log.warning("image.not_pulled image=%s reason=%s", spec.image, exc)
 

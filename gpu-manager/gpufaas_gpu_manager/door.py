@@ -298,7 +298,7 @@ class _Connection(asyncio.Protocol):
 
     def _begin(self, lease: Lease, head: CallHead, body: bytes) -> None:
         try:
-            exchange = self._door.node.call(lease, head, body)
+            exchange = self._door.node.leases.call(lease, head, body)
         except LeaseRefused as exc:
             self._over()
             self._refuse(exc)
@@ -392,7 +392,7 @@ class _Connection(asyncio.Protocol):
     # --- bodies in files ---
 
     def _spool_body(self, lease: Lease, head: CallHead) -> None:
-        if not self._door.node.open_for_body(lease):
+        if not self._door.node.leases.open_for_body(lease):
             self._over()
             self._refuse(LeaseRefused(f"{lease.device} refused call {lease.call}"))
             return
@@ -444,15 +444,15 @@ class _Connection(asyncio.Protocol):
         """Return the answer in msgpack; None: it went out in pieces."""
         node, logs = self._door.node, self._door.logs
         if what == "define":
-            return msgspec.msgpack.encode(await node.define(_read(value, WorkerSpec)))
+            return msgspec.msgpack.encode(await node.functions.define(_read(value, WorkerSpec)))
         if what == "check":
-            await node.check(_read(value, WorkerSpec))
+            await node.functions.check(_read(value, WorkerSpec))
         elif what == "forget":
-            await node.forget(FunctionId(_read(value, str)))
+            await node.functions.forget(FunctionId(_read(value, str)))
         elif what == "environment":
             return msgspec.msgpack.encode(await asyncio.to_thread(measure))
         elif what == "usage":
-            return msgspec.msgpack.encode(await node.usage_of(FunctionId(_read(value, str))))
+            return msgspec.msgpack.encode(await node.host.usage_of(FunctionId(_read(value, str))))
         elif what == "known":
             query = _read(value, LogQuery)
             return msgspec.msgpack.encode(await asyncio.to_thread(logs.known, query.name, query.namespace))

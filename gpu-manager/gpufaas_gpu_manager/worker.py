@@ -17,7 +17,7 @@ from gpufaas_core.errors import GpufaasError, LeaseRefused, LoadFailed, OutOfMem
 from gpufaas_core.frames import FailedHead, ReadyHead
 from gpufaas_core.messages import Event, Finished, Loaded, Measured, Refused, WorkerExited
 from gpufaas_core.messages import LoadFailed as LoadFailedFact
-from gpufaas_core.model import Bytes, CallId, CopyId, Seconds, copy_id
+from gpufaas_core.model import Bytes, CallId, DeviceId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.cpu_time import progress_of, state_of
 from gpufaas_gpu_manager.devices import NodeDevice
@@ -82,6 +82,17 @@ class Running(Protocol):
         """Give up what this side holds; the worker is gone, or the node closes."""
 
 
+class Place(Protocol):
+    """The device of a worker."""
+
+    source: NodeDevice
+    id: DeviceId
+    ledger: MemoryLedger
+
+    def leave(self, worker: "Worker") -> None:
+        """*worker* is reaped: its memory is free as soon as the device says so too."""
+
+
 class WorkerHost(Protocol):
     """What a worker asks of the node that has it, and tells it."""
 
@@ -109,22 +120,7 @@ class WorkerHost(Protocol):
         """*worker* has no process, and will not have one; or that is gone."""
 
     def gone(self, worker: "Worker") -> None:
-        """*worker* is reaped: its memory is free as soon as the device says so too."""
-
-
-class WorkerDevice:
-    """A device, and which workers it has."""
-
-    def __init__(self, source: NodeDevice) -> None:
-        self.source = source
-        self.id = source.device.id
-        self.ledger = MemoryLedger(source.device.memory)
-        self.workers: dict[CopyId, Worker] = {}
-        """The current worker of each copy; those that are ending are only in the ledger."""
-        self.waiting: deque[Worker] = deque()
-        self.settling = 0
-        self.unled: deque[Exchange] = deque()
-        """Calls that no scheduler ordered: one at a time, if it is of an exclusive worker."""
+        """*worker* is reaped, and leaves its device."""
 
 
 class Worker(SlotOwner):
@@ -133,7 +129,7 @@ class Worker(SlotOwner):
     def __init__(
         self,
         host: WorkerHost,
-        device: WorkerDevice,
+        device: Place,
         spec: WorkerSpec,
         memory: Bytes,
         number: int,

@@ -110,7 +110,7 @@ class Rig:
 
     async def function(self, name: str = "server", **asked: object) -> FunctionId:
         spec = self.launcher.spec(name, **asked)
-        await self.node.define(spec)
+        await self.node.functions.define(spec)
         return spec.function
 
     def lease(self, function: FunctionId, cold: bool = False, memory: int = 128 * MiB) -> Lease:
@@ -124,7 +124,7 @@ class Rig:
     ) -> Exchange:  # fmt: skip
         path, _, query = path.partition("?")
         head = CallHead(lease.call, method, path, query.encode(), headers or [], mode, file)
-        return self.node.call(lease, head, body)
+        return self.node.leases.call(lease, head, body)
 
     async def call(
         self, function: FunctionId, path: str = "/echo", body: bytes = b"", *, cold: bool = False, **more: object
@@ -490,9 +490,9 @@ async def test_a_deploy_is_told_whether_it_starts(rig: Rig) -> None:
     if rig.launcher.kind != "process":
         pytest.skip("a container is started when it is called: what it needs may not be there before")
 
-    await rig.node.check(good)
+    await rig.node.functions.check(good)
     with pytest.raises(InvalidSpec, match=r"bad does not start[\s\S]*this cannot work"):
-        await rig.node.check(bad)
+        await rig.node.functions.check(bad)
 
     await until(lambda: not rig.node.workers())
 

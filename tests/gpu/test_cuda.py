@@ -78,7 +78,7 @@ async def node(tmp_path: Path) -> AsyncIterator[tuple[Node, Bundles, list[Event]
 
 async def call(node: Node, lease: Lease) -> tuple[int, bytes]:
     async with asyncio.timeout(120):
-        head, body, _ = await node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"").answer()
+        head, body, _ = await node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"").answer()
     return head.status, body
 
 

@@ -87,7 +87,7 @@ class Rig:
     ) -> FunctionId:
         self.bundles.write(name, source, kind)
         function = FunctionId(f"{name}.ns@1")
-        await self.node.define(
+        await self.node.functions.define(
             WorkerSpec(function, name, "ns", name, kind, slots, stall_s=stall_s)  # type: ignore[arg-type]
         )
         return function
@@ -116,7 +116,7 @@ class Rig:
         )
 
     async def call(self, lease: Lease, body: bytes = b"") -> tuple[int, bytes]:
-        exchange = self.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), body)
+        exchange = self.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), body)
         async with asyncio.timeout(30):
             head, first, whole = await exchange.answer()
             pieces = [first]
@@ -224,8 +224,8 @@ async def test_the_first_call_of_one_that_declares_nothing_begins_when_its_room_
             return str(len(bytearray(100 << 20)))
         """
     function = await rig.function("takes", takes)
-    spec = rig.node._specs[function]
-    rig.node.expect(msgspec.structs.replace(spec, elastic=True))
+    spec = rig.node.functions.specs[function]
+    rig.node.functions.expect(msgspec.structs.replace(spec, elastic=True))
 
     answer = asyncio.ensure_future(rig.call(rig.lease(function, cold=True, memory=48 * MiB)))
     await until(lambda: rig.facts_of(Loaded))
@@ -389,7 +389,7 @@ async def test_an_answer_that_never_ends_stops_when_its_caller_is_gone(rig: Rig)
         """,
     )
     lease = rig.lease(function, cold=True)
-    exchange = rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"x")
+    exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"x")
     await exchange.answer()
     await exchange.chunk()
 
@@ -425,8 +425,8 @@ async def test_what_the_scheduler_doubts_is_over_if_it_is_not_there_and_goes_on_
     lease = rig.lease(function, cold=True)
     rig.node.open(lease)
 
-    rig.node.settle(lease.call, DEVICE)
-    rig.node.settle(CallId("lost"), DEVICE)
+    rig.node.leases.settle(lease.call, DEVICE)
+    rig.node.leases.settle(CallId("lost"), DEVICE)
 
     assert rig.facts_of(Finished) == [Finished(CallId("lost"), DEVICE, 0.0, ok=False)]
     assert (await rig.call(lease))[0] == 200
@@ -436,7 +436,7 @@ async def test_a_worker_that_dies_while_the_body_of_a_call_comes_has_taken_nothi
     function = await rig.function("big", BIG)
     await rig.call(rig.lease(function, cold=True))
     lease = rig.lease(function)
-    assert rig.node.open_for_body(lease)
+    assert rig.node.leases.open_for_body(lease)
     assert [each.call for each in rig.node.snapshot().devices[0].running] == [lease.call]
     pid = rig.node.workers()[0].pid
     assert pid is not None
@@ -494,7 +494,7 @@ async def test_a_slow_reader_does_not_hold_the_device(rig: Rig) -> None:
         "wordy", "def load(device): return 1\ndef handle(m, e, c): return (b'x' * 65536 for _ in range(64))"
     )
     lease = rig.lease(function, cold=True)
-    exchange = rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
+    exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
     await exchange.answer()
 
     await until(lambda: rig.facts_of(Finished))
@@ -510,7 +510,7 @@ async def test_a_call_that_runs_on_for_nobody_is_killed_after_its_grace(rig: Rig
         "stuck", "import time\ndef load(device): print('loaded', flush=True)\ndef handle(m, e, c): time.sleep(60)"
     )
     lease = rig.lease(function, cold=True)
-    rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
+    rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
     await until(lambda: rig.facts_of(Loaded))
 
     rig.node.abort(lease.call, DEVICE)
@@ -544,7 +544,7 @@ async def test_a_body_streams_down_while_the_answer_streams_up(rig: Rig) -> None
         "upper", "def handle(event, context): return (piece.upper() for piece in event.stream())", kind="http", slots=2
     )
     lease = rig.lease(function, cold=True)
-    exchange = rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", [], body_mode=1), b"")
+    exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", [], body_mode=1), b"")
 
     async with asyncio.timeout(20):
         await exchange.send_body(b"abc")
@@ -563,7 +563,7 @@ async def test_a_lease_that_cannot_be_opened_is_refused_and_nothing_is_taken(rig
     lease = rig.lease(function)
 
     with pytest.raises(LeaseRefused):
-        rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
+        rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
 
     assert isinstance(rig.facts[0], Refused)
 
@@ -585,7 +585,7 @@ async def test_a_check_says_the_last_line_of_the_traceback_and_the_log_has_it_al
     spec = WorkerSpec(FunctionId("broken.ns@1"), "broken", "ns", "broken", "http")
 
     with pytest.raises(InvalidSpec, match="ModuleNotFoundError: No module named 'nothing_of_that_name'"):
-        await rig.node.check(spec)
+        await rig.node.functions.check(spec)
 
     assert any("Traceback" in line for line in rig.logs.lines)
     assert rig.node.workers() == []
@@ -595,14 +595,14 @@ async def test_a_check_misses_load(rig: Rig) -> None:
     await rig.function("half", "def handle(model, event, context): pass")
 
     with pytest.raises(InvalidSpec, match=r"no function load\(\)"):
-        await rig.node.check(WorkerSpec(FunctionId("half.ns@1"), "half", "ns", "half", "model"))
+        await rig.node.functions.check(WorkerSpec(FunctionId("half.ns@1"), "half", "ns", "half", "model"))
 
 
 @pytest.mark.usefixtures("own_fork_server")
 async def test_when_the_fork_server_dies_its_workers_die_and_the_next_load_works(rig: Rig) -> None:
     function = await rig.function("big", BIG)
     await rig.call(rig.lease(function, cold=True))
-    pid, zygote = rig.node.workers()[0].pid, rig.node.zygote.pid
+    pid, zygote = rig.node.workers()[0].pid, rig.node.host.zygote.pid
     assert pid is not None
     assert zygote is not None
 
@@ -615,7 +615,7 @@ async def test_when_the_fork_server_dies_its_workers_die_and_the_next_load_works
 
 @pytest.mark.usefixtures("own_fork_server")
 async def test_the_zygote_is_single_threaded_and_has_torch(rig: Rig) -> None:
-    hello = await rig.node.zygote.ready()
+    hello = await rig.node.host.zygote.ready()
 
     assert hello.threads == 1
     assert hello.missing == []
@@ -625,7 +625,7 @@ async def test_the_zygote_is_single_threaded_and_has_torch(rig: Rig) -> None:
 async def test_closing_the_node_leaves_no_process(rig: Rig) -> None:
     function = await rig.function("big", BIG)
     await rig.call(rig.lease(function, cold=True))
-    pids = [rig.node.workers()[0].pid, rig.node.zygote.pid]
+    pids = [rig.node.workers()[0].pid, rig.node.host.zygote.pid]
 
     await rig.node.close()
 
@@ -723,17 +723,17 @@ async def expected(rig: Rig, name: str, source: str = BIG) -> FunctionId:
     """A function that the node knows, but was never asked to define."""
     rig.bundles.write(name, source, "model")
     function = FunctionId(f"{name}.ns@1")
-    rig.node.expect(WorkerSpec(function, name, "ns", name, "model", stall_s=0.4))
+    rig.node.functions.expect(WorkerSpec(function, name, "ns", name, "model", stall_s=0.4))
     return function
 
 
 async def test_a_load_fetches_first_and_says_how_long_that_took(rig: Rig) -> None:
     """Longer than a load may stall: who fetches watches its own progress."""
-    rig.node.fetch = fetch = Fetch()
+    rig.node.host.fetch = fetch = Fetch()
     function = await expected(rig, "big")
 
     lease = rig.lease(function, cold=True)
-    exchange = rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"hello")
+    exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"hello")
     await asyncio.sleep(0.9)
     assert fetch.asked == ["big"]
     fetch.result.set_result(None)
@@ -748,7 +748,7 @@ async def test_a_load_fetches_first_and_says_how_long_that_took(rig: Rig) -> Non
 
 
 async def test_a_fetch_that_fails_fails_the_load_with_its_reason(rig: Rig) -> None:
-    rig.node.fetch = fetch = Fetch()
+    rig.node.host.fetch = fetch = Fetch()
     function = await expected(rig, "big")
     fetch.result.set_exception(FetchFailed("artifact abc could not be fetched: http://b: Connection refused"))
 
@@ -761,7 +761,7 @@ async def test_a_fetch_that_fails_fails_the_load_with_its_reason(rig: Rig) -> No
 
 
 async def test_a_worker_evicted_while_it_fetches_gives_up_and_its_memory_is_free(rig: Rig) -> None:
-    rig.node.fetch = fetch = Fetch()
+    rig.node.host.fetch = fetch = Fetch()
     first, second = await expected(rig, "first"), await expected(rig, "second")
     lease = rig.lease(first, cold=True)
     rig.node.open(lease)
@@ -769,7 +769,7 @@ async def test_a_worker_evicted_while_it_fetches_gives_up_and_its_memory_is_free
     rig.node.abort(lease.call, DEVICE)
 
     lease = rig.lease(second, cold=True, victims=(copy_id(first, 0),))
-    exchange = rig.node.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
+    exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
     await until(lambda: "second" in fetch.asked, 30)
     assert fetch.given_up == 1
     fetch.result.set_result(None)
@@ -782,7 +782,7 @@ async def test_a_worker_evicted_while_it_fetches_gives_up_and_its_memory_is_free
 
 
 async def test_a_node_that_closes_gives_up_what_it_fetches(rig: Rig) -> None:
-    rig.node.fetch = fetch = Fetch()
+    rig.node.host.fetch = fetch = Fetch()
     rig.node.open(rig.lease(await expected(rig, "big"), cold=True))
     await until(lambda: fetch.asked, 30)
 
@@ -792,7 +792,7 @@ async def test_a_node_that_closes_gives_up_what_it_fetches(rig: Rig) -> None:
 
 
 async def test_defining_and_checking_fetch_too(rig: Rig) -> None:
-    rig.node.fetch = fetch = Fetch()
+    rig.node.host.fetch = fetch = Fetch()
     fetch.result.set_result(None)
 
     await rig.function("big", BIG)

@@ -64,7 +64,7 @@ class Cluster:
 
     async def define(self, **asked: Any) -> None:
         spec = WorkerSpec(FUNCTION, "f", "ns", "", "server", 4, **{"image": "test:1", **asked})
-        await self.node.define(spec)
+        await self.node.functions.define(spec)
 
     async def call(
         self, path: str = "/echo", body: bytes = b"", *, cold: bool = False, memory: int = 128 * MiB
@@ -73,7 +73,7 @@ class Cluster:
         call = CallId(f"c{self.number}")
         lease = Lease(1, self.number, call, FUNCTION, "f", DEVICE, cold, memory)
         path, _, query = path.partition("?")
-        exchange = self.node.call(lease, CallHead(call, "POST", path, query.encode(), []), body)
+        exchange = self.node.leases.call(lease, CallHead(call, "POST", path, query.encode(), []), body)
         async with asyncio.timeout(30):
             _, answer, done = await exchange.answer()
             while not done and (piece := await exchange.chunk()) is not None:
@@ -250,7 +250,7 @@ async def test_a_log_that_breaks_is_followed_on_without_a_line_twice(cluster: Cl
 async def test_pods_of_an_earlier_run_are_removed_and_those_of_others_are_not(server: KubernetesServer) -> None:
     for instance in ("ours", "another"):
         earlier = Cluster(server, PodSettings(), Path("/nonexistent"))
-        earlier.pods = earlier.node.containers = Pods(instance, access(server))
+        earlier.pods = earlier.node.host.containers = Pods(instance, access(server))
         await earlier.define()
         await earlier.call(cold=True)
         for task in [earlier.pods._watching, *earlier.pods._tasks]:  # it was killed

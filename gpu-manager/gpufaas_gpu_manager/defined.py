@@ -1,0 +1,124 @@
+"""What functions a node knows, and whether their code starts: what gateways ask when something is deployed."""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gpufaas_core.bundle import Manifest, WorkerSpec
+from gpufaas_core.constraints import Constraint, satisfied
+from gpufaas_core.environment import Environment, grouped, measure
+from gpufaas_core.errors import CheckBroken, InvalidSpec
+from gpufaas_core.model import Device, DeviceId, FunctionId
+from gpufaas_gpu_manager.launch.recipes import Bundles
+from gpufaas_gpu_manager.room import WorkerDevice
+from gpufaas_gpu_manager.supervisor import Supervisor
+
+_FORGOTTEN_KEPT: Final = 1000
+
+
+class Functions:
+    """See module. The gateway's `ports.Workers`, when both are in one process."""
+
+    def __init__(self, devices: Mapping[DeviceId, WorkerDevice], bundles: Bundles, host: Supervisor) -> None:
+        self.specs: dict[FunctionId, WorkerSpec] = {}
+        self._devices = devices
+        self._bundles = bundles
+        self._host = host
+        self._forgotten: deque[FunctionId] = deque()
+
+    async def define(self, spec: WorkerSpec) -> Manifest:
+        """
+        Install the bundle of *spec* so that its workers can start.
+
+        :raises GpufaasError: it is not there, or corrupt
+        """
+        if spec.image:
+            if self._host.containers is None:
+                raise InvalidSpec(
+                    f"function {spec.name} has only an image ({spec.image}), and this platform runs no containers "
+                    "('gpufaas serve --functions process'): serve with --functions auto, or build and deploy it from "
+                    "its template with 'gpufaas up'"
+                )
+            manifest, self.specs[spec.function] = await self._host.containers.pull(spec)
+            return manifest
+        if self._host.fetch is not None:
+            await self._host.fetch(spec)
+        await asyncio.to_thread(self._bundles.install, spec.digest)
+        self.specs[spec.function] = spec
+        return self._bundles.manifest(spec.digest)
+
+    def expect(self, spec: WorkerSpec) -> None:
+        """
+        Know *spec*, which another node has defined and checked; what it needs is fetched when it first loads here.
+
+        For functions with a bundle: an image is pulled by `define`.
+        """
+        self.specs[spec.function] = spec
+
+    async def forget(self, function: FunctionId) -> None:
+        """No new calls will come. The last few forgotten are kept: calls that drain may still start them."""
+        self._forgotten.append(function)
+        while len(self._forgotten) > _FORGOTTEN_KEPT:
+            self.specs.pop(self._forgotten.popleft(), None)
+        self.unmount_if_gone(function)
+
+    def unmount_if_gone(self, function: FunctionId) -> None:
+        """Values stay on disk no longer than somebody may read them; a call that drains has them mounted again."""
+        secrets = self._host.settings.secrets
+        if secrets is None or function not in self._forgotten:
+            return
+        if all(each.spec.function != function for each in self._host.living()):
+            secrets.unmount(function)
+
+    def devices(self) -> list[Device]:
+        return [each.source.device for each in self._devices.values()]
+
+    async def environments(self, constraints: Sequence[Constraint] = ()) -> list[Environment]:
+        """As the gateway's `ports.Workers.environments`: what workers find here; none without a device for them."""
+        nodes = [each.node for each in self.devices() if satisfied(constraints, each.labels)]
+        return grouped({nodes[0]: await asyncio.to_thread(measure)}) if nodes else []
+
+    async def check(self, spec: WorkerSpec) -> None:
+        """
+        Import the handler, or start the server, in a scratch process that ends; its output goes to the function's log.
+
+        :raises InvalidSpec: it does not import, or start; carries the traceback's last line
+        :raises CheckBroken: the process could not be started, or was killed from outside
+        """
+        if spec.image:
+            return  # it was pulled; what it needs to start may be there only when it is called
+        if self._host.fetch is not None:
+            await self._host.fetch(spec)  # before the time of the check begins
+        server = spec.kind == "server"
+        sources = [each.source for each in self._devices.values()]
+        allowed = (each for each in sources if satisfied(spec.constraints, each.device.labels))
+        device = WorkerDevice(next(allowed, sources[0]))
+        # Not promised to anybody, so not in the ledger; but an import that takes a whole device is held to that.
+        worker = self._host.make(device, spec, device.ledger.capacity, scratch=True)
+        worker.begin()
+        try:
+            async with asyncio.timeout(self._host.settings.check_timeout_s):
+                failure = await worker.checked
+        except TimeoutError:
+            worker.end()
+            if server:
+                raise InvalidSpec(
+                    f"{spec.name} has yet {worker.run.waits_for} after "
+                    f"{self._host.settings.check_timeout_s:g} s (what it printed: gpufaas logs {spec.name})"
+                ) from None
+            raise InvalidSpec(
+                f"the handler of {spec.name} did not import within {self._host.settings.check_timeout_s:g} s: "
+                "move slow work from the module's top level into load()"
+            ) from None
+        if failure is not None and worker.broken_check:
+            raise CheckBroken(
+                f"the process that checks {spec.name} was not started, or was killed, and not by us ({failure}): "
+                "nothing was deployed, try again; if it happens again, see whether the machine is short of memory"
+            )
+        if failure is not None and server:
+            raise InvalidSpec(f"{spec.name} does not start: {failure}{worker.output.tail(True)}")
+        if failure is not None:
+            raise InvalidSpec(
+                f"the handler of {spec.name} does not import: {failure} (all of it: gpufaas logs {spec.name})"
+            )

@@ -1,0 +1,188 @@
+"""A device of a node and its workers: who is in it, who waits for its memory, who has it to himself."""
+
+import asyncio
+import time
+from collections import deque
+from typing import Final
+
+from gpufaas_core.model import Bytes, CopyId, Seconds
+from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
+from gpufaas_core.units import format_bytes
+from gpufaas_gpu_manager.devices import NodeDevice
+from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.ledger import MemoryLedger
+from gpufaas_gpu_manager.worker import Worker
+from gpufaas_gpu_manager.worker_state import WorkerState
+
+_SETTLE_S: Final = 2.0
+"""How long a GPU driver may take to give the memory of a dead process back before the node goes on regardless."""
+
+
+class WorkerDevice:
+    """See module. `Place` of its workers."""
+
+    def __init__(self, source: NodeDevice) -> None:
+        self.source = source
+        self.id = source.device.id
+        self.ledger = MemoryLedger(source.device.memory)
+        self.workers: dict[CopyId, Worker] = {}
+        """The current worker of each copy; those that are ending are only in the ledger."""
+        self.waiting: deque[Worker] = deque()
+        self.unled: deque[Exchange] = deque()
+        """Calls that no scheduler ordered: one at a time, if it is of an exclusive worker."""
+        self._settling = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call has the device to itself."""
+        return any(
+            each.slot is not None and not each.finished
+            for worker in self.workers.values()
+            if worker.exclusive
+            for each in worker.exchanges.values()
+        )
+
+    def add(self, worker: Worker) -> None:
+        """Start *worker* as soon as there is room for it."""
+        self.workers[worker.key] = worker
+        self.waiting.append(worker)
+        self.admit()
+
+    def end(self, key: CopyId) -> None:
+        worker = self.workers.pop(key, None)
+        if worker is not None:
+            worker.end()
+
+    def admit(self) -> None:
+        """Start those that wait, in order, as far as the memory goes: a later smaller one does not overtake."""
+        for resident in self.workers.values():
+            if resident.wanted > resident.memory and self.ledger.resize(resident.number, resident.wanted):
+                resident.limit_to(resident.wanted)
+            ready = resident.state is WorkerState.READY and resident.told
+            if ready and resident.unbound and not self._is_to_grow(resident):
+                resident.outgrown = False
+                resident.bind_waiting()
+        while self.waiting and not self._settling:
+            worker = self.waiting[0]
+            if worker.state is WorkerState.WAITING:
+                if not self.ledger.reserve(worker.number, worker.memory):
+                    if worker.memory > self.ledger.capacity or not self.ledger.reserved:
+                        self.waiting.popleft()
+                        worker.fail_unstarted(
+                            f"it needs {format_bytes(worker.memory)} but {self.id} has "
+                            f"{format_bytes(self.ledger.capacity)}"
+                        )
+                        continue
+                    self._end_hoarders()
+                    return
+                worker.begin()
+            self.waiting.popleft()
+
+    def resize(self, worker: Worker, memory: Bytes) -> bool:
+        """Change the reservation of *worker*; as `Node.resize`. Return whether it was to give back."""
+        # Also what it was to have and did not get yet is given back: who asks waits for an answer.
+        less = memory < max(worker.memory, worker.wanted)
+        worker.wanted = memory
+        if memory < worker.memory and worker.number in self.ledger.reserved:
+            worker.shrink_to(memory)
+            self.ledger.resize(worker.number, worker.memory)
+            if worker.exchanges:
+                worker.wanted = worker.memory
+        self.admit()
+        worker.on_told()
+        return less
+
+    def leave(self, worker: Worker) -> None:
+        if self.workers.get(worker.key) is worker:
+            del self.workers[worker.key]
+        if worker.pid is not None and not self.source.enforced and not worker.scratch:
+            self._settling += 1
+            task = asyncio.get_running_loop().create_task(self._settle(worker))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            self.ledger.release(worker.number)
+            self.admit()
+
+    def lose(self, reason: str) -> None:
+        """It cannot be used any more: end all."""
+        waiting = [each for each in self.waiting if each.state is WorkerState.WAITING]
+        self.waiting.clear()
+        for worker in list(self.workers.values()):
+            why = f"its device {self.id} is gone: {reason}"
+            if worker in waiting:
+                worker.fail_unstarted(why)
+            else:
+                worker.kill(why)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def snapshot(self, now: Seconds) -> DeviceSnapshot:
+        """What is in memory and what runs, by when it was used last, or begun."""
+        living = (WorkerState.WAITING, WorkerState.STARTING, WorkerState.READY)
+        workers = sorted(
+            (each for each in self.workers.values() if each.state in living), key=lambda each: each.used_at
+        )
+        running = sorted(
+            (each for worker in workers for each in worker.exchanges.values() if not each.finished),
+            key=lambda each: each.opened_at,
+        )
+        return DeviceSnapshot(
+            self.source.device,
+            tuple(
+                ResidentSnapshot(
+                    function=each.spec.function,
+                    digest=each.spec.digest,
+                    memory=each.wanted,
+                    copy=each.copy,
+                    idle_s=now - each.used_at,
+                    loading=each.state is not WorkerState.READY,
+                    load_age_s=now - each.asked_at if each.state is not WorkerState.READY else 0.0,
+                )
+                for each in workers
+            ),
+            tuple(
+                RunningCall(
+                    call=each.lease.call,
+                    function=each.lease.function,
+                    copy=each.lease.copy,
+                    age_s=now - (each.opened_at if each.slot is None else each.bound_at),
+                    begun=each.slot is not None,
+                    cold=each.lease.cold,
+                    abandoned=each.abandoned,
+                )
+                for each in running
+            ),
+        )
+
+    def _is_to_grow(self, worker: Worker) -> bool:
+        """Whether it gets the room that it waits for: some that have it are about to be gone."""
+        if worker.takes_calls:
+            return False
+        self._end_hoarders()
+        staying = {each.number for each in self.workers.values() if not each.ends}
+        return bool(self.ledger.reserved.keys() - staying)
+
+    def _end_hoarders(self) -> None:
+        """Memory is waited for that idle workers should have given back, and use behind the scheduler's back."""
+        for worker in self.workers.values():
+            if worker.wanted < worker.memory and not worker.exchanges and worker.state is WorkerState.READY:
+                worker.wanted = worker.memory
+                worker.kill(
+                    f"it uses {format_bytes(worker.memory)} without a call, more than is reserved for it, and others "
+                    "need that"
+                )
+
+    async def _settle(self, worker: Worker) -> None:
+        """A driver gives memory back a little after the process is gone: ask it, within a bound, first."""
+        assert worker.pid is not None
+        until = time.monotonic() + _SETTLE_S
+        # NVML has no event for this; it is off the invocation path, and bounded.
+        while time.monotonic() < until and self.source.used_bytes([worker.pid]):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        self._settling -= 1
+        self.ledger.release(worker.number)
+        self.admit()

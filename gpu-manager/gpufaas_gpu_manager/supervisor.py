@@ -1,0 +1,137 @@
+"""The workers of a node that have a process, or wait for one: how each is run, which ended, what they use."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from gpufaas_core.bundle import Manifest, WorkerSpec
+from gpufaas_core.messages import Event, Lease, Load
+from gpufaas_core.model import Bytes, FunctionId, Seconds
+from gpufaas_gpu_manager.cpu_time import cpu_seconds
+from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.forks import Zygote
+from gpufaas_gpu_manager.launch.processes import ForkedProcess, ServedProcess, describe_status
+from gpufaas_gpu_manager.launch.recipes import Recipes
+from gpufaas_gpu_manager.launch.served import Ports
+from gpufaas_gpu_manager.open_files import OpenFiles
+from gpufaas_gpu_manager.output import Logs
+from gpufaas_gpu_manager.room import WorkerDevice
+from gpufaas_gpu_manager.usage import usage_of
+from gpufaas_gpu_manager.worker import Place, Running, Worker
+
+
+class Containers(Protocol):
+    """What runs images: the Docker engine (containers.Containers), or Kubernetes (kubernetes.Pods)."""
+
+    @property
+    def makes(self) -> str:
+        """``containers`` or ``pods``; empty while it is not connected: some are when they are needed first."""
+        ...
+
+    async def pull(self, spec: WorkerSpec) -> tuple[Manifest, WorkerSpec]: ...
+
+    def running(self, worker: Worker, recipes: Recipes) -> Running: ...
+
+    async def close(self) -> None: ...
+
+
+class Supervisor:
+    """
+    See module. `WorkerHost` of all of them.
+
+    `over` and `on_gone`, of a call that has no worker any more and of a worker that is reaped, are the node's to set.
+    """
+
+    over: Callable[[Exchange], None]
+    on_gone: Callable[[Worker], None]
+
+    def __init__(
+        self,
+        recipes: Recipes,
+        logs: Logs,
+        report: Callable[[Event], None],
+        on_said: Callable[[str], None],
+        containers: Containers | None,
+        fetch: Callable[[WorkerSpec], Awaitable[None]] | None,
+    ) -> None:
+        self.settings = recipes.settings
+        self.recipes = recipes
+        self.logs = logs
+        self.report = report
+        self.containers = containers
+        self.fetch = fetch
+        self.open_files = OpenFiles(on_said)
+        self.zygote = Zygote(self._on_forked, self._on_exited, on_said)
+        self._ports = Ports()
+        self._workers: dict[int, Worker] = {}
+        self._last_number = 1
+
+    async def close(self) -> None:
+        """End all workers and the fork server; returns when none is left."""
+        await self.zygote.close()
+        if self.containers is not None:
+            await self.containers.close()
+        for worker in self.living():
+            worker.close()
+
+    @property
+    def fork_server(self) -> int | None:
+        return self.zygote.pid
+
+    def living(self) -> list[Worker]:
+        """Every worker that has a process or waits for one."""
+        return list(self._workers.values())
+
+    def make(self, device: Place, spec: WorkerSpec, memory: Bytes, copy: int = 0, *, scratch: bool = False) -> Worker:
+        self._last_number += 1
+        worker = Worker(self, device, spec, memory, self._last_number, copy, scratch=scratch)
+        self._workers[worker.number] = worker
+        return worker
+
+    def start(self, device: WorkerDevice, spec: WorkerSpec, command: Lease | Load) -> Worker:
+        """Have a worker started on *device* when the victims that *command* names have made room for it."""
+        for victim in command.victims:
+            device.end(victim)
+        worker = self.make(device, spec, command.memory, command.copy)
+        device.add(worker)
+        return worker
+
+    def running(self, worker: Worker) -> Running:
+        """Return how *worker* is to run: decided by what its function is."""
+        if worker.spec.image:
+            assert self.containers is not None  # `define` saw to it
+            return self.containers.running(worker, self.recipes)
+        if worker.spec.kind == "server":
+            return ServedProcess(worker, self.recipes, self.zygote, self._ports)
+        return ForkedProcess(worker, self.recipes, self.zygote)
+
+    def drop(self, worker: Worker) -> None:
+        self._workers.pop(worker.number, None)
+
+    def gone(self, worker: Worker) -> None:
+        self.on_gone(worker)
+        worker.device.leave(worker)
+
+    def cpu_seconds(self) -> dict[FunctionId, Seconds]:
+        """Return the CPU time of the living workers, by function."""
+        used: dict[FunctionId, Seconds] = {}
+        for worker in self._workers.values():
+            if worker.pid is not None and not worker.scratch:
+                used[worker.spec.function] = used.get(worker.spec.function, 0.0) + cpu_seconds(worker.pid)
+        return used
+
+    async def usage_of(self, function: FunctionId) -> tuple[float, Bytes] | None:
+        """Return the millicores and bytes that its workers use now; None: it has none. Takes a quarter of a second."""
+        pids = [each.pid for each in self._workers.values() if each.spec.function == function and not each.scratch]
+        living = [pid for pid in pids if pid is not None]
+        return await asyncio.to_thread(usage_of, living) if living else None
+
+    def _on_forked(self, number: int, pid: int) -> None:
+        worker = self._workers.get(number)
+        if worker is not None:
+            worker.on_started(pid)
+
+    def _on_exited(self, number: int, status: int) -> None:
+        worker = self._workers.get(number)
+        if worker is not None:
+            worker.on_reaped(f"it ended with {describe_status(status)}")
