@@ -1,0 +1,405 @@
+"""`Client` and `AsyncClient`: the operations, over httpx's two clients."""
+
+import functools
+import math
+import os
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+from gpufaas import operations
+from gpufaas.answer import AsyncStream, Stream
+from gpufaas.errors import GatewayUnreachable, GpufaasError
+from gpufaas.gateway import ENDLESS, Gateway, Hints, Request, Steps
+from gpufaas.resources import CallStatus, LogLine
+from gpufaas_core._types import Seconds
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Operation: TypeAlias = Callable[Concatenate[Gateway, _P], Steps[_T]]
+_Soon: TypeAlias = Coroutine[Any, Any, _T]
+
+DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
+DEFAULT_NAMESPACE: Final = "openfaas-fn"
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_CONNECT_S: Final[Seconds] = 5.0
+_ANSWER_S: Final[Seconds] = 60.0
+_DEPLOY_S: Final[Seconds] = 600.0  # a deploy checks the import of the handler, and digests weights of many GB
+
+
+class _Client:
+    """What both clients are told, and how they say it."""
+
+    def __init__(
+        self,
+        gateway: str | None = None,
+        *,
+        auth: tuple[str, str] | str | None = None,
+        token: str | None = None,
+        verify: bool = True,
+        timeout_s: Seconds = _ANSWER_S,
+        deploy_s: Seconds = _DEPLOY_S,
+        user_agent: str = "gpufaas-python",
+        event_hooks: Mapping[str, list[Callable[..., Any]]] | None = None,
+        hints: Hints = Hints(),  # noqa: B008 (frozen)
+    ) -> None:
+        """
+        :param gateway: its URL; else OPENFAAS_URL, else http://127.0.0.1:8080. A user and password in it are sent to
+            functions, too, and go before *auth* and *token*
+        :param auth: user and password, or the value of ``Authorization``, for the management routes; functions do not
+            get it
+        :param token: a bearer token, instead of *auth*
+        :param verify: whether the certificate of an https:// gateway must be good
+        :param timeout_s: for each answer, but those of functions
+        :param deploy_s: for a deployment, and for each step of an upload
+        :param event_hooks: httpx's
+        :raises GatewayUnreachable: *gateway* is no URL
+        """
+        self.gateway = (gateway or os.environ.get("OPENFAAS_URL") or DEFAULT_GATEWAY).rstrip("/")
+        parts = urlsplit(self.gateway)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise GatewayUnreachable(f"{gateway} is not the URL of a gateway: write for example {DEFAULT_GATEWAY}")
+        user = parts.netloc.rpartition("@")[0]
+        self.shown = self.gateway.replace(f"{user}@", "", 1) if user else self.gateway
+        """The gateway without its password, for people."""
+        self.authorization = None if user else f"Bearer {token}" if token else _header(auth)
+        self._at = Gateway(self.gateway, self.shown, deploy_s, hints)
+        self._timeout_s = timeout_s
+        self._use(
+            event_hooks=event_hooks,
+            # Reading the certificates takes 20 ms and more, and http:// has no use for them.
+            verify=ssl.create_default_context() if parts.scheme == "https" and verify else False,
+            # A proxy that serves the world does not reach our own loopback.
+            trust_env=parts.hostname not in LOOPBACK,
+            headers={"User-Agent": user_agent},
+        )
+
+    def _use(self, **options: Any) -> None:
+        """Make httpx's client with *options*."""
+        raise NotImplementedError
+
+    def _arguments(self, request: Request) -> dict[str, Any]:
+        """Of httpx's ``build_request``, but for the content."""
+        headers = list(request.headers)
+        if self.authorization and not request.of_function:
+            headers.append(("Authorization", self.authorization))
+        timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
+        return {
+            "method": request.method,
+            "url": self.gateway + request.path,
+            "params": request.params,
+            "headers": headers,
+            "json": request.json,
+            "timeout": httpx.Timeout(
+                None if math.isinf(timeout_s) else timeout_s, connect=min(self._timeout_s, _CONNECT_S)
+            ),
+        }
+
+    def _is_read(self, request: Request, answer: httpx.Response) -> bool:
+        return not request.streams or self._at.is_refusal(answer, request.of_function)
+
+
+def _header(auth: tuple[str, str] | str | None) -> str | None:
+    if not isinstance(auth, tuple):
+        return auth
+    return str(next(httpx.BasicAuth(*auth).auth_flow(httpx.Request("GET", ""))).headers["Authorization"])
+
+
+# --- blocking ---
+
+
+def _blocking(operation: _Operation[_P, _T]) -> Callable[Concatenate["Client", _P], _T]:
+    @functools.wraps(operation)
+    def method(self: "Client", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self._run(operation(self._at, *args, **kwargs))
+
+    return method
+
+
+def _calling(operation: _Operation[_P, str]) -> Callable[Concatenate["Client", _P], "Call"]:
+    @functools.wraps(operation)
+    def method(self: "Client", /, *args: _P.args, **kwargs: _P.kwargs) -> "Call":
+        return Call(self, self._run(operation(self._at, *args, **kwargs)))
+
+    return method
+
+
+def _opening(
+    operation: _Operation[_P, httpx.Response], read: Callable[[Gateway, httpx.Response], _T]
+) -> Callable[Concatenate["Client", _P], AbstractContextManager[_T]]:
+    @functools.wraps(operation)
+    @contextmanager
+    def method(self: "Client", /, *args: _P.args, **kwargs: _P.kwargs) -> Iterator[_T]:
+        answer = self._run(operation(self._at, *args, **kwargs))
+        try:
+            yield read(self._at, answer)
+        finally:
+            answer.close()
+
+    return method
+
+
+def _lines(at: Gateway, answer: httpx.Response) -> Iterator[LogLine]:
+    with at.translated():
+        for line in answer.iter_lines():
+            if line.strip():
+                yield operations.log_line(at, line)
+
+
+class Client(_Client):
+    """
+    A gateway's operations, blocking; one connection pool, safe to use from several threads.
+
+    A gateway that is starting (503) is asked again during 30 s; nothing else is asked twice. Every method raises
+    `GatewayUnreachable`, `NotAuthorised` or `Refused`.
+    """
+
+    functions = _blocking(operations.functions)
+    function = _blocking(operations.function)
+    deploy = _blocking(operations.deploy)
+    remove = _blocking(operations.remove)
+    scale = _blocking(operations.scale)
+    environments = _blocking(operations.environments)
+    logs = _opening(operations.logs, _lines)
+    invoke = _blocking(operations.invoke)
+    stream = _opening(operations.stream, lambda _, answer: Stream(answer))
+    invoke_async = _calling(operations.invoke_later)
+    call = _blocking(operations.call)
+    wait_for_call = _blocking(operations.wait_for_call)
+    cancel_call = _blocking(operations.cancel_call)
+    dead_calls = _blocking(operations.dead_calls)
+    retry_call = _blocking(operations.retry_call)
+    explain = _blocking(operations.explain)
+    info = _blocking(operations.info)
+    status = _blocking(operations.status)
+    is_ready = _blocking(operations.is_ready)
+    nodes = _blocking(operations.nodes)
+    node = _blocking(operations.node)
+    drain_node = _blocking(operations.drain_node)
+    secrets = _blocking(operations.secrets)
+    put_secret = _blocking(operations.put_secret)
+    remove_secret = _blocking(operations.remove_secret)
+    namespaces = _blocking(operations.namespaces)
+    namespace = _blocking(operations.namespace)
+    put_namespace = _blocking(operations.put_namespace)
+    remove_namespace = _blocking(operations.remove_namespace)
+    quota = _blocking(operations.quota)
+    put_quota = _blocking(operations.put_quota)
+    remove_quota = _blocking(operations.remove_quota)
+    has_artifact = _blocking(operations.has_artifact)
+    put_artifact = _blocking(operations.put_artifact)
+
+    def _use(self, **options: Any) -> None:
+        self._http = httpx.Client(**options)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, steps: Steps[_T]) -> _T:
+        try:
+            request = next(steps)
+            while True:
+                time.sleep(request.after_s)
+                try:
+                    answer = self._send(request)
+                except GpufaasError as exc:
+                    request = steps.throw(exc)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            found: _T = end.value
+            return found
+
+    def _send(self, request: Request) -> httpx.Response:
+        with self._at.translated():
+            built = self._http.build_request(**self._arguments(request), content=request.content)
+            answer = self._http.send(built, stream=True)
+        if self._is_read(request, answer):
+            try:
+                with self._at.translated(request.of_function):
+                    answer.read()
+            finally:
+                answer.close()
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An asynchronous call that was accepted."""
+
+    _client: Client
+    id: str
+
+    def status(self) -> CallStatus:
+        return self._client.call(self.id)
+
+    def wait(self, timeout_s: Seconds = ENDLESS) -> CallStatus:
+        """As `Client.wait_for_call`."""
+        return self._client.wait_for_call(self.id, timeout_s)
+
+    def cancel(self) -> None:
+        self._client.cancel_call(self.id)
+
+
+# --- asynchronous ---
+
+
+def _awaited(operation: _Operation[_P, _T]) -> Callable[Concatenate["AsyncClient", _P], _Soon[_T]]:
+    @functools.wraps(operation)
+    async def method(self: "AsyncClient", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await self._run(operation(self._at, *args, **kwargs))
+
+    return method
+
+
+def _calling_async(
+    operation: _Operation[_P, str],
+) -> Callable[Concatenate["AsyncClient", _P], _Soon["AsyncCall"]]:
+    @functools.wraps(operation)
+    async def method(self: "AsyncClient", /, *args: _P.args, **kwargs: _P.kwargs) -> "AsyncCall":
+        return AsyncCall(self, await self._run(operation(self._at, *args, **kwargs)))
+
+    return method
+
+
+def _opening_async(
+    operation: _Operation[_P, httpx.Response], read: Callable[[Gateway, httpx.Response], _T]
+) -> Callable[Concatenate["AsyncClient", _P], AbstractAsyncContextManager[_T]]:
+    @functools.wraps(operation)
+    @asynccontextmanager
+    async def method(self: "AsyncClient", /, *args: _P.args, **kwargs: _P.kwargs) -> AsyncIterator[_T]:
+        answer = await self._run(operation(self._at, *args, **kwargs))
+        try:
+            yield read(self._at, answer)
+        finally:
+            await answer.aclose()
+
+    return method
+
+
+async def _lines_async(at: Gateway, answer: httpx.Response) -> AsyncIterator[LogLine]:
+    with at.translated():
+        async for line in answer.aiter_lines():
+            if line.strip():
+                yield operations.log_line(at, line)
+
+
+class AsyncClient(_Client):
+    """`Client`, for asyncio and trio: the same methods, awaited."""
+
+    functions = _awaited(operations.functions)
+    function = _awaited(operations.function)
+    deploy = _awaited(operations.deploy)
+    remove = _awaited(operations.remove)
+    scale = _awaited(operations.scale)
+    environments = _awaited(operations.environments)
+    logs = _opening_async(operations.logs, _lines_async)
+    invoke = _awaited(operations.invoke)
+    stream = _opening_async(operations.stream, lambda _, answer: AsyncStream(answer))
+    invoke_async = _calling_async(operations.invoke_later)
+    call = _awaited(operations.call)
+    wait_for_call = _awaited(operations.wait_for_call)
+    cancel_call = _awaited(operations.cancel_call)
+    dead_calls = _awaited(operations.dead_calls)
+    retry_call = _awaited(operations.retry_call)
+    explain = _awaited(operations.explain)
+    info = _awaited(operations.info)
+    status = _awaited(operations.status)
+    is_ready = _awaited(operations.is_ready)
+    nodes = _awaited(operations.nodes)
+    node = _awaited(operations.node)
+    drain_node = _awaited(operations.drain_node)
+    secrets = _awaited(operations.secrets)
+    put_secret = _awaited(operations.put_secret)
+    remove_secret = _awaited(operations.remove_secret)
+    namespaces = _awaited(operations.namespaces)
+    namespace = _awaited(operations.namespace)
+    put_namespace = _awaited(operations.put_namespace)
+    remove_namespace = _awaited(operations.remove_namespace)
+    quota = _awaited(operations.quota)
+    put_quota = _awaited(operations.put_quota)
+    remove_quota = _awaited(operations.remove_quota)
+    has_artifact = _awaited(operations.has_artifact)
+    put_artifact = _awaited(operations.put_artifact)
+
+    def _use(self, **options: Any) -> None:
+        self._http = httpx.AsyncClient(**options)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _run(self, steps: Steps[_T]) -> _T:
+        import anyio  # httpx's; quick to import where a loop runs
+
+        try:
+            request = next(steps)
+            while True:
+                await anyio.sleep(request.after_s)
+                try:
+                    answer = await self._send(request)
+                except GpufaasError as exc:
+                    request = steps.throw(exc)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            found: _T = end.value
+            return found
+
+    async def _send(self, request: Request) -> httpx.Response:
+        content = request.content
+        with self._at.translated():
+            built = self._http.build_request(
+                **self._arguments(request), content=_unblocked(content) if isinstance(content, Iterator) else content
+            )
+            answer = await self._http.send(built, stream=True)
+        if self._is_read(request, answer):
+            try:
+                with self._at.translated(request.of_function):
+                    await answer.aread()
+            finally:
+                await answer.aclose()
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncCall:
+    """`Call`, awaited."""
+
+    _client: AsyncClient
+    id: str
+
+    async def status(self) -> CallStatus:
+        return await self._client.call(self.id)
+
+    async def wait(self, timeout_s: Seconds = ENDLESS) -> CallStatus:
+        """As `Client.wait_for_call`."""
+        return await self._client.wait_for_call(self.id, timeout_s)
+
+    async def cancel(self) -> None:
+        await self._client.cancel_call(self.id)
+
+
+async def _unblocked(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Each step in a thread: it may read a file."""
+    import anyio.to_thread
+
+    while (part := await anyio.to_thread.run_sync(next, parts, None)) is not None:
+        yield part

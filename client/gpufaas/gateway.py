@@ -1,0 +1,167 @@
+"""
+How a gateway is spoken to, without IO: what is sent, what is sent again, and what answers mean.
+
+An operation is a generator. It yields each `Request` that is to be sent, gets the answer to it (or the error, thrown),
+and returns what was asked for; `client` and `async_client` send. So that which needs several requests, as a deployment
+or waiting for a call, is written once, and is tested without a socket. httpx's auth flows are written in this way.
+"""
+
+import math
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias, TypeVar
+
+import httpx
+
+from gpufaas.errors import BrokeOff, GatewayUnreachable, NotAuthorised, QuotaExceeded, Refused
+from gpufaas_core._types import Seconds
+
+_T = TypeVar("_T")
+
+ENDLESS: Final[Seconds] = math.inf
+STARTING_S: Final[Seconds] = 30.0  # a gateway that starts with a few thousand functions has read them by then
+_LONGEST_PAUSE_S: Final[Seconds] = 5.0
+_SHOWN_CHARS: Final = 1000  # of an error that the gateway tells
+_INTERNAL: Final = "X-OpenFaaS-Internal"
+
+Content: TypeAlias = bytes | Iterator[bytes] | AsyncIterator[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    params: Mapping[str, str] | Sequence[tuple[str, str]] | None = None
+    headers: Sequence[tuple[str, str]] = ()
+    json: object = None
+    content: Content | None = None
+    timeout_s: Seconds | None = None
+    """Of each step of it; None: the client's usual time."""
+    of_function: bool = False
+    """A function answers, which is not told who asks."""
+    streams: bool = False
+    """The body of the answer is not read; that of a refusal is."""
+    after_s: Seconds = 0.0
+    """How long to wait before it is sent."""
+
+
+Steps: TypeAlias = Generator[Request, httpx.Response, _T]
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What errors say is to be done."""
+
+    name: str = "give the URL of yours, or set OPENFAAS_URL"
+    login: str = "give auth=(user, password) or token=TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    url: str
+    shown: str
+    """The URL without a password."""
+    deploy_s: Seconds
+    hints: Hints
+
+    def ask(self, request: Request, missing: type[Refused] | None = None, waits: bool = True) -> Steps[httpx.Response]:
+        """
+        Send *request*, again while the gateway starts, and return a good answer.
+
+        :param missing: what a 404 means; None: that this is no gateway, as its routes are always there
+        :param waits: for a gateway that starts: it took nothing of the request, and says when to come back
+        """
+        waited_s = 0.0
+        while True:
+            answer = yield request
+            after = answer.headers.get("Retry-After", "")
+            # A body that was streamed cannot be sent again.
+            if answer.status_code != 503 or not waits or not after.isdecimal() or request.content is not None:
+                break
+            request = replace(request, after_s=min(float(after), _LONGEST_PAUSE_S))
+            waited_s += request.after_s
+            if waited_s > STARTING_S:
+                break
+        self.check(answer, missing, request.path)
+        return answer
+
+    def object(self, path: str, missing: type[Refused] | None = None, **params: str | None) -> Steps[Any]:
+        """Get *path*, which is a JSON object. Empty *params* are left out."""
+        found = yield from self.json(Request("GET", path, params=given(**params)), missing)
+        if not isinstance(found, dict):
+            raise self.is_none(path)
+        return found
+
+    def objects(
+        self, path: str, missing: type[Refused] | None = None, each: type = dict, **params: str | None
+    ) -> Steps[list[Any]]:
+        found = yield from self.json(Request("GET", path, params=given(**params)), missing)
+        if found is None:  # Go's empty list
+            return []
+        if not isinstance(found, list) or not all(isinstance(one, each) for one in found):
+            raise self.is_none(path)
+        return found
+
+    def json(self, request: Request, missing: type[Refused] | None = None) -> Steps[Any]:
+        answer = yield from self.ask(request, missing)
+        try:
+            return answer.json()
+        except ValueError as exc:
+            raise self.is_none(request.path) from exc
+
+    # --- what answers and failures mean ---
+
+    def is_refusal(self, answer: httpx.Response, of_function: bool) -> bool:
+        """Whether it is the gateway that says no, and not a function."""
+        return not answer.is_success and (not of_function or _INTERNAL in answer.headers)
+
+    def check(self, answer: httpx.Response, missing: type[Refused] | None, path: str) -> None:
+        """:raises GatewayUnreachable, NotAuthorised, Refused: *answer* is no good one"""
+        status = answer.status_code
+        if answer.is_success:
+            return
+        if answer.is_redirect:
+            raise GatewayUnreachable(
+                f"{self.shown} sends us on to {answer.headers.get('location', 'nowhere')}: use that URL"
+            )
+        kind = Refused
+        if status == 404:
+            if missing is None and _INTERNAL not in answer.headers:
+                raise self.is_none(path)
+            kind = missing or Refused
+        if answer.headers.get("X-Gpufaas-Error") == "quota-exceeded":
+            kind = QuotaExceeded
+        elif status in (401, 403):
+            login = self.hints.login.format(gateway=self.shown)
+            raise NotAuthorised(f"the gateway at {self.shown} does not let us in ({status}): {login}")
+        raise kind(status, " ".join(answer.text.split())[:_SHOWN_CHARS], answer.headers)
+
+    def is_none(self, path: str) -> GatewayUnreachable:
+        return GatewayUnreachable(f"what answers at {self.shown}{path} is no gpufaas gateway: {self.hints.name}")
+
+    @contextmanager
+    def translated(self, of_function: bool = False) -> Iterator[None]:
+        """
+        Turn httpx's errors into ours.
+
+        :param of_function: a function's answer has begun
+        """
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
+            raise GatewayUnreachable(
+                f"no gateway answers at {self.shown}: start one with 'gpufaas serve', or {self.hints.name}"
+            ) from exc
+        except httpx.TimeoutException as exc:
+            raise GatewayUnreachable(f"the gateway at {self.shown} did not answer in time: try again") from exc
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            what = str(exc) or type(exc).__name__
+            if of_function:
+                raise BrokeOff(what) from exc
+            raise GatewayUnreachable(f"the connection to the gateway at {self.shown} broke off: {what}") from exc
+
+
+def given(**params: str | None) -> dict[str, str]:
+    """Return what is neither None nor empty."""
+    return {name: value for name, value in params.items() if value}

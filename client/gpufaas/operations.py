@@ -1,0 +1,522 @@
+"""
+What can be asked of a gateway: one generator each (see `gateway`), from which `Client` and `AsyncClient` have their
+methods of the same names. The first parameter is the client's; of all of them the errors are those of `Gateway.check`.
+"""
+
+import base64
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+
+from gpufaas.answer import Answer
+from gpufaas.errors import GatewayUnreachable, GpufaasError, NotEnded, Refused, UnknownCall, UnknownFunction
+from gpufaas.gateway import ENDLESS, Content, Gateway, Request, Steps, given
+from gpufaas.resources import (
+    CallStatus,
+    Environment,
+    Explanation,
+    Function,
+    Info,
+    Namespace,
+    Node,
+    Outcome,
+    Quota,
+    Secret,
+    Status,
+)
+from gpufaas_core._types import Seconds
+
+Pairs = Mapping[str, str] | Sequence[tuple[str, str]]
+"""Headers or a query; a name may occur twice in a sequence."""
+
+_CHUNK: Final = 1 << 20
+_FUNCTIONS_ONLY: Final = {"openfaas": "1"}
+"""What makes a namespace one for functions, in OpenFaaS: every client sends it, so every gateway sees it."""
+_ENDED: Final = ("done", "dead", "cancelled")
+_FIRST_PAUSE_S: Final[Seconds] = 0.05
+_LAST_PAUSE_S: Final[Seconds] = 2.0
+
+# --- functions ---
+
+
+def functions(at: Gateway, namespace: str | None = None) -> Steps[list[Function]]:
+    """Return the functions of a namespace, openfaas-fn unless another one is named."""
+    return at.objects("/system/functions", namespace=namespace)
+
+
+def function(at: Gateway, name: str, namespace: str | None = None, *, usage: bool = True) -> Steps[Function]:
+    """
+    Return all about one function.
+
+    :param usage: also measure what its workers use now
+    :raises UnknownFunction: it is not deployed
+    """
+    path = f"/system/function/{_quoted(name)}"
+    return at.object(path, UnknownFunction, namespace=namespace, usage="1" if usage else None)
+
+
+def deploy(
+    at: Gateway, deployment: Mapping[str, object], *, update: bool = True, replace: bool = False
+) -> Steps[Outcome]:
+    """
+    Update the function, or create it when it is not there.
+
+    :param deployment: a `Deployment`
+    :param update: False: only create it, which is refused (409) when it is there
+    :param replace: remove it first, then create it
+    """
+    if replace:
+        yield from remove(at, str(deployment["service"]), str(deployment.get("namespace") or "") or None)
+    request = Request("PUT", "/system/functions", json=deployment, timeout_s=at.deploy_s)
+    if update and not replace:
+        try:
+            return _outcome((yield from at.ask(request, UnknownFunction)))
+        except UnknownFunction:
+            pass
+    return _outcome((yield from at.ask(Request("POST", request.path, json=deployment, timeout_s=at.deploy_s))))
+
+
+def remove(at: Gateway, name: str, namespace: str | None = None) -> Steps[bool]:
+    """Remove a function; return False when it was not there."""
+    body = {"functionName": name, **given(namespace=namespace)}
+    try:
+        yield from at.ask(Request("DELETE", "/system/functions", json=body), UnknownFunction)
+    except UnknownFunction:
+        return False
+    return True
+
+
+def scale(at: Gateway, name: str, replicas: int, namespace: str | None = None) -> Steps[None]:
+    """Say how many copies a function should have, within its bounds."""
+    body = {"serviceName": name, "replicas": replicas, **given(namespace=namespace)}
+    yield from at.ask(Request("POST", f"/system/scale-function/{_quoted(name)}", json=body), UnknownFunction)
+
+
+def environments(at: Gateway, deployment: Mapping[str, object] | None = None) -> Steps[list[Environment] | None]:
+    """
+    Return what the nodes provide on which *deployment* may run, or all nodes; None: the gateway does not say.
+
+    :raises Refused: there is no device for what it asks
+    """
+    try:
+        found = yield from at.json(
+            Request("GET" if deployment is None else "POST", "/system/environments", json=deployment), Refused
+        )
+    except Refused as exc:
+        if exc.status in (404, 405):
+            return None
+        raise
+    if not isinstance(found, list):
+        raise at.is_none("/system/environments")
+    return found
+
+
+def logs(
+    at: Gateway,
+    name: str,
+    namespace: str | None = None,
+    *,
+    follow: bool = False,
+    tail: int | None = None,
+    since: datetime | None = None,
+    instance: str | None = None,
+    call_id: str | None = None,
+) -> Steps[httpx.Response]:
+    """
+    Give the lines that a function printed, and what went wrong when it was deployed or loaded.
+
+    :param follow: go on with what is printed from now on, without end
+    :param tail: only the last so many lines
+    :param since: with a zone; only lines of that moment or later
+    :param instance: only this worker
+    :param call_id: only what this call wrote
+    :raises UnknownFunction: it is not deployed, and left no logs
+    """
+    params = {
+        "name": name, "follow": "true" if follow else "false", "tail": str(tail or -1),
+        **given(
+            namespace=namespace,
+            instance=instance,
+            callId=call_id,
+            since=since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if since else None,
+        ),
+    }  # fmt: skip
+    # Without an end when followed: a function may be silent for days.
+    request = Request("GET", "/system/logs", params, timeout_s=ENDLESS if follow else None, streams=True)
+    return at.ask(request, UnknownFunction, waits=False)
+
+
+# --- calls ---
+
+
+def invoke(
+    at: Gateway,
+    name: str,
+    body: object = None,
+    *,
+    namespace: str | None = None,
+    method: str = "POST",
+    query: Pairs = (),
+    headers: Pairs = (),
+    timeout_s: Seconds = ENDLESS,
+) -> Steps[Answer]:
+    """
+    Call a function, and return its answer: whatever status it has.
+
+    :param name: ``NAME``, or ``NAME/path``
+    :param body: bytes, text, an iterator of bytes, or what JSON can say; a Content-Type in *headers* goes before ours
+    :param timeout_s: between pieces of the answer; without it, only the function's own time limit holds
+    :raises UnknownFunction, Refused: the gateway answers, and not the function
+    :raises BrokeOff: the answer had begun, and has no end
+    """
+    request = _call(function_path(name, namespace), body, method, query, headers, timeout_s)
+    return Answer((yield from _answered(at, request)))
+
+
+def stream(
+    at: Gateway,
+    name: str,
+    body: object = None,
+    *,
+    namespace: str | None = None,
+    method: str = "POST",
+    query: Pairs = (),
+    headers: Pairs = (),
+    timeout_s: Seconds = ENDLESS,
+    later: bool = False,
+    check: bool = True,
+) -> Steps[httpx.Response]:
+    """
+    Call a function, and give its answer as it comes; as `invoke`, but for what is said here.
+
+    :param later: have it called asynchronously: the answer is the gateway's
+    :param check: False: what the gateway answers instead of the function is given, and not raised
+    """
+    request = _call(function_path(name, namespace, later), body, method, query, headers, timeout_s, streams=True)
+    if check:
+        return (yield from _answered(at, request))
+    return (yield request)
+
+
+def invoke_later(
+    at: Gateway,
+    name: str,
+    body: object = None,
+    *,
+    namespace: str | None = None,
+    callback_url: str | None = None,
+    query: Pairs = (),
+    headers: Pairs = (),
+) -> Steps[str]:
+    """
+    Have a function called later, at least once, whatever happens to the platform in between.
+
+    :param callback_url: the function's answer is posted there; it can be had in no other way
+    """
+    headers = [*_pairs(headers), *given(**{"X-Callback-Url": callback_url}).items()]
+    request = _call(function_path(name, namespace, asynchronous=True), body, "POST", query, headers, None)
+    answer = yield from _answered(at, request)
+    return str(answer.headers.get("X-Call-Id", ""))
+
+
+def call(at: Gateway, call_id: str) -> Steps[CallStatus]:
+    """
+    Return what became of an asynchronous call.
+
+    :raises UnknownCall: it was never accepted, or is forgotten: an hour after its end
+    """
+    return at.object(f"/async/{_quoted(call_id)}", UnknownCall)
+
+
+def wait_for_call(at: Gateway, call_id: str, timeout_s: Seconds = ENDLESS) -> Steps[CallStatus]:
+    """
+    Return what became of an asynchronous call once it has ended. It is looked at after 50 ms, then ever less often, at
+    last every two seconds.
+
+    :raises NotEnded: not within *timeout_s*
+    :raises UnknownCall: it was never accepted, or is forgotten
+    """
+    pause_s, waited_s = 0.0, 0.0
+    while True:
+        request = Request("GET", f"/async/{_quoted(call_id)}", after_s=pause_s)
+        found: CallStatus = yield from at.json(request, UnknownCall)
+        if found["state"] in _ENDED:
+            return found
+        if waited_s >= timeout_s:
+            raise NotEnded(f"call {call_id} of {found['function']} is {found['state']} after {timeout_s:g} s: wait on")
+        pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LAST_PAUSE_S, timeout_s - waited_s)
+        waited_s += pause_s
+
+
+def cancel_call(at: Gateway, call_id: str) -> Steps[None]:
+    """
+    Take an asynchronous call back: one that waits is never executed, one that runs is aborted.
+
+    :raises UnknownCall: it was never accepted, or is forgotten
+    :raises Refused: it has ended (409)
+    """
+    yield from at.ask(Request("DELETE", f"/async-function/{_quoted(call_id)}"), UnknownCall)
+
+
+def dead_calls(at: Gateway) -> Steps[list[CallStatus]]:
+    """Return the asynchronous calls that were given up after their last attempt, the oldest first."""
+    return at.objects("/system/async/dead")
+
+
+def retry_call(at: Gateway, call_id: str) -> Steps[None]:
+    """
+    Queue a dead call again.
+
+    :raises UnknownCall: it is not dead
+    """
+    yield from at.ask(Request("POST", f"/system/async/dead/{_quoted(call_id)}/retry"), UnknownCall)
+
+
+def explain(at: Gateway, call_id: str) -> Steps[Explanation]:
+    """
+    Return why a call of a model function was started where and when it was, or why it still waits.
+
+    :raises UnknownCall: it is not among the last ones
+    """
+    return at.object(f"/system/explain/{_quoted(call_id)}", UnknownCall)
+
+
+# --- the platform ---
+
+
+def info(at: Gateway) -> Steps[Info]:
+    """Return what the gateway is, and its version."""
+    return at.object("/system/info")
+
+
+def status(at: Gateway) -> Steps[Status]:
+    """Return devices, what is resident on them, and what waits and runs."""
+    return at.object("/system/status")
+
+
+def is_ready(at: Gateway) -> Steps[bool]:
+    """Whether the gateway and what is behind it say that they are well; False as well when nobody is there."""
+    try:
+        yield from at.ask(Request("GET", "/healthz"), Refused, waits=False)
+    except GpufaasError:
+        return False
+    return True
+
+
+def nodes(at: Gateway) -> Steps[list[Node]]:
+    """Return the nodes of a cluster."""
+    return at.objects("/system/nodes")
+
+
+def node(at: Gateway, name: str) -> Steps[Node]:
+    return at.object(f"/system/nodes/{_quoted(name)}", Refused)
+
+
+def drain_node(at: Gateway, name: str, drain: bool = True) -> Steps[None]:
+    """Let a node take no new calls; with *drain* False, let it take them again."""
+    yield from at.ask(Request("POST" if drain else "DELETE", f"/system/nodes/{_quoted(name)}/drain"), Refused)
+
+
+# --- secrets and namespaces ---
+
+
+def secrets(at: Gateway, namespace: str | None = None) -> Steps[list[Secret]]:
+    """Return the names of secrets."""
+    return at.objects("/system/secrets", namespace=namespace)
+
+
+def put_secret(
+    at: Gateway,
+    name: str,
+    value: str | bytes,
+    namespace: str | None = None,
+    *,
+    update: bool = False,
+    raw: bytes | None = None,
+) -> Steps[Outcome]:
+    """
+    Create a secret, or with *update* give it another value; the other of both is refused (409, 404).
+
+    :param raw: the value as it was before it was made *value*, as faas-cli sends it; nobody reads it
+    """
+    raw = value if isinstance(value, bytes) else raw
+    text = value if isinstance(value, str) else None
+    body = given(name=name, namespace=namespace, value=text, rawValue=base64.b64encode(raw).decode() if raw else None)
+    return _outcome((yield from at.ask(Request("PUT" if update else "POST", "/system/secrets", json=body), Refused)))
+
+
+def remove_secret(at: Gateway, name: str, namespace: str | None = None) -> Steps[None]:
+    yield from at.ask(Request("DELETE", "/system/secrets", json=given(name=name, namespace=namespace)), Refused)
+
+
+def namespaces(at: Gateway) -> Steps[list[str]]:
+    return at.objects("/system/namespaces", each=str)
+
+
+def namespace(at: Gateway, name: str) -> Steps[Namespace]:
+    return at.object(_namespace_path(name), Refused)
+
+
+def put_namespace(
+    at: Gateway,
+    name: str,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    *,
+    update: bool = False,
+) -> Steps[None]:
+    """Create a namespace; with *update*, let it have these labels and annotations, and no others."""
+    body = {
+        "name": name,
+        "annotations": _FUNCTIONS_ONLY | dict(annotations or {}),
+        "labels": _FUNCTIONS_ONLY | dict(labels or {}),
+    }
+    path = _namespace_path(name if update else "")
+    yield from at.ask(Request("PUT" if update else "POST", path, json=body), Refused)
+
+
+def remove_namespace(at: Gateway, name: str) -> Steps[None]:
+    """:raises Refused: it has functions (409), or is not there (404)"""
+    body = {"name": name, "labels": _FUNCTIONS_ONLY}
+    yield from at.ask(Request("DELETE", _namespace_path(name), json=body), Refused)
+
+
+def quota(at: Gateway, namespace: str) -> Steps[Quota]:
+    """Return what a namespace may use, and what it uses."""
+    return at.object(f"{_namespace_path(namespace)}/quota", Refused)
+
+
+def put_quota(at: Gateway, namespace: str, limits: Quota) -> Steps[None]:
+    """Let a namespace have these limits, and no others."""
+    yield from at.ask(Request("PUT", f"{_namespace_path(namespace)}/quota", json=limits), Refused)
+
+
+def remove_quota(at: Gateway, namespace: str) -> Steps[None]:
+    yield from at.ask(Request("DELETE", f"{_namespace_path(namespace)}/quota"), Refused)
+
+
+# --- artifacts ---
+
+
+def has_artifact(at: Gateway, sha256: str) -> Steps[bool]:
+    """Whether the gateway has the bytes of this digest."""
+    try:
+        yield from at.ask(Request("HEAD", f"/system/artifacts/{sha256}"), Refused)
+    except Refused as exc:
+        if exc.status == 404:
+            return False
+        raise
+    return True
+
+
+def put_artifact(
+    at: Gateway, sha256: str, path: Path, progress: Callable[[int], object] = lambda _: None
+) -> Steps[None]:
+    """Upload the file *path*, whose digest is *sha256*; *progress* is told the bytes of each step."""
+    try:
+        size = path.stat().st_size
+    except OSError as exc:
+        raise GpufaasError(f"{path}: {exc.strerror}: build the function again") from exc
+    headers = (("Content-Length", str(size)), ("Content-Type", "application/octet-stream"))
+    request = Request(
+        "PUT",
+        f"/system/artifacts/{sha256}",
+        headers=headers,
+        content=_chunks(path, progress),
+        timeout_s=at.deploy_s,  # of each step, not of the whole
+    )
+    try:
+        yield from at.ask(request, Refused)
+    except Refused as exc:
+        if exc.status not in (404, 405):
+            raise
+        text = f"the gateway at {at.shown} takes no bundles: is it gpufaas, and of this version or later?"
+        raise Refused(exc.status, text) from exc
+
+
+# --- how ---
+
+
+def function_path(name: str, namespace: str | None = None, asynchronous: bool = False) -> str:
+    """
+    Return the route of *name*, which may have a path of its own: ``NAME``, ``NAME.NS``, ``NAME/path``.
+    """
+    name, slash, rest = name.partition("/")
+    if namespace and not name.endswith(f".{namespace}"):
+        name = f"{name}.{namespace}"
+    prefix = "async-function" if asynchronous else "function"
+    return f"/{prefix}/{quote(name, safe='')}{slash}{quote(rest, safe='/%:@!$&+,;=~*()')}"
+
+
+def _answered(at: Gateway, request: Request) -> Steps[httpx.Response]:
+    answer = yield request
+    if at.is_refusal(answer, request.of_function):
+        at.check(answer, UnknownFunction, request.path)
+    return answer
+
+
+def _call(
+    path: str, body: object, method: str, query: Pairs, headers: Pairs, timeout_s: Seconds | None, streams: bool = False
+) -> Request:
+    content, kind = _encoded(body)
+    headers = _pairs(headers)
+    named = {name.lower() for name, _ in headers}
+    ours = {"Accept-Encoding": "identity", **given(**{"Content-Type": kind})}
+    headers = [*headers, *((name, value) for name, value in ours.items() if name.lower() not in named)]
+    return Request(
+        method, path, _pairs(query) or None, headers, content=content, timeout_s=timeout_s, of_function=True,
+        streams=streams,
+    )  # fmt: skip
+
+
+def _encoded(body: object) -> tuple[Content | None, str | None]:
+    match body:
+        case None:
+            return None, None
+        case bytes() | bytearray() | memoryview():
+            return bytes(body), "application/octet-stream"
+        case str():
+            return body.encode(), "text/plain; charset=utf-8"
+        case Iterator() | AsyncIterator():
+            return body, "application/octet-stream"
+        case _:
+            return json.dumps(body).encode(), "application/json"
+
+
+def _pairs(pairs: Pairs) -> list[tuple[str, str]]:
+    return list(pairs.items() if isinstance(pairs, Mapping) else pairs)
+
+
+def _outcome(answer: httpx.Response) -> Outcome:
+    return Outcome(answer.status_code, answer.reason_phrase)
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _namespace_path(name: str) -> str:
+    return f"/system/namespace/{_quoted(name)}"
+
+
+def _chunks(path: Path, progress: Callable[[int], object]) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+            progress(len(chunk))
+
+
+def log_line(at: Gateway, line: str) -> Any:
+    """:raises GatewayUnreachable: *line* is none of a log"""
+    try:
+        entry = json.loads(line)
+        if isinstance(entry["timestamp"], str) and isinstance(entry["text"], str):
+            return entry
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise GatewayUnreachable(f"{at.shown} sends logs that are none: {line[:80]!r}")

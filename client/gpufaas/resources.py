@@ -1,0 +1,189 @@
+"""
+What the gateway tells, as JSON has it: docs/openfaas.md and ``/openapi.json`` say more about each field. A gateway of
+another version, or of OpenFaaS, may leave fields out, and may send others.
+"""
+
+from typing import Any, NamedTuple, NotRequired, TypedDict
+
+
+class Outcome(NamedTuple):
+    """How the gateway took a change: ``202 Accepted``."""
+
+    status: int
+    reason: str
+
+
+class Deployment(TypedDict):
+    """What is deployed."""
+
+    service: str
+    """The function's name."""
+    image: str
+    namespace: NotRequired[str]
+    envProcess: NotRequired[str]
+    envVars: NotRequired[dict[str, str]]
+    constraints: NotRequired[list[str]]
+    secrets: NotRequired[list[str]]
+    labels: NotRequired[dict[str, str]]
+    annotations: NotRequired[dict[str, str]]
+    """``gpufaas.bundle`` names the bundle by its digest, where the function is a process."""
+    limits: NotRequired[dict[str, str]]
+    requests: NotRequired[dict[str, str]]
+    readOnlyRootFilesystem: NotRequired[bool]
+
+
+class Function(TypedDict, total=False):
+    name: str
+    namespace: str
+    image: str
+    envProcess: str
+    envVars: dict[str, str]
+    constraints: list[str]
+    secrets: list[str]
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    limits: dict[str, str]
+    requests: dict[str, str]
+    readOnlyRootFilesystem: bool
+    createdAt: str
+    replicas: int
+    availableReplicas: int
+    invocationCount: int
+    usage: dict[str, float]
+    """Only where it was asked for: ``cpu`` in millicores, ``totalMemoryBytes``."""
+    gpufaas: dict[str, Any]
+    """Only here: ``state``, ``devices``, ``hits``, ``misses``, ``memory`` in bytes, ``profiles`` …"""
+
+
+class Version(TypedDict, total=False):
+    release: str
+    sha: str
+    commit_message: str
+
+
+class Provider(TypedDict, total=False):
+    provider: str
+    orchestration: str
+    version: Version
+
+
+class Info(TypedDict, total=False):
+    provider: Provider
+    version: Version
+    arch: str
+
+
+class Status(TypedDict, total=False):
+    """The whole platform as its scheduler sees it."""
+
+    policy: str
+    devices: list[dict[str, Any]]
+    """Each with ``device``, ``used`` (bytes), ``busy``, ``resident``, ``hits``, ``misses``, ``evictions`` …"""
+    queued: dict[str, int]
+    """Calls that wait, by function."""
+    running: dict[str, int]
+    desired: dict[str, int]
+    failing: dict[str, dict[str, Any]]
+    functions: dict[str, dict[str, Any]]
+    asyncQueues: dict[str, Any]
+
+
+class Explanation(TypedDict, total=False):
+    call: str
+    function: str
+    policy: str
+    state: str
+    """``waiting``, ``local``, ``running`` or ``ended``."""
+    at: float
+    waited_s: float
+    device: str | None
+    hit: bool | None
+    via: str | None
+    victims: list[str]
+    rule: str
+    options: list[dict[str, Any]]
+    passed_over: list[str]
+    passed_over_count: int
+    overtaken_by: list[str]
+    overtaken_by_count: int
+    service: dict[str, Any] | None
+
+
+class Node(TypedDict):
+    name: str
+    address: str
+    state: str
+    """``ready``, ``draining`` or ``drained``."""
+    note: str
+    version: str
+    joinedSeconds: float
+    running: int
+    residentCopies: int
+    devices: list[dict[str, Any]]
+
+
+class Environment(TypedDict, total=False):
+    """The Python that functions find on some nodes."""
+
+    python: str
+    implementation: str
+    abi: str
+    platforms: list[str]
+    markers: dict[str, str]
+    distributions: dict[str, Any]
+    nodes: list[str]
+
+
+class Secret(TypedDict, total=False):
+    """Never with its value."""
+
+    name: str
+    namespace: str
+
+
+class Namespace(TypedDict, total=False):
+    name: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+
+
+class Quota(TypedDict, total=False):
+    """A limit that is not there does not hold."""
+
+    namespace: str
+    maxFunctions: int | None
+    maxMemory: int | None
+    """Bytes."""
+    maxInFlight: int | None
+    maxWaiting: int | None
+    used: dict[str, int]
+
+
+class CallStatus(TypedDict, total=False):
+    """Of an asynchronous call."""
+
+    callId: str
+    function: str
+    state: str
+    """``queued``, ``running``, ``callback``, ``done``, ``dead`` or ``cancelled``; the last three are ends."""
+    attempts: int
+    callbackAttempts: int
+    status: int | None
+    """Of the last execution."""
+    reason: str | None
+    acceptedAt: str
+    endedAt: str | None
+    dueAt: str | None
+
+
+class LogLine(TypedDict):
+    name: str
+    namespace: str
+    instance: str
+    """The worker."""
+    timestamp: str
+    """RFC 3339."""
+    text: str
+    stream: NotRequired[str]
+    """``stdout`` or ``stderr``, where it is known."""
+    callId: NotRequired[str]

@@ -1,0 +1,3 @@
+from tests.fakes.clients import connect
+
+__all__ = ["connect"]
