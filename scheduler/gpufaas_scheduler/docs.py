@@ -107,7 +107,7 @@ def function_doc(owner: FunctionState, now: Seconds) -> FunctionDoc:
         desired=owner.desired,
         eager=owner.eager,
         excess=owner.excess,
-        costs={kind: costs_doc(each) for kind, each in owner.known_costs()},
+        costs={kind: costs_doc(each) for kind, each in owner.costs.known()},
         starved=owner.starved,
         backoff=None if owner.backoff is None else owner.backoff.doc(now),
         removed=owner.removed,
@@ -185,7 +185,7 @@ def restore_function(owner: FunctionState, doc: FunctionDoc, since: Seconds) -> 
     if owner.digest != doc.function.digest:
         return  # other code: what is known of the old one's costs and failures does not speak of it
     for kind, each in doc.costs.items():
-        costs = owner.costs(kind)
+        costs = owner.costs[kind]
         if costs is not None:
             restore_costs(costs, each)
     owner.starved = doc.starved

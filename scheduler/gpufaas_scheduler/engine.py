@@ -207,7 +207,7 @@ class Engine:
         world, learnt = self._world, []
         for function, kind in world.learnt:
             owner = world.functions.get(function)
-            costs = None if owner is None else owner.costs(kind)
+            costs = None if owner is None else owner.costs[kind]
             if costs is not None:
                 costs.noted = False
                 learnt.append(m.Learnt(function, kind, costs.profile()))

@@ -128,7 +128,7 @@ class _Costs(_Part):
         return cast(Call, call).owner.load_s(device.kind)
 
     def service_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
-        costs = cast(Call, call).owner.costs(device.kind)
+        costs = cast(Call, call).owner.costs[device.kind]
         return inf if costs is None else costs.service_s
 
     def estimate_s(self, call: WaitingCall, kind: str) -> Seconds:
@@ -181,15 +181,15 @@ class _Costs(_Part):
 class ClusterView(_Fleet, _Residency, _Costs):
     """`contract.View`."""
 
-    __slots__ = ()
+    __slots__ = ("queue",)
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self.queue: GlobalQueue[Call] = cluster.queue
 
     @property
     def now(self) -> Seconds:
         return self._cluster.now
-
-    @property
-    def queue(self) -> GlobalQueue[Call]:
-        return self._cluster.queue
 
     def first_hit(self, device: DeviceView) -> Call | None:
         models = cast(DeviceState, device).models.models

@@ -20,7 +20,7 @@ from gpufaas_scheduler.handle.waiting import (
 )
 from gpufaas_scheduler.world import backoff
 from gpufaas_scheduler.world.call_state import RUNNING
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Call, FunctionState
 from gpufaas_scheduler.world.world import World
 
 MAX_RETRY_AFTER_S: Final = 60.0
@@ -28,13 +28,14 @@ MAX_RETRY_AFTER_S: Final = 60.0
 
 def arrived(world: World, event: m.Arrived) -> None:
     owner = world.functions.get(event.function)
-    age_s, now = event.age_s, world.cluster.now
+    cluster, age_s = world.cluster, event.age_s
+    now = cluster.now
     if age_s and _came_again(world, event):
         return
     if event.call in world.calls.by_id:
         world.ignored["Arrived"] += 1
         return
-    if owner is None or owner.backoff is not None or owner.removed or owner.fits_as_of != world.cluster.fleet:
+    if owner is None or owner.backoff is not None or owner.removed or owner.fits_as_of != cluster.fleet:
         refused = _why_not(world, owner, event)
         if refused is not None:
             world.out.append(refused)
@@ -46,11 +47,8 @@ def arrived(world: World, event: m.Arrived) -> None:
     deadline = event.deadline
     outer = ends = None
     if event.outer is not None:
-        outer, ends = world.nests.outer_of(event.outer)
-        if ends is not None and (deadline is None or ends < deadline):
-            deadline = ends
-        else:
-            ends = None
+        outer, ends = _outer_of(world, event.outer, deadline)
+        deadline = deadline if ends is None else ends
     if deadline is not None and deadline <= now:
         world.out.append(m.Reject(event.call, "deadline", "the deadline had passed when the call arrived"))
         return
@@ -67,8 +65,21 @@ def arrived(world: World, event: m.Arrived) -> None:
     else:
         queue.next_number += 1
     world.calls.wait(call)
-    world.cluster.note_call(owner)
-    _place(world, call, again=age_s > 0.0)
+    cluster.demand.note(owner, cluster.largest, now)
+    if age_s:
+        _wait_among_others(world, call)
+    elif owner.exclusive:
+        cluster.note_waiting(owner)
+        queue.append(call)
+        if outer is not None:
+            start_nested(world)
+        if world.freed:  # local queues went back: one scheduling run for all
+            world.freed = False
+            settle(world)
+        elif world.idle:
+            run_policy(world)
+    else:
+        place_shared(world, call)
     if call.state == RUNNING:
         return
     # Only now is it clear that it has to wait: a full queue turns away whoever would make it longer.
@@ -78,29 +89,18 @@ def arrived(world: World, event: m.Arrived) -> None:
         world.calls.watch(call)
 
 
-def _place(world: World, call: Call, *, again: bool) -> None:
-    """
-    Start a call that has just come, if it need not wait.
+def _outer_of(world: World, said: m.Outer, deadline: Seconds | None) -> tuple[Call | None, Seconds | None]:
+    """Return the call that made this one, and its deadline if that is the earlier one."""
+    outer, ends = world.nests.outer_of(said)
+    return outer, ends if ends is not None and (deadline is None or ends < deadline) else None
 
-    :param again: it has waited elsewhere, and is planned for with all others
-    """
-    owner = call.owner
-    if again:
-        join_queue(world, call)
-        world.freed = True
-        if not owner.exclusive:
-            serve_fifo(world, owner)
-    elif owner.exclusive:
-        world.queue.append(call)
-        if call.outer is not None:
-            start_nested(world)
-        if world.freed:  # local queues went back: one scheduling run for all
-            world.freed = False
-            settle(world)
-        elif world.idle:
-            run_policy(world)
-    else:
-        place_shared(world, call)
+
+def _wait_among_others(world: World, call: Call) -> None:
+    """A call that has waited elsewhere is planned for with all others."""
+    join_queue(world, call)
+    world.freed = True
+    if not call.owner.exclusive:
+        serve_fifo(world, call.owner)
 
 
 def _why_not(world: World, owner: FunctionState | None, event: m.Arrived) -> m.Reject | None:
@@ -167,7 +167,7 @@ def _no_device(world: World, call: CallId, owner: FunctionState) -> m.Reject:
     largest = max(allowed, key=lambda each: each.device.memory)
     needs = []
     for kind, size in world.cluster.largest_for(owner).items():
-        costs = owner.costs(kind)
+        costs = owner.costs[kind]
         need = "cannot run" if costs is None else f"needs {format_bytes(costs.occupation)}"
         needs.append(f"{need} on {kind} (largest: {format_bytes(size)})")
     message = (
@@ -183,7 +183,7 @@ def _overloaded(world: World, call: Call) -> None:
     full = f"function {owner.id} has {owner.waiting - 1} calls waiting"
     if owner.waiting <= owner.max_queue:
         full = f"{world.calls.waiting - 1} calls wait on the platform"
-    costs = next((owner.costs(kind) for kind in world.cluster.largest_for(owner)), None)
+    costs = next((owner.costs[kind] for kind in world.cluster.largest_for(owner)), None)
     if owner.waiting > owner.max_queue:
         calls, places = owner.waiting, max(1, owner.copies) * (1 if owner.exclusive else owner.slots)
     else:
@@ -194,16 +194,18 @@ def _overloaded(world: World, call: Call) -> None:
 
 
 def finished(world: World, event: m.Finished) -> None:
-    call = world.calls.running(event.call, event.device)
-    if call is None or call.device is None:
-        world.ignored["Finished"] += 1
-        return
+    call = world.calls.by_id.get(event.call)
+    if call is None or call.state != RUNNING or call.device is None or call.device.id != event.device:
+        call = world.calls.twins.get((event.call, event.device))
+        if call is None or call.device is None:
+            world.ignored["Finished"] += 1
+            return
     device, owner = call.device, call.owner
     device.served += 1
     if event.ok:
         if owner.backoff is not None:
             _recovers(world, owner, owner.backoff, call.cold)
-        costs = owner.costs(device.kind)
+        costs = owner.costs[device.kind]
         if costs is not None and 0.0 <= event.service_s <= MAX_S:
             # Who has slots is not estimated call by call.
             costs.learn_service(event.service_s, call.size if owner.exclusive else 0.0, world.rate)
@@ -211,7 +213,25 @@ def finished(world: World, event: m.Finished) -> None:
                 costs.noted = True
                 world.learnt[(owner.id, device.kind)] = None
     end(world, call)
-    _proceed(world, call, device)
+    if owner.exclusive:
+        next_local(world, device)
+        world.freed = True
+    else:
+        model, waiting = call.model, owner.queue
+        assert model is not None
+        if waiting.calls and model in owner.active:
+            if model.running < owner.slots:
+                following = waiting.calls[0]
+                waiting.remove(following)
+                start(world, following, device, model, ())
+        elif model.running == 0 and (
+            # Somebody may be waiting for the memory of an idle copy of *owner*: not its own next copy, see `fits`.
+            world.surplus or world.homeless or world.queue.count or world.nested
+            or len(world.short) > (owner.id in world.short)
+        ):  # fmt: skip
+            world.freed = True
+    if owner.removed:
+        forget_if_done(world, owner)
 
 
 def _recovers(world: World, owner: FunctionState, failing: backoff.Backoff, cold: bool) -> None:
@@ -219,34 +239,6 @@ def _recovers(world: World, owner: FunctionState, failing: backoff.Backoff, cold
     if failing.served(world.cluster.now, cold):
         owner.recovered()
         balance(world, owner)
-
-
-def _proceed(world: World, call: Call, device: DeviceState) -> None:
-    """After `_end`: the place on the worker goes to the next that waits for it."""
-    owner = call.owner
-    if owner.exclusive:
-        next_local(world, device)
-        world.freed = True
-    else:
-        model = call.model
-        assert model is not None
-        if owner.queue.calls and model in owner.active:
-            if model.running < owner.slots:
-                following = owner.queue.calls[0]
-                owner.queue.remove(following)
-                start(world, following, device, model, ())
-        elif model.running == 0 and _sought(world, owner):
-            world.freed = True
-    if owner.removed:
-        forget_if_done(world, owner)
-
-
-def _sought(world: World, owner: FunctionState) -> bool:
-    """Somebody may be waiting for the memory of an idle copy of *owner*: not its own next copy, see `victims`."""
-    short = world.short
-    return bool(world.surplus or world.homeless or world.queue.count or world.nested) or len(short) > (
-        owner.id in short
-    )
 
 
 def cancelled(world: World, event: m.Cancelled) -> None:
@@ -268,8 +260,8 @@ def refused(world: World, event: m.Refused) -> None:
             serve_fifo(world, lost.owner)
         world.freed = True
         return
-    call = world.calls.running(event.call, event.device)
-    if call is None or call.device is None:
+    call = world.calls.by_id.get(event.call)
+    if call is None or call.state != RUNNING or call.device is None or call.device.id != event.device:
         world.ignored["Refused"] += 1
         return
     device, model, owner = call.device, call.model, call.owner

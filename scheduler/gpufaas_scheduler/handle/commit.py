@@ -60,7 +60,7 @@ def try_enqueue(world: World, action: contract.EnqueueLocal) -> str | None:
         return f"device {device.id} is held by a call that waits for a call"
     world.queue.remove(call)
     call.why = action.why
-    costs = call.owner.costs(device.kind)
+    costs = call.owner.costs[device.kind]
     call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
     world.calls.enqueue(call, device)
     call.patience_s = action.patience_s

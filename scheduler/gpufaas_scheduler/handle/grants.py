@@ -7,7 +7,7 @@ from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId, copy_id
 from gpufaas_scheduler import contract
-from gpufaas_scheduler.world.call_state import LOCAL
+from gpufaas_scheduler.world.call_state import END, LOCAL, START
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
 from gpufaas_scheduler.world.world import World
 
@@ -16,8 +16,8 @@ TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of i
 
 def start(world: World, call: Call, device: DeviceState, model: Model | None, victims: tuple[Model, ...]) -> None:
     """Grant *call* the lease: a hit on *model*, or a miss for which *victims* leave. The caller checked it all."""
-    cluster = world.cluster
-    owner = call.owner
+    cluster, calls, owner = world.cluster, world.calls, call.owner
+    local, after = call.state == LOCAL, START[call.state]
     now = cluster.now
     names: tuple[CopyId, ...] = ()
     if model is None:
@@ -32,10 +32,18 @@ def start(world: World, call: Call, device: DeviceState, model: Model | None, vi
     model.running += 1
     if model.running == 1 and model.limit != model.memory:
         device.models.hold(model)
-    local = call.state == LOCAL
-    world.calls.start(call, device, model)
+    call.state = after
+    call.device = device
+    call.model = model
+    if not owner.marked:
+        owner.mark()
+    if not device.marked:
+        device.mark()
+    owner.waiting -= 1
+    owner.runs[call] = None
+    calls.waiting -= 1
     if owner.exclusive:
-        costs = owner.costs(device.kind)
+        costs = owner.costs[device.kind]
         ready = model.ready_at if model.loading and model.ready_at > now else now
         device.run = call
         device.busy_since = now
@@ -62,7 +70,7 @@ def reserve(
 ) -> tuple[Model, tuple[CopyId, ...]]:
     """Evict *victims* and charge the reservation of *owner*, whose load begins now."""
     leave_for_others(world, device, victims)
-    costs = owner.costs(device.kind)
+    costs = owner.costs[device.kind]
     assert costs is not None
     world.out += world.lending.take_back(device, costs.occupation)
     model = world.cluster.insert(device, owner, costs.occupation, costs.load_s)
@@ -84,7 +92,17 @@ def end(world: World, call: Call) -> None:
     model, device, owner = call.model, call.device, call.owner
     assert model is not None
     assert device is not None
-    world.calls.end(call)
+    calls = world.calls
+    call.state = END[call.state]
+    if not owner.marked:
+        owner.mark()
+    if not device.marked:
+        device.mark()
+    del owner.runs[call]
+    if calls.by_id.get(call.id) is call:
+        del calls.by_id[call.id]
+    else:
+        calls.twins.pop((call.id, device.id), None)
     model.running -= 1
     if not model.running:
         if model.limit != model.memory:
@@ -105,7 +123,7 @@ def end(world: World, call: Call) -> None:
 def _next_other(world: World, device: DeviceState) -> None:
     """Of several model functions' calls on *device*, which should not have been, the next one has it now."""
     device.run = following = device.others.pop(0)
-    costs = following.owner.costs(device.kind)
+    costs = following.owner.costs[device.kind]
     following.estimate_s = 0.0 if costs is None else costs.estimate_s(following.size)
     device.busy_since = world.cluster.now
     device.free_at = world.cluster.now + following.estimate_s

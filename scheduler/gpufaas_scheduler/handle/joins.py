@@ -172,7 +172,7 @@ def _adopt_residents(
             owner is None
             or excess
             or owner.digest != each.digest
-            or owner.costs(state.kind) is None
+            or owner.costs[state.kind] is None
             or not owner.allows(state)
             or (owner.exclusive and each.copy)
             or each.memory > state.models.unpromised
@@ -181,7 +181,7 @@ def _adopt_residents(
             over -= each.memory
             world.out.append(m.Evict(each.function, state.id, each.copy))
             continue
-        costs = owner.costs(state.kind)
+        costs = owner.costs[state.kind]
         assert costs is not None
         before = known.get(key)
         charged = min(each.memory, costs.occupation if before is None else before.memory)
@@ -252,7 +252,7 @@ def _estimate(call: Call, running: RunningCall, at: Seconds) -> Seconds:
     model, device = call.model, call.device
     assert model is not None
     assert device is not None
-    costs = call.owner.costs(device.kind)
+    costs = call.owner.costs[device.kind]
     call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
     if running.begun:
         return at - running.age_s + call.estimate_s

@@ -45,7 +45,7 @@ def loaded(world: World, event: m.Loaded) -> None:
         device.busy_s += world.cluster.now - device.busy_since
         next_local(world, device)
         world.freed = True
-    costs = owner.costs(device.kind)
+    costs = owner.costs[device.kind]
     if costs is not None and world.learn and is_time(event.load_s):
         costs.learn_load(event.load_s, LEARNING_RATE)
         world.learnt[(owner.id, device.kind)] = None
@@ -74,7 +74,7 @@ def load_failed(world: World, event: m.LoadFailed) -> None:
             _hold_back(world, owner)
         _after_loss(world, device, owner)
         return
-    costs = owner.costs(device.kind)
+    costs = owner.costs[device.kind]
     if event.out_of_memory and world.learn and costs is not None:
         largest = world.cluster.largest_for(owner).get(device.kind, device.device.memory)
         if memory.widen(costs, model.limit, largest):
@@ -154,7 +154,7 @@ def measured(world: World, event: m.Measured) -> None:
         world.ignored["Measured"] += 1
         return
     device, model = found
-    costs = model.owner.costs(device.kind)
+    costs = model.owner.costs[device.kind]
     peak, charged, limit = event.occupation, model.memory, model.limit
     if event.out_of_memory and costs is not None and limit <= costs.occupation:
         peak = max(peak, limit)  # it needs more than it had; one that was lent memory may have asked for anything

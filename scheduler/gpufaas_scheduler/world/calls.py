@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from gpufaas_core.model import CallId, DeviceId, Seconds
-from gpufaas_scheduler.world.call_state import ADOPT, END, ENQUEUE, LEAVE, LOCAL, RETURN, RUNNING, START, WAIT
+from gpufaas_scheduler.world.call_state import ADOPT, ENQUEUE, LEAVE, LOCAL, RETURN, WAIT
 from gpufaas_scheduler.world.state import Call, DeviceState, Model
 
 
 class CallBook:
-    """Steps of calls go through here: each is looked up in the table of `call_state` before anything is changed."""
+    """
+    Each step of a call is looked up in the table of `call_state` before anything is changed. Two are taken with every
+    call, and where the rest of what they mean is done: `grants.start` and `grants.end`.
+    """
 
     __slots__ = ("_deadlines", "by_id", "twins", "waiting")
 
@@ -53,19 +56,6 @@ class CallBook:
             call.device.mark()
         call.device = None
 
-    def start(self, call: Call, device: DeviceState, model: Model) -> None:
-        call.state = START[call.state]
-        call.device = device
-        call.model = model
-        owner = call.owner
-        if not owner.marked:
-            owner.mark()
-        if not device.marked:
-            device.mark()
-        owner.waiting -= 1
-        self.waiting -= 1
-        owner.runs[call] = None
-
     def adopt(self, call: Call, device: DeviceState, model: Model, *, twin: bool) -> None:
         """*call* was found running on *device*."""
         call.state = ADOPT[call.state]
@@ -86,20 +76,6 @@ class CallBook:
         call.device.mark()
         return call.device.id
 
-    def end(self, call: Call) -> None:
-        """*call* runs no more."""
-        call.state = END[call.state]
-        owner, device = call.owner, call.device
-        if not owner.marked:
-            owner.mark()
-        if device is not None and not device.marked:
-            device.mark()
-        del owner.runs[call]
-        if self.by_id.get(call.id) is call:
-            del self.by_id[call.id]
-        elif device is not None:
-            self.twins.pop((call.id, device.id), None)
-
     def leave(self, call: Call) -> None:
         """*call* waits no more; its caller has taken it out of its queue."""
         call.state = LEAVE[call.state]
@@ -111,13 +87,6 @@ class CallBook:
         self.waiting -= 1
 
     # --- look-ups -----------------------------------------------------------------------------------------------------
-
-    def running(self, call: CallId, device: DeviceId) -> Call | None:
-        """Return what runs on *device* under that id."""
-        found = self.by_id.get(call)
-        if found is not None and found.state == RUNNING and found.device is not None and found.device.id == device:
-            return found
-        return self.twins.get((call, device)) if self.twins else None
 
     def __iter__(self) -> Iterator[Call]:
         """Yield all that wait or run, twins included."""

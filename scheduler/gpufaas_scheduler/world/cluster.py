@@ -62,15 +62,6 @@ class Cluster:
         """See `contract.Start.reserved_s`."""
         self.demand = Demand()
 
-    def note_call(self, owner: FunctionState) -> None:
-        """A call of *owner* has come, and waits."""
-        self.demand.note(owner, self.largest, self.now)
-        if owner.exclusive:
-            if owner.holders:
-                self.hits.note(owner)
-            else:
-                self.orphaned[owner.id] = owner
-
     def note_waiting(self, owner: FunctionState) -> None:
         """One of its calls began to wait, or a device began or ceased to hold it."""
         if owner.waiting and owner.exclusive:
@@ -148,8 +139,10 @@ class Cluster:
     def evict(self, device: DeviceState, model: Model, *, lost: bool = False) -> None:
         """Take *model* off the lists and give its charge back. *lost*: nobody evicts it, it is gone already."""
         owner = model.owner
-        owner.mark()
-        device.mark()
+        if not owner.marked:
+            owner.mark()
+        if not device.marked:
+            device.mark()
         device.evictions += not lost
         device.models.remove(model.key)
         if model in owner.active:
@@ -211,7 +204,7 @@ class Cluster:
             owner.fits_as_of = self.fleet
             owner.fits = False
             for kind, memory in self.largest_for(owner).items():
-                costs = owner.costs(kind)
+                costs = owner.costs[kind]
                 if costs is not None and costs.occupation <= memory:
                     owner.fits = True
                     break

@@ -123,46 +123,50 @@ class Costs:
         return Profile(self.load_s, self.service_s, occupation, self.measured, self.times_doc(), estimated)
 
 
+class CostsByKind(dict[str, Costs | None]):
+    """By kind of device, made when asked for; None: the function has no profile for it, and cannot run there."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, kind: str) -> Costs | None:
+        try:
+            costs = Costs(self._function.profile(kind), self._function.floor)
+        except KeyError:
+            costs = None
+        self[kind] = costs
+        return costs
+
+    def known(self) -> Iterator[tuple[str, Costs]]:
+        """Yield those of kinds that were asked for."""
+        return ((kind, costs) for kind, costs in self.items() if costs is not None)
+
+
 class Costed:
-    """A function, as far as its costs go: by kind of device, found when they are asked for."""
+    """What a function costs, as policies ask for it. Infinite where it cannot run."""
 
     __slots__ = ()
 
-    declared: Function
-    _costs: dict[str, Costs | None]
-
-    def costs(self, kind: str) -> Costs | None:
-        """None: it has no profile for devices of this kind, and cannot run there."""
-        try:
-            return self._costs[kind]
-        except KeyError:
-            pass
-        try:
-            costs = Costs(self.declared.profile(kind), self.declared.floor)
-        except KeyError:
-            costs = None
-        self._costs[kind] = costs
-        return costs
-
-    def known_costs(self) -> Iterator[tuple[str, Costs]]:
-        """By kind, of kinds that were asked for."""
-        return ((kind, costs) for kind, costs in self._costs.items() if costs is not None)
+    costs: CostsByKind
 
     def load_s(self, kind: str) -> Seconds:
-        costs = self.costs(kind)
+        costs = self.costs[kind]
         return inf if costs is None else costs.load_s
 
     def service_s(self, kind: str) -> Seconds:
-        costs = self.costs(kind)
+        costs = self.costs[kind]
         return inf if costs is None else costs.service_s
 
     def estimate_s(self, kind: str, size: float) -> Seconds:
-        costs = self.costs(kind)
+        costs = self.costs[kind]
         return inf if costs is None else costs.estimate_s(size)
 
     def service_estimate(self, kind: str, size: float, estimate_s: Seconds | None = None) -> ServiceEstimate | None:
         """For people. *estimate_s*: what was estimated once; None: as it is now."""
-        costs = self.costs(kind)
+        costs = self.costs[kind]
         if costs is None:
             return None
         now_s, times = costs.estimate_s(size), costs.times
@@ -173,9 +177,9 @@ class Costed:
         )
 
     def service_cv(self, kind: str) -> float:
-        costs = self.costs(kind)
+        costs = self.costs[kind]
         return 0.0 if costs is None else costs.times.cv
 
     def service_quantile_s(self, kind: str, share: float) -> Seconds:
-        costs = self.costs(kind)
+        costs = self.costs[kind]
         return inf if costs is None else costs.service_s * costs.times.quantile(share)

@@ -47,7 +47,7 @@ class Demand:
             return
         service_s = 0.0
         for kind in kinds:
-            costs = owner.costs(kind)
+            costs = owner.costs[kind]
             if costs is not None:
                 service_s = costs.service_s
                 break

@@ -28,7 +28,7 @@ from gpufaas_scheduler.fit import NO_PROFILE, NOT_ALLOWED, Reason
 from gpufaas_scheduler.world.backoff import Backoff
 from gpufaas_scheduler.world.call_state import NEW
 from gpufaas_scheduler.world.changes import Changes, Marked, device_key, function_key
-from gpufaas_scheduler.world.costs import Costed, Costs
+from gpufaas_scheduler.world.costs import Costed, CostsByKind
 from gpufaas_scheduler.world.queue import IMPLICIT, FunctionQueue
 from gpufaas_scheduler.world.ready import ReadyCopies
 from gpufaas_scheduler.world.times import SHARE
@@ -79,7 +79,7 @@ class FunctionState(Marked, Costed):
     """A deployed revision: its limits and costs, its copies, and its calls."""
 
     __slots__ = (
-        "_costs", "active", "backoff", "called", "called_at", "constraints", "declared", "desired", "digest",
+        "active", "backoff", "called", "called_at", "constraints", "costs", "declared", "desired", "digest",
         "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "holders", "id", "loading", "max_copies",
         "max_queue", "min_copies", "queue", "ready", "removed", "runs", "slots", "starved", "target",
         "waiting",
@@ -128,7 +128,7 @@ class FunctionState(Marked, Costed):
         self.max_queue = function.max_queue
         self.declared = function
         """As it was deployed."""
-        self._costs: dict[str, Costs | None] = {}
+        self.costs = CostsByKind(function)
         self.starved: str | None = None
         """Why no device has enough memory for its load, since the last load that ran out."""
         self.backoff: Backoff | None = None
@@ -191,7 +191,7 @@ class FunctionState(Marked, Costed):
         """Return what a copy is charged on *device*, or why it may not be there."""
         if not self.allows(device):
             return NOT_ALLOWED
-        costs = self.costs(device.kind)
+        costs = self.costs[device.kind]
         return NO_PROFILE if costs is None else costs.occupation
 
     @property
@@ -201,8 +201,10 @@ class FunctionState(Marked, Costed):
 
     def add(self, model: Model, device: DeviceState) -> None:
         """It takes calls from now on: it begins to load, or does not drain any more."""
-        self.mark()
-        device.mark()
+        if not self.marked:
+            self.mark()
+        if not device.marked:
+            device.mark()
         self.active[model] = device
         if self.exclusive:
             self.holders[device.id] = device
@@ -215,8 +217,10 @@ class FunctionState(Marked, Costed):
     def drop(self, model: Model) -> DeviceState:
         """It takes no more calls. Return where it is."""
         device = self.active.pop(model)
-        self.mark()
-        device.mark()
+        if not self.marked:
+            self.mark()
+        if not device.marked:
+            device.mark()
         if self.exclusive:
             del self.holders[device.id]
         elif self.ready is not None:
@@ -350,7 +354,7 @@ class DeviceState(Marked):
         left = self.free_at - now
         if run is not None:
             began_at = self.free_at - run.estimate_s
-            costs = run.owner.costs(self.kind)
+            costs = run.owner.costs[self.kind]
             if costs is None or now <= began_at:
                 left = max(0.0, left)
             elif run.model is not None and run.model.loading:

@@ -8,6 +8,7 @@ from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.steps import IllegalStep
 from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.handle.grants import end, start
 from gpufaas_scheduler.world.call_state import (
     ADOPT,
     END,
@@ -54,18 +55,38 @@ def test_an_illegal_step_in_the_book_changes_nothing() -> None:
     book, owner = CallBook(), FunctionState(Function(FunctionId("f"), ""), Changes())
     call = Call(CallId("c"), owner.id, owner, 0, 0.0, None)
 
-    for step in (book.leave, book.back, book.end):
+    for step in (book.leave, book.back):
         with pytest.raises(IllegalStep):
             step(call)
     assert (list(book), book.waiting, owner.waiting, call.state) == ([], 0, 0, NEW)
 
     book.wait(call)
-    for step in (book.wait, book.back, book.end):
+    for step in (book.wait, book.back):
         with pytest.raises(IllegalStep):
             step(call)
     with pytest.raises(IllegalStep):
         book.adopt(call, DeviceState(Device(DeviceId("a"), "gpu", 1), 0, Changes()), None, twin=False)  # type: ignore[arg-type]
     assert (list(book), book.waiting, owner.waiting, owner.runs, call.state) == ([call], 1, 1, {}, WAITING)
+
+
+def test_a_call_that_runs_is_not_started_and_one_that_is_over_does_not_end() -> None:
+    engine = with_a_call_on_a()
+    world = engine._world
+    call = world.calls.by_id[CallId("c")]
+    device, model = call.device, call.model
+    assert device is not None
+    assert model is not None
+    before, lease = engine.status(0.0), world.lease
+
+    with pytest.raises(IllegalStep, match="a call that runs cannot start"):
+        start(world, call, device, model, ())
+    assert (engine.status(0.0), world.lease) == (before, lease)
+
+    end(world, call)
+    before = engine.status(0.0)
+    with pytest.raises(IllegalStep, match="a call that is over cannot end"):
+        end(world, call)
+    assert engine.status(0.0) == before
 
 
 def test_a_call_that_runs_twice_is_known_by_its_id_and_by_where_it_is_to_stop() -> None:
