@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo test test-all fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-policy bench-live chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo check check-lint check-tests test test-all fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-policy bench-live chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
-	@echo "make test    set up, run all tests"
+	@echo "make check   lint, the tests of decisions, one smoke test of a real platform: under three minutes"
+	@echo "make test    set up, run all tests: under 20 minutes on two cores (PYTEST='-x -k NAME' adds options)"
 	@echo "make test-all   the long ones too (more of the cluster, of pods, of object stores)"
 	@echo "make fuzz    three minutes of requests that nobody means to send, to a real platform"
 	@echo "make cluster a cluster by docker-compose on this machine: etcd, gateways, schedulers, nodes (KEEP=1, PUBLIC=1)"
@@ -42,12 +43,27 @@ setup: $(VENV)/.ready
 demo: setup
 	@$(BIN)/python -m demo $(if $(KEEP),--keep)
 
+# Tests run in as many processes, each with a platform of its own; tests/costs.py says which must not run beside which.
+WORKERS ?= 2
+RUN_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+SMOKE := tests/integration/test_platform.py::test_an_update_under_load_loses_no_call_and_the_new_version_answers
+
+# What one runs after each change: lint beside the tests that are quick. What it leaves out has a marker (tests/costs.py).
+check: setup
+	@$(MAKE) --no-print-directory -j2 check-lint check-tests
+
+check-lint: setup
+	@$(MAKE) --no-print-directory --output-sync=target lint
+
+check-tests: setup
+	$(RUN_TESTS) -q -m "not slow and not long" --hypothesis-profile light tests/unit $(SMOKE)
+
 test: setup
-	$(BIN)/python -m pytest
+	$(RUN_TESTS) $(PYTEST)
 
 # What takes minutes is in it: more of the cluster, of pods, of object stores.
 test-all: setup
-	GPUFAAS_TESTS=all $(BIN)/python -m pytest
+	GPUFAAS_TESTS=all $(RUN_TESTS) $(PYTEST)
 
 fuzz: setup
 	FUZZ_CASES=50 $(BIN)/python -m pytest tests/integration/test_fuzz.py
@@ -85,7 +101,7 @@ bench-live: setup
 # Every part of a cluster is killed, stopped and cut off under load: ten minutes, needs etcd, and root for networks of
 # their own (ip netns, iptables) and small disks; what cannot be done here is skipped, and says why. JSON=FILE: the table.
 chaos: setup
-	$(BIN)/python -m pytest -m slow -q -s $(if $(JSON),--chaos-json=$(JSON)) tests/chaos
+	$(BIN)/python -m pytest -m chaos -q -s $(if $(JSON),--chaos-json=$(JSON)) tests/chaos
 
 # What is quick of it is in `make test`, all of it in `make test-all`.
 incidents: setup
@@ -93,7 +109,7 @@ incidents: setup
 
 # 10,000 accepted calls over 20 kills; the tests have a short one.
 chaos-async: setup
-	$(BIN)/python -m pytest -m slow -s tests/integration/test_async.py
+	$(BIN)/python -m pytest -m chaos -s tests/integration/test_async.py
 
 # Mixed functions, heavy-tailed times, updates, cancellations, kills, a printer, a memory hog, slow readers; exits 1 if
 # anything was lost, wrong or stuck, or did not stay flat.

@@ -7,24 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from tests.examples import LIGHT
 from tests.nursery import Nursery
-
-# How long an example takes is a matter of what else the machine does: no deadline. --hypothesis-profile chooses.
-settings.register_profile("full", deadline=None)
-settings.register_profile(LIGHT, deadline=None, max_examples=10, derandomize=True)
-settings.load_profile("full")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make test` is to end within half an hour on two cores: what is marked ``long`` is for `make test-all`."""
-    if config.getoption("-m") or os.environ.get("GPUFAAS_TESTS") == "all":
-        return
-    for item in items:
-        if item.get_closest_marker("long"):
-            item.add_marker(pytest.mark.skip(reason="one of many that take minutes together: make test-all"))
-
 
 _IMAGES = Path(__file__).parent / "images"
 sys.path.insert(0, str(Path(__file__).parent / "fakes"))  # stand-ins for servers of others: `import kubernetes_server`

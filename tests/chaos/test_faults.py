@@ -15,9 +15,8 @@ from gpufaas_store.testing import etcd_missing
 
 pytestmark = [
     pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"),
-    pytest.mark.slow,
+    pytest.mark.chaos,
     pytest.mark.timeout(300),
-    pytest.mark.skipif("not config.getoption('-m')", reason="takes minutes: make chaos"),
 ]
 Begin = Callable[..., Chaos]
 

@@ -14,7 +14,7 @@ from gpufaas_store.testing import etcd_missing
 pytestmark = [
     pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"),
     pytest.mark.timeout(180),
-    pytest.mark.skipif("config.getoption('-m') == 'slow'", reason="make chaos has more"),
+    pytest.mark.skipif("config.getoption('-m') == 'chaos'", reason="make chaos has more"),
 ]
 
 

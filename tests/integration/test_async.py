@@ -511,9 +511,8 @@ def test_accepted_calls_survive_kills(make_platform: Make, receiver: Receiver) -
     survive(make_platform(*LOCAL), receiver, calls=1_000, kills=4, seed=1)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(400)
-@pytest.mark.skipif("not config.getoption('-m')", reason="takes minutes: make chaos-async")
 def test_ten_thousand_accepted_calls_survive_twenty_kills(make_platform: Make, receiver: Receiver) -> None:
     survive(make_platform(*LOCAL), receiver, calls=10_000, kills=20, seed=2)
 

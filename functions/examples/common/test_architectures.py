@@ -33,6 +33,7 @@ def test_an_architecture_has_as_many_parameters_as_torchvisions(architectures: A
 
 
 @pytest.mark.parametrize("arch", ["squeezenet1_1", "resnet18", "densenet121"])
+@pytest.mark.slow
 def test_weights_are_the_same_at_every_build_and_give_sane_scores(
     architectures: Any, arch: str, tmp_path: Path
 ) -> None:

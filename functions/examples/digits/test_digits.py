@@ -18,6 +18,7 @@ def split_of(digits: Any) -> Any:
     return namespace["split"]()
 
 
+@pytest.mark.slow
 def test_at_least_97_percent_of_held_out_images_are_right(deployed: Any, held_out: Any) -> None:
     images, labels = held_out
 

@@ -17,6 +17,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 def test_sentences_that_mean_the_same_are_nearest_to_each_other(deployed: Any) -> None:
     sentences = [sentence for pair in PAIRS for sentence in pair]
 
@@ -39,6 +40,7 @@ def test_known_similarities_of_the_published_model(deployed: Any) -> None:
     assert np.allclose(answer["similarities"], expected, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_answers_agree_with_a_plain_numpy_transformer(deployed: Any) -> None:
     """The same weights by another path: numpy, one sentence at a time, no padding, no mask."""
     from safetensors.numpy import load_file

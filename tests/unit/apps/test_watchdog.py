@@ -72,6 +72,7 @@ def start() -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("where", ["in_python", "in_c"])
+@pytest.mark.slow
 def test_a_loop_that_stands_says_where_and_a_second_signal_ends_it(start: Start, where: str, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
@@ -104,6 +105,7 @@ def test_one_that_was_asked_and_does_not_end_is_ended(start: Start) -> None:
     assert "it was asked to stop 0.6 s ago" in said
 
 
+@pytest.mark.slow
 def test_a_loop_that_turns_again_says_how_long_it_stood(start: Start) -> None:
     process = start("for_a_while")
     time.sleep(2.0)

@@ -393,6 +393,7 @@ def test_what_is_provided_is_not_installed_again(project: Project, monkeypatch: 
     assert time.perf_counter() - began < 2
 
 
+@pytest.mark.slow
 def test_only_what_is_missing_goes_into_the_bundle(project: Project, wheels: Wheels) -> None:
     wheels("gpufaas_test_a", requires=("gpufaas_test_b>=1", "numpy", "msgspec"))
     wheels("gpufaas_test_b", "1.5")
@@ -409,6 +410,7 @@ def test_only_what_is_missing_goes_into_the_bundle(project: Project, wheels: Whe
     assert project.build().up_to_date
 
 
+@pytest.mark.slow
 def test_a_bundle_with_requirements_is_reproducible(project: Project, wheels: Wheels) -> None:
     wheels("gpufaas_test_a")
     project.write("fn/requirements.txt", "gpufaas-test-a")
@@ -419,6 +421,7 @@ def test_a_bundle_with_requirements_is_reproducible(project: Project, wheels: Wh
     assert project.build().digest == first
 
 
+@pytest.mark.slow
 def test_options_of_the_file_are_followed(project: Project, wheels: Wheels) -> None:
     """A folder of wheels beside the requirements; pip reads it from the file's own place."""
     wheels("gpufaas_test_a")
@@ -447,6 +450,7 @@ def test_a_pin_without_the_local_part_of_torchs_version_is_met(project: Project)
     assert project.build().manifest.requirements == ()
 
 
+@pytest.mark.slow
 def test_a_requirement_that_needs_another_version_of_what_is_provided_is_refused_with_both(
     project: Project, wheels: Wheels
 ) -> None:
@@ -460,6 +464,7 @@ def test_a_requirement_that_needs_another_version_of_what_is_provided_is_refused
 
 
 @pytest.mark.usefixtures("wheels")
+@pytest.mark.slow
 def test_a_requirement_that_is_nowhere_is_named(project: Project) -> None:
     project.write("fn/requirements.txt", "gpufaas-no-such-thing==1")
 

@@ -253,6 +253,7 @@ def test_a_bad_stack_file_is_exit_code_2_with_its_line(command: str, folder: Pat
     assert result.stderr.startswith("gpufaas: stack.yml:4: unknown key 'imag' in function a: did you mean 'image'?")
 
 
+@pytest.mark.slow
 def test_our_exit_codes_are_those_of_the_process(folder: Path) -> None:
     """CliRunner runs in this process; a shell sees the same."""
     env = {**os.environ, "OPENFAAS_URL": "http://127.0.0.1:9"}

@@ -51,6 +51,7 @@ async def test_an_end_that_says_nothing_is_given_up(ends: Any) -> None:
     assert ended[0].startswith("nothing was heard for")
 
 
+@pytest.mark.slow
 async def test_ends_that_stood_still_themselves_do_not_blame_the_other(ends: Any) -> None:
     """As when the machine was asleep: both have beats of the other in their sockets."""
     _, _, ended = ends

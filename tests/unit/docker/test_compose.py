@@ -85,6 +85,7 @@ def compose() -> list[str]:
 
 
 @pytest.mark.parametrize("overrides", OVERRIDES, ids=lambda files: files[0] if files else "alone")
+@pytest.mark.slow
 def test_compose_takes_it(overrides: list[str], tmp_path: Path) -> None:
     command = compose()
     if not command:

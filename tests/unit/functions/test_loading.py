@@ -39,6 +39,7 @@ def saved(tmp_path: Path) -> tuple[Small, Path]:
     return module, tmp_path / "weights.safetensors"
 
 
+@pytest.mark.slow
 def test_a_loaded_module_answers_as_the_saved_one(saved: tuple[Small, Path]) -> None:
     module, path = saved
     x = torch.randn(5, 3)
@@ -78,6 +79,7 @@ def anonymous_bytes() -> int:
     raise AssertionError("no RssAnon")
 
 
+@pytest.mark.slow
 def test_building_on_meta_imports_nothing_heavy(tmp_path: Path) -> None:
     """An initialiser on the meta device pulls in sympy: a second and 65 MB for each worker."""
     save_file({"weight": torch.zeros(10, 4)}, tmp_path / "weights.safetensors")

@@ -195,6 +195,7 @@ async def test_a_reader_who_does_not_read_is_cut_off(served: Served, monkeypatch
     assert await read_large(served, pause_s=1.0) < LARGE
 
 
+@pytest.mark.slow
 async def test_a_reader_who_reads_slowly_is_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "READER_S", 0.2)
 

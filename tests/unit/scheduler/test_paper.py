@@ -18,6 +18,7 @@ SEEDS = 8
     ("policy", "least_s", "most_s", "least_misses", "most_misses"),
     [("lb", 145.0, 175.0, 0.83, 0.88), ("lalb", 4.0, 18.0, 0.24, 0.34), ("lalb-o3", 3.1, 4.4, 0.21, 0.27)],
 )
+@pytest.mark.slow
 def test_latency_and_misses_are_those_of_the_paper_s_evaluation(
     policy: str, least_s: float, most_s: float, least_misses: float, most_misses: float
 ) -> None:

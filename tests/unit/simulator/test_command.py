@@ -102,6 +102,7 @@ def test_the_table_has_a_column_per_policy(run: Run) -> None:
 
 
 @pytest.mark.parametrize("form", ["svg", "png"])
+@pytest.mark.slow
 def test_plots_are_drawn(form: str, run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "plots"
 

@@ -16,6 +16,7 @@ def served(policy: str, functions: int, rpm: int, cv: float) -> Report:
 
 
 @pytest.mark.parametrize(("functions", "rpm", "cv"), [(60, 450, 0.0), (35, 325, 3.0)])
+@pytest.mark.slow
 def test_an_overload_does_not_become_strict_order_with_a_load_for_each_call(
     functions: int, rpm: int, cv: float
 ) -> None:

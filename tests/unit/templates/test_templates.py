@@ -104,6 +104,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("template", list_templates(), ids=lambda each: each.name)
+@pytest.mark.slow
 def test_the_skeletons_own_tests_pass(template: Template) -> None:
     if template.kind != "http":
         pytest.importorskip("torch")
