@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core.messages import Command, Event
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.engine import Engine
@@ -33,8 +34,8 @@ class Journaled(Engine):
 
 
 def record(path: Path, workload: Workload, header: Header, noise: Noise | None = None) -> None:
-    made = header.engine()
-    engine = Journaled(policy=made.policy, replacement=made._world.cluster.replacement, max_queue=1 << 60, learn=False)
+    made, replacement = header.engine(), make_replacement(header.replacement)
+    engine = Journaled(policy=made.policy, replacement=replacement, max_queue=header.max_queue, learn=False)
     with Journal(path, header) as journal:
         engine.journal = journal
         Simulation(workload, engine, noise=noise).run()
