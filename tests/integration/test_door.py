@@ -23,7 +23,8 @@ from gpufaas_core.messages import Lease
 from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import MiB
 from gpufaas_core.wire import SILENCE_S, NodeView
-from gpufaas_gateway.remote_nodes import RemoteExchange, RemoteNodes
+from gpufaas_gateway.remote_exchange import RemoteExchange
+from gpufaas_gateway.remote_nodes import RemoteNodes
 from gpufaas_gateway.remote_workers import RemoteLogs, RemoteWorkers
 from gpufaas_gpu_manager.devices import open_devices
 

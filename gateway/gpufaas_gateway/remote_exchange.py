@@ -1,0 +1,206 @@
+"""A call at a node elsewhere, as its gateway sees it (port: `ports.CallExchange`)."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gpufaas_core import wire
+from gpufaas_core.answer_buffer import AnswerBuffer
+from gpufaas_core.door_frames import DoorAnswer, DoorCall, DoorKind, Failure, Room
+from gpufaas_core.errors import GpufaasError, LeaseRefused, StorageFailed, WorkerCrashed
+from gpufaas_core.frames import CHUNK_BYTES, FILE, CallHead, EndHead, Kind, encode_frame, encode_prefix
+from gpufaas_core.messages import Lease
+from gpufaas_core.model import CallId
+from gpufaas_gateway.remote_connection import BUFFER, Connection
+
+_decode_answer: Final = msgspec.msgpack.Decoder(DoorAnswer).decode
+_decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
+_decode_room: Final = msgspec.msgpack.Decoder(Room).decode
+_decode_failure: Final = msgspec.msgpack.Decoder(Failure).decode
+
+OnUnreachable = Callable[[CallId, str, str], None]
+"""Told of a call whose node, by its device, could not be reached, and why: nothing of it was taken."""
+
+
+class RemoteExchange(AnswerBuffer):
+    """`CallExchange`."""
+
+    __slots__ = (
+        "_body", "_cancelled", "_connection", "_head", "_on_unreachable", "_over", "_room", "_roomy", "_sender",
+        "lease",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_unreachable: OnUnreachable,
+        lease: Lease,
+        head: CallHead,
+        body: bytes | memoryview,
+    ) -> None:
+        super().__init__(loop, BUFFER)
+        self.lease = lease
+        self._on_unreachable = on_unreachable
+        self._head = head
+        self._body = body
+        self._connection: Connection | None = None
+        """While it has one."""
+        self._over = False
+        """The node has said the last of it, or is gone."""
+        self._cancelled = False
+        self._room = 0
+        """So many bytes of a body that streams the node takes now."""
+        self._roomy: asyncio.Future[None] | None = None
+        """Whoever sends the body, and waits for room."""
+        self._sender: asyncio.Task[None] | None = None
+
+    # --- the gateway's side ---
+
+    async def send_body(self, piece: bytes) -> None:
+        """
+        Send a piece of a streamed body; waits while the worker does not read. Quietly nothing once it is over.
+
+        :raises LeaseRefused: nothing was taken, and this piece is to be sent again under the next lease
+        """
+        for at in range(0, len(piece), CHUNK_BYTES):
+            if not await self._may_send():
+                return
+            part = piece if len(piece) <= CHUNK_BYTES else piece[at : at + CHUNK_BYTES]
+            self._room -= len(part)
+            assert self._connection is not None
+            self._connection.write_with(encode_prefix(Kind.BODY, None, len(part)), part)
+
+    async def end_body(self) -> None:
+        """:raises LeaseRefused: as `send_body`"""
+        if await self._may_send():
+            assert self._connection is not None
+            self._connection.write(encode_frame(Kind.BODY_END))
+
+    def fail(self, error: GpufaasError) -> None:
+        """Whoever waits gets *error*, and the node is told that nobody waits."""
+        if self._error is None:
+            self._error = error
+        if not self._over and not self._cancelled:
+            self._cancelled = True
+            self._chunks.clear()
+            self._stop_sending()
+            if self._connection is not None:
+                self._connection.write(encode_frame(Kind.CANCEL))
+                self._resume()
+        self._wake()
+
+    async def _may_send(self) -> bool:
+        """Wait for room; False: the call is over."""
+        while self._room <= 0 and self._error is None and not self._over:
+            self._roomy = self._loop.create_future()
+            await self._roomy
+        if self._room <= 0 and isinstance(self._error, LeaseRefused):
+            raise self._error
+        return self._error is None and not self._over
+
+    def _wake(self) -> None:
+        self._wake_reader()
+        if self._roomy is not None and not self._roomy.done():
+            self._roomy.set_result(None)
+
+    def _pause_source(self) -> bool:
+        if self._connection is not None:
+            self._connection.pause()
+        return self._connection is not None
+
+    def _resume_source(self) -> None:
+        if self._connection is not None:
+            self._connection.resume()
+
+    # --- the connection's side ---
+
+    @property
+    def gone(self) -> bool:
+        return self._cancelled
+
+    def sent_on(self, connection: Connection) -> None:
+        self._connection = connection
+        head, body = self._head, self._body
+        self._body = b""
+        connection.write_with(encode_prefix(Kind.CALL, DoorCall(self.lease, head), len(body)), body)
+        if head.body_mode == FILE:
+            self._sender = self._loop.create_task(self._send_file(head.body_path, connection))
+
+    def not_sent(self, reason: str) -> None:
+        self._over = True
+        if not self._cancelled:
+            self._on_unreachable(self.lease.call, self.lease.device, reason)
+            self._fail_with(LeaseRefused(reason))
+
+    def on_lost(self, reason: str) -> None:
+        self._finish()
+        name = self.lease.device.rpartition("/")[0]
+        self._fail_with(WorkerCrashed(f"node {name} was lost during the call, which may have run there: {reason}"))
+
+    def on_frame(self, kind: int, header: bytes, body: bytes) -> bool:
+        if kind == Kind.ANSWER or kind == Kind.HEAD:
+            answer = _decode_answer(header)
+            whole = kind == Kind.ANSWER
+            if not self._cancelled:
+                self.load_s, self.phases = answer.load_s, answer.phases
+                if answer.lease is not None:
+                    self.lease = answer.lease
+                self._chunks.append((answer.head, body, whole))
+            if whole:
+                self._finish()
+            self._wake()
+            return whole
+        if kind == Kind.CHUNK:
+            if not self._cancelled:
+                self._keep(body)
+                self._wake()
+            return False
+        if kind == DoorKind.ROOM:
+            self._room += _decode_room(header).bytes
+            self._wake()
+            return False
+        if kind == Kind.END:
+            self.end = end = _decode_end(header)
+            self._finish()
+            if end.error and end.error != "cancelled":
+                self._fail_with(GpufaasError(f"the function's answer broke off: {end.error}"))
+            self._wake()
+            return True
+        if kind == DoorKind.REFUSED or kind == DoorKind.ERROR:
+            failure = _decode_failure(header)
+            self._finish()
+            self._fail_with(wire.make_error(failure.name, failure.message, failure.retry_after_s))
+            return True
+        return False
+
+    def _finish(self) -> None:
+        self._resume()
+        self._over = True
+        self._connection = None
+        self._stop_sending()
+
+    def _fail_with(self, error: GpufaasError) -> None:
+        if self._error is None:
+            self._error = error
+        self._wake()
+
+    def _stop_sending(self) -> None:
+        if self._sender is not None:
+            self._sender.cancel()
+            self._sender = None
+
+    async def _send_file(self, path: str, connection: Connection) -> None:
+        try:
+            with open(path, "rb", buffering=0) as file:  # noqa: ASYNC230 - in the page cache: just written
+                while piece := file.read(CHUNK_BYTES):
+                    connection.write_with(encode_prefix(Kind.BODY, None, len(piece)), piece)
+                    await connection.drain()
+                    await asyncio.sleep(0)  # other calls come between the pieces
+        except OSError as exc:
+            self._sender = None
+            self.fail(StorageFailed(f"the body could not be read from {path} ({exc.strerror}): call again"))
+        else:
+            self._sender = None
+            connection.write(encode_frame(Kind.BODY_END))
