@@ -23,7 +23,7 @@ from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
 from gpufaas_core.revision import git_revision
 from gpufaas_core.wire import NodeView
-from gpufaas_gateway.api import UsageOf, management_app
+from gpufaas_gateway.api import management_app
 from gpufaas_gateway.async_api import METHOD as ASYNC_METHOD
 from gpufaas_gateway.async_api import PREFIX as ASYNC_PREFIX
 from gpufaas_gateway.async_api import AsyncInvocations, async_routes
@@ -36,6 +36,7 @@ from gpufaas_gateway.builds import Builds, build_routes
 from gpufaas_gateway.callbacks import HttpCallbacks
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.deploy import Deployer
+from gpufaas_gateway.function_api import UsageOf
 from gpufaas_gateway.invoke import PREFIX, Invocations, Receive, Send
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
