@@ -86,8 +86,9 @@ def test_no_call_is_lost_and_no_memory_is_promised_twice(
             world.tell(m.Woken())
 
     if policy != "hostile":
-        drain(world, LARGEST)
-        assert world.ended >= {f"c{i}" for i in range(len(events))} & seen(world)
+        beside(world, LARGEST)
+        drain(world)
+        assert world.ended == world.arrived
         rest(world)
 
 
@@ -120,7 +121,8 @@ def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: 
             world.deploy(f"f@{revision}", 10, slots=slots, min_copies=pick % 4)
             world.tell(m.FunctionRemoved(FunctionId(f"f@{revision - 1}"), drain=True))
 
-    drain(world, 10)
+    beside(world, 10)
+    drain(world)
     world.device("room", 1000)
     rest(world)
     assert not [each for each in world.log if isinstance(each, m.Reject | m.Abort)]
@@ -132,6 +134,44 @@ def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: 
         last = FunctionId(f"f@{revision}")
         asked = max(world.functions[last].min_copies, world.status.desired.get(last, 0))
         assert world.copies.get(last, 0) >= asked
+
+
+@examples(200)
+@given(st.sampled_from(list(POLICIES)), st.sampled_from(["lru", "cost-aware"]), st.integers(0, 2**32), EVENTS)
+def test_every_call_is_served_where_one_device_is_just_large_enough(
+    policy: str, replacement: str, seed: int, events: list[int]
+) -> None:
+    """Nothing breaks and nobody gives up; not a byte more than the largest function needs beside the minima."""
+    rng = random.Random(seed)
+    world = World(policy, limit=3, replacement=replacement)
+    functions = [f"f{number}" for number in range(6)]
+    sizes = {each: rng.randint(2, 30) for each in functions}
+    minima = {each: rng.choice([0, 0, 0, 1]) for each in functions}
+    pinned = sum(sizes[each] * minima[each] for each in functions)
+    world.device("just", max(sizes[each] * (1 - minima[each]) for each in functions) + pinned)
+    for number in range(rng.randint(0, 2)):
+        world.device(f"small{number}", rng.randint(1, 20))
+    for each in functions:
+        world.deploy(each, sizes[each], slots=rng.choice([None, None, 1, 3]), min_copies=minima[each])
+    for number, choice in enumerate(events):
+        world.now += rng.choice([0.0, 0.25, 1.0])
+        kind, pick, running, loading = choice % 10, choice // 10, sorted(world.running), world.loading()
+        if kind < 5:
+            world.call(f"c{number}", functions[pick % 6])
+        elif kind < 7 and running:
+            world.finish(running[pick % len(running)])
+        elif kind < 9 and loading:
+            world.loaded(*loading[pick % len(loading)])
+        elif kind == 9:
+            world.scale(functions[pick % 6], pick % 5)
+        if (wake_at := world.engine.wake_at) is not None and wake_at <= world.now:
+            world.tell(m.Woken())
+
+    drain(world)
+
+    assert not [each for each in world.log if isinstance(each, m.Reject | m.Abort)]
+    assert world.ended == world.arrived
+    rest(world)
 
 
 def lacks(world: World) -> bool:
@@ -202,17 +242,14 @@ def step(world, choice: int, number: int, rng: random.Random) -> None:  # type: 
             )  # fmt: skip
 
 
-def seen(world) -> set[str]:  # type: ignore[no-untyped-def]
-    return {*world.ended, *world.running, *world.waiting}
-
-
-def drain(world, largest: int) -> None:  # type: ignore[no-untyped-def]
-    """
-    Let everything come to its end: with a device as large as the largest function, beside what the minimum of copies
-    may take for good, nobody waits forever.
-    """
+def beside(world: World, largest: int) -> None:
+    """Add a device that has room for a function of size *largest*, beside what minima of copies may take for good."""
     pinned = sum(world.functions[each].min_copies for each in world.functions.keys() - world.removed)
     world.device("large", (1 + pinned) * largest)
+
+
+def drain(world: World) -> None:
+    """Let everything come to its end: where each function fits beside the minima of others, nobody waits for ever."""
     for _ in range(1000):
         if not world.running and not world.waiting:
             return

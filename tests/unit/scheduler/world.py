@@ -38,6 +38,7 @@ class World:
         self.removed: set[FunctionId] = set()
         self.running: dict[str, m.Lease] = {}
         self.waiting: dict[str, FunctionId] = {}
+        self.arrived: set[str] = set()
         self.ended: set[str] = set()
         """Calls that had their answer: one each."""
         self.aborted: set[str] = set()
@@ -139,6 +140,7 @@ class World:
         """Keep our own account of each call, from the facts and commands alone."""
         match event:
             case m.Arrived(call, function):
+                self.arrived.add(call)
                 self.waiting[call] = function
             case m.Finished(call, device):
                 if call in self.running and self.running[call].device == device:
