@@ -250,6 +250,7 @@ def test_a_change_concerns_the_function_whose_folder_it_is_in_and_elsewhere_all(
     assert concerned([a, b], {Path("a/x"), Path("stack.yaml")}) == [a, b]
 
 
+@pytest.mark.slow
 def test_up_watch_deploys_again_what_has_changed_and_outlives_mistakes(run: Run, wire: WireLog, here: Path) -> None:
     for name in ("a", "b"):
         assert run("new", name, "--lang", "python3-http").exit_code == 0
