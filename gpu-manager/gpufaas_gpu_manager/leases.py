@@ -68,7 +68,7 @@ class Leases:
         worker.used_at = now = time.monotonic()
         exchange = Exchange(lease, worker, asyncio.get_running_loop(), now)
         self._leases[lease.call] = exchange
-        worker.exchanges[lease.call] = exchange
+        worker.calls.exchanges[lease.call] = exchange
         if lease.cold:
             asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._expire, exchange)
         return exchange
@@ -99,9 +99,9 @@ class Leases:
                 exchange.state = states.QUEUE[exchange.state]
             worker.device.unled.append(exchange)
         elif worker.takes_calls:
-            worker.bind(exchange)
+            worker.calls.bind(exchange)
         else:
-            worker.unbound.append(exchange)
+            worker.calls.unbound.append(exchange)
             if worker.state is WorkerState.READY:
                 worker.device.admit()
         return exchange
@@ -120,12 +120,12 @@ class Leases:
         exchange.fail(UnknownFunction(f"{worker.spec.name} was removed while the call ran"))
         if exchange.slot is not None:
             exchange.slot.cancel()
-            worker.watch_abandoned()
+            worker.calls.watch_abandoned()
             return
         # No slot has it yet: it is over at once, while its worker may go on loading for the next.
         with contextlib.suppress(ValueError):
-            worker.unbound.remove(exchange)
-        worker.exchanges.pop(call, None)
+            worker.calls.unbound.remove(exchange)
+        worker.calls.exchanges.pop(call, None)
         self.over(exchange)
         self._revoke(call, exchange.lease.number)
         self._host.report(Finished(call, exchange.lease.device, 0.0, ok=False))
@@ -149,7 +149,7 @@ class Leases:
             following = device.unled.popleft()
             if not following.finished and following.worker.state is WorkerState.READY:
                 following.state = states.LEAVE[following.state]
-                following.worker.bind(following)
+                following.worker.calls.bind(following)
 
     def close(self) -> None:
         """Nothing more is opened, and who waits is told."""

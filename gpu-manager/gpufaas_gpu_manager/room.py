@@ -40,7 +40,7 @@ class WorkerDevice:
             each.slot is not None and not each.finished
             for worker in self.workers.values()
             if worker.exclusive
-            for each in worker.exchanges.values()
+            for each in worker.calls.exchanges.values()
         )
 
     def add(self, worker: Worker) -> None:
@@ -60,9 +60,9 @@ class WorkerDevice:
             if resident.wanted > resident.memory and self.ledger.resize(resident.number, resident.wanted):
                 resident.limit_to(resident.wanted)
             ready = resident.state is WorkerState.READY and resident.told
-            if ready and resident.unbound and not self._is_to_grow(resident):
+            if ready and resident.calls.unbound and not self._is_to_grow(resident):
                 resident.outgrown = False
-                resident.bind_waiting()
+                resident.calls.bind_waiting()
         while self.waiting and not self._settling:
             worker = self.waiting[0]
             if worker.state is WorkerState.WAITING:
@@ -85,9 +85,9 @@ class WorkerDevice:
         less = memory < max(worker.memory, worker.wanted)
         worker.wanted = memory
         if memory < worker.memory and worker.number in self.ledger.reserved:
-            worker.shrink_to(memory)
+            _shrink(worker, memory)
             self.ledger.resize(worker.number, worker.memory)
-            if worker.exchanges:
+            if worker.calls.exchanges:
                 worker.wanted = worker.memory
         self.admit()
         worker.on_told()
@@ -127,7 +127,7 @@ class WorkerDevice:
             (each for each in self.workers.values() if each.state in living), key=lambda each: each.used_at
         )
         running = sorted(
-            (each for worker in workers for each in worker.exchanges.values() if not each.finished),
+            (each for worker in workers for each in worker.calls.exchanges.values() if not each.finished),
             key=lambda each: each.opened_at,
         )
         return DeviceSnapshot(
@@ -169,7 +169,7 @@ class WorkerDevice:
     def _end_hoarders(self) -> None:
         """Memory is waited for that idle workers should have given back, and use behind the scheduler's back."""
         for worker in self.workers.values():
-            if worker.wanted < worker.memory and not worker.exchanges and worker.state is WorkerState.READY:
+            if worker.wanted < worker.memory and not worker.calls.exchanges and worker.state is WorkerState.READY:
                 worker.wanted = worker.memory
                 worker.kill(
                     f"it uses {format_bytes(worker.memory)} without a call, more than is reserved for it, and others "
@@ -186,3 +186,11 @@ class WorkerDevice:
         self._settling -= 1
         self.ledger.release(worker.number)
         self.admit()
+
+
+def _shrink(worker: Worker, memory: Bytes) -> None:
+    """Limit *worker* to *memory*, or to what it has in use: that cannot be taken from it."""
+    before = worker.memory
+    worker.limit_to(min(before, max(memory, worker.run.in_use())))
+    if (used := worker.run.in_use()) > worker.memory:  # it grew until the limit was there
+        worker.limit_to(min(before, used))

@@ -17,7 +17,8 @@ from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import Logs
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.usage import usage_of
-from gpufaas_gpu_manager.worker import Place, Running, Worker
+from gpufaas_gpu_manager.worker import Worker, WorkerPlace
+from gpufaas_gpu_manager.worker_calls import Running
 
 
 class Containers(Protocol):
@@ -82,7 +83,9 @@ class Supervisor:
         """Every worker that has a process or waits for one."""
         return list(self._workers.values())
 
-    def make(self, device: Place, spec: WorkerSpec, memory: Bytes, copy: int = 0, *, scratch: bool = False) -> Worker:
+    def make(
+        self, device: WorkerPlace, spec: WorkerSpec, memory: Bytes, copy: int = 0, *, scratch: bool = False
+    ) -> Worker:
         self._last_number += 1
         worker = Worker(self, device, spec, memory, self._last_number, copy, scratch=scratch)
         self._workers[worker.number] = worker

@@ -504,12 +504,12 @@ async def test_platforms_on_one_machine_do_not_take_each_others_ports(rig: Rig) 
     function = await rig.function()
     other = Node(open_devices(["cpu:0=400MiB"], NodeId("n")), rig.launcher, rig.logs, lambda _: None)
     await other.start()
-    await other.define(rig.launcher.spec("other"))
+    await other.functions.define(rig.launcher.spec("other"))
     lease = Lease(1, 1, CallId("x"), FunctionId("other.ns@1"), "other", DEVICE, True, 128 * MiB)
 
     mine, theirs = await asyncio.gather(
         rig.call(function, "/env", cold=True),
-        whole(other.call(lease, CallHead("x", "POST", "/env", b"", []), b"")),
+        whole(other.leases.call(lease, CallHead("x", "POST", "/env", b"", []), b"")),
     )
 
     assert json.loads(mine[1])["OPENFAAS_NAME"] == "server"

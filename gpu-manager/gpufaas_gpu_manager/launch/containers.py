@@ -27,7 +27,8 @@ from gpufaas_gpu_manager.launch.served import Face
 from gpufaas_gpu_manager.launch.upstream import listens, upstream_port
 from gpufaas_gpu_manager.line_limit import Allowance, LineLimit
 from gpufaas_gpu_manager.output import STREAMS
-from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY, Running, Worker
+from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY, Worker
+from gpufaas_gpu_manager.worker_calls import Running
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,8 @@ from gpufaas_gpu_manager.launch.kubernetes_api import Access, ApiError, ApiLost,
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.launch.served import Face
 from gpufaas_gpu_manager.line_limit import LineLimit
-from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY, Running, Worker
+from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY, Worker
+from gpufaas_gpu_manager.worker_calls import Running
 
 log = logging.getLogger(__name__)
 

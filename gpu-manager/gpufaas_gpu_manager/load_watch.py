@@ -1,0 +1,66 @@
+"""Whether a load gets on: one that does nothing, or reads its files again and again, is ended."""
+
+import asyncio
+from typing import Final, Protocol
+
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.model import Bytes
+from gpufaas_gpu_manager.cpu_time import progress_of
+from gpufaas_gpu_manager.enforcement import Hold
+from gpufaas_gpu_manager.timers import Timers
+from gpufaas_gpu_manager.worker_calls import Place, Running
+
+_LOOK_S: Final = 1.0
+"""Between two looks at whether a load thrashes."""
+
+
+class Loading(Protocol):
+    """A worker that loads."""
+
+    spec: WorkerSpec
+    memory: Bytes
+    scratch: bool
+    pid: int | None
+    run: Running
+    hold: Hold | None
+    timers: Timers
+
+    @property
+    def device(self) -> Place: ...
+
+    def kill(self, reason: str) -> None: ...
+
+    def on_over_memory(self, reason: str) -> None: ...
+
+
+def watch_load(worker: Loading) -> None:
+    """Look at *worker* every so often, by its timers "progress" and "thrashing"."""
+    loop = asyncio.get_running_loop()
+    seen: tuple[int, ...] = ()
+    seen_at = loop.time()
+
+    def check_progress() -> None:
+        """Loading may take as long as it takes, as long as something happens: CPU time, bytes read, memory."""
+        nonlocal seen, seen_at
+        now, stall_s = loop.time(), worker.spec.stall_s
+        progress = progress_of(worker.pid) if worker.pid else ()
+        if progress != seen or not worker.pid:
+            seen, seen_at = progress, now
+        elif now - seen_at >= stall_s:
+            waits = f", and has yet {worker.run.waits_for}" if worker.run.waits_for else ""
+            worker.kill(f"its load made no progress for {stall_s:g} s (no CPU time, no bytes read, no memory){waits}")
+            return
+        worker.timers.later("progress", stall_s / 4, check_progress)
+
+    def check_thrashing() -> None:
+        """A load that reads its files again and again would take minutes or hours: it is told as out of memory."""
+        may_have_more = (
+            not worker.scratch and not worker.spec.memory_limit and worker.memory < worker.device.ledger.capacity
+        )
+        if worker.hold is not None and worker.hold.thrashes() and may_have_more:
+            worker.on_over_memory("out of memory: the files that its load reads do not fit beside what it holds")
+        else:
+            worker.timers.later("thrashing", _LOOK_S, check_thrashing)
+
+    worker.timers.later("progress", worker.spec.stall_s / 4, check_progress)
+    worker.timers.later("thrashing", _LOOK_S, check_thrashing)
