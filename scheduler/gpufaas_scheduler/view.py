@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator
 from itertools import islice
 from math import inf
-from typing import cast
+from typing import Final, cast
 
 from gpufaas_cache_manager.replacement import evictable
 from gpufaas_core.model import Bytes, FunctionId, Seconds
@@ -20,6 +20,9 @@ from gpufaas_scheduler.fit import Fit, Reason
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.queue import GlobalQueue
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
+
+_FEW: Final = 16
+"""Devices are few if there are so many times as many functions that wait: twice what a device holds, about."""
 
 
 class _Part:
@@ -211,16 +214,25 @@ class ClusterView(_Fleet, _Residency, _Costs):
         best = NEVER
         found: Call | None = None
         idle, waiting = self._cluster.idle_devices, self._cluster.queue
-        candidates = self._cluster.hits.candidates(waiting)
-        for owner in list(candidates.values()):
-            head = owner.queue.head
-            if head == NEVER:
-                del candidates[owner.id]
-            elif head < best and owner.id not in without:
-                if self._has_idle_holder(owner, limit):
-                    best, found = head, owner.queue.calls[0]
+        if (limit is None or len(idle) <= limit) and _FEW * len(idle) <= waiting.functions:
+            # What these devices hold says the same as what waits, and is less to look at.
+            for _, _, device in idle:
+                for model in device.models.models.values():
+                    owner = model.owner
+                    head = owner.queue.head
+                    if head < best and owner.exclusive and device.id in owner.holders and owner.id not in without:
+                        best, found = head, owner.queue.calls[0]
+        else:
+            candidates = self._cluster.hits.candidates(waiting)
+            for owner in list(candidates.values()):
+                head = owner.queue.head
+                if head == NEVER:
+                    del candidates[owner.id]
+                elif self._has_idle_holder(owner, limit):
+                    if head < best and owner.id not in without:
+                        best, found = head, owner.queue.calls[0]
                 elif limit is None or min(len(idle), len(owner.holders)) <= limit:
-                    del candidates[owner.id]  # all were looked at
+                    del candidates[owner.id]  # all holders, or all idle devices, were looked at
         for call in waiting.returned:
             if call.number > best:
                 break
