@@ -175,7 +175,3 @@ class Residency(Generic[OwnerT]):
                 self.resize(each, each.memory, each.limit - min(lent, lacking))
                 changed.append(each)
         return changed
-
-    def listing(self) -> list[tuple[CopyId, Bytes, Seconds]]:
-        """The list as a store keeps it: (copy, bytes, last used), least recently used first."""
-        return [(each.key, each.memory, each.last_used) for each in self]

@@ -123,16 +123,6 @@ class EtcdSettings:
         return bool(self.ca or self.cert) or any(each.startswith("https://") for each in self.endpoints)
 
 
-def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Return the endpoints of ``HOST:PORT[,HOST:PORT]``. :raises InvalidSpec: one has no port, or none is there"""
-    endpoints = tuple(each.strip() for each in text.split(",") if each.strip())
-    if not endpoints:
-        raise InvalidSpec("etcd: no endpoint is given: name at least one, as HOST:PORT")
-    for endpoint in endpoints:
-        _address_of(endpoint)
-    return endpoints
-
-
 def _address_of(endpoint: str) -> str:
     address = endpoint.removeprefix("http://").removeprefix("https://").rstrip("/")
     host, _, port = address.rpartition(":")
@@ -191,10 +181,6 @@ def absent(key: str) -> Compare:
 
 def present(key: str) -> Compare:
     return Compare(key, "create", 0, "!=")
-
-
-def value_is(key: str, value: bytes) -> Compare:
-    return Compare(key, "value", value)
 
 
 def unchanged(key: str, mod_revision: int) -> Compare:

@@ -158,10 +158,6 @@ class EtcdFunctionStore:
 
     # --- what a cluster needs beside the ports ---
 
-    async def put_entry(self, entry: FunctionEntry) -> None:
-        """Keep all of it, in place of an earlier one of that name, whose count of calls stays."""
-        await self._put(entry.record, lambda _: entry)
-
     async def entry(self, name: str) -> FunctionEntry | None:
         """Return what is kept of ``NAME.NAMESPACE``."""
         item = await self._etcd.get(f"{FUNCTIONS}{_path(name)}")

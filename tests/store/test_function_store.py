@@ -332,6 +332,10 @@ def entry(name: str = "echo", *, revision: str = "r1") -> FunctionEntry:
     return FunctionEntry(kept, worker, Function(kept.function_id, "d1", profiles={"*": PROFILE}))
 
 
+async def put_whole(store: EtcdFunctionStore, entry: FunctionEntry) -> None:
+    await asyncio.to_thread(store.put, entry.record, entry.worker, entry.function)
+
+
 async def follow(store: EtcdFunctionStore) -> AsyncGenerator[EntryChange]:
     async with asyncio.timeout(30), aclosing(store.watch_entries()) as changes:
         async for change in changes:
@@ -340,7 +344,7 @@ async def follow(store: EtcdFunctionStore) -> AsyncGenerator[EntryChange]:
 
 async def test_etcd_keeps_with_a_function_what_nodes_and_the_scheduler_need(etcd: Etcd) -> None:
     store = EtcdFunctionStore(etcd)
-    await store.put_entry(entry())
+    await put_whole(store, entry())
 
     await asyncio.to_thread(store.put, record())
 
@@ -357,10 +361,10 @@ async def test_etcd_keeps_with_a_function_what_nodes_and_the_scheduler_need(etcd
 
 async def test_etcd_counts_calls_of_whole_entries_too(etcd: Etcd) -> None:
     store = EtcdFunctionStore(etcd)
-    await store.put_entry(entry())
+    await put_whole(store, entry())
     await asyncio.to_thread(store.add_invocations, {"echo.openfaas-fn": 3})
 
-    await store.put_entry(entry(revision="r2"))
+    await put_whole(store, entry(revision="r2"))
 
     (kept,) = await asyncio.to_thread(store.all)
     assert (kept.revision, kept.invocations) == ("r2", 3)
@@ -368,12 +372,12 @@ async def test_etcd_counts_calls_of_whole_entries_too(etcd: Etcd) -> None:
 
 async def test_etcd_tells_all_who_watch_what_is_deployed(etcd: Etcd, settings: EtcdSettings) -> None:
     store = EtcdFunctionStore(etcd)
-    await store.put_entry(entry())
+    await put_whole(store, entry())
     async with Etcd(settings) as other, aclosing(follow(EtcdFunctionStore(other))) as changes:
         assert await anext(changes) == EntryChanged(entry())
         assert isinstance(await anext(changes), Listed)
 
-        await store.put_entry(entry(revision="r2"))
+        await put_whole(store, entry(revision="r2"))
         await asyncio.to_thread(store.remove, "echo.openfaas-fn")
 
         assert await anext(changes) == EntryChanged(entry(revision="r2"))
@@ -401,7 +405,7 @@ async def test_etcd_tells_all_who_watch_what_namespaces_may_use(etcd: Etcd, sett
 
 
 async def test_etcd_shows_what_is_deployed_to_who_looks(etcd: Etcd) -> None:
-    await EtcdFunctionStore(etcd).put_entry(entry())
+    await put_whole(EtcdFunctionStore(etcd), entry())
 
     item = await etcd.get("v1/functions/openfaas-fn/echo")
 
@@ -416,7 +420,7 @@ async def test_etcd_shows_what_is_deployed_to_who_looks(etcd: Etcd) -> None:
 
 async def test_etcd_serves_what_it_can_read_beside_what_it_cannot(etcd: Etcd, caplog: pytest.LogCaptureFixture) -> None:
     store = EtcdFunctionStore(etcd)
-    await store.put_entry(entry())
+    await put_whole(store, entry())
     await etcd.put("v1/functions/openfaas-fn/broken", b"tomatoes")
 
     assert await store.entries() == [entry()]

@@ -55,7 +55,7 @@ def test_a_use_makes_a_model_the_most_recent() -> None:
 
     residency.touch(residency.models[FunctionId("x")], 7.0)
 
-    assert residency.listing() == [("y", 30, 1), ("x", 40, 7.0)]
+    assert [(each.key, each.last_used) for each in residency] == [("y", 1), ("x", 7.0)]
 
 
 def test_what_is_larger_than_the_device_evicts_nobody() -> None:
