@@ -183,7 +183,7 @@ def document(version: str) -> _Json:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "security": [{"basic": []}],
-        "paths": _paths(),
+        "paths": {**_of_functions(), **_of_resources(), **_of_calls(), **_of_platform()},
         "components": {
             "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
             "schemas": {**ours, **schemas},
@@ -191,8 +191,8 @@ def document(version: str) -> _Json:
     }
 
 
-def _paths() -> _Json:
-    paths: _Json = {
+def _of_functions() -> _Json:
+    return {
         "/system/functions": {
             "get": _op("List functions", ["namespace"], {200: _list("FunctionStatus")}, 503),
             "post": _op("Deploy a function", ["namespace"], {202: None}, *_BODY_ERRORS, 403, 409, 502, 507,
@@ -212,6 +212,20 @@ def _paths() -> _Json:
         "/system/alert": {
             "post": _op("AlertManager's webhook", [], {200: None}, *_BODY_ERRORS, 500, body="AlertMessage"),
         },
+        "/system/logs": {
+            "get": _op("Read what a function printed", [], {200: {_NDJSON: {"schema": {
+                "description": "one LogLine, JSON, in every line", "type": "string",
+            }}}}, 400, 404, 422) | {"parameters": [
+                {**_parameter("name"), "in": "query"},
+                *map(_parameter, ("namespace", "instance", "callId", "tail", "since", "follow")),
+            ]},
+        },
+    }  # fmt: skip
+
+
+def _of_resources() -> _Json:
+    """Quotas, secrets and namespaces."""
+    paths: _Json = {
         "/system/namespace/{name}/quota": {
             "get": _op("What a namespace may use, and uses", ["name"], {200: _one("QuotaStatus")}, 404, 503),
             "put": _op("Set what a namespace may use", ["name"], {202: None}, *_BODY_ERRORS, 404, 507,
@@ -224,65 +238,6 @@ def _paths() -> _Json:
             "put": _op("Update a secret", ["namespace"], {202: None}, *_BODY_ERRORS, 404, 507, body="Secret"),
             "delete": _op("Remove a secret", ["namespace"], {202: None}, *_BODY_ERRORS, 404, 507, body="Secret"),
         },
-        "/system/logs": {
-            "get": _op("Read what a function printed", [], {200: {_NDJSON: {"schema": {
-                "description": "one LogLine, JSON, in every line", "type": "string",
-            }}}}, 400, 404, 422) | {"parameters": [
-                {**_parameter("name"), "in": "query"},
-                *map(_parameter, ("namespace", "instance", "callId", "tail", "since", "follow")),
-            ]},
-        },
-        "/system/info": {"get": _op("Who answers here", [], {200: _one("GatewayInfo")})},
-        "/system/status": {"get": _op("Devices, queues and what is resident", [], {200: _one("EngineStatus")})},
-        "/system/explain/{call}": {
-            "get": _op("Why a call was started where it was, or waits", ["call"], {200: _one("Explanation")}, 404),
-        },
-        "/system/environments": {
-            "get": _op("What nodes provide to functions: Python, wheels, packages", [], {200: _list("Environment")}),
-            "post": _op("The same, of the nodes on which a function may run", [], {200: _list("Environment")},
-                        *_BODY_ERRORS, body="FunctionDeployment"),
-        },
-        "/system/artifacts/{digest}": {
-            "head": _op("Whether it was uploaded", ["digest"], {200: None, 404: None}),
-            "put": _op("Upload a bundle or weights", ["digest"], {201: None}, 408, 507)
-            | {"requestBody": _body({"application/octet-stream": {}})},
-        },
-        "/system/async/dead": {
-            "get": _op("List asynchronous calls that were given up", ["function", "namespace", "limit"],
-                       {200: _list("AsyncCall")}, 400),
-        },
-        "/system/async/dead/{call}": {"delete": _op("Forget a dead letter", ["call"], {202: None}, 404, 507)},
-        "/system/async/dead/{call}/retry": {"post": _op("Try a dead letter again", ["call"], {202: None}, 404, 507)},
-        "/async/{call}": {
-            "get": _op("What became of an asynchronous call", ["call"], {200: _one("AsyncCall")}, 404),
-        },
-        "/function/{name}": {
-            method.lower(): _public(f"Invoke a function with {method}", ["name"])
-            | {"responses": {"default": {"description": "The function's answer, or why there is none."}}}
-            for method in METHODS
-        },
-        "/async-function/{name}": {
-            "post": _public("Invoke a function asynchronously", ["name", "X-Callback-Url"], {202: None}, 400, 404, 413,
-                            429, 503, 504, 507)
-            | {"requestBody": {**_body({"application/octet-stream": {}}), "required": False}},
-            "get": _by_id("What became of an asynchronous call", {200: _one("AsyncCall"), 405: None}, 404),
-            "delete": _by_id("Cancel an asynchronous call", {202: None}, 404, 409, 507),
-        },
-        "/build": {
-            "post": _public("Build an image of sources, as a remote builder", ["X-Build-Signature"],
-                            {200: {**_one("BuildStatus"), _NDJSON: {"schema": {
-                                "description": "one BuildStatus, JSON, in every line", "type": "string"}}}},
-                            403, 404, 408, 413, 429, 507)
-            | {"requestBody": _body({"application/octet-stream": {}})},
-        },
-        "/publickey": {"get": _public("The key that build secrets are sealed for", [], {200: _one("PublicKey")}, 404)},
-        "/healthz": _with_head(_public("Whether it serves", [], {200: _media(_TEXT)}, 503)),
-        "/readyz": _with_head(_public("Whether calls would find a device", [], {200: _media(_TEXT)}, 503)),
-        "/metrics": _with_head(_public("Prometheus's", [], {200: _media(_TEXT)})),
-        "/": _with_head(_public("To the page", [], {307: None})),
-        "/ui/": {"get": _op("A page that lists functions", [], {200: _media("text/html")})},
-        "/docs": {"get": _op("This document as a page", [], {200: _media("text/html")})},
-        "/openapi.json": {"get": _op("This document", [], {200: {_JSON: {"schema": {"type": "object"}}}})},
     }  # fmt: skip
     changes = {
         "post": ("Create a namespace", 201, (409,)),
@@ -307,6 +262,67 @@ def _paths() -> _Json:
                 },
             }
     return paths
+
+
+def _of_calls() -> _Json:
+    return {
+        "/system/async/dead": {
+            "get": _op("List asynchronous calls that were given up", ["function", "namespace", "limit"],
+                       {200: _list("AsyncCall")}, 400),
+        },
+        "/system/async/dead/{call}": {"delete": _op("Forget a dead letter", ["call"], {202: None}, 404, 507)},
+        "/system/async/dead/{call}/retry": {"post": _op("Try a dead letter again", ["call"], {202: None}, 404, 507)},
+        "/async/{call}": {
+            "get": _op("What became of an asynchronous call", ["call"], {200: _one("AsyncCall")}, 404),
+        },
+        "/function/{name}": {
+            method.lower(): _public(f"Invoke a function with {method}", ["name"])
+            | {"responses": {"default": {"description": "The function's answer, or why there is none."}}}
+            for method in METHODS
+        },
+        "/async-function/{name}": {
+            "post": _public("Invoke a function asynchronously", ["name", "X-Callback-Url"], {202: None}, 400, 404, 413,
+                            429, 503, 504, 507)
+            | {"requestBody": {**_body({"application/octet-stream": {}}), "required": False}},
+            "get": _by_id("What became of an asynchronous call", {200: _one("AsyncCall"), 405: None}, 404),
+            "delete": _by_id("Cancel an asynchronous call", {202: None}, 404, 409, 507),
+        },
+    }  # fmt: skip
+
+
+def _of_platform() -> _Json:
+    return {
+        "/system/info": {"get": _op("Who answers here", [], {200: _one("GatewayInfo")})},
+        "/system/status": {"get": _op("Devices, queues and what is resident", [], {200: _one("EngineStatus")})},
+        "/system/explain/{call}": {
+            "get": _op("Why a call was started where it was, or waits", ["call"], {200: _one("Explanation")}, 404),
+        },
+        "/system/environments": {
+            "get": _op("What nodes provide to functions: Python, wheels, packages", [], {200: _list("Environment")}),
+            "post": _op("The same, of the nodes on which a function may run", [], {200: _list("Environment")},
+                        *_BODY_ERRORS, body="FunctionDeployment"),
+        },
+        "/system/artifacts/{digest}": {
+            "head": _op("Whether it was uploaded", ["digest"], {200: None, 404: None}),
+            "put": _op("Upload a bundle or weights", ["digest"], {201: None}, 408, 507)
+            | {"requestBody": _body({"application/octet-stream": {}})},
+        },
+        "/build": {
+            "post": _public("Build an image of sources, as a remote builder", ["X-Build-Signature"],
+                            {200: {**_one("BuildStatus"), _NDJSON: {"schema": {
+                                "description": "one BuildStatus, JSON, in every line", "type": "string"}}}},
+                            403, 404, 408, 413, 429, 507)
+            | {"requestBody": _body({"application/octet-stream": {}})},
+        },
+        "/publickey": {"get": _public("The key that build secrets are sealed for", [], {200: _one("PublicKey")}, 404)},
+        "/healthz": _with_head(_public("Whether it serves", [], {200: _media(_TEXT)}, 503)),
+        "/readyz": _with_head(_public("Whether calls would find a device", [], {200: _media(_TEXT)}, 503)),
+        "/metrics": _with_head(_public("Prometheus's", [], {200: _media(_TEXT)})),
+        "/": _with_head(_public("To the page", [], {307: None})),
+        "/ui/": {"get": _op("A page that lists functions", [], {200: _media("text/html")})},
+        "/docs": {"get": _op("This document as a page", [], {200: _media("text/html")})},
+        "/openapi.json": {"get": _op("This document", [], {200: {_JSON: {"schema": {"type": "object"}}}})},
+    }  # fmt: skip
 
 
 def _op(
