@@ -274,6 +274,7 @@ class _Server(uvicorn.Server):
 def _configured(app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        interface="asgi3",
         http=BoundedHttp,
         ws=BoundedWebSocket,
         ws_max_size=MAX_MESSAGE,

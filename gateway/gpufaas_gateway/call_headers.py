@@ -34,6 +34,9 @@ _NOTED: Final = HOP_BY_HOP | {
 """Of a request: not passed on, or looked at."""
 _DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-served-by"}
 """Of a function's answer."""
+_NOT_VERSION: Final = ~(0xF000 << 64 | 0xC000 << 48)
+_VERSION_4: Final = 0x4000 << 64 | 0x8000 << 48
+"""Version and variant of a UUID (RFC 9562)."""
 _random: Final = random.Random(os.urandom(16))
 
 
@@ -169,5 +172,5 @@ def told_size(text: bytes) -> float:
 
 def new_call_id() -> str:
     """Return a random UUID, version 4. It names a call and guards nothing, so it needs no system call for entropy."""
-    text = f"{_random.getrandbits(128):032x}"
-    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{'89ab'[int(text[16], 16) & 3]}{text[17:20]}-{text[20:]}"
+    text = f"{_random.getrandbits(128) & _NOT_VERSION | _VERSION_4:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

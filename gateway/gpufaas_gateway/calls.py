@@ -299,6 +299,7 @@ class Calls:
         assert exchange is not None
         call.lease, call.load_s, call.run_s, call.status = exchange.lease, exchange.load_s, answer.run_s, answer.status
         headers = self._headers(call, answer, exchange)
+        call.exchange = None  # it has ended, and has nothing to be let go of
         if answer.status in BODILESS:
             body = b""
         elif call.request.method != "HEAD":

@@ -1,5 +1,7 @@
 """Calls of workers (`gpufaas_core.origin`): whose they are is told by their address, and taken from it here."""
 
+from collections.abc import Awaitable
+
 from gpufaas_core.origin import PREFIX, Origins, without_origin
 from gpufaas_gateway.auth import App, Receive, Scope, Send, answer
 from gpufaas_gateway.errors import headers_of
@@ -20,16 +22,20 @@ class FromWorkers:
         self._app = app
         self._origins = origins
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan" and scope["raw_path"].startswith(_RAW_PREFIX):
-            token, path = without_origin(scope["path"])
-            outer = self._origins.read(token)
-            if outer is None:
-                if scope["type"] == "websocket":
-                    await send({"type": "websocket.close", "code": 1008, "reason": "of no worker of this platform"})
-                else:
-                    await answer(send, 403, headers_of(), _REFUSED)
-                return
-            raw = b"/" + scope["raw_path"][len(_RAW_PREFIX) :].partition(b"/")[2]
-            scope = {**scope, "path": path, "raw_path": raw, SCOPE_KEY: outer}
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        # Not a coroutine function itself: a call from elsewhere need not go through one more.
+        if scope["type"] == "lifespan" or not scope["raw_path"].startswith(_RAW_PREFIX):
+            return self._app(scope, receive, send)
+        return self._from_worker(scope, receive, send)
+
+    async def _from_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
+        token, path = without_origin(scope["path"])
+        outer = self._origins.read(token)
+        if outer is None:
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008, "reason": "of no worker of this platform"})
+            else:
+                await answer(send, 403, headers_of(), _REFUSED)
+            return
+        raw = b"/" + scope["raw_path"][len(_RAW_PREFIX) :].partition(b"/")[2]
+        await self._app({**scope, "path": path, "raw_path": raw, SCOPE_KEY: outer}, receive, send)
