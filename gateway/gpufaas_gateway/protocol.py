@@ -63,8 +63,7 @@ class BoundedHttp(HttpToolsProtocol):
     _in_head = False
     _head_timer: asyncio.TimerHandle | None = None
     _rest_timer: asyncio.TimerHandle | None = None
-    _reader_timer: asyncio.TimerHandle | None = None
-    _unread: Bytes = 0
+    _reader: "_SlowReader | None" = None
     _refusal: tuple[int, str, str] | None = None
     """Status, phrase and reason, of a head that was read and is not taken."""
 
@@ -78,7 +77,8 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_rest_timer()
-        self._stop_reader_timer()
+        if self._reader is not None:
+            self._reader.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -147,29 +147,12 @@ class BoundedHttp(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("we are no proxy")
             return
-        self._check_head()
+        self._refusal = why_not_taken(self.headers, self.parser.get_http_version(), len(self.url))
+        if self._refusal is not None:
+            raise ValueError(self._refusal[2])  # to the parser, which stops; `send_400_response` answers with it
         super().on_headers_complete()
         if not self.parser.should_upgrade():
             self.headers = _Dropped()  # the request has its own by now
-
-    def _check_head(self) -> None:
-        """:raises ValueError: to the parser, which stops; `send_400_response` then answers with `_refusal`"""
-        names = [name for name, _ in self.headers]
-        hosts = names.count(b"host")
-        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
-            reason = "there are two Host headers" if hosts else "the Host header is missing"
-            self._refusal = 400, "Bad Request", reason  # RFC 9112 §3.2
-        elif b"transfer-encoding" in names and [
-            value.lower() for name, value in self.headers if name == b"transfer-encoding"
-        ] != [b"chunked"]:
-            self._refusal = 501, "Not Implemented", "of the transfer codings, chunked alone is taken"  # RFC 9112 §6.1
-        elif len(self.url) > MAX_TARGET:
-            self._refusal = 414, "URI Too Long", f"path and query are over {MAX_TARGET} bytes"
-        elif len(names) > MAX_HEADERS:
-            self._refusal = 431, "Request Header Fields Too Large", f"there are over {MAX_HEADERS} headers"
-        else:
-            return
-        raise ValueError(self._refusal[2])
 
     def on_message_complete(self) -> None:
         if self._read_twice():
@@ -189,41 +172,20 @@ class BoundedHttp(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._reader_timer is None:
-            self._unread = self._count_unread()
-            self._reader_timer = self.loop.call_later(READER_S, self._look_at_reader)
+        if self._reader is None:
+            self._reader = _SlowReader(self.transport, (self.client or ("unknown",))[0], self.loop)
 
     def resume_writing(self) -> None:
-        self._stop_reader_timer()
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader = None
         super().resume_writing()
-
-    def _look_at_reader(self) -> None:
-        before, self._unread = self._unread, self._count_unread()
-        if before - self._unread >= READER_S * READER_BYTES_PER_S:
-            self._reader_timer = self.loop.call_later(READER_S, self._look_at_reader)
-            return
-        self._reader_timer = None
-        log.warning(
-            "answer.cut peer=%s reason=%s",
-            (self.client or ("unknown",))[0],
-            f"over {READER_S:g} s its reader took {before - self._unread} bytes of it, and {self._unread} wait",
-        )
-        self.transport.abort()
-
-    def _count_unread(self) -> Bytes:
-        """Return what waits here and in the kernel, which takes megabytes: what is gone from there was taken by him."""
-        unread = self.transport.get_write_buffer_size()
-        sock = self.transport.get_extra_info("socket")
-        try:
-            return unread + int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])
-        except (OSError, AttributeError):
-            return unread
 
     def send_400_response(self, msg: str) -> None:
         if self._refusal is not None:
             self._refuse(*self._refusal)
             return
-        self._log(400, "it is not HTTP, or the end of its body is in doubt")
+        _log(self.client, 400, "it is not HTTP, or the end of its body is in doubt")
         self._in_head = False
         super().send_400_response(msg)
 
@@ -239,7 +201,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _refuse(self, status: int, phrase: str, reason: str, *, quiet: bool = False) -> None:
         self._in_head = False
         if not quiet:
-            self._log(status, reason)
+            _log(self.client, status, reason)
         if not self._answering():
             body = f"{reason}\n".encode()
             self.transport.write(
@@ -257,23 +219,71 @@ class BoundedHttp(HttpToolsProtocol):
         """Whether it is between two requests. One that became a WebSocket is not ours any more."""
         return self.cycle is not None and not self._answering() and self in self.connections
 
-    def _log(self, status: int, reason: str) -> None:
-        log.warning("request.refused status=%d peer=%s reason=%s", status, (self.client or ("unknown",))[0], reason)
-
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _stop_reader_timer(self) -> None:
-        if self._reader_timer is not None:
-            self._reader_timer.cancel()
-            self._reader_timer = None
-
     def _stop_rest_timer(self) -> None:
         if self._rest_timer is not None:
             self._rest_timer.cancel()
             self._rest_timer = None
+
+
+def _log(client: tuple[str, int] | None, status: int, reason: str) -> None:
+    log.warning("request.refused status=%d peer=%s reason=%s", status, (client or ("unknown",))[0], reason)
+
+
+def why_not_taken(headers: list[tuple[bytes, bytes]], version: str, target: int) -> tuple[int, str, str] | None:
+    """Return status, phrase and reason of the refusal of a head; None: it is taken."""
+    names = [name for name, _ in headers]
+    hosts = names.count(b"host")
+    if hosts > 1 or (not hosts and version == "1.1"):
+        reason = "there are two Host headers" if hosts else "the Host header is missing"
+        return 400, "Bad Request", reason  # RFC 9112 §3.2
+    coded = b"transfer-encoding"
+    if coded in names and [value.lower() for name, value in headers if name == coded] != [b"chunked"]:
+        return 501, "Not Implemented", "of the transfer codings, chunked alone is taken"  # RFC 9112 §6.1
+    if target > MAX_TARGET:
+        return 414, "URI Too Long", f"path and query are over {MAX_TARGET} bytes"
+    if len(names) > MAX_HEADERS:
+        return 431, "Request Header Fields Too Large", f"there are over {MAX_HEADERS} headers"
+    return None
+
+
+class _SlowReader:
+    """Cuts off a caller who does not read his answer."""
+
+    def __init__(self, transport: asyncio.Transport, peer: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._peer = peer
+        self._loop = loop
+        self._unread = self._count_unread()
+        self._timer = loop.call_later(READER_S, self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        before, self._unread = self._unread, self._count_unread()
+        if before - self._unread >= READER_S * READER_BYTES_PER_S:
+            self._timer = self._loop.call_later(READER_S, self._look)
+            return
+        log.warning(
+            "answer.cut peer=%s reason=%s",
+            self._peer,
+            f"over {READER_S:g} s its reader took {before - self._unread} bytes of it, and {self._unread} wait",
+        )
+        self._transport.abort()
+
+    def _count_unread(self) -> Bytes:
+        """Return what waits here and in the kernel, which takes megabytes: what is gone from there was taken by him."""
+        unread = self._transport.get_write_buffer_size()
+        sock = self._transport.get_extra_info("socket")
+        try:
+            return unread + int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])
+        except (OSError, AttributeError):
+            return unread
 
 
 _full_said_at: Seconds = -_FULL_EVERY_S
