@@ -112,7 +112,7 @@ def function_doc(owner: FunctionState, now: Seconds) -> FunctionDoc:
         backoff=None if owner.backoff is None else owner.backoff.doc(now),
         removed=owner.removed,
         waiting=owner.waiting,
-        running=len(owner.runs),
+        running=owner.running,
         at_s=now,
     )
 

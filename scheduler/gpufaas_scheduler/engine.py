@@ -182,12 +182,14 @@ class Engine:
         """
         world = self._world
         here = [world.devices[each] for each in devices if each in world.devices]
-        found = {each.id: Holding(dict(each.models.models), set()) for each in here}
+        found = {each.id: Holding(dict(each.models.models), {call.id for call in each.runs}) for each in here}
         for owner in world.functions.values():
             for call in owner.runs:
-                device = call.device
-                if device is not None and device.id in found and (among is None or call.id in among):
-                    found[device.id].calls.add(call.id)
+                if call.device is not None and call.device.id in found:
+                    found[call.device.id].calls.add(call.id)
+        if among is not None:
+            for holding in found.values():
+                holding.calls.intersection_update(among)
         return found
 
     def status(self, now: Seconds) -> EngineStatus:

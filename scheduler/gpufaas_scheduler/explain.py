@@ -115,7 +115,7 @@ def status(world: World, now: Seconds) -> EngineStatus:
         policy=world.policy.name,
         devices=tuple(_device_status(each, now) for each in world.devices.values()),
         queued={each.id: each.waiting for each in world.functions.values() if each.waiting},
-        running={each.id: len(each.runs) for each in world.functions.values() if each.runs},
+        running={each.id: each.running for each in world.functions.values() if each.running},
         desired={each.id: each.target for each in world.functions.values() if each.desired is not None},
         failing={
             each.id: Failing(failing.reason, failing.failures, now - failing.since, failing.left_s(now))

@@ -66,7 +66,7 @@ def drop(world: World, device: DeviceState, model: Model) -> None:
 
 def forget_if_done(world: World, owner: FunctionState) -> None:
     """Evict a removed function everywhere once none of its calls waits or runs."""
-    if owner.waiting or owner.runs or world.functions.get(owner.id) is not owner:
+    if owner.waiting or owner.running or world.functions.get(owner.id) is not owner:
         return
     for model, device in [*owner.active.items(), *owner.draining.items()]:
         evict(world, device, model)

@@ -80,7 +80,7 @@ def function_removed(world: World, event: m.FunctionRemoved) -> None:
     note_lack(world, owner)
     if not event.drain:
         _reject_waiting(world, owner, "removed", f"function {owner.id} was removed")
-        for call in owner.runs:
+        for call in world.runs_of(owner):
             if not call.aborted:
                 world.out.append(m.Abort(call.id, world.calls.abort(call)))
     forget_if_done(world, owner)

@@ -40,7 +40,7 @@ def start(world: World, call: Call, device: DeviceState, model: Model | None, vi
     if not device.marked:
         device.mark()
     owner.waiting -= 1
-    owner.runs[call] = None
+    owner.running += 1
     calls.waiting -= 1
     if owner.exclusive:
         costs = owner.costs[device.kind]
@@ -55,8 +55,10 @@ def start(world: World, call: Call, device: DeviceState, model: Model | None, vi
         if device.idle_key is not None:
             cluster.set_busy(device)
         world.starts.append((now, call, device.id, call.cold, names, local, call.why))
-    elif owner.ready is not None:
-        owner.ready.started(model)
+    else:
+        owner.runs[call] = None
+        if owner.ready is not None:
+            owner.ready.started(model)
     world.lease = number = world.lease + 1
     lease = m.Lease(
         world.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, names, local,
@@ -98,7 +100,7 @@ def end(world: World, call: Call) -> None:
         owner.mark()
     if not device.marked:
         device.mark()
-    del owner.runs[call]
+    owner.running -= 1
     if calls.by_id.get(call.id) is call:
         del calls.by_id[call.id]
     else:
@@ -114,10 +116,13 @@ def end(world: World, call: Call) -> None:
         device.busy_s += world.cluster.now - device.busy_since
         if device.others:
             _next_other(world, device)
-    elif owner.ready is not None:
-        owner.ready.ended(model)
-    elif device.others and call in device.others:
-        device.others.remove(call)
+    elif owner.exclusive:
+        if call in device.others:
+            device.others.remove(call)
+    else:
+        del owner.runs[call]
+        if owner.ready is not None:
+            owner.ready.ended(model)
 
 
 def _next_other(world: World, device: DeviceState) -> None:

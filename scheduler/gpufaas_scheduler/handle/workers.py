@@ -131,7 +131,7 @@ def _lose(world: World, device: DeviceState, model: Model) -> list[Call]:
 
     Return the former.
     """
-    ended = runs_on(model)
+    ended = runs_on(model, device)
     for call in ended:
         end(world, call)
         world.lost[call.id] = call

@@ -65,7 +65,9 @@ class CallBook:
             self.twins[call.id, device.id] = call
         else:
             self.by_id[call.id] = call
-        call.owner.runs[call] = None
+        call.owner.running += 1
+        if not call.owner.exclusive:
+            call.owner.runs[call] = None
         call.owner.mark()
         device.mark()
 
@@ -122,6 +124,6 @@ class CallBook:
             yield heappop(self._deadlines)[2]
 
 
-def runs_on(model: Model) -> list[Call]:
+def runs_on(model: Model, device: DeviceState) -> list[Call]:
     """Return the calls that run on a copy. O(running calls of its function)."""
-    return [each for each in model.owner.runs if each.model is model]
+    return [each for each in (device.runs if model.owner.exclusive else model.owner.runs) if each.model is model]

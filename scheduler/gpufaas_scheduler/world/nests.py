@@ -18,6 +18,7 @@ from gpufaas_core.model import Bytes, CallId, Seconds, copy_id
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world.call_state import ENDED, LOCAL, RUNNING
+from gpufaas_scheduler.world.calls import runs_on
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
 
@@ -45,7 +46,7 @@ class Nests:
         model = None if device is None else device.models.models.get(copy_id(said.function, said.copy))
         if device is None or model is None or not model.running:
             return None, None
-        running = [each for each in model.owner.runs if each.model is model]
+        running = runs_on(model, device)
         if said.call and len(running) > 1:
             named = [each for each in running if each.id == said.call or each.id.startswith(f"{said.call}#")]
             running = named or running

@@ -81,7 +81,7 @@ class FunctionState(Marked, Costed):
     __slots__ = (
         "active", "backoff", "called", "called_at", "constraints", "costs", "declared", "desired", "digest",
         "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "holders", "id", "loading", "max_copies",
-        "max_queue", "min_copies", "queue", "ready", "removed", "runs", "slots", "starved", "target",
+        "max_queue", "min_copies", "queue", "ready", "removed", "running", "runs", "slots", "starved", "target",
         "waiting",
     )  # fmt: skip
 
@@ -104,8 +104,10 @@ class FunctionState(Marked, Costed):
         """How many of `active` are loading."""
         self.waiting = 0
         """Calls in the global queue, FIFO and local queues."""
+        self.running = 0
         self.runs: dict[Call, None] = {}
-        """Its calls that have a lease, on whichever copy."""
+        """Of a CPU function: its calls that have a lease, on whichever copy. Those of a model function are found where
+        they run, `DeviceState.runs`: to note them here as well would cost each of them more than it saves."""
         self.called = 0.0
         """Its arrivals, each weighted by e^-(age / `DEMAND_S`), as of `called_at`."""
         self.called_at: Seconds = 0.0
@@ -333,6 +335,11 @@ class DeviceState(Marked):
     @property
     def busy(self) -> bool:
         return self.run is not None or self.preload is not None
+
+    @property
+    def runs(self) -> list[Call]:
+        """The calls of model functions that run here."""
+        return self.others if self.run is None else [self.run, *self.others]
 
     def finish_s(self, now: Seconds) -> Seconds:
         """Seconds until it has nothing to do, by estimate: time left of what runs plus its local queue (3.4)."""

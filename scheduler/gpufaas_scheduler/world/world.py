@@ -93,9 +93,17 @@ class World:
     def runs_at(self, device: DeviceState) -> list[Call]:
         """
         Return the calls that run on *device*: also those on a copy that is taken for gone already, since the call that
-        it was loaded for was refused. O(calls that run).
+        it was loaded for was refused. O(calls of CPU functions that run).
         """
-        return [each for owner in self.functions.values() for each in owner.runs if each.device is device]
+        found = list(device.runs)
+        found += [each for owner in self.functions.values() for each in owner.runs if each.device is device]
+        return found
+
+    def runs_of(self, owner: FunctionState) -> list[Call]:
+        """Return the calls of *owner* that run. O(devices) for a model function."""
+        if not owner.exclusive:
+            return list(owner.runs)
+        return [each for device in self.devices.values() for each in device.runs if each.owner is owner]
 
     def waits_of(self, owner: FunctionState) -> list[Call]:
         """Return the calls of *owner* that wait, wherever they do, by number. O(those, and what its devices queue)."""

@@ -66,7 +66,7 @@ def test_an_illegal_step_in_the_book_changes_nothing() -> None:
             step(call)
     with pytest.raises(IllegalStep):
         book.adopt(call, DeviceState(Device(DeviceId("a"), "gpu", 1), 0, Changes()), None, twin=False)  # type: ignore[arg-type]
-    assert (list(book), book.waiting, owner.waiting, owner.runs, call.state) == ([call], 1, 1, {}, WAITING)
+    assert (list(book), book.waiting, owner.waiting, owner.running, call.state) == ([call], 1, 1, 0, WAITING)
 
 
 def test_a_call_that_runs_is_not_started_and_one_that_is_over_does_not_end() -> None:

@@ -673,7 +673,7 @@ class Watched(Engine):
         return {key: comparable_doc(self.doc(key, now)) for key in [*keys, "engine"]}
 
 
-@examples(60)
+@examples(25)
 @given(POLICY, st.booleans(), SEED, STEPS)
 def test_each_doc_that_an_event_changes_is_named(policy: str, learn: bool, seed: int, steps: int) -> None:
     rng = random.Random(seed)
