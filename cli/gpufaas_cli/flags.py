@@ -1,14 +1,17 @@
 """Options that several commands share, and the stack and gateway that they mean."""
 
+import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import click
+import httpx
 
+from gpufaas import Client, GpufaasError, Hints, UnknownFunction
 from gpufaas_cli import output
-from gpufaas_cli.client import LOOPBACK, Client
 from gpufaas_cli.config import find_login
 from gpufaas_cli.stack import Stack, StackFunction, choose_gateway, find_stack, gateway_in, read_stack
 from gpufaas_core.errors import InvalidSpec
@@ -24,6 +27,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _TOKEN: Final = "gpufaas_cli.token"
 _NO_VERIFY: Final = "gpufaas_cli.tls_no_verify"
 _DEPLOY_S: Final = "gpufaas_cli.deploy_s"
+_HINTS: Final = Hints("name yours with -g URL", "log in with 'gpufaas login -g {gateway} --password-stdin'")
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 def gateway(command: _F) -> _F:
@@ -39,6 +44,22 @@ def gateway(command: _F) -> _F:
     return click.option(
         "-g", "--gateway", metavar="URL", help="Gateway; else the stack file's, else OPENFAAS_URL, else 127.0.0.1:8080."
     )(command)
+
+
+def client(command: Callable[..., None]) -> Callable[..., None]:
+    """The gateway that the flags or the stack file here name, connected, as ``client``."""
+
+    @functools.wraps(command)
+    def connected(*args: Any, gateway: str | None, yaml_file: Path | None, **given: Any) -> None:
+        with connect(gateway_url(gateway, yaml_file)) as client:
+            try:
+                command(*args, client=client, **given)
+            except UnknownFunction as exc:
+                if "gpufaas list" in str(exc):
+                    raise
+                raise GpufaasError(f"{str(exc).rstrip('.')}: 'gpufaas list' shows what is deployed") from exc
+
+    return gateway(yaml_file(connected))
 
 
 def _keep(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
@@ -71,7 +92,30 @@ def connect(url: str) -> Client:
     authorization = f"Bearer {token}" if token else login.header if login else None
     if authorization or "@" in parts.netloc:
         warn_of_plain_http(url)
-    return Client(url, authorization, verify=not meta.get(_NO_VERIFY), deploy_s=meta.get(_DEPLOY_S))
+    more = {"deploy_s": meta[_DEPLOY_S]} if meta.get(_DEPLOY_S) else {}
+    return client_of(url, authorization, verify=not meta.get(_NO_VERIFY), **more)
+
+
+def client_of(url: str, authorization: str | None = None, **more: Any) -> Client:
+    """Return a client whose errors name our options, and that shows what is sent where FAAS_DEBUG asks for it."""
+    shows = os.environ.get("FAAS_DEBUG") == "1" or os.environ.get("OPENFAAS_DUMP_HTTP") == "true"
+    hooks: dict[str, list[Callable[..., Any]]] | None = (
+        {"request": [_show_request], "response": [_show_response]} if shows else None
+    )
+    return Client(url, auth=authorization, user_agent="gpufaas-cli", hints=_HINTS, event_hooks=hooks, **more)
+
+
+def _show_request(request: httpx.Request) -> None:
+    """On stderr, without who we are, and without bodies: they may be secrets."""
+    output.note(f"> {request.method} {request.url.copy_with(userinfo=b'')!s}")
+    for name, value in request.headers.items():
+        output.note(f"> {name}: {'<redacted>' if name == 'authorization' else value}")
+
+
+def _show_response(answer: httpx.Response) -> None:
+    output.note(f"< {answer.status_code} {answer.reason_phrase}")
+    for name, value in answer.headers.items():
+        output.note(f"< {name}: {value}")
 
 
 def warn_of_plain_http(url: str) -> None:

@@ -19,10 +19,10 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from gpufaas import Client, GatewayUnreachable, NotAuthorised, function_path
 from gpufaas_cli import image as images
 from gpufaas_cli import output
 from gpufaas_cli.build import BuildRequest, Built, build
-from gpufaas_cli.client import Client, GatewayUnreachable, NotAuthorised, function_path
 from gpufaas_cli.remote_builder import RemoteBuilder
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_cli.target import Targets
@@ -446,7 +446,7 @@ def _deploy(
         output.show(f"Deploying: {function.name}.")
     body = deployment(function, extra, digest, image, fprocess)
     with output.waiting(f"Deploying {function.name}"):
-        status, reason = client.deploy(body, extra.update, extra.replace)
+        status, reason = client.deploy(body, update=extra.update, replace=extra.replace)
     url = client.shown + function_path(function.name, extra.namespace or function.namespace)
     result |= {"status": status, "url": url}
     if not quiet:

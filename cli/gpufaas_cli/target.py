@@ -12,10 +12,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
+from gpufaas import Client, GatewayUnreachable, NotAuthorised
 from gpufaas_cli import output
-from gpufaas_cli.client import Client, GatewayUnreachable, NotAuthorised
 from gpufaas_core.environment import Environment, measure
 
 _ASKED: Final = ("service", "image", "namespace", "constraints", "limits", "requests", "labels", "annotations")
@@ -42,6 +43,15 @@ class Target:
                 if all(name in one.distributions for one in others)
             },
         )
+
+
+def environments(client: Client, deployment: Mapping[str, Any] | None = None) -> list[Environment] | None:
+    """Return what the gateway tells (see `Client.environments`). :raises GatewayUnreachable: it makes no sense"""
+    try:
+        return msgspec.convert(client.environments(deployment), list[Environment] | None)
+    except msgspec.ValidationError as exc:
+        what = f"what answers at {client.shown}/system/environments is no gpufaas gateway"
+        raise GatewayUnreachable(f"{what}: {exc}") from exc
 
 
 def this_python() -> Target:
@@ -78,7 +88,7 @@ class Targets:
                 return self._assumed()
             try:
                 with self._connect() as client:
-                    found = client.environments({key: deployment[key] for key in _ASKED if key in deployment})
+                    found = environments(client, {key: deployment[key] for key in _ASKED if key in deployment})
                     shown = client.shown
             except (GatewayUnreachable, NotAuthorised) as exc:
                 if self._must_answer:

@@ -24,6 +24,7 @@ from gpufaas.errors import (
     UnknownCall,
     UnknownFunction,
 )
+from gpufaas.gateway import Hints
 from gpufaas.operations import function_path
 from gpufaas.resources import (
     CallStatus,
@@ -59,6 +60,7 @@ __all__ = [
     "FunctionFailed",
     "GatewayUnreachable",
     "GpufaasError",
+    "Hints",
     "Info",
     "LogLine",
     "Namespace",

@@ -93,7 +93,7 @@ class Stream(_Head):
     def __iter__(self) -> Iterator[bytes]:
         """:raises BrokeOff: it has no end"""
         try:
-            yield from self._response.iter_raw()
+            yield from self._response.iter_bytes() if self._response.is_stream_consumed else self._response.iter_raw()
         except httpx.HTTPError as exc:
             raise BrokeOff(str(exc) or type(exc).__name__) from exc
 
@@ -103,7 +103,8 @@ class AsyncStream(_Head):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            async for part in self._response.aiter_raw():
+            read = self._response.is_stream_consumed
+            async for part in self._response.aiter_bytes() if read else self._response.aiter_raw():
                 yield part
         except httpx.HTTPError as exc:
             raise BrokeOff(str(exc) or type(exc).__name__) from exc

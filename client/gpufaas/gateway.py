@@ -122,9 +122,8 @@ class Gateway:
         if answer.is_success:
             return
         if answer.is_redirect:
-            raise GatewayUnreachable(
-                f"{self.shown} sends us on to {answer.headers.get('location', 'nowhere')}: use that URL"
-            )
+            location = answer.headers.get("location", "nowhere")
+            raise GatewayUnreachable(f"{self.shown} sends us on to {location}: {self.hints.name}")
         kind = Refused
         if status == 404:
             if missing is None and _INTERNAL not in answer.headers:

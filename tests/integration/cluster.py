@@ -22,7 +22,7 @@ import httpx
 import psutil
 from tests.integration.conftest import LIMIT_S, TORCH, FunctionBuilds, all_ended, private_bytes, until
 
-from gpufaas_cli.client import Client
+from gpufaas import Client
 from gpufaas_store.secrets import create_key_file
 from gpufaas_store.testing import EtcdProcess, free_port
 

@@ -23,8 +23,8 @@ import httpx
 import psutil
 import pytest
 
+from gpufaas import Client
 from gpufaas_cli.build import BuildRequest, Built, build
-from gpufaas_cli.client import Client
 from gpufaas_store.testing import free_port
 
 LIMIT_S = 30.0

@@ -113,6 +113,7 @@ def test_a_refusal_is_raised_by_a_stream_unless_it_is_wanted(client: gpufaas.Cli
         pass
     with client.stream("nobody", check=False) as parts:
         assert parts.status == 404
+        assert b"there is no function 'nobody'" in b"".join(parts)
 
 
 def test_a_call_for_later_is_waited_for_and_another_is_taken_back(client: gpufaas.Client, platform: Platform) -> None:

@@ -26,8 +26,8 @@ from tests.integration.test_streaming import STEPS_HTTP, STEPS_MODEL
 from tests.integration.test_websockets import deploy as deploy_server
 from websockets.sync.client import connect as connect_sync
 
+from gpufaas import Refused
 from gpufaas_cli.build import BuildRequest, build
-from gpufaas_cli.client import Refused
 from gpufaas_cli.target import Target
 from gpufaas_core import wire
 from gpufaas_store.testing import etcd_missing

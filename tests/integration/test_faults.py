@@ -28,7 +28,7 @@ from tests.integration.conftest import (
     until,
 )
 
-from gpufaas_cli.client import Refused
+from gpufaas import Refused
 from gpufaas_core.messages import Finished
 from gpufaas_scheduler.journal import read
 

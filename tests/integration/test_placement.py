@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.integration.conftest import ECHO, ECHO_MODEL, GATED_MODEL, HTTP, TORCH, Platform, until
 
-from gpufaas_cli.client import Refused
+from gpufaas import Refused
 
 
 @pytest.fixture(scope="module")

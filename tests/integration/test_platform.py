@@ -26,7 +26,7 @@ from tests.integration.conftest import (
     until,
 )
 
-from gpufaas_cli.client import Refused
+from gpufaas import Refused
 
 Make = Callable[..., Platform]
 MiB = 1024 * 1024

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.conftest import GATED_MODEL, HTTP, TORCH, Platform, until
 from tests.integration.test_async import deploy as deploy_async
 
-from gpufaas_cli.client import Refused
+from gpufaas import Refused
 
 Make = Callable[..., Platform]
 

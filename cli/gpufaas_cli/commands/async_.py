@@ -1,15 +1,11 @@
 """``gpufaas async``: what became of calls that nobody waited for. No other OpenFaaS client can ask."""
 
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable
 
 import click
 
+from gpufaas import Client, GpufaasError, Refused, UnknownCall
 from gpufaas_cli import flags, output
-from gpufaas_cli.client import Refused
-from gpufaas_core.errors import GpufaasError
-
-_NOT_FOUND: Final = 404
 
 
 @click.group(
@@ -38,16 +34,17 @@ Examples:
 )
 @click.argument("call_id")
 @flags.as_json
-@flags.gateway
-@flags.yaml_file
-def status(call_id: str, as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def status(call_id: str, as_json: bool, client: Client) -> None:
     """Show what became of a call, by the id that 'invoke --async' told."""
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        try:
-            found = client.call(call_id)
-        except Refused as exc:
-            raise _unknown(exc, call_id) from exc
-    _show(found, as_json)
+    try:
+        found = client.call(call_id)
+    except Refused as exc:
+        raise _known(exc, call_id) from exc
+    if as_json:
+        output.show_json(found)
+    else:
+        output.aligned([(_heading(key), _text(value)) for key, value in found.items() if _is_short(value)])
 
 
 @command.command(
@@ -60,12 +57,10 @@ Examples:
 """,
 )
 @flags.as_json
-@flags.gateway
-@flags.yaml_file
-def dead(as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def dead(as_json: bool, client: Client) -> None:
     """List the calls that were given up after their last attempt."""
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        found = client.dead_calls()
+    found = client.dead_calls()
     if as_json:
         output.show_json(found)
     elif not found:
@@ -86,22 +81,10 @@ Examples:
 """,
 )
 @click.argument("call_ids", nargs=-1, required=True, metavar="CALL_ID...")
-@flags.gateway
-@flags.yaml_file
-def retry(call_ids: tuple[str, ...], gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def retry(call_ids: tuple[str, ...], client: Client) -> None:
     """Queue dead calls again."""
-    failed = 0
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        for each in call_ids:
-            try:
-                client.retry_call(each)
-            except Refused as exc:
-                output.note(f"gpufaas: {each}: {_unknown(exc, each)}")
-                failed += 1
-            else:
-                output.show(f"Queued again: {each}")
-    if failed:
-        raise click.exceptions.Exit(1)
+    _each(call_ids, client.retry_call, "Queued again")
 
 
 @command.command(
@@ -113,35 +96,30 @@ Examples:
 """,
 )
 @click.argument("call_ids", nargs=-1, required=True, metavar="CALL_ID...")
-@flags.gateway
-@flags.yaml_file
-def cancel(call_ids: tuple[str, ...], gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def cancel(call_ids: tuple[str, ...], client: Client) -> None:
     """Take calls back: one that waits is never executed, one that runs is aborted."""
-    failed = 0
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        for each in call_ids:
-            try:
-                client.cancel_call(each)
-            except Refused as exc:
-                output.note(f"gpufaas: {each}: {_unknown(exc, each)}")
-                failed += 1
-            else:
-                output.show(f"Cancelled: {each}")
+    _each(call_ids, client.cancel_call, "Cancelled")
+
+
+def _each(call_ids: tuple[str, ...], act: Callable[[str], None], done: str) -> None:
+    failed = False
+    for each in call_ids:
+        try:
+            act(each)
+        except Refused as exc:
+            output.note(f"gpufaas: {each}: {_known(exc, each)}")
+            failed = True
+        else:
+            output.show(f"{done}: {each}")
     if failed:
         raise click.exceptions.Exit(1)
 
 
-def _unknown(exc: Refused, call_id: str) -> GpufaasError:
-    if exc.status != _NOT_FOUND:
+def _known(exc: Refused, call_id: str) -> GpufaasError:
+    if not isinstance(exc, UnknownCall):
         return exc
     return GpufaasError(f"the gateway knows no call {call_id}: it was never accepted, or is long done, or forgotten")
-
-
-def _show(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        output.show_json(found)
-        return
-    output.aligned([(_heading(key), _text(value)) for key, value in found.items() if _is_short(value)])
 
 
 def _is_short(value: object) -> bool:

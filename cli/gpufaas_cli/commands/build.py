@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
+from gpufaas import Client
 from gpufaas_cli import flags
-from gpufaas_cli.client import Client
 from gpufaas_cli.publish import Building, Extra, Steps, publish, taken
 from gpufaas_cli.stack import choose_gateway
 

@@ -1,15 +1,13 @@
 """``gpufaas describe``: as faas-cli, and what only this platform knows beneath."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
+from gpufaas import Client, Function, function_path
 from gpufaas_cli import flags, output
-from gpufaas_cli.client import Refused, function_path
 from gpufaas_core.constraints import ENFORCED_BY
-from gpufaas_core.errors import UnknownFunction
 from gpufaas_core.units import format_bytes
 
 
@@ -27,22 +25,13 @@ Examples:
 @click.option("-v", "--verbose", is_flag=True, help="Show what is empty as well.")
 @flags.namespace
 @flags.as_json
-@flags.gateway
-@flags.yaml_file
-def command(
-    name: str, verbose: bool, namespace: str | None, as_json: bool, gateway: str | None, yaml_file: Path | None
-) -> None:
+@flags.client
+def command(name: str, verbose: bool, namespace: str | None, as_json: bool, client: Client) -> None:
     """Show all about one function: state, settings, where its model is resident, what it costs."""
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        try:
-            found = client.function(name, namespace)
-        except Refused as exc:
-            if exc.status == 404:
-                raise UnknownFunction(f"there is no function {name!r}: 'gpufaas list' shows what is deployed") from exc
-            raise
-        count = _invocations(client.functions(found.get("namespace") or namespace), found.get("name", name))
-        where = namespace or (name.partition(".")[2] or None)
-        path = function_path(found.get("name", name), where)
+    found: Mapping[str, Any] = client.function(name, namespace)
+    count = _invocations(client.functions(found.get("namespace") or namespace), found.get("name", name))
+    where = namespace or (name.partition(".")[2] or None)
+    path = function_path(found.get("name", name), where)
     url, async_url = client.shown + path, client.shown + path.replace("/function/", "/async-function/", 1)
     ready = int(found.get("availableReplicas") or 0) > 0
     if as_json:
@@ -97,7 +86,7 @@ def _status(found: Mapping[str, Any], ready: bool) -> str:
     return word
 
 
-def _invocations(functions: list[dict[str, Any]], name: str) -> int:
+def _invocations(functions: list[Function], name: str) -> int:
     return next((int(each.get("invocationCount") or 0) for each in functions if each.get("name") == name), 0)
 
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import click
 
+from gpufaas import DEFAULT_NAMESPACE
 from gpufaas_cli import flags, output
-from gpufaas_cli.client import DEFAULT_NAMESPACE
 from gpufaas_cli.publish import BUNDLE_ANNOTATION, Extra, deployment, image_of
 from gpufaas_cli.stack import StackFunction, choose_gateway
 

@@ -1,14 +1,9 @@
 """``gpufaas explain``: what the scheduler weighed for one call, what it chose and why."""
 
-from pathlib import Path
-
 import click
 
+from gpufaas import Client
 from gpufaas_cli import explanations, flags, output
-from gpufaas_cli.client import Refused
-from gpufaas_core.errors import GpufaasError
-
-_NOT_FOUND = 404
 
 
 @click.command(
@@ -22,21 +17,14 @@ Examples:
 )
 @click.argument("call_id")
 @flags.as_json
-@flags.gateway
-@flags.yaml_file
-def command(call_id: str, as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def command(call_id: str, as_json: bool, client: Client) -> None:
     """
     Say why a call of a model function was started where and when it was, or why it still waits.
 
     CALL_ID is X-Call-Id of the answer, or what was sent under that name. The last calls are remembered.
     """
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        try:
-            found = client.explain(call_id)
-        except Refused as exc:
-            if exc.status == _NOT_FOUND:
-                raise GpufaasError(str(exc)) from exc
-            raise
+    found = client.explain(call_id)
     if as_json:
         output.show_json(found)
     else:

@@ -7,8 +7,8 @@ from typing import Any, Final
 import click
 import yaml
 
+from gpufaas import DEFAULT_NAMESPACE
 from gpufaas_cli import flags, output
-from gpufaas_cli.client import DEFAULT_NAMESPACE
 from gpufaas_cli.publish import deployment, image_of
 
 _API: Final = "openfaas.com/v1"

@@ -8,19 +8,17 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import BinaryIO
 
 import click
 
+from gpufaas import BrokeOff, Client, Stream, Timing
 from gpufaas_cli import flags, output
-from gpufaas_cli.client import Answer, BrokeOff, function_path
 from gpufaas_core.units import Seconds
 
 _ACCEPTED = 202
 _CHUNK = 1 << 16
 _WHOLE = 1 << 20  # up to here a piped body is sent with its length, as functions of old like it
-_PHASE = re.compile(r"\s*([\w-]+)\s*;[^,]*?\bdur=([0-9.]+)")
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
 
@@ -75,12 +73,11 @@ Examples:
 @click.option("--key", metavar="KEY", help="The key for --sign.")
 @click.option("--auth", "says_who", is_flag=True, help="Send the login or token to the function too.")
 @flags.namespace
-@flags.gateway
-@flags.yaml_file
+@flags.client
 def command(
     name: str, data: str | None, method: str, content_type: str, headers: list[tuple[str, str]],
     query: list[tuple[str, str]], timing: bool, asynchronous: bool, sign: str | None, key: str | None, says_who: bool,
-    namespace: str | None, gateway: str | None, yaml_file: Path | None,
+    namespace: str | None, client: Client,
 ) -> None:  # fmt: skip
     """
     Call a function and write its answer to stdout as it comes. The body is stdin, unless that is a terminal.
@@ -90,7 +87,6 @@ def command(
     if (sign is None) != (key is None) or sign == "" or key == "":
         raise click.UsageError("--sign HEADER and --key KEY go together")
     content, size = (data.encode(), None) if data is not None else _stdin()
-    headers = [*headers, ("Accept-Encoding", "identity")]
     if content is not None and not any(key.lower() == "content-type" for key, _ in headers):
         headers.append(("Content-Type", content_type))
     if size is not None:
@@ -98,18 +94,19 @@ def command(
     if sign and key:
         content = _whole(content)
         headers.append((sign, f"sha256={hmac.new(key.encode(), content, hashlib.sha256).hexdigest()}"))
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        if says_who and client.authorization:
-            headers.append(("Authorization", client.authorization))
-        path = function_path(name, namespace, asynchronous)
-        began = time.perf_counter()
-        broke_off = False
-        with client.invoke(method.upper(), path, query, headers, content) as answer:
-            try:
-                first_s = _write(answer, began)
-            except BrokeOff:
-                broke_off, first_s = True, time.perf_counter() - began
-        total_s = time.perf_counter() - began
+    if says_who and client.authorization:
+        headers.append(("Authorization", client.authorization))
+    began = time.perf_counter()
+    broke_off = False
+    with client.stream(
+        name, content, namespace=namespace, method=method.upper(), query=query, headers=headers, later=asynchronous,
+        check=False,
+    ) as answer:  # fmt: skip
+        try:
+            first_s = _write(answer, began)
+        except BrokeOff:
+            broke_off, first_s = True, time.perf_counter() - began
+    total_s = time.perf_counter() - began
     if asynchronous and answer.status == _ACCEPTED:
         output.note("Function submitted asynchronously.")
         if call_id := answer.headers.get("X-Call-Id"):
@@ -138,8 +135,8 @@ def describe_timing(headers: Mapping[str, str], total_s: Seconds, first_s: Secon
     :param total_s: from sending the request to the end of the answer
     :param first_s: ... to the first byte of its body
     """
-    phases, parts = _phases(headers.get("Server-Timing") or "")
-    start, device = headers.get("X-Gpufaas-Start"), headers.get("X-Gpufaas-Device")
+    timing = Timing.of(headers)
+    start, device, phases = timing.start, timing.device, list(timing.phases.items())
     # True of functions with and without a model, and of a hit on a worker that is still loading.
     what = {"hit": "hit (its worker was there)", "miss": "miss (its worker was started)"}.get(start or "", start or "")
     where = " on ".join(filter(None, (what, device)))
@@ -153,31 +150,13 @@ def describe_timing(headers: Mapping[str, str], total_s: Seconds, first_s: Secon
     phases.append(("rest", max(0.0, first_s - known)))
     if total_s - first_s >= 0.001:
         phases.append(("answer", total_s - first_s))
-    told = " + ".join(_told(name, seconds, parts) for name, seconds in phases)
+    told = " + ".join(_told(name, seconds, timing.parts.get(name, {})) for name, seconds in phases)
     return f"{where}: {output.format_seconds(total_s)} = {told}"
 
 
-_Phases = list[tuple[str, Seconds]]
-
-
-def _phases(timing: str) -> tuple[_Phases, dict[str, _Phases]]:
-    """Return the phases of a ``Server-Timing`` header, and of each its parts: ``load-fork`` is a part of ``load``."""
-    every = [(name, float(ms) / 1000) for name, ms in _PHASE.findall(timing)]
-    names = {name for name, _ in every}
-    phases: _Phases = []
-    parts: dict[str, _Phases] = {}
-    for name, seconds in every:
-        whole, _, part = name.partition("-")
-        if part and whole in names:
-            parts.setdefault(whole, []).append((part, seconds))
-        else:
-            phases.append((name, seconds))
-    return phases, parts
-
-
-def _told(name: str, seconds: Seconds, parts: Mapping[str, _Phases]) -> str:
+def _told(name: str, seconds: Seconds, parts: Mapping[str, Seconds]) -> str:
     # Parts under a tenth of a millisecond would only be read.
-    shown = [f"{part} {output.format_seconds(took)}" for part, took in parts.get(name, []) if took >= 0.0001]
+    shown = [f"{part} {output.format_seconds(took)}" for part, took in parts.items() if took >= 0.0001]
     return f"{name} {output.format_seconds(seconds)}" + (f" ({', '.join(shown)})" if shown else "")
 
 
@@ -221,11 +200,11 @@ def _size_of_file(stream: BinaryIO) -> int | None:
         return None
 
 
-def _write(answer: Answer, began: Seconds) -> Seconds:
+def _write(answer: Stream, began: Seconds) -> Seconds:
     """Write the body as it comes; return when its first byte came."""
     first_s: Seconds | None = None
     out = sys.stdout.buffer
-    for part in answer.parts:
+    for part in answer:
         if first_s is None:
             first_s = time.perf_counter() - began
         out.write(part)

@@ -1,11 +1,10 @@
 """``gpufaas list``, in faas-cli's layout."""
 
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import click
 
+from gpufaas import Client, Function
 from gpufaas_cli import flags, output
 
 _SORTS = {
@@ -34,15 +33,12 @@ Examples:
 @click.option("--sort", type=click.Choice(list(_SORTS)), default="name", show_default=True)
 @flags.namespace
 @flags.as_json
-@flags.gateway
-@flags.yaml_file
+@flags.client
 def command(
-    verbose: bool, quiet: bool, sort: str, namespace: str | None, as_json: bool, gateway: str | None,
-    yaml_file: Path | None,
+    verbose: bool, quiet: bool, sort: str, namespace: str | None, as_json: bool, client: Client,
 ) -> None:  # fmt: skip
     """List the functions that are deployed."""
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        functions = sorted(client.functions(namespace), key=_SORTS[sort])
+    functions = sorted(client.functions(namespace), key=_SORTS[sort])
     if as_json:
         output.show_json(functions)
     elif quiet:
@@ -52,7 +48,7 @@ def command(
         _layout(functions, verbose)
 
 
-def _layout(functions: list[dict[str, Any]], verbose: bool) -> None:
+def _layout(functions: list[Function], verbose: bool) -> None:
     image = max([40, *(len(each.get("image", "")) for each in functions)])
 
     def row(name: str, picture: str, invocations: object, replicas: object, created: str) -> str:
@@ -69,7 +65,7 @@ def _layout(functions: list[dict[str, Any]], verbose: bool) -> None:
         output.show(f"{line}\t{state}" if state else line)
 
 
-def _state(function: dict[str, Any]) -> str:
+def _state(function: Function) -> str:
     """In one line; empty: the gateway does not say, as OpenFaaS's does not."""
     ours = function.get("gpufaas") or {}
     state, wanted, ready = str(ours.get("state") or ""), int(function.get("replicas") or 0), ours.get("ready") or 0

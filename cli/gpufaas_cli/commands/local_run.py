@@ -7,7 +7,6 @@ later, with the limits that hold there. A container image is run by docker.
 
 import contextlib
 import dataclasses
-import json
 import os
 import secrets
 import shutil
@@ -24,8 +23,8 @@ from typing import Any, Final
 
 import click
 
+from gpufaas import GatewayUnreachable, Refused
 from gpufaas_cli import flags, output
-from gpufaas_cli.client import Client, GatewayUnreachable, Refused
 from gpufaas_cli.publish import Building, Extra, Steps, image_of, needs_gateway, pairs, publish
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_core.docker_command import check_engine
@@ -86,7 +85,7 @@ def command(
 
     if function.constraints:
         output.note(f"Not kept to in a local run: constraints {', '.join(function.constraints)}")
-    with _platform(port, devices) as (url, process), Client(url) as client:
+    with _platform(port, devices) as (url, process), flags.client_of(url) as client:
         # It ends with the platform, or with this process, which has nothing to lose in it.
         threading.Thread(target=_tell_logs, args=(url, function.name), daemon=True).start()
         if watches:
@@ -105,12 +104,11 @@ def command(
 
 def _tell_logs(url: str, name: str) -> None:
     """What the function prints goes to stderr, from its first deployment on."""
-    params = {"name": name, "follow": "true", "tail": "-1"}
     while True:
         try:
-            with Client(url) as client, client.logs(params, follow=True) as lines:
+            with flags.client_of(url) as client, client.logs(name, follow=True) as lines:
                 for line in lines:
-                    output.note(json.loads(line)["text"].rstrip("\n"))
+                    output.note(line["text"].rstrip("\n"))
                 return
         except Refused:
             time.sleep(_DEPLOYED_S)  # not deployed yet: there is nothing to wait on before

@@ -1,19 +1,20 @@
 """``gpufaas login``: what is kept is what faas-cli keeps, in the same file."""
 
+import math
 import sys
 from pathlib import Path
 
 import click
 
+from gpufaas import NotAuthorised
 from gpufaas_cli import config, flags, output
-from gpufaas_cli.client import Client, NotAuthorised
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Seconds, parse_duration
 
 
 def _seconds(_: click.Context, __: click.Parameter, text: str) -> Seconds:
     try:
-        return parse_duration(text) or None  # type: ignore[return-value]  # httpx: no limit
+        return parse_duration(text) or math.inf
     except InvalidSpec as exc:
         raise click.BadParameter(str(exc)) from exc
 
@@ -61,7 +62,7 @@ def command(
         raise click.UsageError("the password is missing: give it on stdin, with --password-stdin")
     login = config.basic(url, username, password)
     output.show("Asking the gateway whether it knows the credentials...")
-    with Client(login.gateway, login.header, verify=not tls_no_verify, timeout_s=timeout_s) as client:
+    with flags.client_of(login.gateway, login.header, verify=not tls_no_verify, timeout_s=timeout_s) as client:
         flags.warn_of_plain_http(login.gateway)
         try:
             client.functions()

@@ -1,16 +1,15 @@
 """``gpufaas logs``: what a function printed."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from gpufaas import Client, GatewayUnreachable
 from gpufaas_cli import flags, output
-from gpufaas_cli.client import Client, GatewayUnreachable, Refused
-from gpufaas_core.errors import InvalidSpec, UnknownFunction
+from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import parse_duration
 
 _PLAIN: Final = {"name": "{}", "instance": "({})", "stream": "{}", "callId": "[{}]"}
@@ -65,40 +64,22 @@ Examples:
 @click.option("-o", "--output", "form", type=click.Choice(["plain", "keyvalue", "json"]), default="plain")
 @flags.as_json
 @flags.namespace
-@flags.gateway
-@flags.yaml_file
+@flags.client
 def command(
     name: str, since: datetime | None, since_time: datetime | None, tail: int | None, follow: bool,
     from_instance: str | None, call: str | None, show_name: bool, show_instance: bool, show_call: bool,
-    show_stream: bool, time_format: str | None, form: str, as_json: bool, namespace: str | None, gateway: str | None,
-    yaml_file: Path | None,
+    show_stream: bool, time_format: str | None, form: str, as_json: bool, namespace: str | None, client: Client,
 ) -> None:  # fmt: skip
     """Show what a function printed, and what went wrong when it was deployed or loaded."""
-    params = {"name": name, "follow": "true" if follow else "false", "tail": str(tail or -1)}
-    if namespace:
-        params["namespace"] = namespace
-    if from_instance:
-        params["instance"] = from_instance
-    if call:
-        params["callId"] = call
-    if moment := since or since_time:
-        params["since"] = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     form = "json" if as_json else form
     shown = {"name": show_name, "instance": show_instance, "stream": show_stream, "callId": show_call}
     some = False
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        try:
-            with client.logs(params, follow) as lines:
-                for line in lines:
-                    if line.strip():
-                        output.show(_shown(client, line, form, [each for each in shown if shown[each]], time_format))
-                        some = True
-        except Refused as exc:
-            if exc.status in (404, 501):
-                raise UnknownFunction(
-                    f"there are no logs of a function {name!r}: 'gpufaas list' shows what is deployed"
-                ) from exc
-            raise
+    with client.logs(
+        name, namespace, follow=follow, tail=tail, since=since or since_time, instance=from_instance, call_id=call
+    ) as lines:
+        for line in lines:
+            output.show(_shown(client, line, form, [each for each in shown if shown[each]], time_format))
+            some = True
     if call and not some:
         output.note(
             f"gpufaas: call {call} has left no lines in the log of {name}. What loads a model, and what programs write "
@@ -106,15 +87,14 @@ def command(
         )
 
 
-def _shown(client: Client, line: str, form: str, fields: Sequence[str], time_format: str | None) -> str:
+def _shown(client: Client, entry: Mapping[str, Any], form: str, fields: Sequence[str], time_format: str | None) -> str:
     """:param fields: which to show beside time and text"""
     try:
-        entry: dict[str, Any] = json.loads(line)
-        time, text = entry["timestamp"], str(entry["text"]).rstrip("\n")
+        time, text = entry["timestamp"], entry["text"].rstrip("\n")
         if time_format is not None:
             time = datetime.fromisoformat(time).strftime(time_format)
-    except (ValueError, TypeError, KeyError) as exc:
-        raise GatewayUnreachable(f"{client.shown} sends logs that are none: {line[:80]!r}") from exc
+    except ValueError as exc:
+        raise GatewayUnreachable(f"{client.shown} sends logs that are none: {exc}") from exc
     if form == "json":
         return json.dumps(entry, ensure_ascii=False)
     if form == "keyvalue":

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import click
 
+from gpufaas import Client, Quota
 from gpufaas_cli import flags, output
 from gpufaas_cli.publish import pairs
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import format_bytes, parse_bytes
 
-_OURS: Final[Mapping[str, str]] = {"openfaas": "1"}
-"""What makes a namespace one for functions, in OpenFaaS: every client sends it, so every gateway sees it."""
 _NONE: Final = "none"
 _FIELDS: Final[Mapping[str, str]] = {
     "max_functions": "maxFunctions", "max_memory": "maxMemory", "max_in_flight": "maxInFlight",
@@ -61,7 +60,7 @@ def create(
 ) -> None:
     """Create a namespace."""
     with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        client.put_namespace(_whole(name, labels, annotations), update=False)
+        client.put_namespace(name, labels, annotations)
     output.show(f"Namespace: {name} created")
 
 
@@ -79,7 +78,7 @@ def update(
 ) -> None:
     """Give a namespace other labels and annotations: these, and no others."""
     with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        client.put_namespace(_whole(name, labels, annotations), update=True)
+        client.put_namespace(name, labels, annotations, update=True)
     output.show(f"Namespace: {name} updated")
 
 
@@ -94,12 +93,10 @@ Examples:
 )
 @click.argument("name")
 @flags.as_json
-@flags.gateway
-@flags.yaml_file
-def get(name: str, as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def get(name: str, as_json: bool, client: Client) -> None:
     """Show a namespace with its labels and annotations."""
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        found = client.namespace(name)
+    found: Mapping[str, Any] = client.namespace(name)
     if as_json:
         output.show_json(found)
         return
@@ -119,12 +116,10 @@ Examples:
 """,
 )
 @click.argument("name")
-@flags.gateway
-@flags.yaml_file
-def remove(name: str, gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def remove(name: str, client: Client) -> None:
     """Remove a namespace."""
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        client.remove_namespace(name)
+    client.remove_namespace(name)
     output.show(f"Namespace: {name} removed")
 
 
@@ -138,12 +133,10 @@ Examples:
 """,
 )
 @flags.as_json
-@flags.gateway
-@flags.yaml_file
-def list_command(as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def list_command(as_json: bool, client: Client) -> None:
     """List the namespaces."""
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        found = client.namespaces()
+    found = client.namespaces()
     if as_json:
         output.show_json(found)
         return
@@ -197,11 +190,8 @@ Examples:
 )  # fmt: skip
 @click.option("--clear", is_flag=True, help="Let it have no limits.")
 @flags.as_json
-@flags.gateway
-@flags.yaml_file
-def quota(
-    name: str, clear: bool, as_json: bool, gateway: str | None, yaml_file: Path | None, **limits: int | str | None
-) -> None:
+@flags.client
+def quota(name: str, clear: bool, as_json: bool, client: Client, **limits: int | str | None) -> None:
     """
     Show what a namespace may use and uses, or set it: limits that are not given stay, none takes one away.
 
@@ -214,13 +204,12 @@ def quota(
     }
     if clear and given:
         raise click.UsageError("--clear takes all limits away: give it alone, or the limits that are to be")
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        if clear:
-            client.remove_quota(name)
-        elif given:
-            has = client.quota(name)
-            client.put_quota(name, {field: has.get(field) for field in _FIELDS.values()} | given)
-        found = client.quota(name)
+    if clear:
+        client.remove_quota(name)
+    elif given:
+        has = client.quota(name)
+        client.put_quota(name, cast(Quota, {field: has.get(field) for field in _FIELDS.values()} | given))
+    found: Mapping[str, Any] = client.quota(name)
     if as_json:
         output.show_json(found)
         return
@@ -235,7 +224,3 @@ def quota(
         limit = found.get(field)
         rows.append((title, show(used[count]) if count in used else "-", _NONE if limit is None else show(limit)))
     output.table((name, "Used", "Limit"), rows)
-
-
-def _whole(name: str, labels: Mapping[str, str], annotations: Mapping[str, str]) -> dict[str, object]:
-    return {"name": name, "annotations": {**_OURS, **annotations}, "labels": {**_OURS, **labels}}

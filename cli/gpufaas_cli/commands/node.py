@@ -2,15 +2,18 @@
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from gpufaas import Client
 from gpufaas_apps.options import NodeOptions, default_data_dir
 from gpufaas_cli import flags, output
 from gpufaas_cli.cluster_flags import cluster_of, cluster_options, device_options, devices_of, status_option
 from gpufaas_cli.extra import needing
+from gpufaas_cli.target import environments
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.units import format_bytes
 
@@ -87,12 +90,10 @@ def command(
 
 @command.command("list")
 @flags.as_json
-@flags.gateway
-@flags.yaml_file
-def list_nodes(as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def list_nodes(as_json: bool, client: Client) -> None:
     """List the nodes that are there."""
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        nodes = client.nodes()
+    nodes = client.nodes()
     if as_json:
         output.show_json(nodes)
         return
@@ -111,13 +112,11 @@ def list_nodes(as_json: bool, gateway: str | None, yaml_file: Path | None) -> No
 @command.command("describe")
 @click.argument("name")
 @flags.as_json
-@flags.gateway
-@flags.yaml_file
-def describe(name: str, as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def describe(name: str, as_json: bool, client: Client) -> None:
     """Show all about one node, and what is wrong with it."""
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        found = client.node(name)
-        provided = [] if as_json else [each for each in client.environments() or () if name in each.nodes]
+    found = client.node(name)
+    provided = [] if as_json else [each for each in environments(client) or () if name in each.nodes]
     if as_json:
         output.show_json(found)
         return
@@ -162,25 +161,23 @@ Examples:
     "--timeout", type=click.FloatRange(0), default=300.0, show_default=True, metavar="SECONDS",
     help="How long to wait for its calls.",
 )  # fmt: skip
-@flags.gateway
-@flags.yaml_file
-def drain(name: str, undo: bool, no_wait: bool, timeout: float, gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def drain(name: str, undo: bool, no_wait: bool, timeout: float, client: Client) -> None:
     """Let a node take no new calls, so that it can be stopped: what runs there ends, what waits goes elsewhere."""
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        client.drain_node(name, not undo)
-        if undo:
-            output.show(f"Node {name} takes calls again")
-            return
-        until = time.monotonic() + timeout
-        state: dict[str, Any] = {}
-        while not no_wait:
-            state = client.node(name)
-            if state["state"] in ("draining", "drained") and not state["running"]:
-                break
-            if time.monotonic() > until:
-                raise GpufaasError(
-                    f"{state['running']} calls still run on node {name} after {timeout:g} s: it takes no new ones; "
-                    "wait on with the same command, or stop it all the same, and they are answered 502"
-                )
-            time.sleep(_LOOK_EVERY_S)
+    client.drain_node(name, not undo)
+    if undo:
+        output.show(f"Node {name} takes calls again")
+        return
+    until = time.monotonic() + timeout
+    state: Mapping[str, Any] = {}
+    while not no_wait:
+        state = client.node(name)
+        if state["state"] in ("draining", "drained") and not state["running"]:
+            break
+        if time.monotonic() > until:
+            raise GpufaasError(
+                f"{state['running']} calls still run on node {name} after {timeout:g} s: it takes no new ones; "
+                "wait on with the same command, or stop it all the same, and they are answered 502"
+            )
+        time.sleep(_LOOK_EVERY_S)
     output.show(f"Node {name} is drained: stop it when you like" if not no_wait else f"Node {name} drains")

@@ -1,12 +1,11 @@
 """``gpufaas ready``: for scripts that begin where a deployment ends."""
 
 import time
-from pathlib import Path
 
 import click
 
+from gpufaas import Client, GatewayUnreachable, Refused
 from gpufaas_cli import flags, output
-from gpufaas_cli.client import Client, GatewayUnreachable, Refused
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.units import Seconds, parse_duration
 
@@ -32,23 +31,20 @@ Examples:
 @click.option("--attempts", type=click.IntRange(1), default=60, show_default=True, help="How often to look.")
 @click.option("--interval", "interval_s", default="1s", callback=_seconds, metavar="DURATION", help="[default: 1s]")
 @flags.namespace
-@flags.gateway
-@flags.yaml_file
+@flags.client
 def command(
-    name: str | None, attempts: int, interval_s: Seconds, namespace: str | None, gateway: str | None,
-    yaml_file: Path | None,
+    name: str | None, attempts: int, interval_s: Seconds, namespace: str | None, client: Client,
 ) -> None:  # fmt: skip
     """Wait until the gateway is ready, or a function of it. It ends with 1 when that does not come about."""
     what = f"Function {name}" if name else "Gateway"
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        for attempt in range(attempts):
-            output.show(f"[{attempt + 1}/{attempts}] Waiting for {f'function {name}' if name else 'gateway'}")
-            if _function_is_ready(client, name, namespace) if name else client.is_ready():
-                output.show(f"{what} is ready")
-                return
-            if attempt + 1 < attempts:
-                time.sleep(interval_s)
-        shown = client.shown
+    for attempt in range(attempts):
+        output.show(f"[{attempt + 1}/{attempts}] Waiting for {f'function {name}' if name else 'gateway'}")
+        if _function_is_ready(client, name, namespace) if name else client.is_ready():
+            output.show(f"{what} is ready")
+            return
+        if attempt + 1 < attempts:
+            time.sleep(interval_s)
+    shown = client.shown
     hint = f"'gpufaas describe {name}' says why" if name else f"looked at {shown}/healthz"
     raise GpufaasError(
         f"{f'function {name}' if name else 'the gateway'} is not ready after {attempts} attempts: {hint}"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
+from gpufaas import Refused
 from gpufaas_cli import flags, output
-from gpufaas_cli.client import Refused
 from gpufaas_cli.stack import choose_gateway
 
 

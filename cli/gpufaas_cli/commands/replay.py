@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
+from gpufaas import GatewayUnreachable
 from gpufaas_cli import flags, output, simulations
-from gpufaas_cli.client import GatewayUnreachable
 
 _LATE_S = 0.05
 """From here on the load was another one than was asked for, and it is said."""

@@ -5,23 +5,23 @@ Unlike faas-cli, a failure ends with status 1. A value goes to the gateway and n
 into an error.
 """
 
-import base64
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import click
 
+from gpufaas import Client, Refused
 from gpufaas_cli import flags, output
-from gpufaas_cli.client import Refused
 from gpufaas_cli.commands.sealed import LOCAL
 from gpufaas_core.errors import GpufaasError
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_CHARS: Final = 253
 _CONFLICT: Final = 409
+_Value: TypeAlias = tuple[str | bytes, bytes | None]
 
 
 @click.group(
@@ -78,30 +78,25 @@ Examples:
 @_valued
 @click.option("--replace", is_flag=True, help="Update it when it is there.")
 @flags.namespace
-@flags.gateway
-@flags.yaml_file
+@flags.client
 def create(
     name: str, from_literal: str | None, from_file: Path | None, trim: bool, replace: bool, namespace: str | None,
-    gateway: str | None, yaml_file: Path | None,
+    client: Client,
 ) -> None:  # fmt: skip
     """Create a secret; its value is read from stdin unless an option says otherwise."""
-    body = _body(name, namespace, from_literal, from_file, trim)
+    value = _value(name, from_literal, from_file, trim)
     output.show(f"Creating secret: {name}.{namespace or ''}")
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        try:
-            status, reason = client.put_secret(body, update=False)
-        except Refused as exc:
-            if exc.status != _CONFLICT:
-                raise
-            if not replace:
-                raise GpufaasError(
-                    f"there is a secret {name!r} already: change it with 'gpufaas secret update', or with --replace"
-                ) from exc
-            output.show(f"Updating secret: {name}")
-            status, reason = client.put_secret(body, update=True)
-            output.show(f"Updated: {status} {reason}")
-            return
-    output.show(f"Created: {status} {reason}")
+    try:
+        _put(client, name, namespace, value, update=False)
+    except Refused as exc:
+        if exc.status != _CONFLICT:
+            raise
+        if not replace:
+            raise GpufaasError(
+                f"there is a secret {name!r} already: change it with 'gpufaas secret update', or with --replace"
+            ) from exc
+        output.show(f"Updating secret: {name}")
+        _put(client, name, namespace, value, update=True)
 
 
 @command.command(
@@ -115,18 +110,15 @@ Examples:
 )
 @_valued
 @flags.namespace
-@flags.gateway
-@flags.yaml_file
+@flags.client
 def update(
     name: str, from_literal: str | None, from_file: Path | None, trim: bool, namespace: str | None,
-    gateway: str | None, yaml_file: Path | None,
+    client: Client,
 ) -> None:  # fmt: skip
     """Give a secret another value; its value is read from stdin unless an option says otherwise."""
-    body = _body(name, namespace, from_literal, from_file, trim)
+    value = _value(name, from_literal, from_file, trim)
     output.show(f"Updating secret: {name}")
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        status, reason = client.put_secret(body, update=True)
-    output.show(f"Updated: {status} {reason}")
+    _put(client, name, namespace, value, update=True)
 
 
 @command.command(
@@ -144,9 +136,8 @@ Examples:
 )  # fmt: skip
 @click.option("--trim/--no-trim", default=True, help="Cut space off both ends. [default: trim]")
 @flags.namespace
-@flags.gateway
-@flags.yaml_file
-def apply(folder: Path, trim: bool, namespace: str | None, gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def apply(folder: Path, trim: bool, namespace: str | None, client: Client) -> None:
     """Create or update a secret of every file in ./.secrets. What is not there is not removed."""
     try:
         files = sorted(each for each in folder.iterdir() if not each.name.startswith(".") and each.is_file())
@@ -156,20 +147,18 @@ def apply(folder: Path, trim: bool, namespace: str | None, gateway: str | None, 
         output.show(f"No secrets found in {folder}.")
         return
     failed: list[str] = []
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        known = {each.get("name") for each in client.secrets(namespace)}
-        for file in files:
-            try:
-                name = _checked(file.name)
-                body = _body(name, namespace, None, file, trim)
-                update = name in known  # in place: functions that read it never find it gone
-                output.show(f"{'Updating' if update else 'Creating'} secret: {name}.{namespace or ''}")
-                status, reason = client.put_secret(body, update)
-                output.show(f"{'Updated' if update else 'Created'}: {status} {reason}")
-            except (Refused, click.UsageError) as exc:
-                reason = exc.message if isinstance(exc, click.UsageError) else str(exc)
-                output.note(f"gpufaas: {file}: {reason}")
-                failed.append(file.name)
+    known = {each.get("name") for each in client.secrets(namespace)}
+    for file in files:
+        try:
+            name = _checked(file.name)
+            value = _value(name, None, file, trim)
+            update = name in known  # in place: functions that read it never find it gone
+            output.show(f"{'Updating' if update else 'Creating'} secret: {name}.{namespace or ''}")
+            _put(client, name, namespace, value, update)
+        except (Refused, click.UsageError) as exc:
+            reason = exc.message if isinstance(exc, click.UsageError) else str(exc)
+            output.note(f"gpufaas: {file}: {reason}")
+            failed.append(file.name)
     if failed:
         raise GpufaasError(f"{len(failed)} of {len(files)} secrets not applied: {', '.join(failed)}")
 
@@ -185,12 +174,10 @@ Examples:
 )
 @click.argument("name", callback=_name)
 @flags.namespace
-@flags.gateway
-@flags.yaml_file
-def remove(name: str, namespace: str | None, gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def remove(name: str, namespace: str | None, client: Client) -> None:
     """Remove a secret."""
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        client.remove_secret(name, namespace)
+    client.remove_secret(name, namespace)
     output.show("Removed.. OK.")
 
 
@@ -205,12 +192,10 @@ Examples:
 )
 @flags.namespace
 @flags.as_json
-@flags.gateway
-@flags.yaml_file
-def list_command(namespace: str | None, as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def list_command(namespace: str | None, as_json: bool, client: Client) -> None:
     """List the names of secrets. Their values are never told."""
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        found = sorted(client.secrets(namespace), key=lambda each: str(each.get("name")))
+    found = sorted(client.secrets(namespace), key=lambda each: str(each.get("name")))
     if as_json:
         output.show_json(found)
     elif not found:
@@ -222,16 +207,18 @@ def list_command(namespace: str | None, as_json: bool, gateway: str | None, yaml
         output.show()
 
 
-def _body(name: str, namespace: str | None, literal: str | None, file: Path | None, trim: bool) -> dict[str, object]:
+def _put(client: Client, name: str, namespace: str | None, value: _Value, update: bool) -> None:
+    status, reason = client.put_secret(name, value[0], namespace, update=update, raw=value[1])
+    output.show(f"{'Updated' if update else 'Created'}: {status} {reason}")
+
+
+def _value(name: str, literal: str | None, file: Path | None, trim: bool) -> _Value:
     """
-    Return a secret as the API has it (specs/openfaas.md §3.9). As faas-cli does, bytes of a file go along untrimmed,
-    beside their trimmed text; unlike it, bytes that are no text go alone, since the text would be used.
+    Return a value, and its bytes where they go along. As faas-cli does, bytes of a file go untrimmed, beside their
+    trimmed text; unlike it, bytes that are no text go alone, since the text would be used.
     """
     if literal is not None and file is not None:
         raise click.UsageError("--from-literal and --from-file exclude each other")
-    body: dict[str, object] = {"name": name}
-    if namespace:
-        body["namespace"] = namespace
     if literal is not None:
         raw = literal.encode(errors="surrogateescape")
     elif file is not None:
@@ -246,11 +233,8 @@ def _body(name: str, namespace: str | None, literal: str | None, file: Path | No
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        return {**body, "rawValue": base64.b64encode(raw).decode()}
+        return raw, None
     value = text.strip() if trim else text
     if not value:
         raise click.UsageError(f"the value of {name} is empty: give one with --from-literal, --from-file or on stdin")
-    body["value"] = value
-    if file is not None:
-        body["rawValue"] = base64.b64encode(raw).decode()
-    return body
+    return value, raw if file is not None else None

@@ -4,13 +4,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpufaas import Client, GatewayUnreachable
 from gpufaas_cli import flags, output
-from gpufaas_cli.client import Client, GatewayUnreachable
 from gpufaas_core.constraints import PLATFORM_LABELS
 from gpufaas_core.units import format_bytes
 
@@ -38,20 +37,18 @@ Examples:
     "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, metavar="SECONDS", help="Between looks."
 )
 @flags.as_json
-@flags.gateway
-@flags.yaml_file
-def command(once: bool, interval: float, as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:
+@flags.client
+def command(once: bool, interval: float, as_json: bool, client: Client) -> None:
     """Watch the devices: memory, what is resident, hits, misses, evictions and queues. Ctrl-C ends it."""
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        if as_json:
-            output.show_json(client.status())
-            return
-        shown = _render(client)
-        terminal = output.console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-        if once or not terminal.is_terminal:
-            terminal.print(shown)
-            return
-        _watch(client, interval, shown)
+    if as_json:
+        output.show_json(client.status())
+        return
+    shown = _render(client)
+    terminal = output.console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    if once or not terminal.is_terminal:
+        terminal.print(shown)
+        return
+    _watch(client, interval, shown)
 
 
 def _watch(client: Client, interval: float, shown: "RenderableType") -> None:

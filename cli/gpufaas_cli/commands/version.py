@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
+from gpufaas import GatewayUnreachable, NotAuthorised
 from gpufaas_cli import flags, output
-from gpufaas_cli.client import GatewayUnreachable, NotAuthorised
 from gpufaas_core.revision import git_revision
 
 

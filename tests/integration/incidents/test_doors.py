@@ -11,7 +11,7 @@ import psutil
 import pytest
 from tests.integration.conftest import ECHO, ECHO_MODEL, HTTP, PROGRAM, Platform, free_port, until
 
-from gpufaas_cli.client import Refused
+from gpufaas import Refused
 
 pytestmark = pytest.mark.timeout(120)
 

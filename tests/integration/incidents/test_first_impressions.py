@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import HTTP, Platform, until
 
-from gpufaas_cli.client import Refused
+from gpufaas import Refused
 from gpufaas_core.errors import InvalidSpec
 
 HANDLER = """
