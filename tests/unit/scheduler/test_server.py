@@ -14,7 +14,8 @@ from gpufaas_core.connection import Identity, Link, connect
 from gpufaas_core.messages import Evict, Finished, Lease, Restored
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
-from gpufaas_gateway.remote_scheduler import WITHOUT_LEADER, RemoteScheduler
+from gpufaas_gateway.remote_placement import WITHOUT_LEADER
+from gpufaas_gateway.remote_scheduler import RemoteScheduler
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
 from gpufaas_scheduler.server import SchedulerServer
