@@ -171,12 +171,12 @@ class SqliteAsyncQueue:
         self._lock = threading.Lock()
         self._claimed: set[int] = set()
         self._writes = 0
-        with self._translated("open"):
+        with _translated(self._path, "open"):
             self._folder.mkdir(parents=True, exist_ok=True)
             check_log(self._path)
             self._db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            with self._translated("open"):
+            with _translated(self._path, "open"):
                 self._prepare()
         except BaseException:
             self._db.close()
@@ -201,7 +201,7 @@ class SqliteAsyncQueue:
         remove_files(unnamed)
 
     def claim(self, phase: Phase, function: str, now: float, limit: int) -> tuple[list[ClaimedCall], float | None]:
-        with self._lock, self._translated("read"):
+        with self._lock, _translated(self._path, "read"):
             # Those claimed are few, and stand at the front: they are read over.
             due = self._db.execute(
                 "SELECT key, due_at FROM calls WHERE phase = ? AND function = ? AND due_at IS NOT NULL"
@@ -233,14 +233,14 @@ class SqliteAsyncQueue:
         return cancelled
 
     def get(self, call: str) -> CallStatus | None:
-        with self._lock, self._translated("read"):
+        with self._lock, _translated(self._path, "read"):
             row = self._db.execute(
                 f"SELECT {_STATUS} FROM calls WHERE id = ? ORDER BY key DESC LIMIT 1", (call,)
             ).fetchone()
             return self._status(row) if row else None
 
     def list_dead(self, function: str | None = None, limit: int = 1000) -> list[CallStatus]:
-        with self._lock, self._translated("read"):
+        with self._lock, _translated(self._path, "read"):
             rows = self._db.execute(
                 f"SELECT {_STATUS} FROM calls WHERE phase = 'dead' AND ended_at IS NOT NULL"
                 " AND (?1 IS NULL OR function = ?1) ORDER BY ended_at, key LIMIT ?2",
@@ -279,7 +279,7 @@ class SqliteAsyncQueue:
         return bool(rows)
 
     def waiting(self) -> list[Waiting]:
-        with self._lock, self._translated("read"):
+        with self._lock, _translated(self._path, "read"):
             rows = self._db.execute(
                 "SELECT phase, function, count(*), min(due_at) FROM calls WHERE due_at IS NOT NULL"
                 " GROUP BY phase, function"
@@ -438,7 +438,7 @@ class SqliteAsyncQueue:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._translated("write"):
+        with self._lock, _translated(self._path, "write"):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -448,17 +448,18 @@ class SqliteAsyncQueue:
                     self._db.execute("ROLLBACK")
                 raise
 
-    @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError, msgspec.DecodeError) as exc:
-            code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
-            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise StorageAway(f"cannot {what} {self._path}: {exc}: another process holds it, try again") from exc
-            full = code == sqlite3.SQLITE_FULL
-            advice = "free space on its disk" if full else "check the data directory, that it is whole and writable"
-            raise StorageFailed(f"cannot {what} {self._path}: {exc}: {advice}") from exc
+
+@contextmanager
+def _translated(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError, msgspec.DecodeError) as exc:
+        code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise StorageAway(f"cannot {what} {path}: {exc}: another process holds it, try again") from exc
+        full = code == sqlite3.SQLITE_FULL
+        advice = "free space on its disk" if full else "check the data directory, that it is whole and writable"
+        raise StorageFailed(f"cannot {what} {path}: {exc}: {advice}") from exc
 
 
 def remove_files(paths: Sequence[Path]) -> None:
