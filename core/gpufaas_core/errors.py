@@ -95,6 +95,10 @@ class LeaseRefused(GpufaasError):
     pass
 
 
+class NoRoom(GpufaasError):
+    """Copies that are never evicted hold the memory: it stays so until somebody asks for less of them."""
+
+
 class NestedCall(GpufaasError):
     pass
 

@@ -249,8 +249,8 @@ class Reject(Struct, frozen=True, tag=True):
 
     call: CallId
     code: str
-    """``overloaded``, ``deadline``, ``removed``, ``no_device``, ``refused``, ``unknown_function``, ``load_failed``,
-    ``out_of_memory``, ``nested``."""
+    """``overloaded``, ``deadline``, ``removed``, ``no_device``, ``no_room``, ``refused``, ``unknown_function``,
+    ``load_failed``, ``out_of_memory``, ``nested``."""
     message: str
     retry_after_s: Seconds = 0.0
 

@@ -34,6 +34,7 @@ from gpufaas_core.errors import (
     LoadFailed,
     NestedCall,
     NoDeviceFits,
+    NoRoom,
     OutOfMemory,
     Overloaded,
     StorageAway,
@@ -389,7 +390,7 @@ _ERRORS: Final[dict[str, type[GpufaasError]]] = {
     each.__name__: each
     for each in (
         BadAnswer, CallCancelled, CheckBroken, CorruptArtifact, DeadlineExceeded, FetchFailed, GpufaasError,
-        InvalidSpec, LeaseRefused, LoadFailed, NestedCall, NoDeviceFits, OutOfMemory, Overloaded, StorageAway,
+        InvalidSpec, LeaseRefused, LoadFailed, NestedCall, NoDeviceFits, NoRoom, OutOfMemory, Overloaded, StorageAway,
         StorageFailed, UnknownArtifact, UnknownFunction, WorkerCrashed,
     )
 }  # fmt: skip

@@ -6,6 +6,7 @@ Whether the function may be on the device at all, and what it needs there, is `F
 copy may leave is the cache manager's `evictable`.
 """
 
+from collections.abc import Callable
 from typing import Final, Generic, NamedTuple
 
 from gpufaas_cache_manager.replacement import Replacement, evictable, victims
@@ -67,6 +68,29 @@ def fits(
     if need > residency.memory:
         return Reason(_TOO_LARGE, need, residency.memory)
     return Reason(_NO_ROOM, need, residency.free)
+
+
+def in_the_way(
+    residency: Residency[OwnerT], need: Bytes, leaves: Callable[[Resident[OwnerT]], bool]
+) -> tuple[Resident[OwnerT], ...]:
+    """
+    Return the copies that keep *need* bytes from ever being free, since all are within the minimum of their functions;
+    none: there is room once calls and loads have ended. O(residents).
+
+    :param leaves: whether a copy goes by itself, and is none of its function's any more
+    """
+    beyond: dict[FunctionId, int] = {}
+    kept: list[Resident[OwnerT]] = []
+    for each in residency:
+        owner = each.owner
+        if not owner.min_copies or leaves(each):
+            continue
+        left = beyond.setdefault(owner.id, owner.copies - owner.min_copies)
+        if left > 0:
+            beyond[owner.id] = left - 1
+        else:
+            kept.append(each)
+    return tuple(kept) if need > residency.memory - sum(each.memory for each in kept) else ()
 
 
 def _fits_without(residency: Residency[OwnerT], need: Bytes, names: tuple[CopyId, ...]) -> Fit[OwnerT] | Reason:

@@ -2,12 +2,14 @@
 Events of calls: they arrive, finish, are cancelled by their callers or refused by their nodes, or wait for too long.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, Seconds, copy_id
+from gpufaas_core.model import CallId, FunctionId, Seconds, copy_id
 from gpufaas_core.plausible import MAX_S
 from gpufaas_core.units import format_bytes
+from gpufaas_scheduler.fit import Reason, in_the_way
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
 from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
@@ -24,6 +26,8 @@ from gpufaas_scheduler.world.state import Call, FunctionState
 from gpufaas_scheduler.world.world import World
 
 MAX_RETRY_AFTER_S: Final = 60.0
+_SHOWN: Final = 5
+"""So many devices and functions are named in a message."""
 
 
 def arrived(world: World, event: m.Arrived) -> None:
@@ -81,6 +85,11 @@ def arrived(world: World, event: m.Arrived) -> None:
     else:
         place_shared(world, call)
     if call.state == RUNNING:
+        return
+    # One that waited elsewhere goes on waiting: after a takeover not all devices are there yet.
+    if not owner.active and not age_s and (kept_out := _kept_out(world, call)) is not None:
+        give_up(world, call)
+        world.out.append(kept_out)
         return
     # Only now is it clear that it has to wait: a full queue turns away whoever would make it longer.
     if owner.waiting > owner.max_queue or world.calls.waiting > world.max_queue:
@@ -176,6 +185,36 @@ def _no_device(world: World, call: CallId, owner: FunctionState) -> m.Reject:
         f"{format_bytes(largest.device.memory)}. Deploy a smaller model, or add a larger device"
     )
     return m.Reject(call, "no_device", message)
+
+
+def _kept_out(world: World, call: Call) -> m.Reject | None:
+    """Refuse *call* if it would wait for ever: what is never evicted holds its memory on all devices."""
+    owner = call.owner
+    full: list[str] = []
+    names: dict[FunctionId, None] = {}
+    for device in world.devices.values():
+        need = owner.need(device)
+        if isinstance(need, Reason) or need > device.device.memory:
+            continue
+        kept = in_the_way(device.models, need, lambda each: each in each.owner.draining)
+        if not kept:
+            return None
+        names.update(dict.fromkeys(each.owner.id for each in kept))
+        held = format_bytes(sum(each.memory for each in kept))
+        full.append(f"{format_bytes(need)} on {device.id} ({held} of {format_bytes(device.device.memory)} are held)")
+    if not full:
+        return None
+    message = (
+        f"there is no room for function {owner.id}: it needs {_some(full, ' or ')}, and copies that are always kept "
+        f"hold it: those of {_some(list(names), ', ')}. Lower their minimum (com.openfaas.scale.min), remove one of "
+        "them, or add a device"
+    )
+    return m.Reject(call.id, "no_room", message)
+
+
+def _some(texts: Sequence[str], between: str) -> str:
+    more = len(texts) - _SHOWN
+    return between.join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _overloaded(world: World, call: Call) -> None:

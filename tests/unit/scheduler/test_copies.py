@@ -40,10 +40,11 @@ def test_a_copy_within_its_minimum_is_not_evicted() -> None:
     world.loaded("kept", "a")
     world.deploy("f", size=60)
 
-    world.call("c", "f")
+    world.call("refused", "f")
+    assert world.rejected == [("refused", "no_room")]
 
-    assert world.started == []
     world.deploy("kept", size=60, min_copies=0)
+    world.call("c", "f")
     assert world.started == [("c", "a")]
     assert world.running["c"].victims == ("kept",)
 

@@ -10,7 +10,7 @@ from gpufaas_cache_manager.residency import Resident
 from gpufaas_core.model import CopyId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_core.units import MiB
 from gpufaas_scheduler.contract import Start
-from gpufaas_scheduler.fit import Fit, Reason, fits
+from gpufaas_scheduler.fit import Fit, Reason, fits, in_the_way
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.state import DeviceState, FunctionState
 
@@ -55,6 +55,24 @@ def test_who_leaves_is_found_in_the_replacement_order_or_is_given() -> None:
     assert ask(state, new, ("y",)) == ("y",)
     assert ask(state, new, ("y", "x", "y")) == ("y", "x"), "all that are named leave, each once"
     assert ask(device(25, x), new, ()) == ()
+
+
+def test_copies_within_their_minimum_are_in_the_way_also_once_all_calls_have_ended() -> None:
+    x, y = function("x", min_copies=1), function("y")
+    state = device(30, x, y)
+    elsewhere = device(30, x)
+
+    def kept(need: int, state: DeviceState, *leaving: Resident[FunctionState]) -> list[str]:
+        return [each.key for each in in_the_way(state.models, need * MiB, lambda each: each in leaving)]
+
+    assert kept(20, state) == [], "x has a second copy elsewhere: either may leave"
+    x.drop(next(iter(elsewhere.models)))
+    assert kept(20, state) == [], "y leaves"
+    assert kept(21, state) == ["x"]
+    assert kept(21, state, next(iter(state.models))) == [], "x drains"
+    for each in state.models:
+        each.running = 1
+    assert kept(20, state) == [], "calls end"
 
 
 def test_a_reason_says_what_is_the_case() -> None:

@@ -125,6 +125,40 @@ def test_a_function_without_a_profile_for_any_kind_of_device_is_rejected() -> No
     assert world.rejected == [("c", "no_device")]
 
 
+@pytest.mark.parametrize("slots", [None, 2], ids=["model", "cpu"])
+def test_a_call_whose_room_others_always_keep_is_refused_with_their_names(slots: int | None) -> None:
+    world = World()
+    world.device("a", 100 * MiB)
+    world.device("b", 100 * MiB)
+    world.deploy("kept", size=60 * MiB, min_copies=2, slots=slots)
+    world.loaded("kept", "a")
+    world.loaded("kept", "b")
+    world.deploy("f", size=50 * MiB, slots=slots)
+
+    world.call("c", "f")
+
+    assert world.rejected == [("c", "no_room")]
+    assert isinstance(world.out[-1], m.Reject)
+    assert "50 MiB on a (60 MiB of 100 MiB are held) or 50 MiB on b" in world.out[-1].message
+    assert "those of kept." in world.out[-1].message
+    world.call("again", "f")
+    assert world.rejected == [("again", "no_room")], "nothing is left behind of the first"
+
+
+def test_a_call_waits_for_room_that_a_copy_beyond_the_minimum_has() -> None:
+    world = World()
+    world.device("a", 100 * MiB)
+    world.deploy("kept", size=60 * MiB, min_copies=1)  # is loading, and pinned for so long
+    world.device("b", 100 * MiB)
+    world.deploy("busy", size=60 * MiB)
+    world.call("c1", "busy")
+    world.deploy("f", size=50 * MiB)
+
+    world.call("c2", "f")
+
+    assert world.rejected == []
+
+
 def test_without_devices_calls_wait_for_the_first_one() -> None:
     world = World()
     world.deploy("f")
