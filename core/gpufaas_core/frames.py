@@ -104,7 +104,7 @@ class ReadyHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class FailedHead(msgspec.Struct, array_like=True, frozen=True):
-    """`text` is the whole traceback, `summary` its last line."""
+    """`text` is the whole traceback, `summary` the type and words of the exception."""
 
     summary: str
     text: str

@@ -35,7 +35,7 @@ from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.units import Bytes, Seconds, parse_duration
 from gpufaas_functions import call_lines
 from gpufaas_functions.author import Answer, Context, Event, to_answer
-from gpufaas_functions.runner import _last_line, is_out_of_memory
+from gpufaas_functions.runner import _in_one_line, is_out_of_memory
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -242,7 +242,7 @@ async def _send_whole(send: _Send, answer: Answer) -> None:
 def _failure(exc: BaseException, device: str) -> Answer:
     """The exception's own words; the traceback goes to the log."""
     traceback.print_exception(exc, file=sys.stderr)
-    text = _last_line(exc)
+    text = _in_one_line(exc)
     if is_out_of_memory(exc):
         if device.startswith("cuda") and "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()

@@ -106,14 +106,12 @@ def run(start: WorkerStart, slots: list[socket.socket]) -> int:
             handle = handler.handle
     except BaseException as exc:
         # Whatever ends a load ends this worker: the manager gets the reason, and the log all of it.
-        text = "".join(traceback.format_exception(_from_the_author(exc)))
+        text = _utf8("".join(traceback.format_exception(_from_the_author(exc))))
         with contextlib.suppress(OSError):
             sys.stderr.write(text)
             sys.stderr.flush()
             control.sendall(
-                encode_frame(
-                    Kind.FAILED, FailedHead(_last_line(exc)[:_SAID], text[-16 * _SAID :], is_out_of_memory(exc))
-                )
+                encode_frame(Kind.FAILED, FailedHead(_in_one_line(exc), text[-16 * _SAID :], is_out_of_memory(exc)))
             )
         return 1
     occupation = memory.peak()
@@ -252,7 +250,7 @@ class Slot:
             raise
         except BaseException as exc:
             self._failure(exc)
-            error, out_of_memory = _last_line(exc)[:_SAID], is_out_of_memory(exc)
+            error, out_of_memory = _in_one_line(exc), is_out_of_memory(exc)
         finally:
             close = getattr(chunks, "close", None)
             if close is not None:
@@ -282,7 +280,7 @@ class Slot:
         traceback.print_exception(_from_the_author(exc), file=sys.stderr)
         if is_out_of_memory(exc):
             self._memory.release()
-        return Answer(500, [(b"content-type", b"text/plain; charset=utf-8")], _last_line(exc).encode(), None)
+        return Answer(500, [(b"content-type", b"text/plain; charset=utf-8")], _in_one_line(exc).encode(), None)
 
     def _cancelled(self) -> bool:
         """Whether a CANCEL has come: asked between chunks, so that an answer that never ends can be stopped."""
@@ -412,9 +410,19 @@ def _from_the_author(exc: BaseException) -> BaseException:
     return exc.with_traceback(trace) if trace is not None else exc
 
 
-def _last_line(exc: BaseException) -> str:
-    lines = "".join(traceback.format_exception_only(exc)).strip().splitlines()
-    return lines[-1] if lines else type(exc).__name__
+def _in_one_line(exc: BaseException) -> str:
+    """
+    The exception's type and words in one line. Of several lines the last alone may be advice (CUDA) or a note, and of a
+    syntax error the first ones are the place, which is indented.
+    """
+    lines = _utf8("".join(traceback.format_exception_only(exc))).rstrip().splitlines()
+    begin = next((at for at, line in enumerate(lines) if line.strip() and not line[0].isspace()), 0)
+    return " ".join(" ".join(lines[begin:]).split())[:_SAID] or type(exc).__name__
+
+
+def _utf8(text: str) -> str:
+    """Escape what has no UTF-8: parts of file names that are not text stand in messages as lone surrogates."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 _OUT_OF_MEMORY: Final = (

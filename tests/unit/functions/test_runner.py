@@ -1,8 +1,8 @@
-"""What the runner takes for an out of memory."""
+"""What the runner says of exceptions, and which it takes for an out of memory."""
 
 import pytest
 
-from gpufaas_functions.runner import is_out_of_memory
+from gpufaas_functions.runner import _in_one_line, is_out_of_memory
 
 
 class OutOfMemoryError(RuntimeError):
@@ -32,3 +32,31 @@ def test_these_are_out_of_memory_also_as_causes(error: Exception) -> None:
 @pytest.mark.parametrize("error", [ValueError("no"), BlockingIOError(11, "Resource temporarily unavailable")], ids=str)
 def test_these_are_not(error: Exception) -> None:
     assert not is_out_of_memory(error)
+
+
+def _noted() -> Exception:
+    error = ValueError("no such breed")
+    error.add_note("seen in row 7")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RuntimeError("CUDA error: an illegal access\nCompile with `TORCH_USE_CUDA_DSA` to see more.\n"),
+            "RuntimeError: CUDA error: an illegal access Compile with `TORCH_USE_CUDA_DSA` to see more.",
+        ),
+        (
+            RuntimeError("Error(s) in loading state_dict for Net:\n\tMissing key(s): a.weight.\n\tsize mismatch for b"),
+            "RuntimeError: Error(s) in loading state_dict for Net: Missing key(s): a.weight. size mismatch for b",
+        ),
+        (_noted(), "ValueError: no such breed seen in row 7"),
+        (SyntaxError("invalid syntax", ("handler.py", 3, 5, "def (:", 3, 6)), "SyntaxError: invalid syntax"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (FileNotFoundError("b\udcff"), "FileNotFoundError: b\\udcff"),
+        (ValueError("x" * 9000), "ValueError: " + "x" * 1988),
+    ],
+)
+def test_all_words_of_an_exception_are_in_one_line_with_its_type(error: BaseException, said: str) -> None:
+    assert _in_one_line(error) == said
