@@ -114,15 +114,17 @@ def command(
         return
     if timing:
         output.note(describe_timing(answer.headers, total_s, first_s))
+    logs = f"gpufaas logs {name.partition('/')[0]}" + (f" -n {namespace}" if namespace else "")
     if broke_off:
         call = f", call {answer.headers['X-Call-Id']}" if "X-Call-Id" in answer.headers else ""
-        logs = f"gpufaas logs {name.partition('/')[0]}" + (f" -n {namespace}" if namespace else "")
         output.note(f"gpufaas: the answer of {name} broke off after it had begun{call}: {logs!r} says why")
         raise click.exceptions.Exit(1)
     if answer.status >= 300:
         hint = ""
         if answer.headers.get("X-OpenFaaS-Internal") and answer.status == 404:
             hint = ": 'gpufaas list' shows what is deployed"
+        elif answer.headers.get("X-Gpufaas-Error") in ("load-failed", "worker-crashed"):
+            hint = f": {logs!r} shows what it printed"
         output.note(f"gpufaas: {name} answered {answer.status} {answer.reason}".rstrip() + hint)
         raise click.exceptions.Exit(1)
 

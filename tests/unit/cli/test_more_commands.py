@@ -211,6 +211,19 @@ def test_what_is_not_deployed_is_a_difference_in_its_own_namespace(run: Run, wir
     assert wire.requests() == [("GET", "/system/functions"), ("GET", "/system/functions?namespace=dev")]
 
 
+# --- calls that fail ---
+
+
+@pytest.mark.parametrize("error", ["load-failed", "worker-crashed"])
+def test_a_function_whose_worker_failed_is_said_where_its_words_are(run: Run, wire: WireLog, error: str) -> None:
+    wire.answer("POST", "/function/a.dev", Reply(502, b"it did not load", {"X-Gpufaas-Error": error}))
+
+    result = run("invoke", "a", "-n", "dev", data="x")
+
+    assert result.exit_code == 1
+    assert result.stderr.endswith("a answered 502 Bad Gateway: 'gpufaas logs a -n dev' shows what it printed\n")
+
+
 # --- watching ---
 
 
