@@ -11,6 +11,7 @@ import click
 import httpx
 
 from gpufaas import Client, GpufaasError, Hints, UnknownFunction
+from gpufaas.client import LOOPBACK
 from gpufaas_cli import output
 from gpufaas_cli.config import find_login
 from gpufaas_cli.stack import Stack, StackFunction, choose_gateway, find_stack, gateway_in, read_stack
@@ -28,7 +29,6 @@ _TOKEN: Final = "gpufaas_cli.token"
 _NO_VERIFY: Final = "gpufaas_cli.tls_no_verify"
 _DEPLOY_S: Final = "gpufaas_cli.deploy_s"
 _HINTS: Final = Hints("name yours with -g URL", "log in with 'gpufaas login -g {gateway} --password-stdin'")
-LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 def gateway(command: _F) -> _F:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from gpufaas_cli.flags import LOOPBACK
+from gpufaas.client import LOOPBACK
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.remote_build import (
     BUILD_PATH,

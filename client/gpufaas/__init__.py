@@ -11,6 +11,7 @@ A gateway's API for Python programs.
 """
 
 from gpufaas.answer import Answer, AsyncStream, Stream, Timing
+from gpufaas.call_request import function_path
 from gpufaas.client import DEFAULT_GATEWAY, DEFAULT_NAMESPACE, AsyncCall, AsyncClient, Call, Client
 from gpufaas.errors import (
     BrokeOff,
@@ -25,7 +26,6 @@ from gpufaas.errors import (
     UnknownFunction,
 )
 from gpufaas.gateway import Hints
-from gpufaas.operations import function_path
 from gpufaas.resources import (
     CallStatus,
     Deployment,

@@ -297,7 +297,7 @@ async def _lines_async(at: Gateway, answer: httpx.Response) -> AsyncIterator[Log
 
 
 class AsyncClient(_Client):
-    """`Client`, for asyncio and trio: the same methods, awaited."""
+    """`Client`, for asyncio: the same methods, awaited."""
 
     functions = _awaited(operations.functions)
     function = _awaited(operations.function)

@@ -5,7 +5,7 @@ methods of the same names. The first parameter is the client's; of all of them t
 
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -14,8 +14,9 @@ from urllib.parse import quote
 import httpx
 
 from gpufaas.answer import Answer
+from gpufaas.call_request import Pairs, as_pairs, call_request, function_path
 from gpufaas.errors import GatewayUnreachable, GpufaasError, NotEnded, Refused, UnknownCall, UnknownFunction
-from gpufaas.gateway import ENDLESS, Content, Gateway, Request, Steps, given
+from gpufaas.gateway import ENDLESS, Gateway, Request, Steps, given
 from gpufaas.resources import (
     CallStatus,
     Environment,
@@ -30,9 +31,6 @@ from gpufaas.resources import (
     Status,
 )
 from gpufaas_core._types import Seconds
-
-Pairs = Mapping[str, str] | Sequence[tuple[str, str]]
-"""Headers or a query; a name may occur twice in a sequence."""
 
 _CHUNK: Final = 1 << 20
 _FUNCTIONS_ONLY: Final = {"openfaas": "1"}
@@ -174,7 +172,7 @@ def invoke(
     :raises UnknownFunction, Refused: the gateway answers, and not the function
     :raises BrokeOff: the answer had begun, and has no end
     """
-    request = _call(function_path(name, namespace), body, method, query, headers, timeout_s)
+    request = call_request(function_path(name, namespace), body, method, query, headers, timeout_s)
     return Answer((yield from _answered(at, request)))
 
 
@@ -197,7 +195,7 @@ def stream(
     :param later: have it called asynchronously: the answer is the gateway's
     :param check: False: what the gateway answers instead of the function is given, and not raised
     """
-    request = _call(function_path(name, namespace, later), body, method, query, headers, timeout_s, streams=True)
+    request = call_request(function_path(name, namespace, later), body, method, query, headers, timeout_s, streams=True)
     if check:
         return (yield from _answered(at, request))
     return (yield request)
@@ -218,8 +216,8 @@ def invoke_later(
 
     :param callback_url: the function's answer is posted there; it can be had in no other way
     """
-    headers = [*_pairs(headers), *given(**{"X-Callback-Url": callback_url}).items()]
-    request = _call(function_path(name, namespace, asynchronous=True), body, "POST", query, headers, None)
+    headers = [*as_pairs(headers), *given(**{"X-Callback-Url": callback_url}).items()]
+    request = call_request(function_path(name, namespace, asynchronous=True), body, "POST", query, headers, None)
     answer = yield from _answered(at, request)
     return str(answer.headers.get("X-Call-Id", ""))
 
@@ -442,54 +440,11 @@ def put_artifact(
 # --- how ---
 
 
-def function_path(name: str, namespace: str | None = None, asynchronous: bool = False) -> str:
-    """
-    Return the route of *name*, which may have a path of its own: ``NAME``, ``NAME.NS``, ``NAME/path``.
-    """
-    name, slash, rest = name.partition("/")
-    if namespace and not name.endswith(f".{namespace}"):
-        name = f"{name}.{namespace}"
-    prefix = "async-function" if asynchronous else "function"
-    return f"/{prefix}/{quote(name, safe='')}{slash}{quote(rest, safe='/%:@!$&+,;=~*()')}"
-
-
 def _answered(at: Gateway, request: Request) -> Steps[httpx.Response]:
     answer = yield request
     if at.is_refusal(answer, request.of_function):
         at.check(answer, UnknownFunction, request.path)
     return answer
-
-
-def _call(
-    path: str, body: object, method: str, query: Pairs, headers: Pairs, timeout_s: Seconds | None, streams: bool = False
-) -> Request:
-    content, kind = _encoded(body)
-    headers = _pairs(headers)
-    named = {name.lower() for name, _ in headers}
-    ours = {"Accept-Encoding": "identity", **given(**{"Content-Type": kind})}
-    headers = [*headers, *((name, value) for name, value in ours.items() if name.lower() not in named)]
-    return Request(
-        method, path, _pairs(query) or None, headers, content=content, timeout_s=timeout_s, of_function=True,
-        streams=streams,
-    )  # fmt: skip
-
-
-def _encoded(body: object) -> tuple[Content | None, str | None]:
-    match body:
-        case None:
-            return None, None
-        case bytes() | bytearray() | memoryview():
-            return bytes(body), "application/octet-stream"
-        case str():
-            return body.encode(), "text/plain; charset=utf-8"
-        case Iterator() | AsyncIterator():
-            return body, "application/octet-stream"
-        case _:
-            return json.dumps(body).encode(), "application/json"
-
-
-def _pairs(pairs: Pairs) -> list[tuple[str, str]]:
-    return list(pairs.items() if isinstance(pairs, Mapping) else pairs)
 
 
 def _outcome(answer: httpx.Response) -> Outcome:
