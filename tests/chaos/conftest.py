@@ -78,7 +78,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         where.write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def network() -> Iterator[Network | None]:
     made = None if Network.missing() else Network()
     yield made
@@ -86,7 +86,7 @@ def network() -> Iterator[Network | None]:
         made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not for the session: an idle cluster takes processor time from all other tests
 def cluster(tmp_path_factory: pytest.TempPathFactory, network: Network | None) -> Iterator[Cluster]:
     """Two of each; every test leaves it whole."""
     missing = etcd_missing()
