@@ -45,22 +45,25 @@ def mark_with(secret: str) -> None:
     _secret = secret
 
 
-def begin(call: str, *, alone: bool) -> None:
+def begin(call: str, alone: bool) -> None:
     """What this context writes from now on is of *call*; if it runs *alone*, what every thread writes."""
     global _running
-    _of_context.set(call)
     if alone:
         _running = call
+    else:
+        _of_context.set(call)
 
 
-def end(call: str, *, alone: bool) -> None:
+def end(call: str, alone: bool) -> None:
     """The call that has begun here is over: end the lines that it left without an end."""
     global _running
-    _of_context.set("")
     if alone:
         _running = ""
+    else:
+        _of_context.set("")
     for each in _streams:
-        each.end(call)
+        if each.unfinished:  # hardly ever, and this is on the way of every call
+            each.end(call)
 
 
 class CallLines(io.BufferedIOBase):
@@ -75,6 +78,8 @@ class CallLines(io.BufferedIOBase):
         """Beginnings of lines, by thread and call."""
         self._open: str | None = None
         """Whose line is written and not ended; None: all are."""
+        self.unfinished = False
+        """A line may have begun that has no end."""
         self._size = 0
         """Bytes of the line that is not ended."""
         os.register_at_fork(after_in_child=self._forked)
@@ -98,6 +103,7 @@ class CallLines(io.BufferedIOBase):
                 self._put(call, rest)
             elif rest:
                 self._held[key] = rest
+            self.unfinished = bool(self._held) or self._open is not None
         return len(data)
 
     def flush(self) -> None:
@@ -110,13 +116,12 @@ class CallLines(io.BufferedIOBase):
 
     def end(self, call: str) -> None:
         """End each line that *call* has begun, in whatever thread."""
-        if not self._held and self._open != call:
-            return
         with self._lock, contextlib.suppress(OSError):
             for key in [key for key in self._held if key[1] == call]:
                 self._put(call, self._held.pop(key) + b"\n")
             if self._open == call:
                 self._put(call, b"\n")
+            self.unfinished = bool(self._held) or self._open is not None
 
     def _put(self, call: str, data: bytes) -> None:
         """Write *data* of *call*: lines, the last of which may lack its end."""

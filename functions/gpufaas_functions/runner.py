@@ -181,11 +181,11 @@ class Slot:
                 kind, header, body = self._read()
                 if kind == Kind.CALL:
                     head = _decode_call(header)
-                    call_lines.begin(head.call, alone=self._alone)
+                    call_lines.begin(head.call, self._alone)
                     try:
                         self._call(head, body)
                     finally:
-                        call_lines.end(head.call, alone=self._alone)
+                        call_lines.end(head.call, self._alone)
                 # A CANCEL, BODY or BODY_END here belongs to a call that was over before it came.
         except (Closed, OSError):
             return

@@ -91,7 +91,7 @@ class Leases:
             raise LeaseRefused(f"{lease.device} refused call {lease.call}")
         worker = exchange.worker
         exchange.arrive(head, body)
-        if exchange.finished:
+        if exchange.state >= states.FINISHED:
             self._leases.pop(lease.call, None)
             return exchange  # its worker failed before the call came: the exchange has the reason
         if lease.number < 0 and worker.exclusive and worker.device.busy:
