@@ -17,7 +17,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
     device = world.devices.get(action.device)
     if device is None:
         return f"there is no device {action.device}"
-    if device.busy:
+    if device.run is not None or device.preload is not None:
         return _busy(device)
     model = device.models.models.get(call.function)
     victims: tuple[Model, ...] = ()

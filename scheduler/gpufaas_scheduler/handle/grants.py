@@ -76,7 +76,7 @@ def reserve(
     assert costs is not None
     world.out += world.lending.take_back(device, costs.occupation)
     model = world.cluster.insert(device, owner, costs.occupation, costs.load_s)
-    if owner.copies >= owner.target:
+    if len(owner.active) >= owner.target:
         world.short.pop(owner.id, None)
     return model, tuple(victim.key for victim in victims)
 
@@ -84,9 +84,10 @@ def reserve(
 def leave_for_others(world: World, device: DeviceState, victims: Iterable[Model]) -> None:
     for victim in victims:
         world.cluster.evict(device, victim)
-        if victim.owner.copies < victim.owner.target:
-            victim.owner.eager = False
-            world.short[victim.owner.id] = victim.owner
+        owner = victim.owner
+        if len(owner.active) < owner.target:
+            owner.eager = False
+            world.short[owner.id] = owner
 
 
 def end(world: World, call: Call) -> None:
@@ -137,7 +138,7 @@ def _next_other(world: World, device: DeviceState) -> None:
 
 def next_local(world: World, device: DeviceState) -> None:
     """A device whose run ended, if it did: its local queue first, before anybody plans with it (3.2, step 1)."""
-    if device.busy or world.devices.get(device.id) is not device:
+    if device.run is not None or device.preload is not None or world.devices.get(device.id) is not device:
         return
     if device.local:
         call = device.local[0]

@@ -66,7 +66,8 @@ class Cluster:
         """One of its calls began to wait, or a device began or ceased to hold it."""
         if owner.waiting and owner.exclusive:
             if owner.holders:
-                self.hits.note(owner)
+                if self.hits.asked:
+                    self.hits.note(owner)
             else:
                 self.orphaned[owner.id] = owner
 
@@ -116,7 +117,8 @@ class Cluster:
     def set_idle(self, device: DeviceState) -> None:
         device.idle_key = key = (-device.starts, device.order, device)
         insort(self.idle_devices, key)
-        self.hits.note_idle(device)
+        if self.hits.asked:
+            self.hits.note_idle(device)
 
     def set_busy(self, device: DeviceState) -> None:
         key = device.idle_key
@@ -132,7 +134,8 @@ class Cluster:
         device.models.insert(model)
         owner.add(model, device)
         owner.loading += 1
-        self.hits.note(owner)
+        if self.hits.asked:
+            self.hits.note(owner)
         self.asked = None
         return model
 

@@ -13,29 +13,29 @@ from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
 
 
 class Hits:
-    """Keeps nothing until it is asked for the first time: not every policy asks."""
+    """Is told nothing until it is asked for the first time: not every policy asks."""
 
-    __slots__ = ("_candidates", "_idle")
+    __slots__ = ("_candidates", "_idle", "asked")
 
     def __init__(self) -> None:
-        self._candidates: dict[FunctionId, FunctionState] | None = None
+        self.asked = False
+        self._candidates: dict[FunctionId, FunctionState] = {}
         self._idle: dict[DeviceId, DeviceState] = {}
         """Devices that became idle since candidates were asked for."""
 
     def note(self, owner: FunctionState) -> None:
         """One of its calls began to wait, or it has a holder that it had not."""
-        if self._candidates is not None and owner.exclusive:
+        if owner.exclusive:
             self._candidates[owner.id] = owner
 
     def note_idle(self, device: DeviceState) -> None:
-        if self._candidates is not None:
-            self._idle[device.id] = device
+        self._idle[device.id] = device
 
     def candidates(self, queue: GlobalQueue[Call]) -> dict[FunctionId, FunctionState]:
         """Return every model function that waits in *queue* and that an idle device holds, and some others."""
         candidates = self._candidates
-        if candidates is None:
-            self._candidates = candidates = {}
+        if not self.asked:
+            self.asked = True
             for _, waiting in queue.heads():
                 if waiting.calls:
                     owner = waiting.calls[0].owner

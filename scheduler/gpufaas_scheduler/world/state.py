@@ -191,7 +191,7 @@ class FunctionState(Marked, Costed):
 
     def need(self, device: DeviceState) -> Bytes | Reason:
         """Return what a copy is charged on *device*, or why it may not be there."""
-        if not self.allows(device):
+        if device.closed or (self.constraints and not self.allows(device)):
             return NOT_ALLOWED
         costs = self.costs[device.kind]
         return NO_PROFILE if costs is None else costs.occupation
