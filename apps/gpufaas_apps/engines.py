@@ -6,14 +6,15 @@ from collections.abc import Awaitable, Callable
 from gpufaas_gpu_manager.supervisor import Containers
 
 
-async def opened_engine(
-    functions: str, instance: str, gateway_port: int, on_network: Callable[[str, str], Awaitable[None]] | None = None
+def container_engine(
+    functions: str, instance: str, gateway_port: int, on_network: Callable[[str, str], Awaitable[None]]
 ) -> Containers | None:
     """
-    Return the engine, which is connected unless *functions* is ``auto``: then it is when it is needed first.
+    Return the engine for *functions*, not connected yet; None: functions of images do not run here.
 
-    :param instance: whose containers these are; what an earlier run of it left behind is removed
-    :raises InvalidSpec: the engine that was asked for cannot be used; says what is missing
+    :param instance: whose containers these are; `connect` removes what an earlier run of it left behind
+    :param on_network: told the address of this machine in the functions' network, and that network
+    :raises InvalidSpec: Kubernetes is asked for, and this is not a pod
     """
     if functions == "process":
         return None
@@ -21,12 +22,17 @@ async def opened_engine(
         from gpufaas_gpu_manager.launch.kubernetes import Pods, settings_from
         from gpufaas_gpu_manager.launch.kubernetes_api import access_from
 
-        pods = Pods(instance, access_from(os.environ), settings_from(os.environ))
-        await pods.start()
-        return pods
+        return Pods(instance, access_from(os.environ), settings_from(os.environ))
     from gpufaas_gpu_manager.launch import containers
 
-    docker = containers.Containers(instance, gateway_port, on_network)
-    if functions == "docker":
-        await docker.start()
-    return docker
+    return containers.Containers(instance, gateway_port, on_network)
+
+
+async def connect(engine: Containers | None, functions: str) -> None:
+    """
+    Connect *engine*, unless *functions* is ``auto``: then it is connected for the first image.
+
+    :raises InvalidSpec: the engine that was asked for cannot be used; says what is missing
+    """
+    if engine is not None and functions != "auto":
+        await engine.start()

@@ -5,39 +5,32 @@ The gateway's side of a serving process: HTTP in, the invocation path, the manag
 """
 
 import asyncio
-import contextlib
-import logging
-import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, Protocol
-
-import uvicorn
+from typing import Any, Protocol
 
 from gpufaas_apps.inner_door import InnerDoor
 from gpufaas_apps.options import FrontOptions
-from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.model import NodeId
+from gpufaas_apps.routes import Routes
+from gpufaas_apps.server import GRACE_S, GatewayServer, configured
 from gpufaas_core.origin import Origins
 from gpufaas_core.revision import git_revision
-from gpufaas_core.wire import NodeView
 from gpufaas_gateway.api import management_app
-from gpufaas_gateway.async_api import METHOD as ASYNC_METHOD
-from gpufaas_gateway.async_api import PREFIX as ASYNC_PREFIX
 from gpufaas_gateway.async_api import AsyncInvocations, async_routes
 from gpufaas_gateway.async_call import DEFAULT_QUEUE
 from gpufaas_gateway.async_calls import AsyncCalls
 from gpufaas_gateway.async_execution import execute
 from gpufaas_gateway.async_settings import AsyncSettings, QueueSettings
-from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
+from gpufaas_gateway.auth import App, CleanPaths, Credentials, Guard
 from gpufaas_gateway.builds import Builds, build_routes
 from gpufaas_gateway.callbacks import HttpCallbacks
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.function_api import UsageOf
-from gpufaas_gateway.invoke import PREFIX, Invocations, Receive, Send
+from gpufaas_gateway.invoke import Invocations
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.node_api import Cluster, node_routes
@@ -54,128 +47,115 @@ from gpufaas_gateway.ports import (
     Store,
     Workers,
 )
-from gpufaas_gateway.protocol import BoundedHttp, BoundedWebSocket
-from gpufaas_gateway.request import BrokenAnswer
 from gpufaas_gateway.retry import WHILE_MISSING, RetryPolicy, read_policy
 from gpufaas_gateway.spec import Defaults
-from gpufaas_gateway.websocket_calls import MAX_MESSAGE, WebSocketCalls, refuse_elsewhere
-
-GRACE_S: Final = 10
-"""How long open calls may take to end when the process is asked to stop."""
+from gpufaas_gateway.websocket_calls import WebSocketCalls
 
 
 class PlacingScheduler(Scheduler, PlacementPort, Protocol):
     """What a gateway asks of a scheduler, whole."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a gateway is composed of: in one process the objects themselves, in a cluster what reaches them."""
+
+    credentials: Credentials | None
+    """The user that management routes ask for. None: they ask for none."""
+    spool: Path
+    """Where large bodies of running calls are."""
+    store: Store
+    artifacts: Artifacts
+    secrets: Secrets
+    logs: FunctionLogs
+    end_logs: Callable[[], None]
+    """Ends answers that follow a log."""
+    scheduler: PlacingScheduler
+    node: NodePort
+    workers: Workers
+    usage_of: UsageOf
+    nodes: Cluster
+    origins: Origins
+    async_queue: AsyncQueue
+    builds: Builds | None
+    call_suffix: str = ""
+    """Ends the ids of this gateway's calls, where several gateways share a scheduler."""
+    gone: Sequence[str] = ()
+    """A line for each device of this process that was given up."""
+    fault: Callable[[], str] = lambda: ""
+    """Returns what is wrong with the node of this process."""
+
+
 class Front:
-    """
-    Made before the server starts; `serve` returns when the process is asked to stop and open calls have ended.
+    """Composed by the constructor; `run` serves until the process is asked to stop and open calls have ended."""
 
-    :param call_suffix: ends the ids of this gateway's calls, where several gateways share a scheduler
-    """
-
-    def __init__(
-        self,
-        options: FrontOptions,
-        credentials: Credentials | None,
-        spool: Path,
-        *,
-        store: Store,
-        artifacts: Artifacts,
-        workers: Workers,
-        scheduler: PlacingScheduler,
-        node: NodePort,
-        secrets: Secrets,
-        logs: FunctionLogs,
-        async_queue: AsyncQueue,
-        usage_of: UsageOf,
-        end_logs: Callable[[], None],
-        builds: Builds | None = None,
-        door: InnerDoor | None = None,
-        call_suffix: str = "",
-        cluster: Cluster | None = None,
-        origins: Origins,
-        gone: Sequence[str] = (),
-        fault: Callable[[], str] = lambda: "",
-        makes: Callable[[], str] = str,
-    ) -> None:
-        """:param makes: of images, by the only node, where there is no *cluster*: see `NodeView`"""
+    def __init__(self, options: FrontOptions, parts: Parts, door: InnerDoor) -> None:
+        self._options = options
+        self._parts = parts
+        self.stopped = asyncio.Event()
+        """The port is closed, and open calls have ended."""
         product = f"gpufaas/{version('gpufaas')}"
-        nodes = cluster or _Alone(scheduler, workers, gone, makes)
-        self.options = options
-        self.builds = builds
-        self._end_logs = end_logs
-        self.door = door or InnerDoor(options.host, options.port, guarded=credentials is not None)
         self.metrics = Metrics(
-            scheduler.status, lambda: self.async_calls.backlog.counts(), lambda: self.async_calls.queues()
+            parts.scheduler.status, lambda: self.async_calls.backlog.counts(), lambda: self.async_calls.queues()
         )
         defaults = Defaults(
             max_body=options.max_body, max_queue=options.max_queue, profiles=read_profiles(options.profiles)
         )
-        self.deployer = Deployer(store, artifacts, workers, scheduler, self.metrics, defaults, secrets=secrets)
+        self.deployer = Deployer(
+            parts.store, parts.artifacts, parts.workers, parts.scheduler, self.metrics, defaults, secrets=parts.secrets
+        )
         self.catalogue = self.deployer.catalogue
-        self.keeper = Keeper(store, self.catalogue)
-        calls = Calls(self.catalogue, scheduler, node, spool, served_by=product, call_suffix=call_suffix)
-        invocations = Invocations(calls.run)
+        self.keeper = Keeper(parts.store, self.catalogue)
+        calls = Calls(
+            self.catalogue, parts.scheduler, parts.node, parts.spool, served_by=product, call_suffix=parts.call_suffix
+        )
         websocket_calls = WebSocketCalls(calls.run, self.catalogue)
         self.deployer.on_replaced = websocket_calls.close_old
-        management = management_app(
-            self.deployer, scheduler, logs, artifacts, self.metrics, secrets, version=version("gpufaas"),
-            commit=git_revision(), orchestration=lambda: orchestration(nodes.nodes()), usage_of=usage_of, fault=fault,
-            gone=gone,
-        )  # fmt: skip
-        self.management = management
         self.callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks)
-        self.async_calls = AsyncCalls(
-            async_queue,
-            lambda call: execute(calls.run, call),
-            self.callbacks,
-            self._retry_policy,
-            AsyncSettings(
-                max_queue=options.max_async_queue,
-                grace_s=GRACE_S,
-                queues={name: QueueSettings(*bounds) for name, bounds in options.async_queues.items()},
-            ),
-            queue_of=self._queue_of,
-        )
+        self.async_calls = self._async_calls(calls)
         async_invocations = AsyncInvocations(
             self.catalogue, self.async_calls, served_by=product, allow_local_callbacks=options.allow_local_callbacks
         )
-        management.include_router(
+        management = self.metrics.counted(self._management(async_invocations))
+        routes = Routes(Invocations(calls.run), async_invocations, websocket_calls, management)
+        app = FromWorkers(routes, parts.origins)
+        self.server = GatewayServer(configured(app), door.open, self._stopping)
+        door.serve(app, self.server, configured)
+
+    def _async_calls(self, calls: Calls) -> AsyncCalls:
+        options = self._options
+        settings = AsyncSettings(
+            max_queue=options.max_async_queue,
+            grace_s=GRACE_S,
+            queues={name: QueueSettings(*bounds) for name, bounds in options.async_queues.items()},
+        )
+        return AsyncCalls(
+            self._parts.async_queue,
+            lambda call: execute(calls.run, call),
+            self.callbacks,
+            self._retry_policy,
+            settings,
+            queue_of=self._queue_of,
+        )
+
+    def _management(self, async_invocations: AsyncInvocations) -> App:
+        """Return the app of all routes that are not on the hot path."""
+        parts = self._parts
+        app = management_app(
+            self.deployer, parts.scheduler, parts.logs, parts.artifacts, self.metrics, parts.secrets,
+            version=version("gpufaas"), commit=git_revision(), orchestration=self._orchestration,
+            usage_of=parts.usage_of, fault=parts.fault, gone=parts.gone,
+        )  # fmt: skip
+        app.include_router(
             async_routes(self.async_calls, async_invocations, lambda name: self.catalogue.find(name) is not None)
         )
-        management.include_router(build_routes(builds))
-        management.include_router(node_routes(nodes))
-        # All but `/function/`, which is public and on the hot path, comes through here.
-        guarded = self.metrics.counted(
-            CleanPaths(management if credentials is None else Guard(management, credentials))
-        )
+        app.include_router(build_routes(parts.builds))
+        app.include_router(node_routes(parts.nodes))
+        return CleanPaths(app if parts.credentials is None else Guard(app, parts.credentials))
 
-        async def app(scope: Any, receive: Receive, send: Send) -> None:
-            try:
-                if scope["type"] == "http" and scope["raw_path"].startswith(PREFIX):
-                    await invocations(scope, receive, send)
-                elif (
-                    scope["type"] == "http"
-                    and scope["raw_path"].startswith(ASYNC_PREFIX)
-                    and scope["method"] == ASYNC_METHOD
-                ):
-                    await async_invocations(scope, receive, send)
-                elif scope["type"] == "websocket":
-                    to_function = scope["raw_path"].startswith(PREFIX)
-                    await (websocket_calls if to_function else refuse_elsewhere)(scope, receive, send)
-                else:
-                    await guarded(scope, receive, send)
-            except BrokenAnswer:
-                raise  # the server closes the connection, which is the message
-            except Exception:
-                logging.getLogger("gateway").exception("a request failed in the platform itself: %s", scope.get("path"))
-                raise
-
-        from_anybody = FromWorkers(app, origins)
-        self.server = _Server(_configured(from_anybody), self)
-        self.door.serve(from_anybody, self.server, _configured)
+    def _orchestration(self) -> str:
+        """Return what functions run as, now: processes, and what nodes make of images."""
+        return " and ".join(["processes", *sorted({each.makes for each in self._parts.nodes.nodes()} - {""})])
 
     def _retry_policy(self, name: str) -> RetryPolicy:
         found = self.catalogue.find(name)
@@ -185,106 +165,35 @@ class Front:
         found = self.catalogue.find(name)
         return DEFAULT_QUEUE if found is None else found.async_queue
 
-    async def stopping(self) -> None:
-        """The door is about to close: what would hold it open for the whole grace is ended."""
-        self._end_logs()
+    async def run(self, listening: socket.socket, background: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """
+        Serve until the process is asked to stop: first the port is closed, then open calls end. *background* runs
+        meanwhile, and ends by itself once `stopped` is set. A task of it that fails stops the server in the same way;
+        then what it raised is raised.
+        """
+        failures: list[Exception] = []
+
+        async def essential(task: Coroutine[Any, Any, None]) -> None:
+            try:
+                await task
+            except Exception as exc:
+                failures.append(exc)
+                self.server.should_exit = True
+
+        async with asyncio.TaskGroup() as tasks:
+            for each in (self.async_calls.run(), *background):
+                tasks.create_task(essential(each))
+            try:
+                await self.server.serve(sockets=[listening])
+            finally:
+                self.stopped.set()
+                self.async_calls.finish()
+        if failures:
+            raise failures[0]
+
+    async def _stopping(self) -> None:
+        """The port is about to close: end what would hold it open for the whole grace."""
+        self._parts.end_logs()
         self.async_calls.stop()
-        if self.builds is not None:
-            await self.builds.close()
-
-    async def ended(self, task: Awaitable[None]) -> None:
-        """A side task that dies takes the server with it: never one that only says it is well."""
-        try:
-            await task
-        except BaseException:
-            self.server.should_exit = True
-            raise
-
-    async def serve(self, listening: socket.socket, stopped: asyncio.Event) -> None:
-        try:
-            await self.server.serve(sockets=[listening])
-        finally:
-            stopped.set()
-            self.async_calls.finish()
-
-    async def started(self) -> bool:
-        """Return once the door is open; False: it will not be."""
-        while not self.server.started:  # the server offers nothing to wait for; this is once, at start-up
-            if self.server.should_exit:
-                return False
-            await asyncio.sleep(0.005)
-        return True
-
-
-def orchestration(nodes: Iterable[NodeView]) -> str:
-    """Return what functions run as, now: processes, and what *nodes* make of images."""
-    return " and ".join(["processes", *sorted({each.makes for each in nodes} - {""})])
-
-
-class _Alone:
-    """The one node of a platform that is one process."""
-
-    def __init__(self, scheduler: Scheduler, workers: Workers, gone: Sequence[str], makes: Callable[[], str]) -> None:
-        self._workers = workers
-        self._makes = makes
-        self._gone = gone
-        self.status = scheduler.status
-
-    def nodes(self) -> list[NodeView]:
-        note = "; ".join(self._gone)
-        devices, makes = list(self._workers.devices()), self._makes()
-        return [NodeView(NodeId("local"), "", devices, False, note, version("gpufaas"), makes=makes)]
-
-    async def drain(self, node: str, drain: bool) -> None:  # noqa: ARG002 - the port's
-        raise InvalidSpec(
-            "this platform is one process, whose only node is its own: stop it instead; nodes of a cluster can be "
-            "drained (gpufaas node)"
-        )
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, front: Front) -> None:
-        super().__init__(config)
-        self._front = front
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """
-        As uvicorn's, which raises what it caught again when it has served: the watchdog would take that for a second
-        signal. Once it has served, what comes is the watchdog's alone, so that we end whole.
-        """
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
-            signal.signal(number, self.handle_exit)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                signal.signal(number, lambda *_: None)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        await self._front.door.open()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._front.stopping()
-        await super().shutdown(sockets)
-
-
-def _configured(app: Any) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        interface="asgi3",
-        http=BoundedHttp,
-        ws=BoundedWebSocket,
-        ws_max_size=MAX_MESSAGE,
-        ws_per_message_deflate=False,  # a context for each connection; what is worth it compresses its messages
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,  # X-Forwarded-* are passed on as they came
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=GRACE_S,
-        backlog=2048,
-    )
+        if self._parts.builds is not None:
+            await self._parts.builds.close()

@@ -8,224 +8,201 @@ import asyncio
 import contextlib
 import logging
 import socket
-from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from gpufaas_apps.cluster import identity, leader_addresses, opened
-from gpufaas_apps.front import GRACE_S, Front
+from gpufaas_apps.data_directory import builds_of, credentials_of, owned
+from gpufaas_apps.feed import EtcdFeed
+from gpufaas_apps.front import Front, Parts
+from gpufaas_apps.inner_door import InnerDoor
 from gpufaas_apps.options import GatewayOptions
-from gpufaas_apps.process import first_of, on_signals, run_service
-from gpufaas_apps.serve import _builds, _credentials, _listen, _own
+from gpufaas_apps.process import first_of, listen, on_signals, prepare_process, run_loop
+from gpufaas_apps.server import GRACE_S
 from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.watchdog import notify
 from gpufaas_apps.weights import GatewayArtifacts, Weights
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_core import wire
-from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
-from gpufaas_core.model import DeviceId
+from gpufaas_core.connection import Identity
+from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.model import DeviceId, Seconds
 from gpufaas_core.origin import Origins
+from gpufaas_gateway.auth import Credentials
 from gpufaas_gateway.ports import Secrets
 from gpufaas_gateway.remote_nodes import RemoteNodes
 from gpufaas_gateway.remote_scheduler import RemoteScheduler
 from gpufaas_gateway.remote_workers import RemoteLogs, RemoteWorkers
 from gpufaas_store.async_queue import EtcdAsyncQueue
 from gpufaas_store.election import register
-from gpufaas_store.etcd import Etcd, Listed, Put
-from gpufaas_store.functions import COUNTS, EntryChanged, EntryRemoved, EtcdFunctionStore, QuotaChanged
+from gpufaas_store.etcd import Etcd
+from gpufaas_store.functions import EtcdFunctionStore
 from gpufaas_store.secrets import EtcdSecrets, SecretsKey, create_key_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gpufaas_gateway.auth import Credentials
 
 log = logging.getLogger("gateway")
 
-_COUNT_EVERY_S = 1.0
+_COUNT_EVERY_S: Final[Seconds] = 1.0
 
 
 def run(options: GatewayOptions) -> None:
     front = options.front
-    with _own(front.data) as spool, _listen(front.host, front.port) as listening:
-        credentials = _credentials(front)
+    prepare_process()
+    with owned(front.data) as spool, listen(front.host, front.port, "--port") as listening:
+        credentials = credentials_of(front)
         front = replace(front, port=listening.getsockname()[1])
-        run_service(_main(replace(options, front=front), credentials, spool, listening), GRACE_S)
+        run_loop(_main(replace(options, front=front), credentials, spool, listening), GRACE_S)
 
 
 async def _main(
-    options: GatewayOptions, credentials: "Credentials | None", spool: "Path", listening: "socket.socket"
+    options: GatewayOptions, credentials: Credentials | None, spool: Path, listening: socket.socket
 ) -> None:
-    me = identity(options.cluster, "gateway")
-    status = Status(ready=lambda: "waits for etcd")
     stop = asyncio.Event()
     on_signals(stop)
-    async with status_served(status, options.front.host, options.cluster.status_port) as status_port:
-        print(f"✓ gateway    {me.id} will serve port {options.front.port}, status at port {status_port}", flush=True)
-        notify("READY=1")
-        door = asyncio.Event()
-        opening = asyncio.create_task(_run(options, credentials, spool, listening, status, status_port, door))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        # Once the door opens, a signal is the server's, which ends in peace; before, it ends the wait for etcd.
-        if not opening.done() and not door.is_set():
-            opening.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await opening
-
-
-async def _run(
-    options: GatewayOptions, credentials: "Credentials | None", spool: "Path", listening: "socket.socket",
-    status: Status, status_port: int, door: asyncio.Event,
-) -> None:  # fmt: skip
     me = identity(options.cluster, "gateway")
-    data = options.front.data
-    async with opened(options.cluster) as etcd:
-        store = EtcdFunctionStore(etcd)
-        secrets = await _secrets(etcd, options.secrets_key)
-        artifacts = ArtifactStore(data / "artifacts")
-        weights = Weights(me, artifacts, BundleStore(data / "bundles", artifacts), options.object_store)
-        await weights.open()
-        nodes = RemoteNodes(me, lambda call, device, reason: scheduler.unreachable(call, DeviceId(device), reason))
+    await GatewayApp(options, me, credentials, spool).run(listening, stop)
 
-        def on_view(view: wire.View) -> None:
-            nodes.set_nodes(view.nodes)
 
-        scheduler = RemoteScheduler(me, on_view=on_view)
-        nodes.watchers.add(lambda: scheduler.unlinked(nodes.unlinked()))
-        workers = RemoteWorkers(nodes)
-        logs = RemoteLogs(nodes)
-        async_queue = await EtcdAsyncQueue.open(etcd, me.id, data / "async")
-        front = Front(
-            options.front, credentials, spool, store=store,
-            artifacts=GatewayArtifacts(artifacts, weights, asyncio.get_running_loop()),
-            workers=workers, scheduler=scheduler, node=nodes, secrets=secrets, logs=logs, async_queue=async_queue,
-            usage_of=workers.usage_of, end_logs=logs.end_followers, call_suffix=f"@{scheduler.name}",
-            builds=_builds(options.front, spool), cluster=scheduler, origins=Origins(me.token),
-        )  # fmt: skip
-        status.more = weights.served
-        status.metrics = front.metrics.render_own
-        catalogue = front.catalogue
-        listed, limited = asyncio.Event(), asyncio.Event()
+class GatewayApp:
+    """A gateway, with what it needs of the cluster: etcd, the scheduler that leads, and the nodes."""
 
-        async def follow_leader() -> None:
-            await scheduler.leaders.follow(leader_addresses(etcd))
+    def __init__(self, options: GatewayOptions, me: Identity, credentials: Credentials | None, spool: Path) -> None:
+        data = options.front.data
+        self._options = options
+        self._me = me
+        self._credentials = credentials
+        self._spool = spool
+        self._artifacts = ArtifactStore(data / "artifacts")
+        self._weights = Weights(
+            me, self._artifacts, BundleStore(data / "bundles", self._artifacts), options.object_store
+        )
+        self._scheduler = RemoteScheduler(me, on_view=self._on_view)
+        self._nodes = RemoteNodes(
+            me, lambda call, device, reason: self._scheduler.unreachable(call, DeviceId(device), reason)
+        )
+        self._nodes.watchers.add(lambda: self._scheduler.unlinked(self._nodes.unlinked()))
+        self._status = Status(ready=lambda: "waits for etcd")
+        self._opens = False
+        """The port for calls is about to open: from now on the server sees to a stop."""
 
-        async def follow_functions() -> None:
-            seen: set[str] = set()
-            async with aclosing(store.watch_entries()) as changes:
-                async for change in changes:
-                    match change:
-                        case EntryChanged(entry):
-                            seen.add(entry.record.full_name)
-                            if entry.worker is not None and entry.function is not None and entry.is_complete:
-                                front.deployer.adopt(entry.record, entry.worker, entry.function)
-                        case EntryRemoved(name):
-                            seen.discard(name)
-                            front.deployer.dropped(name)
-                        case Listed():
-                            for each in catalogue.everywhere():
-                                if each.full_name not in seen:
-                                    front.deployer.dropped(each.full_name)
-                            await limited.wait()  # no call gets past a quota because it is an early one
-                            catalogue.complete()
-                            listed.set()
+    def _on_view(self, view: wire.View) -> None:
+        self._nodes.set_nodes(view.nodes)
 
-        async def follow_namespaces() -> None:
-            async with aclosing(etcd.watch("v1/namespaces/")) as changes:
-                async for _ in changes:
-                    try:
-                        await front.deployer.namespaces.load()
-                    except StorageFailed as exc:
-                        log.warning("namespaces.not_read, will be at the next change: %s", exc)
+    async def run(self, listening: socket.socket, stop: asyncio.Event) -> None:
+        """
+        Serve until the process is asked to stop, which ends the wait for etcd, and which the server hears once it runs.
+        The port is closed and calls are drained; then the gateway leaves the cluster.
+        """
+        front, status_port = self._options.front, self._options.cluster.status_port
+        async with status_served(self._status, front.host, status_port) as port:
+            print(f"✓ gateway    {self._me.id} will serve port {front.port}, status at port {port}", flush=True)
+            notify("READY=1")
+            serving = asyncio.create_task(self._serve(listening, port))
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if not serving.done() and not self._opens:
+                serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
 
-        async def follow_quotas() -> None:
-            seen: set[str] = set()
-            async with aclosing(store.watch_quotas()) as changes:
-                async for change in changes:
-                    match change:
-                        case QuotaChanged(namespace, None):
-                            seen.discard(namespace)
-                            front.deployer.quotas.adopt(namespace, None)
-                        case QuotaChanged(namespace, quota):
-                            seen.add(namespace)
-                            front.deployer.quotas.adopt(namespace, quota)
-                        case Listed():
-                            front.deployer.quotas.keep_only(seen)
-                            limited.set()
+    async def _serve(self, listening: socket.socket, status_port: int) -> None:
+        options, me = self._options, self._me
+        async with opened(options.cluster) as etcd, contextlib.AsyncExitStack() as stack:
+            store = EtcdFunctionStore(etcd)
+            secrets = await _secrets(etcd, options.secrets_key)
+            await self._weights.open()
+            async_queue = await EtcdAsyncQueue.open(etcd, me.id, options.front.data / "async")
+            stack.push_async_callback(async_queue.stop)
+            stack.push_async_callback(self._nodes.close)
+            door = InnerDoor(options.front.host, options.front.port, guarded=self._credentials is not None)
+            front = Front(options.front, self._parts(store, secrets, async_queue), door)
+            stack.push_async_callback(front.callbacks.close)
+            self._status.more = self._weights.served
+            self._status.metrics = front.metrics.render_own
+            self._status.ready = lambda: self._why_not_ready(front)
+            about = {"id": me.id, "boot": me.boot, "version": me.version, "port": options.front.port}
+            registration = await register(etcd, f"v1/gateways/{me.id}", msgspec.json.encode(about), same=lambda _: True)
+            stack.push_async_callback(registration.close)
+            self._weights.join(etcd, registration, f"http://{_own_name(options)}:{status_port}")
+            feed = EtcdFeed(etcd, store, front.deployer)
+            self._opens = True
+            await front.run(
+                listening,
+                (
+                    self._take_part(etcd, front, feed, async_queue),
+                    front.keeper.keep(front.stopped),
+                    self._greet(front),
+                ),
+            )
 
-        async def follow_counts() -> None:
-            """What other gateways counted shows here too."""
-            async with aclosing(etcd.watch(COUNTS)) as changes:
-                async for change in changes:
-                    if isinstance(change, Put) and change.item.value.isdigit():
-                        namespace, _, name = change.item.key.removeprefix(COUNTS).partition("/")
-                        found = catalogue.find(f"{name}.{namespace}")
-                        if found is not None:
-                            found.stats.saved_before = max(0, int(change.item.value) - found.stats.saved)
+    def _parts(self, store: EtcdFunctionStore, secrets: Secrets, async_queue: EtcdAsyncQueue) -> Parts:
+        workers, logs = RemoteWorkers(self._nodes), RemoteLogs(self._nodes)
+        return Parts(
+            credentials=self._credentials,
+            spool=self._spool,
+            store=store,
+            artifacts=GatewayArtifacts(self._artifacts, self._weights, asyncio.get_running_loop()),
+            secrets=secrets,
+            logs=logs,
+            end_logs=logs.end_followers,
+            scheduler=self._scheduler,
+            node=self._nodes,
+            workers=workers,
+            usage_of=workers.usage_of,
+            nodes=self._scheduler,
+            origins=Origins(self._me.token),
+            async_queue=async_queue,
+            builds=builds_of(self._options.front, self._spool),
+            call_suffix=f"@{self._scheduler.name}",
+        )
 
-        async def count() -> None:
-            """Tell the scheduler what functions with a scaling rule are asked for."""
-            while True:
-                await asyncio.sleep(_COUNT_EVERY_S)
-                pending = front.async_calls.backlog.counts()
-                counted = {
-                    each.full_name: (
-                        each.stats.begun, each.stats.finished, each.stats.inflight, pending.get(each.full_name, 0)
-                    )
-                    for each in catalogue.everywhere()
-                    if each.scaling is not None
-                }  # fmt: skip
-                if counted:
-                    scheduler.counted(counted)
-
-        async def begin_async() -> None:
-            await listed.wait()
-            front.async_calls.begin()
-            await front.async_calls.counted.wait()
-            await async_queue.follow(front.async_calls.find, front.async_calls.lose)
-
-        def ready() -> str:
-            if not catalogue.loaded:
-                return "functions are being read from etcd"
-            if not scheduler.connected:
-                return f"no scheduler: {scheduler.leaders.leader or 'none leads'}"
-            return ""
-
-        status.ready = ready
-        about = {"id": me.id, "boot": me.boot, "version": me.version, "port": options.front.port}
-        registration = await register(etcd, f"v1/gateways/{me.id}", msgspec.json.encode(about), same=lambda _: True)
-        weights.join(etcd, registration, f"http://{_own_name(options)}:{status_port}")
-        stopped = asyncio.Event()
-
-        async def side_tasks() -> None:
-            try:
-                await first_of(
-                    follow_leader(), follow_functions(), follow_namespaces(), follow_quotas(), follow_counts(),
-                    scheduler.leaders.run(), count(), begin_async(),
-                    weights.run(), stopped.wait(),
-                )  # fmt: skip
-            except GpufaasError:
-                log.exception("a side task failed")
-                raise
-
+    async def _take_part(self, etcd: Etcd, front: Front, feed: EtcdFeed, async_queue: EtcdAsyncQueue) -> None:
+        """Be a gateway of the cluster until the server has stopped. One task that fails ends all."""
+        leaders = self._scheduler.leaders
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(front.ended(side_tasks()))
-                tasks.create_task(front.ended(front.async_calls.run()))
-                tasks.create_task(front.ended(front.keeper.keep(stopped)))
-                tasks.create_task(_say(front, options))
-                door.set()
-                await front.serve(listening, stopped)
-        finally:
-            await registration.close()
-            await front.callbacks.close()
-            await nodes.close()
-            await async_queue.stop()
+            await first_of(
+                leaders.follow(leader_addresses(etcd)), leaders.run(), feed.run(), self._count(front),
+                self._begin_async(front, feed, async_queue), self._weights.run(), front.stopped.wait(),
+            )  # fmt: skip
+        except GpufaasError:
+            log.exception("a side task failed")
+            raise
+
+    async def _count(self, front: Front) -> None:
+        """Tell the scheduler how often functions with a scaling rule are called."""
+        while True:
+            await asyncio.sleep(_COUNT_EVERY_S)
+            pending = front.async_calls.backlog.counts()
+            counted = {
+                each.full_name: (
+                    each.stats.begun, each.stats.finished, each.stats.inflight, pending.get(each.full_name, 0)
+                )
+                for each in front.catalogue.everywhere()
+                if each.scaling is not None
+            }  # fmt: skip
+            if counted:
+                self._scheduler.counted(counted)
+
+    async def _begin_async(self, front: Front, feed: EtcdFeed, async_queue: EtcdAsyncQueue) -> None:
+        await feed.listed.wait()
+        front.async_calls.begin()
+        await front.async_calls.counted.wait()
+        await async_queue.follow(front.async_calls.find, front.async_calls.lose)
+
+    def _why_not_ready(self, front: Front) -> str:
+        if not front.catalogue.loaded:
+            return "functions are being read from etcd"
+        if not self._scheduler.connected:
+            return f"no scheduler: {self._scheduler.leaders.leader or 'none leads'}"
+        return ""
+
+    async def _greet(self, front: Front) -> None:
+        if await front.server.opened():
+            print(f"✓ serves     http://{self._options.front.host}:{self._options.front.port}", flush=True)
 
 
 def _own_name(options: GatewayOptions) -> str:
@@ -260,8 +237,3 @@ class _NoSecrets:
 
     def drop(self, namespace: str) -> None:
         pass
-
-
-async def _say(front: Front, options: GatewayOptions) -> None:
-    if await front.started():
-        print(f"✓ serves     http://{options.front.host}:{options.front.port}", flush=True)

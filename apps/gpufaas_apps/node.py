@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 from gpufaas_apps.cluster import advertised, identity, leader_addresses, listening, opened
-from gpufaas_apps.engines import opened_engine
+from gpufaas_apps.engines import connect, container_engine
 from gpufaas_apps.options import DEFAULT_NODE_PORT, NodeOptions
-from gpufaas_apps.process import first_of, on_signals, own_directory, run_service
+from gpufaas_apps.process import first_of, on_signals, own_directory, prepare_process, run_loop
 from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.watchdog import notify
 from gpufaas_apps.weights import Weights
@@ -29,13 +29,12 @@ from gpufaas_core.units import format_bytes
 from gpufaas_gateway.errors import UnknownName
 from gpufaas_gateway.secret_files import SecretFiles
 from gpufaas_gpu_manager.agent import Agent
-from gpufaas_gpu_manager.devices import NodeDevice, open_devices
+from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.door import Door
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
-from gpufaas_gpu_manager.supervisor import Containers
 from gpufaas_store.election import Registration, register
 from gpufaas_store.etcd import Etcd
 from gpufaas_store.secrets import EtcdSecrets, SecretChanged, SecretRemoved, SecretsKey
@@ -47,28 +46,25 @@ _FINISH_S = 8.0
 
 
 def run(options: NodeOptions) -> None:
+    prepare_process()
     own_directory(options.data, "--data")
-    run_service(_main(options), _FINISH_S)
+    run_loop(_main(options), _FINISH_S)
 
 
 async def _main(options: NodeOptions) -> None:
-    me = identity(options.cluster, "node")
-    given = options.devices
-    enforcement = Enforcement(given.memory_enforcement)
-    devices = open_devices(given.devices, NodeId(me.id), given.labels, enforcement.name)
     stop = asyncio.Event()
     on_signals(stop)
-    containers = await opened_engine(given.functions, f"node-{me.id}", 0, _no_inner_door)
-    await NodeApp(options, me, devices, enforcement, containers).run(stop)
+    await NodeApp(options, identity(options.cluster, "node")).run(stop)
 
 
 class NodeApp:
     """A node and its door, with what it needs of the cluster: etcd, the scheduler that leads, weights and secrets."""
 
-    def __init__(
-        self, options: NodeOptions, me: Identity, devices: list[NodeDevice], enforcement: Enforcement,
-        containers: Containers | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, options: NodeOptions, me: Identity) -> None:
+        given = options.devices
+        enforcement = Enforcement(given.memory_enforcement)
+        devices = open_devices(given.devices, NodeId(me.id), given.labels, enforcement.name)
+        self._engine = container_engine(given.functions, f"node-{me.id}", 0, _no_inner_door)
         data = options.data
         self._options = options
         self._me = me
@@ -84,7 +80,7 @@ class NodeApp:
             origins=Origins(me.token),
         )
         self._node = Node(
-            devices, bundles, self._logs, self._agent.report, log.warning, settings, containers,
+            devices, bundles, self._logs, self._agent.report, log.warning, settings, self._engine,
             fetch=self._weights.fetch, enforcement=enforcement,
         )  # fmt: skip
         self._agent.node = self._node
@@ -99,6 +95,7 @@ class NodeApp:
         options = self._options
         listen = listening(options.listen, options.advertise, DEFAULT_NODE_PORT)
         host, _ = split_address(listen)
+        await connect(self._engine, options.devices.functions)
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._logs.close)
             stack.push_async_callback(self._node.close)

@@ -16,19 +16,19 @@ from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Seconds
 
 
-def run_service(main: Coroutine[Any, Any, None], grace_s: Seconds = 0.0, level: int = logging.INFO) -> None:
-    """
-    Run *main* on uvloop, with log lines on stderr.
-
-    :param grace_s: how long calls may run on once the process is asked to stop
-    """
-    import uvloop
-
+def prepare_process(level: int = logging.INFO) -> None:
+    """Have log lines on stderr, and as many descriptors as may be had."""
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # uvicorn complains about half answers and lost connections as of errors: the gateway reports them itself.
     for noisy in ("httpx", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     raise_descriptors()
+
+
+def run_loop(main: Coroutine[Any, Any, None], grace_s: Seconds = 0.0) -> None:
+    """Run *main* on uvloop. *grace_s*: how long calls may run on once the process is asked to stop."""
+    import uvloop
+
     if sys.version_info >= (3, 12):
         uvloop.run(watched(main, grace_s))
     else:

@@ -10,7 +10,7 @@ import logging
 
 from gpufaas_apps.cluster import advertised, identity, leader_addresses, listening, opened
 from gpufaas_apps.options import DEFAULT_SCHEDULER_PORT, SchedulerOptions
-from gpufaas_apps.process import first_of, on_signals, run_service
+from gpufaas_apps.process import first_of, on_signals, prepare_process, run_loop
 from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.term import Term
 from gpufaas_apps.watchdog import notify
@@ -25,7 +25,8 @@ log = logging.getLogger("scheduler")
 
 
 def run(options: SchedulerOptions) -> None:
-    run_service(_main(options))
+    prepare_process()
+    run_loop(_main(options))
 
 
 async def _main(options: SchedulerOptions) -> None:

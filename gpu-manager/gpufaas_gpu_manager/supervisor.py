@@ -29,6 +29,14 @@ class Containers(Protocol):
         """``containers`` or ``pods``; empty while it is not connected: some are when they are needed first."""
         ...
 
+    async def start(self) -> None:
+        """
+        Connect, and remove what an earlier run left behind. Not needed: it is done for the first image otherwise.
+
+        :raises InvalidSpec: it cannot be used; says what is missing
+        """
+        ...
+
     async def pull(self, spec: WorkerSpec) -> tuple[Manifest, WorkerSpec]: ...
 
     def running(self, worker: Worker, recipes: Recipes) -> Running: ...

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from gpufaas_apps import serve
+from gpufaas_apps.data_directory import credentials_of
 from gpufaas_apps.options import ServeOptions
-from gpufaas_apps.serve import _credentials
 from gpufaas_cli.commands.serve import command
 
 
@@ -31,7 +31,7 @@ from gpufaas_cli.commands.serve import command
 def test_it_asks_unless_only_this_machine_reaches_it(
     tmp_path: Path, auth: Literal["on", "off", "auto"], host: str, asks: bool
 ) -> None:
-    credentials = _credentials(ServeOptions(host=host, auth=auth, data=tmp_path))
+    credentials = credentials_of(ServeOptions(host=host, auth=auth, data=tmp_path))
 
     assert (credentials is not None) == asks
     assert (tmp_path / "auth").exists() == asks
@@ -71,7 +71,7 @@ def test_a_directory_that_is_named_is_never_written(tmp_path: Path) -> None:
     (tmp_path / "basic-auth-user").write_text("boss\n")
     (tmp_path / "basic-auth-password").write_text("secret\n")
 
-    credentials = _credentials(ServeOptions(auth="on", auth_dir=tmp_path, data=tmp_path / "data"))
+    credentials = credentials_of(ServeOptions(auth="on", auth_dir=tmp_path, data=tmp_path / "data"))
 
     assert credentials is not None
     assert (credentials.user, credentials.password) == ("boss", "secret")

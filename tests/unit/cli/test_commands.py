@@ -186,6 +186,8 @@ def test_help_and_stack_files_need_neither_torch_nor_fastapi_nor_httpx() -> None
         "try: cli.main(['--help'])\n"
         "except SystemExit as e: assert not e.code, e.code\n"
         "assert not {'torch', 'fastapi', 'starlette', 'httpx', 'numpy', 'rich'} & set(sys.modules)\n"
+        "ours = {each.partition('.')[0] for each in sys.modules if each.startswith('gpufaas')}\n"
+        "assert ours <= {'gpufaas', 'gpufaas_cli', 'gpufaas_core', 'gpufaas_templates'}, ours\n"
     )
 
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,102 @@
+"""The data directory of a gateway: had by one process, with the credentials and the build key that are made in it."""
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from gpufaas_apps.docker_builder import DockerBuilder
+from gpufaas_apps.options import FrontOptions
+from gpufaas_apps.resources import keep_private
+from gpufaas_core.errors import InvalidSpec, StorageFailed
+from gpufaas_core.sealing import make_keys
+from gpufaas_gateway.auth import Credentials, make_credentials, read_credentials
+from gpufaas_gateway.builds import Builds, BuildSettings
+
+
+@contextlib.contextmanager
+def owned(data: Path) -> Iterator[Path]:
+    """
+    Have the data directory for this process alone; give its directory of spooled bodies, emptied.
+
+    :raises StorageFailed: another process has it, or it cannot be used
+    """
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        keep_private(data)
+        lock: IO[str] = (data / "lock").open("a")
+    except OSError as exc:
+        raise _unusable(data, exc) from exc
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StorageFailed(
+                f"another gpufaas serves from {data}: stop it, or give this one a directory of its own with --data"
+            ) from None
+        spool = data / "spool"
+        try:
+            spool.mkdir(exist_ok=True)
+            for left in spool.iterdir():
+                left.unlink()
+        except OSError as exc:
+            raise _unusable(data, exc) from exc
+        yield spool
+
+
+def _unusable(data: Path, exc: OSError) -> StorageFailed:
+    return StorageFailed(
+        f"the data directory {data} cannot be used ({exc.strerror}): make it writable, or name another with --data"
+    )
+
+
+def credentials_of(options: FrontOptions) -> Credentials | None:
+    """Return the user and password to ask for, made if need be; None: nobody is asked."""
+    if options.auth == "off" or (options.auth == "auto" and is_loopback(options.host)):
+        return None
+    if options.auth_dir is None:
+        make_credentials(auth_dir_of(options))
+    return read_credentials(auth_dir_of(options))
+
+
+def auth_dir_of(options: FrontOptions) -> Path:
+    """Return where the user and password are."""
+    return options.auth_dir or options.data / "auth"
+
+
+def builds_of(options: FrontOptions, spool: Path) -> Builds | None:
+    """Return what builds images of sources; None: nobody does."""
+    if options.builder_secret is None:
+        return None
+    try:
+        secret = options.builder_secret.read_bytes()
+    except OSError as exc:
+        raise InvalidSpec(f"--builder-secret {options.builder_secret}: {exc.strerror}") from exc
+    settings = BuildSettings(secret, _build_key(options.data / "builder"), spool, options.max_body)
+    return Builds(DockerBuilder(pushes=options.builder_push), settings)
+
+
+def _build_key(directory: Path) -> str:
+    """Return the private key that build secrets are sealed for, made if need be."""
+    file = directory / "key"
+    try:
+        if not file.exists():
+            directory.mkdir(mode=0o700, exist_ok=True)
+            aside = directory / ".key"
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as made:
+                made.write(make_keys().private)
+            os.replace(aside, file)
+        return file.read_text()
+    except OSError as exc:
+        raise _unusable(directory, exc) from exc
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches *host*."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

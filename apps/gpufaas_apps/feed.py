@@ -1,0 +1,87 @@
+"""What etcd tells a gateway: the functions, namespaces and quotas there are, and what other gateways counted."""
+
+import asyncio
+import logging
+from contextlib import aclosing
+
+from gpufaas_apps.process import first_of
+from gpufaas_core.errors import StorageFailed
+from gpufaas_gateway.deploy import Deployer
+from gpufaas_store.etcd import Etcd, Listed, Put
+from gpufaas_store.functions import COUNTS, EntryChanged, EntryRemoved, EtcdFunctionStore, QuotaChanged
+
+log = logging.getLogger("gateway")
+
+
+class EtcdFeed:
+    """Keeps what a gateway knows as etcd has it, while `run` runs."""
+
+    def __init__(self, etcd: Etcd, store: EtcdFunctionStore, deployer: Deployer) -> None:
+        self._etcd = etcd
+        self._store = store
+        self._deployer = deployer
+        self.listed = asyncio.Event()
+        """All functions of etcd are known."""
+        self._limited = asyncio.Event()
+        """All quotas of etcd are known."""
+
+    async def run(self) -> None:
+        """Follow etcd, without end; raise what one of the watches raises."""
+        await first_of(
+            self._follow_functions(), self._follow_namespaces(), self._follow_quotas(), self._follow_counts()
+        )
+
+    async def _follow_functions(self) -> None:
+        seen: set[str] = set()
+        catalogue = self._deployer.catalogue
+        async with aclosing(self._store.watch_entries()) as changes:
+            async for change in changes:
+                match change:
+                    case EntryChanged(entry):
+                        seen.add(entry.record.full_name)
+                        if entry.worker is not None and entry.function is not None and entry.is_complete:
+                            self._deployer.adopt(entry.record, entry.worker, entry.function)
+                    case EntryRemoved(name):
+                        seen.discard(name)
+                        self._deployer.dropped(name)
+                    case Listed():
+                        for each in catalogue.everywhere():
+                            if each.full_name not in seen:
+                                self._deployer.dropped(each.full_name)
+                        await self._limited.wait()  # no call gets past a quota because it is an early one
+                        catalogue.complete()
+                        self.listed.set()
+
+    async def _follow_namespaces(self) -> None:
+        async with aclosing(self._etcd.watch("v1/namespaces/")) as changes:
+            async for _ in changes:
+                try:
+                    await self._deployer.namespaces.load()
+                except StorageFailed as exc:
+                    log.warning("namespaces.not_read, will be at the next change: %s", exc)
+
+    async def _follow_quotas(self) -> None:
+        seen: set[str] = set()
+        quotas = self._deployer.quotas
+        async with aclosing(self._store.watch_quotas()) as changes:
+            async for change in changes:
+                match change:
+                    case QuotaChanged(namespace, None):
+                        seen.discard(namespace)
+                        quotas.adopt(namespace, None)
+                    case QuotaChanged(namespace, quota):
+                        seen.add(namespace)
+                        quotas.adopt(namespace, quota)
+                    case Listed():
+                        quotas.keep_only(seen)
+                        self._limited.set()
+
+    async def _follow_counts(self) -> None:
+        """Take over what other gateways counted."""
+        async with aclosing(self._etcd.watch(COUNTS)) as changes:
+            async for change in changes:
+                if isinstance(change, Put) and change.item.value.isdigit():
+                    namespace, _, name = change.item.key.removeprefix(COUNTS).partition("/")
+                    found = self._deployer.catalogue.find(f"{name}.{namespace}")
+                    if found is not None:
+                        found.stats.saved_before = max(0, int(change.item.value) - found.stats.saved)

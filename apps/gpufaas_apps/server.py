@@ -1,0 +1,84 @@
+"""The HTTP server of a gateway: uvicorn with our bounds, and a start and a stop that others can take part in."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final
+
+import uvicorn
+
+from gpufaas_gateway.protocol import BoundedHttp, BoundedWebSocket
+from gpufaas_gateway.websocket_calls import MAX_MESSAGE
+
+GRACE_S: Final = 10
+"""How long open calls may take to end when the process is asked to stop."""
+
+
+class GatewayServer(uvicorn.Server):
+    """
+    Stops at SIGTERM and SIGINT.
+
+    :param on_open: called when the port is open
+    :param on_stop: called before the port is closed: ends what would hold connections open for the whole grace
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, on_open: Callable[[], Awaitable[None]], on_stop: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(config)
+        self._on_open = on_open
+        self._on_stop = on_stop
+        self._start_ended = asyncio.Event()
+
+    async def opened(self) -> bool:
+        """Return once the port is open; False: it will not be."""
+        await self._start_ended.wait()
+        return self.started and not self.should_exit
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """
+        As uvicorn's, which raises what it caught again when it has served: the watchdog would take that for a second
+        signal. Once it has served, what comes is the watchdog's alone, so that we end whole.
+        """
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            signal.signal(number, self.handle_exit)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                signal.signal(number, lambda *_: None)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+            await self._on_open()
+        finally:
+            self._start_ended.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._on_stop()
+        await super().shutdown(sockets)
+
+
+def configured(app: Any) -> uvicorn.Config:
+    """Return the settings of a server of *app*."""
+    return uvicorn.Config(
+        app,
+        interface="asgi3",
+        http=BoundedHttp,
+        ws=BoundedWebSocket,
+        ws_max_size=MAX_MESSAGE,
+        ws_per_message_deflate=False,  # a context for each connection; what is worth it compresses its messages
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,  # X-Forwarded-* are passed on as they came
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=GRACE_S,
+        backlog=2048,
+    )
