@@ -39,15 +39,18 @@ def arrived(world: World, event: m.Arrived) -> None:
     if event.call in world.calls.by_id:
         world.ignored["Arrived"] += 1
         return
-    if owner is None or owner.backoff is not None or owner.removed or owner.fits_as_of != cluster.fleet:
+    if (
+        owner is None
+        or not owner.fits
+        or owner.fits_as_of != cluster.fleet
+        or owner.backoff is not None
+        or owner.removed
+    ):
         refused = _why_not(world, owner, event)
         if refused is not None:
             world.out.append(refused)
             return
         assert owner is not None
-    if not owner.fits and world.devices:
-        world.out.append(_no_device(world, event.call, owner))
-        return
     deadline = event.deadline
     outer = ends = None
     if event.outer is not None:
@@ -61,8 +64,7 @@ def arrived(world: World, event: m.Arrived) -> None:
     queue = world.queue
     call = Call(event.call, owner.id, owner, queue.next_number, now, deadline, event.size, event.endless)
     if outer is not None:
-        call.ends = ends
-        world.nests.add(call, outer)
+        world.nests.add(call, outer, ends)
         world.tangled = True
     if age_s:
         _back_date(world, call, age_s)
@@ -84,17 +86,20 @@ def arrived(world: World, event: m.Arrived) -> None:
             run_policy(world)
     else:
         place_shared(world, call)
-    if call.state == RUNNING:
-        return
+    if call.state != RUNNING:
+        _has_to_wait(world, call, again=age_s > 0.0)
+
+
+def _has_to_wait(world: World, call: Call, *, again: bool) -> None:
+    owner = call.owner
     # One that waited elsewhere goes on waiting: after a takeover not all devices are there yet.
-    if not owner.active and not age_s and (kept_out := _kept_out(world, call)) is not None:
+    if not owner.active and not again and (kept_out := _kept_out(world, call)) is not None:
         give_up(world, call)
         world.out.append(kept_out)
-        return
     # Only now is it clear that it has to wait: a full queue turns away whoever would make it longer.
-    if owner.waiting > owner.max_queue or world.calls.waiting > world.max_queue:
+    elif owner.waiting > owner.max_queue or world.calls.waiting > world.max_queue:
         _overloaded(world, call)
-    elif deadline is not None:
+    elif call.deadline is not None:
         world.calls.watch(call)
 
 
@@ -119,7 +124,8 @@ def _why_not(world: World, owner: FunctionState | None, event: m.Arrived) -> m.R
         return refuse_failing(world, event.call, owner)  # who comes first when the time is over tries it
     if owner.removed:
         return m.Reject(event.call, "removed", f"function {owner.id} was removed")
-    world.cluster.fits_somewhere(owner)
+    if not world.cluster.fits_somewhere(owner) and world.devices:
+        return _no_device(world, event.call, owner)
     return None
 
 

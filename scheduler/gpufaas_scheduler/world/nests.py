@@ -62,8 +62,9 @@ class Nests:
         deadline = call.deadline
         return None if call.endless or deadline is None or deadline <= self._cluster.now else deadline
 
-    def add(self, call: Call, outer: Call) -> None:
-        call.outer = outer
+    def add(self, call: Call, outer: Call, ends: Seconds | None) -> None:
+        """*call* was made by *outer*, which ends by *ends* if that is before the deadline of *call*."""
+        call.outer, call.ends = outer, ends
         call.avoid = outer.avoid
         if outer.owner.exclusive and outer.device is not None:
             call.avoid = outer.avoid | {outer.device.id}
