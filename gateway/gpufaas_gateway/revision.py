@@ -37,6 +37,8 @@ _FIRST: Final[Mapping[Kind, tuple[Bytes, float]]] = {
 """What is reserved first: the one, and so many times the files that are no code, which a handler may read."""
 
 # A guess for kinds of device that the function never ran on, good enough to prefer a hit; the first call corrects it.
+MOST_FORKED: Final = 240
+"""Calls at once in one forked process: each has a socket, and the kernel hands over 253 files in one message."""
 _LOAD_BASE_S: Final[Seconds] = 0.5
 _LOAD_BYTES_PER_S: Final = 1e9
 _SERVICE_S: Final[Seconds] = 0.1
@@ -236,6 +238,11 @@ def image_sizes(options: Options, memory: Bytes, devices: Sequence[Device]) -> d
 
 def slots_of(kind: Kind, options: Options, defaults: Defaults) -> int:
     if kind == "http":
+        if (options.slots or 0) > MOST_FORKED:
+            raise InvalidSpec(
+                f"annotation gpufaas.slots: {options.slots} calls at once in one process with a handle() are over its "
+                f"limit of {MOST_FORKED}: ask for more copies (com.openfaas.scale.min), or serve a port yourself"
+            )
         return options.slots or defaults.slots
     if kind == "server":
         one = not options.bundle and _is_exclusive_image(options)

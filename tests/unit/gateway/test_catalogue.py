@@ -104,6 +104,8 @@ async def test_a_function_without_a_model_has_slots(platform: Platform) -> None:
     assert (deployed.spec.kind, deployed.spec.slots) == ("http", 8)
     assert platform.workers.defined[deployed.function_id] == deployed.spec  # what the node has is the last word
     assert wider.spec.slots == 32
+    with pytest.raises(InvalidSpec, match=r"gpufaas.slots: 241 calls at once in one process .* over its limit of 240"):
+        await platform.deployer.deploy(platform.spec("wider", bundle=bundle, slots="241"), update=False)
 
 
 async def test_a_function_that_has_only_an_image_runs_where_there_is_an_engine(platform: Platform) -> None:
