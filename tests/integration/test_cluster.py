@@ -309,11 +309,11 @@ def test_namespaces_are_those_of_all_gateways(cluster: Cluster) -> None:
 def test_secrets_reach_functions_on_nodes_sealed_on_their_way(cluster: Cluster) -> None:
     one, other = cluster.gateways
     value = f"value-{secrets.token_hex(8)}"
-    one.cli.put_secret({"name": "key", "value": value}, update=False)
+    one.cli.put_secret("key", value)
     path = other.deploy("reader", READER, HTTP, secrets=["key"], env={"secret_mount_path": ""})
 
     until(lambda: value in one.call(path).text, one.call(path).text)
-    other.cli.put_secret({"name": "key", "value": value + "-2"}, update=True)
+    other.cli.put_secret("key", value + "-2", update=True)
     until(lambda: value + "-2" in one.call(path).text, timeout_s=10.0)
 
     assert value not in cluster.etcd.ctl("get", "--prefix", "/gpufaas/"), "in etcd it is sealed"
