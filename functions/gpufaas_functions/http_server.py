@@ -35,7 +35,8 @@ from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.units import Bytes, Seconds, parse_duration
 from gpufaas_functions import call_lines
 from gpufaas_functions.author import Answer, Context, Event, to_answer
-from gpufaas_functions.runner import _in_one_line, is_out_of_memory
+from gpufaas_functions.memory import is_out_of_memory
+from gpufaas_functions.runner import _in_one_line
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -26,7 +26,8 @@ import msgspec
 
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_functions import call_lines
-from gpufaas_functions.runner import THREAD_STACK, WorkerStart, use_small_stacks
+from gpufaas_functions.memory import THREAD_STACK, mark_fork_point, use_small_stacks
+from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.confine import (
     NOT_CONFINED,
     Confine,
@@ -268,7 +269,7 @@ def _work(start: WorkerStart, slots: list[socket.socket], hard: int) -> int:
     _name_process(f"{start.label} {start.function}")
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(start.threads)
-    fork_point = runner.mark_fork_point()
+    fork_point = mark_fork_point()
     if start.limit:
         set_data_limit(*(data_limit(fork_point.data, each, start.slots) for each in (start.limit, hard)))
     if start.cuda_share and start.device.startswith("cuda"):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpufaas_functions.runner import _in_one_line, is_out_of_memory
+from gpufaas_functions.memory import is_out_of_memory
+from gpufaas_functions.runner import _in_one_line
 
 
 class OutOfMemoryError(RuntimeError):

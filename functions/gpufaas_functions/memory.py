@@ -1,0 +1,174 @@
+"""
+What a worker occupies of its device's memory, measured from inside, and what tells that there was no more of it.
+
+What is there at the fork belongs to the zygote, and is not counted: see `mark_fork_point`.
+"""
+
+import contextlib
+import ctypes
+import resource
+import threading
+from typing import Final
+
+import msgspec
+
+THREAD_STACK: Final = 2 * 1024 * 1024
+"""Of each thread but the main one, the author's too. Stacks are writable memory: they count against the limit whole,
+and the default of 8 MiB is that of a program with a few threads and no limit."""
+
+
+def use_small_stacks() -> None:
+    """Let threads that say nothing of their stack have `THREAD_STACK`: Python's, and those of native libraries."""
+    threading.stack_size(THREAD_STACK)
+    libc = ctypes.CDLL(None)
+    attributes = ctypes.create_string_buffer(64)  # pthread_attr_t: 56 bytes with glibc and musl, on 64 bits
+    with contextlib.suppress(AttributeError):  # a libc without it keeps its default
+        libc.pthread_attr_init(attributes)
+        libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(THREAD_STACK))
+        libc.pthread_setattr_default_np(attributes)
+
+
+class CpuMemory:
+    """
+    Occupation of this process on a CPU device: what it added since the fork.
+
+    Peak growth of the resident set over the fork point (private data and mapped weights), and the pages of the zygote
+    that it has made its own by writing to them, which the resident set does not show. Never less than the private
+    writable memory that it has asked for: that is what the kernel holds against its limit.
+    """
+
+    def __init__(self, slots: int = 1) -> None:
+        """:param slots: for the threads of these the limit has room on top of the reservation"""
+        self._slots = slots
+        self._seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def synchronize(self) -> None:
+        """Nothing runs behind our back on a CPU."""
+
+    def peak(self) -> int:
+        self._seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        now = MemoryPoint.read()
+        growth = max(0, self._seen * 1024 - _FORK_POINT.rss)
+        copied = max(0, now.private_dirty - _FORK_POINT.private_dirty - max(0, now.anonymous - _FORK_POINT.anonymous))
+        stacks = min(max(0, threading.active_count() - 1), self._slots - 1) * THREAD_STACK
+        return max(growth, now.data - _FORK_POINT.data - stacks) + copied
+
+    def grown(self) -> int:
+        """Return the new peak if it is one, else 0: a single system call when nothing grew."""
+        # 256 KiB of growth (ru_maxrss is in KiB) is noise of the allocator; reading smaps for it would cost every call.
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss <= self._seen + 256:
+            return 0
+        return self.peak()
+
+    def release(self) -> None:
+        """Give freed heap back to the kernel after a failure."""
+        import gc
+
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+class CudaMemory:
+    """Occupation on a CUDA device: the context, and the peak that torch's allocator reserved."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = device
+        free_before, _ = torch.cuda.mem_get_info(device)
+        torch.zeros(1, device=device)
+        torch.cuda.synchronize(device)
+        free_after, _ = torch.cuda.mem_get_info(device)
+        # Others may allocate at the same moment; the manager compares with NVML's per-process figure where it has one.
+        self._context = max(0, free_before - free_after)
+        self._seen = 0
+
+    def synchronize(self) -> None:
+        self._torch.cuda.synchronize(self._device)
+
+    def peak(self) -> int:
+        self._seen = self._torch.cuda.max_memory_reserved(self._device)
+        return int(self._context + self._seen)
+
+    def grown(self) -> int:
+        if self._torch.cuda.max_memory_reserved(self._device) <= self._seen:
+            return 0
+        return self.peak()
+
+    def release(self) -> None:
+        self._torch.cuda.empty_cache()
+
+
+class MemoryPoint(msgspec.Struct, frozen=True):
+    """This process's memory at one moment, in bytes, from /proc."""
+
+    rss: int = 0
+    anonymous: int = 0
+    data: int = 0
+    """Private writable memory, resident or not: what RLIMIT_DATA counts."""
+    private_dirty: int = 0
+
+    @classmethod
+    def read(cls) -> "MemoryPoint":
+        status = _kilobytes("/proc/self/status", (b"VmRSS", b"RssAnon", b"VmData"))
+        rollup = _kilobytes("/proc/self/smaps_rollup", (b"Private_Dirty",))
+        return cls(status[b"VmRSS"], status[b"RssAnon"], status[b"VmData"], rollup[b"Private_Dirty"])
+
+
+_FORK_POINT = MemoryPoint()
+
+
+def mark_fork_point() -> MemoryPoint:
+    """Called in the zygote's child before it does anything: what comes on top from here on is the worker's own."""
+    global _FORK_POINT
+    _FORK_POINT = MemoryPoint.read()
+    return _FORK_POINT
+
+
+def fork_point() -> MemoryPoint:
+    """Return the memory at the fork that made this process; zeros in one that was not forked by the zygote."""
+    return _FORK_POINT
+
+
+def _kilobytes(path: str, names: tuple[bytes, ...]) -> dict[bytes, int]:
+    found = dict.fromkeys(names, 0)
+    with open(path, "rb") as file:
+        for line in file:
+            name, _, value = line.partition(b":")
+            if name in found:
+                found[name] = int(value.split()[0]) * 1024
+    return found
+
+
+_OUT_OF_MEMORY: Final = (
+    "can't allocate memory",
+    "CUDA out of memory",
+    "Cannot allocate memory",
+    "unable to mmap",
+    "std::bad_alloc",
+    "can't start new thread",  # of CPython, which does not say why: mostly the stack finds no room
+    "pthread_create",
+    "failed to map segment from shared object",  # of the loader, where a library finds no room
+    "cannot map zero-fill pages",
+)
+"""What exceptions say that are no `MemoryError`."""
+
+
+def is_out_of_memory(exc: BaseException) -> bool:
+    """
+    Whether *exc* says that memory could not be had: Python's, torch's on the CPU, CUDA's, or the kernel's; for the
+    stack of a thread, or for a library, too.
+    """
+    seen: set[int] = set()
+    each: BaseException | None = exc
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        if isinstance(each, MemoryError) or type(each).__name__ == "OutOfMemoryError":
+            return True
+        text = str(each)
+        if isinstance(each, Exception) and any(words in text for words in _OUT_OF_MEMORY):
+            return True
+        each = each.__cause__ or each.__context__
+    return False
