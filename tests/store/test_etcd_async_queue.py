@@ -399,7 +399,7 @@ async def test_what_a_gateway_accepted_is_executed_by_another_when_it_dies(gatew
 
         async with asyncio.timeout(30):
             await all_done.wait()
-            while others.counts():
+            while others.backlog.counts():
                 await asyncio.sleep(0.01)
 
     assert sorted(executed, key=int) == [str(number) for number in range(40)]
@@ -431,7 +431,7 @@ async def test_a_running_call_is_aborted_when_it_is_cancelled_through_another_ga
             await ended.wait()
             while calls.backlog.counts():
                 await asyncio.sleep(0.01)
-    assert (calls.backlog.counts(), others.counts()) == ({}, {})
+    assert (calls.backlog.counts(), others.backlog.counts()) == ({}, {})
     assert await first.state() == "cancelled"
 
 
