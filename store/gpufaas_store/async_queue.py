@@ -401,51 +401,59 @@ class EtcdAsyncQueue:
                 left = outcome.answer.body if isinstance(outcome, Answered) else b""
                 self._remove_files(outcome.key, *([left] if isinstance(left, Path) else []))
             return None  # else it was told before, to a write that failed later
-        call, key = held.call, outcome.key
+        changed, operations = await self._rewritten(held, outcome)
+
+        def done(revision: int) -> None:
+            self._drop(held)
+            if changed is not None:
+                self._hold(_Held(held.key, changed, revision))
+            elif isinstance(outcome, Done):
+                self._remove_files(held.key)
+
+        compares = [unchanged(_path(CALLS, held.call.id, held.key), held.revision)]
+        return _Step(compares, operations, done, lambda: self._refused(held, outcome))
+
+    async def _refused(self, held: _Held, outcome: Outcome) -> None:
+        """The call was written by somebody else since: find out whether it is ours still."""
+        call, key = held.call, held.key
+        found = _read(() if (item := await self._etcd.get(_path(CALLS, call.id, key))) is None else (item,))
+        self._drop(held)
+        if found and found[0].call.owner == self.owner:
+            # It was written by a request whose answer did not reach us; or somebody had it for a while.
+            again = _Held(key, found[0].call, found[0].item.mod_revision)
+            self._hold(again)
+            if isinstance(outcome, Done | Dead):  # whose callers count it out
+                self._on_found(_counted([again]))
+            return
+        self._remove_files(key)
+        log.warning("async.outcome_dropped call=%s function=%s", call.id, call.function)
+        if not isinstance(outcome, Done | Dead):  # those count it out themselves
+            self._on_lost(key, call.function, False)
+
+    async def _rewritten(self, held: _Held, outcome: Outcome) -> tuple[_Call | None, list[Operation]]:
+        """Return the call as it waits on (None: it does not), and the operations that write what became of it."""
+        call, key = held.call, held.key
         at = _path(CALLS, call.id, key)
-        compares = [unchanged(at, held.revision)]
-
-        def ended(_: int) -> None:
-            self._drop(held)
-            self._remove_files(key)
-
-        def buried(_: int) -> None:
-            self._drop(held)
-
-        async def lost() -> None:
-            found = _read(() if (item := await self._etcd.get(at)) is None else (item,))
-            self._drop(held)
-            if found and found[0].call.owner == self.owner:
-                # It was written by a request whose answer did not reach us; or somebody had it for a while.
-                again = _Held(key, found[0].call, found[0].item.mod_revision)
-                self._hold(again)
-                if isinstance(outcome, Done | Dead):  # whose callers count it out
-                    self._on_found(_counted([again]))
-                return
-            self._remove_files(key)
-            log.warning("async.outcome_dropped call=%s function=%s", call.id, call.function)
-            if not isinstance(outcome, Done | Dead):  # those count it out themselves
-                self._on_lost(key, call.function, False)
-
-        def kept(changed: _Call, puts: Sequence[DoPut] = ()) -> _Step:
-            def done(revision: int) -> None:
-                self._drop(held)
-                self._hold(_Held(key, changed, revision))
-
-            return _Step(compares, [DoPut(at, _encode(changed)), *puts], done, lost)
-
+        puts: list[DoPut] = []
         match outcome:
             case Done():
                 status = replace(
                     call.seen(), state="done", due_at=None, ended_at=outcome.at, status=outcome.status,
                     attempts=outcome.attempts, reason=None,
                 )  # fmt: skip
-                return _Step(compares, await self._ending(key, call, status), ended, lost)
-            case Retry():
-                return kept(
-                    replace(call, due_at=outcome.at, attempts=outcome.attempts, status=outcome.status,
-                            reason=outcome.reason)
+                return None, await self._ending(key, call, status)
+            case Dead():
+                self._dead_told += 1
+                dead = replace(
+                    call, phase="dead", due_at=None, ended_at=outcome.at, attempts=outcome.attempts,
+                    status=outcome.status, reason=outcome.reason, answer=call.answer if outcome.undelivered else None,
                 )  # fmt: skip
+                of_answer = [] if outcome.undelivered else [DoDeletePrefix(_body(key, "answer"))]
+                return None, [DoDelete(at), DoPut(_path(DEAD, call.id, key), _encode(dead)), *of_answer]
+            case Retry():
+                changed = replace(
+                    call, due_at=outcome.at, attempts=outcome.attempts, status=outcome.status, reason=outcome.reason
+                )
             case Answered():
                 given = outcome.answer
                 pieces, puts = await self._stored(key, "answer", given.body)
@@ -454,21 +462,11 @@ class EtcdAsyncQueue:
                     call, phase="callback", due_at=outcome.at, attempts=outcome.attempts, status=given.status,
                     exhausted=outcome.exhausted, reason=outcome.exhausted, answer=answer,
                 )  # fmt: skip
-                return kept(changed, puts)
             case Redeliver():
-                return kept(replace(call, due_at=outcome.at, deliveries=outcome.deliveries, reason=outcome.reason))
-            case Dead():
-                self._dead_told += 1
-                dead = replace(
-                    call, phase="dead", due_at=None, ended_at=outcome.at, attempts=outcome.attempts,
-                    status=outcome.status, reason=outcome.reason, answer=call.answer if outcome.undelivered else None,
-                )  # fmt: skip
-                operations: list[Operation] = [DoDelete(at), DoPut(_path(DEAD, call.id, key), _encode(dead))]
-                if not outcome.undelivered:
-                    operations.append(DoDeletePrefix(_body(key, "answer")))
-                return _Step(compares, operations, buried, lost)
+                changed = replace(call, due_at=outcome.at, deliveries=outcome.deliveries, reason=outcome.reason)
             case _:
                 assert_never(outcome)
+        return changed, [DoPut(at, _encode(changed)), *puts]
 
     async def _ending(self, key: int, call: _Call, status: CallStatus) -> list[Operation]:
         lease = await self._lease_of_ended()
