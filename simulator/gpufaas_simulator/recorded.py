@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -81,7 +81,7 @@ def _numbered(path: Path, events: Iterator[tuple[m.Event, Seconds]]) -> Iterator
 
 
 class _Reader:
-    """Two passes: first what there was, for the arrays of a `Record`; then what became of it."""
+    """Two passes: first what there was, for the arrays of a `Record`; then what became of it (`_Outcomes`)."""
 
     def __init__(self, header: Header, told: list[tuple[m.Event, Seconds]]) -> None:
         self.header = header
@@ -130,7 +130,13 @@ class _Reader:
         index = {function: at for at, function in enumerate(self.functions)}
         calls = array("i", [index[function] for function in self.called.values()])
         workload = Workload(devices, functions, self.times, calls, changes, name=name, service_s=self._true_times())
-        return Recorded(self.header, workload, self._follow(workload, replayed), tuple(self.called))
+        outcomes = _Outcomes(workload, self.functions, self.called)
+        for event, now, commands in replayed:
+            outcomes.happened(event, now)
+            for command in commands:
+                outcomes.commanded(command, now)
+        outcomes.record.close(self.told[-1][1])
+        return Recorded(self.header, workload, outcomes.record, tuple(self.called))
 
     def _measure(self, event: m.Event) -> None:
         match event:
@@ -175,71 +181,75 @@ class _Reader:
         took = {event.call: event.service_s for event, _ in self.told if isinstance(event, m.Finished) and event.ok}
         return array("d", [took.get(call, math.nan) for call in self.called])
 
-    def _follow(self, workload: Workload, replayed: list[tuple[m.Event, Seconds, list[m.Command]]]) -> Record:
-        record = Record(workload)
-        number = {call: at for at, call in enumerate(self.called)}
-        devices: dict[DeviceId, SimulatedDeviceState] = {}
-        running: dict[CallId, tuple[m.Lease, Seconds]] = {}
-        now = 0.0
 
-        def lose(device: DeviceId, worker: tuple[FunctionId, int] | None = None) -> None:
-            """What ran there is over; a node that had not taken a call yet refuses it, and it starts again."""
-            for call, (lease, since) in list(running.items()):
-                if lease.device == device and worker in (None, (lease.function, lease.copy)):
-                    del running[call]
-                    record.outcome[number[call]] = FAILED
-                    if self.functions[lease.function].exclusive:
-                        devices[device].busy_s += now - since
+class _Outcomes:
+    """Fills a `Record` from the events of a journal, in their order, and what the engine commands at each."""
 
-        for event, now, commands in replayed:
-            match event:
-                case m.DeviceJoined(device):
-                    simulated = SimulatedDevice(device.id, device.memory, device.kind, device.node)
-                    state = SimulatedDeviceState(simulated, len(record.devices), None, now)
-                    record.devices.append((simulated, state))
-                    devices[device.id] = state
-                case m.DeviceLeft(device_id):
-                    devices[device_id].left_at = now
-                    record.release_all(device_id, now)
-                    lose(device_id)
-                case m.WorkerExited(function, on, copy=copy) | m.LoadFailed(function, on, copy=copy):
-                    record.release(function, copy, on, now)
-                    lose(on, (function, copy))
-                case m.Finished(call, _, service_s, ok):
-                    if (ran := running.pop(call, None)) is not None:
-                        lease, since = ran
-                        record.ended[number[call]] = now
-                        record.service_s[number[call]] = service_s
-                        record.outcome[number[call]] = COMPLETED if ok else FAILED
-                        if self.functions[lease.function].exclusive:
-                            devices[lease.device].busy_s += now - since
-                case m.Refused(call, _):
-                    if (ran := running.pop(call, None)) is not None and ran[0].cold:
-                        record.release(ran[0].function, ran[0].copy, ran[0].device, now)
-                case m.Cancelled(call):
-                    if call in number and call not in running:
-                        record.outcome[number[call]] = FAILED
-            for command in commands:
-                match command:
-                    case m.Start(lease) if lease.call in number:
-                        at = number[lease.call]
-                        record.outcome[at] = PENDING
-                        record.start[at] = HIT
-                        if lease.cold:
-                            record.start[at] = FALSE_MISS if record.holders.get(lease.function) else MISS
-                            record.hold(lease.function, lease.device, lease.copy, lease.victims, now)
-                        record.started[at] = now
-                        record.device[at] = devices[lease.device].index
-                        record.starts.append(at)
-                        running[lease.call] = (lease, now)
-                    case m.Load(_, _, function, _, device_id, _, victims, copy):
-                        record.prefetches += 1
-                        record.hold(function, device_id, copy, victims, now)
-                    case m.Evict(function, device_id, copy):
-                        record.evictions += 1
-                        record.release(function, copy, device_id, now)
-                    case m.Reject(call, code) if call in number:
-                        record.outcome[number[call]] = REJECTED
-                        record.rejections[code] = record.rejections.get(code, 0) + 1
-        record.close(now)
-        return record
+    def __init__(self, workload: Workload, functions: dict[FunctionId, Function], called: Iterable[CallId]) -> None:
+        self.record = Record(workload)
+        self.functions = functions
+        self.number = {call: at for at, call in enumerate(called)}
+        self.devices: dict[DeviceId, SimulatedDeviceState] = {}
+        self.running: dict[CallId, tuple[m.Lease, Seconds]] = {}
+
+    def happened(self, event: m.Event, now: Seconds) -> None:
+        match event:
+            case m.DeviceJoined(device):
+                simulated = SimulatedDevice(device.id, device.memory, device.kind, device.node)
+                state = SimulatedDeviceState(simulated, len(self.record.devices), None, now)
+                self.record.devices.append((simulated, state))
+                self.devices[device.id] = state
+            case m.DeviceLeft(device_id):
+                self.devices[device_id].left_at = now
+                self.record.release_all(device_id, now)
+                self._lose(now, device_id)
+            case m.WorkerExited(function, on, copy=copy) | m.LoadFailed(function, on, copy=copy):
+                self.record.release(function, copy, on, now)
+                self._lose(now, on, (function, copy))
+            case m.Finished(call, _, service_s, ok):
+                if call in self.running:
+                    self._end(call, now, COMPLETED if ok else FAILED)
+                    self.record.ended[self.number[call]] = now
+                    self.record.service_s[self.number[call]] = service_s
+            case m.Refused(call, _):
+                if (ran := self.running.pop(call, None)) is not None and ran[0].cold:
+                    self.record.release(ran[0].function, ran[0].copy, ran[0].device, now)
+            case m.Cancelled(call):
+                if call in self.number and call not in self.running:
+                    self.record.outcome[self.number[call]] = FAILED
+
+    def commanded(self, command: m.Command, now: Seconds) -> None:
+        record = self.record
+        match command:
+            case m.Start(lease) if lease.call in self.number:
+                at = self.number[lease.call]
+                record.outcome[at] = PENDING
+                record.start[at] = HIT
+                if lease.cold:
+                    record.start[at] = FALSE_MISS if record.holders.get(lease.function) else MISS
+                    record.hold(lease.function, lease.device, lease.copy, lease.victims, now)
+                record.started[at] = now
+                record.device[at] = self.devices[lease.device].index
+                record.starts.append(at)
+                self.running[lease.call] = (lease, now)
+            case m.Load(_, _, function, _, device_id, _, victims, copy):
+                record.prefetches += 1
+                record.hold(function, device_id, copy, victims, now)
+            case m.Evict(function, device_id, copy):
+                record.evictions += 1
+                record.release(function, copy, device_id, now)
+            case m.Reject(call, code) if call in self.number:
+                record.outcome[self.number[call]] = REJECTED
+                record.rejections[code] = record.rejections.get(code, 0) + 1
+
+    def _lose(self, now: Seconds, device: DeviceId, worker: tuple[FunctionId, int] | None = None) -> None:
+        """What ran there is over; a node that had not taken a call yet refuses it, and it starts again."""
+        for call, (lease, _) in list(self.running.items()):
+            if lease.device == device and worker in (None, (lease.function, lease.copy)):
+                self._end(call, now, FAILED)
+
+    def _end(self, call: CallId, now: Seconds, outcome: int) -> None:
+        lease, since = self.running.pop(call)
+        self.record.outcome[self.number[call]] = outcome
+        if self.functions[lease.function].exclusive:
+            self.devices[lease.device].busy_s += now - since

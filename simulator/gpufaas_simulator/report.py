@@ -92,72 +92,86 @@ class Report(Struct, frozen=True):
     """By namespace, when there are several."""
 
 
+class _Calls:
+    """What became of the calls of a run, as arrays in order of arrival; times in seconds."""
+
+    def __init__(self, record: Record) -> None:
+        times = record.workload.times, record.ended, record.service_s
+        arrived, self.ended, self.service_s = (np.frombuffer(each) if len(each) else np.zeros(0) for each in times)
+        self.outcome = np.frombuffer(bytes(record.outcome), dtype=np.uint8)
+        self.start = np.frombuffer(bytes(record.start), dtype=np.uint8)
+        self.device = np.array(record.device, dtype=np.int64)
+        self.function = np.array(record.workload.calls, dtype=np.int64)
+        self.done = self.outcome == COMPLETED
+        self.started = self.start >= HIT
+        self.cold = self.start >= MISS
+        self.latency = (self.ended - arrived)[self.done]
+        """Only of those that are done, as is `wait`."""
+        self.wait = self.latency - self.service_s[self.done]
+
+
 def report(record: Record, policy: str) -> Report:
     """O(n log² n) in the number of calls, for the count of overtaken calls."""
-    workload = record.workload
-    arrived, ended, service_s = (
-        np.frombuffer(each) if len(each) else np.zeros(0) for each in (workload.times, record.ended, record.service_s)
-    )
-    outcome = np.frombuffer(bytes(record.outcome), dtype=np.uint8)
-    start = np.frombuffer(bytes(record.start), dtype=np.uint8)
-    device_of = np.array(record.device, dtype=np.int64)
-    function_of = np.array(workload.calls, dtype=np.int64)
-    done = outcome == COMPLETED
-    latency = (ended - arrived)[done]
-    wait = latency - service_s[done]
-    cold = start >= MISS
-    misses, starts = int(cold.sum()), int((start >= HIT).sum())
-    end_s = float(np.nanmax(ended, initial=0.0)) if len(ended) else 0.0
+    calls = _Calls(record)
+    done, latency, wait = calls.done, calls.latency, calls.wait
+    misses = int(calls.cold.sum())
+    end_s = float(np.nanmax(calls.ended, initial=0.0)) if len(done) else 0.0
     up_s = sum((state.left_at or max(end_s, record.end_s)) - state.joined_at for _, state in record.devices)
-    overtaken = overtakes(np.array(record.starts, dtype=np.int64), len(arrived))
-    calls_on = np.bincount(device_of[device_of >= 0], minlength=len(record.devices))
-    misses_on = np.bincount(device_of[cold], minlength=len(record.devices))
-    devices = tuple(
-        DeviceReport(
-            device.id, int(calls_on[index]), int(misses_on[index]),
-            _ratio(state.busy_s, (state.left_at or record.end_s) - state.joined_at),
-        )
-        for index, (device, state) in enumerate(record.devices)
-    )  # fmt: skip
-    tenants: dict[str, TenantReport] = {}
-    namespaces = [each.namespace for each in workload.functions]
-    if len(set(namespaces)) > 1:
-        for namespace in sorted(set(namespaces)):
-            members = np.array([each == namespace for each in namespaces])
-            of = members[function_of]
-            mine = of[done]
-            tenants[namespace] = TenantReport(
-                int(of.sum()), latencies(latency[mine]), _ratio(int((cold & of).sum()), int(((start > 0) & of).sum())),
-                float(wait[mine].max(initial=0.0)),
-            )  # fmt: skip
+    overtaken = overtakes(np.array(record.starts, dtype=np.int64), len(done))
     return Report(
         policy=policy,
-        workload=workload.name,
-        calls=len(arrived),
+        workload=record.workload.name,
+        calls=len(done),
         completed=int(done.sum()),
-        failed=int((outcome == FAILED).sum()),
-        rejected=int((outcome == REJECTED).sum()),
-        unfinished=int((outcome == 0).sum()),
+        failed=int((calls.outcome == FAILED).sum()),
+        rejected=int((calls.outcome == REJECTED).sum()),
+        unfinished=int((calls.outcome == 0).sum()),
         duration_s=end_s,
         latency=latencies(latency),
         mean_wait_s=float(wait.mean()) if len(wait) else 0.0,
-        miss_ratio=_ratio(misses, starts),
+        miss_ratio=_ratio(misses, int(calls.started.sum())),
         misses=misses,
-        false_miss_ratio=_ratio(int((start == FALSE_MISS).sum()), misses),
+        false_miss_ratio=_ratio(int((calls.start == FALSE_MISS).sum()), misses),
         prefetches=record.prefetches,
-        first_loads=len(np.unique(function_of)),
+        first_loads=len(np.unique(calls.function)),
         evictions=record.evictions,
         hottest_copies=_ratio(record.hottest_copy_s, record.end_s),
         busy_ratio=_ratio(sum(state.busy_s for _, state in record.devices), up_s),
-        utilisation=_ratio(float(service_s[done].sum()), up_s),
+        utilisation=_ratio(float(calls.service_s[done].sum()), up_s),
         fairness=Fairness(
             float(wait.max(initial=0.0)),
             int(overtaken.max(initial=0)),
             float(overtaken.mean()) if len(overtaken) else 0.0,
         ),
-        devices=devices,
-        tenants=tenants,
+        devices=_by_device(record, calls),
+        tenants=_by_tenant(record, calls),
     )
+
+
+def _by_device(record: Record, calls: _Calls) -> tuple[DeviceReport, ...]:
+    started = np.bincount(calls.device[calls.device >= 0], minlength=len(record.devices))
+    misses = np.bincount(calls.device[calls.cold], minlength=len(record.devices))
+    return tuple(
+        DeviceReport(
+            device.id, int(started[index]), int(misses[index]),
+            _ratio(state.busy_s, (state.left_at or record.end_s) - state.joined_at),
+        )
+        for index, (device, state) in enumerate(record.devices)
+    )  # fmt: skip
+
+
+def _by_tenant(record: Record, calls: _Calls) -> dict[str, TenantReport]:
+    """Empty when all functions are of one namespace."""
+    namespaces = np.array([each.namespace for each in record.workload.functions])
+    found: dict[str, TenantReport] = {}
+    for namespace in several if len(several := sorted(set(namespaces.tolist()))) > 1 else ():
+        of = (namespaces == namespace)[calls.function]
+        wait = calls.wait[of[calls.done]]
+        found[namespace] = TenantReport(
+            int(of.sum()), latencies(calls.latency[of[calls.done]]),
+            _ratio(int((calls.cold & of).sum()), int((calls.started & of).sum())), float(wait.max(initial=0.0)),
+        )  # fmt: skip
+    return found
 
 
 def answered(record: Record) -> Floats:
