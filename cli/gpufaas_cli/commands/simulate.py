@@ -1,8 +1,11 @@
 """``gpufaas simulate``: reads its options, runs each policy over the same workloads, and shows what came of it."""
 
+import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -10,6 +13,9 @@ import msgspec
 from gpufaas_cli import explanations, flags, output, simulations
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_scheduler.policies import DEFAULT_POLICY, POLICIES
+
+if TYPE_CHECKING:
+    from gpufaas_scheduler.journal import Header
 
 _STEPS = 1000
 """Of the progress bar, for each run."""
@@ -84,9 +90,7 @@ def command(
     as in the service; times and sizes come from profiles.
     """
     with simulations.installed("simulate"):
-        from gpufaas_simulator.decisions import DecisionLog, whole_file
-        from gpufaas_simulator.explicit import workload_json
-        from gpufaas_simulator.run import engine_header, simulate
+        from gpufaas_simulator.run import engine_header
     deviates = simulations.Deviation.of_options(noise, noise_of, noise_law, drift)
     try:
         headers = [
@@ -98,48 +102,9 @@ def command(
     except InvalidSpec as exc:
         raise click.UsageError(str(exc)) from exc
     chosen = simulations.Source.of(source)
-    settings = chosen.settings()
-    if (decisions or save_workload) and len(settings) * seeds * (len(headers) if decisions else 1) > 1:
-        option = "--decisions" if decisions else "--save-workload"
-        raise click.UsageError(f"{option} is of one run: name one policy, one working set and one seed")
-    if explain is not None and len(settings) * seeds * len(headers) > 1:
-        raise click.UsageError("--explain is of one run: name one policy, one working set and one seed")
-    for path in (decisions, save_workload):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise click.UsageError(f"there is no directory {path.parent}: make it first")
-    if plots is not None:
-        simulations.check_plots()
-    runs: list[simulations.Run] = []
-    seeds_of = range(seed, seed + seeds)
-    total = len(settings) * seeds * len(headers)
-    with output.progress_bar("simulating", _STEPS * total) as tell:
-        for working_set in settings:
-            for each_seed in seeds_of:
-                workload = chosen.workload(working_set, each_seed)
-                if explain is not None and explain >= len(workload):
-                    raise click.UsageError(f"--explain {explain}: the workload has calls 0 to {len(workload) - 1}")
-                if save_workload is not None:
-                    with whole_file(save_workload) as file:
-                        file.write(workload_json(workload))
-                for header in headers:
-                    # Drawn anew for each policy: the same factors.
-                    with ExitStack() as files:
-                        log = DecisionLog(files.enter_context(whole_file(decisions))) if decisions else None
-                        timeline = simulations.timeline() if plots is not None and each_seed == seed else None
-                        record, found = simulate(
-                            workload,
-                            header,
-                            noise=deviates.noise(workload, each_seed),
-                            observer=simulations.both(log, timeline),
-                            explain=explain,
-                            progress=_progress(tell, len(runs), f"{header.policy}, {workload.name}", len(workload)),
-                        )
-                    run = simulations.Run(header.policy, working_set, each_seed, found)
-                    if explain is not None:
-                        run.explanation = record.explanation
-                    if plots is not None:
-                        run.record, run.timeline = record, timeline
-                    runs.append(run)
+    wanted = _Wanted(decisions, save_workload, explain, draws=plots is not None)
+    wanted.check(workloads=len(chosen.settings()) * seeds, policies=len(headers))
+    runs = _run(chosen, headers, range(seed, seed + seeds), deviates, wanted)
     if as_json:
         output.show_json(simulations.as_json(runs))
     else:
@@ -149,6 +114,71 @@ def command(
     if plots is not None:
         for path in simulations.draw(runs, plots, plot_format):
             output.note(f"wrote {path}")
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a run is to leave behind beside its report."""
+
+    decisions: Path | None
+    save_workload: Path | None
+    explain: int | None
+    draws: bool
+
+    def check(self, workloads: int, policies: int) -> None:
+        """:raises click.UsageError: some of it is of one run and there are more, or a file's folder is not there"""
+        for option, given, runs in (
+            ("--decisions", self.decisions, workloads * policies),
+            ("--save-workload", self.save_workload, workloads),
+            ("--explain", self.explain, workloads * policies),
+        ):
+            if given is not None and runs > 1:
+                raise click.UsageError(f"{option} is of one run: name one policy, one working set and one seed")
+        for path in (self.decisions, self.save_workload):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise click.UsageError(f"there is no directory {path.parent}: make it first")
+        if self.draws:
+            simulations.check_plots()
+
+
+def _run(
+    chosen: simulations.Source, headers: "list[Header]", seeds: range, deviates: simulations.Deviation, wanted: _Wanted
+) -> list[simulations.Run]:
+    """Run each policy over each workload: a working set drawn with a seed."""
+    from gpufaas_simulator.decisions import DecisionLog, whole_file
+    from gpufaas_simulator.explicit import workload_json
+    from gpufaas_simulator.run import simulate
+
+    explain, runs = wanted.explain, list[simulations.Run]()
+    settings = chosen.settings()
+    total = len(settings) * len(seeds) * len(headers)
+    with output.progress_bar("simulating", _STEPS * total) as tell:
+        for working_set, seed in itertools.product(settings, seeds):
+            workload = chosen.workload(working_set, seed)
+            if explain is not None and explain >= len(workload):
+                raise click.UsageError(f"--explain {explain}: the workload has calls 0 to {len(workload) - 1}")
+            if wanted.save_workload is not None:
+                with whole_file(wanted.save_workload) as file:
+                    file.write(workload_json(workload))
+            for header in headers:
+                with ExitStack() as files:
+                    log = DecisionLog(files.enter_context(whole_file(wanted.decisions))) if wanted.decisions else None
+                    timeline = simulations.timeline() if wanted.draws and seed == seeds.start else None
+                    record, found = simulate(
+                        workload,
+                        header,
+                        noise=deviates.noise(workload, seed),  # drawn anew for each policy: the same factors
+                        observer=simulations.both(log, timeline),
+                        explain=explain,
+                        progress=_progress(tell, len(runs), f"{header.policy}, {workload.name}", len(workload)),
+                    )
+                run = simulations.Run(header.policy, working_set, seed, found)
+                if explain is not None:
+                    run.explanation = record.explanation
+                if wanted.draws:
+                    run.record, run.timeline = record, timeline
+                runs.append(run)
+    return runs
 
 
 def _progress(tell: Callable[[int, str], object], run: int, what: str, calls: int) -> Callable[[int], object]:
