@@ -93,7 +93,7 @@ def arrived(world: World, event: m.Arrived) -> None:
 def _has_to_wait(world: World, call: Call, *, again: bool) -> None:
     owner = call.owner
     # One that waited elsewhere goes on waiting: after a takeover not all devices are there yet.
-    if not owner.active and not again and (kept_out := _kept_out(world, call)) is not None:
+    if world.cluster.keeps and not owner.active and not again and (kept_out := _kept_out(world, call)) is not None:
         give_up(world, call)
         world.out.append(kept_out)
     # Only now is it clear that it has to wait: a full queue turns away whoever would make it longer.

@@ -68,6 +68,7 @@ def function_deployed(world: World, event: m.FunctionDeployed) -> None:
         owner.deploy(event.function)
         if not owner.exclusive:
             serve_fifo(world, owner)
+    world.cluster.keeps |= owner.min_copies > 0
     balance(world, owner)
 
 

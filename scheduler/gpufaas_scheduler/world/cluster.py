@@ -47,6 +47,8 @@ class Cluster:
         """Counts changes of devices and profiles: what was concluded from an older fleet is asked again."""
         self.constrained = 0
         """How many of the functions have constraints, and of the devices are drained."""
+        self.keeps = False
+        """A function with a minimum of copies was deployed: what is kept may be in a call's way."""
         self.idle_devices: list[IdleKey] = []
         """Sorted; kept so as devices start and end, since sorting 1,000 of them per decision would be the decision."""
         self.replacement = replacement

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from gpufaas_apps import serve
 from gpufaas_apps.data_directory import credentials_of
 from gpufaas_apps.options import ServeOptions
-from gpufaas_cli.commands.serve import command
+from gpufaas_cli.main import cli
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_queues_are_given_by_name_with_their_bounds(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(serve, "run", seen.append)
     given = ["--async-queue", "faas-request=32", "--async-queue", "reports.v1=4:1000"]
 
-    result = CliRunner().invoke(command, ["--data", str(tmp_path), *given])
+    result = CliRunner().invoke(cli, ["serve", "--data", str(tmp_path), *given])
 
     assert result.exit_code == 0
     assert seen[0].async_queues == {"faas-request": (32, 1_000_000), "reports.v1": (4, 1000)}
@@ -60,7 +60,7 @@ def test_queues_are_given_by_name_with_their_bounds(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_queue_that_is_none_is_wrong_usage(given: list[str], message: str) -> None:
-    result = CliRunner().invoke(command, [part for each in given for part in ("--async-queue", each)])
+    result = CliRunner().invoke(cli, ["serve", *(part for each in given for part in ("--async-queue", each))])
 
     assert result.exit_code == 2
     assert message in result.output

@@ -22,6 +22,7 @@ def _signals() -> Iterator[None]:
         signal.signal(each, handler)
 
 
+@pytest.mark.slow
 async def test_a_task_beside_the_server_that_fails_ends_the_platform_from_the_outside_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

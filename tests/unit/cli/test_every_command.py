@@ -61,7 +61,8 @@ def test_it_has_a_help_that_says_what_it_does(run: Run, path: tuple[str, ...]) -
     for flag in ("--help", "-h"):
         shown = run(*path, flag)
 
-        assert (shown.exit_code, shown.stderr) == (0, "")
+        assert shown.stderr == ""
+        assert shown.exit_code == 0
         assert shown.stdout.startswith(f"Usage: {' '.join(('gpufaas', *path))} ")
         said = shown.stdout.split("\n\n")[1].strip()
         assert said[0].isupper()

@@ -35,6 +35,7 @@ def test_a_bundle_says_that_it_needs_what_an_included_file_asks_for(project: Pro
     assert needs.packages == ("numpy",)
 
 
+@pytest.mark.slow
 def test_a_bundle_is_built_again_when_an_included_file_has_changed(
     project: Project, wheels: Wheels, shared: Path
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_bundle_is_built_again_when_an_included_file_has_changed(
     assert changed.manifest.requirements == ("gpufaas-test-a==1.0",)
 
 
+@pytest.mark.slow
 def test_a_folder_of_wheels_that_an_included_file_names_is_looked_in_when_they_are_installed(
     project: Project, wheels: Wheels, shared: Path, tmp_path: Path
 ) -> None:
@@ -90,6 +92,7 @@ def test_a_build_depends_on_what_is_named_outside_the_functions_folder(tmp_path:
     assert [requirement.name for _, requirement in read.lines] == ["b", "numpy"]
 
 
+@pytest.mark.slow
 def test_the_file_that_pip_resolved_with_is_installed_and_no_other_of_that_version(
     project: Project, wheels: Wheels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def test_a_client_without_torch_builds_for_a_platform_that_has_it(project: Proje
     assert built.manifest.needs == Needs(packages=("no-numpy", "no-torch>=2"))
 
 
+@pytest.mark.slow
 def test_what_only_the_client_has_goes_into_the_bundle(project: Project, wheels: Wheels) -> None:
     """pytest is installed here, for sure; the platform has none."""
     wheels("pytest", "99.0", requires=("pluggy>=1", "msgspec"))
@@ -72,6 +73,7 @@ def test_extras_of_what_is_provided_are_looked_at(project: Project, wheels: Whee
     assert built.manifest.needs.packages == ("web[standard]",)
 
 
+@pytest.mark.slow
 def test_markers_are_those_of_the_nodes_also_where_packages_have_them(project: Project, wheels: Wheels) -> None:
     there = environment("3.12.1", OLD)
     there = replace(there, markers={**there.markers, "platform_machine": "aarch64"})
@@ -85,6 +87,7 @@ def test_markers_are_those_of_the_nodes_also_where_packages_have_them(project: P
 # --- wheels for another machine ---
 
 
+@pytest.mark.slow
 def test_wheels_are_chosen_for_the_nodes_python_and_platform(project: Project, wheels: Wheels) -> None:
     here = measure()
     wheels("a", "1.0", tag="cp312-cp312-manylinux_2_17_aarch64")

@@ -44,14 +44,14 @@ def test_serve_takes_a_policy_from_outside(tmp_path: Path, monkeypatch: pytest.M
     from click.testing import CliRunner
 
     from gpufaas_apps.options import ServeOptions
-    from gpufaas_cli.commands.serve import command
+    from gpufaas_cli.main import cli
 
     (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     install(tmp_path, "longest-queue", "longest_queue:LongestQueue", example, monkeypatch)
     served: list[ServeOptions] = []
     monkeypatch.setattr("gpufaas_apps.serve.run", served.append)
 
-    done = CliRunner().invoke(command, ["--policy", "longest-queue", "--wait-bound", "7", "--data", str(tmp_path)])
+    done = CliRunner().invoke(cli, ["serve", "--policy", "longest-queue", "--wait-bound", "7", "--data", str(tmp_path)])
 
     assert done.exit_code == 0, done.output
     assert (served[0].policy, served[0].wait_bound_s) == ("longest-queue", 7.0)

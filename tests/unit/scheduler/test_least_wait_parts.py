@@ -161,12 +161,13 @@ def test_victims_that_are_not_needed_stay() -> None:
 
 
 def test_there_is_no_place_beside_what_cannot_leave() -> None:
-    one = site(devices=1, memory=40)
-    one.deploy("kept", size=20, min_copies=1)
-    one.deploy("new", size=30)
-    one.loaded("kept", "d0")
+    two = site(devices=2, memory=40)
+    for name, least in (("kept", 1), ("busy", 0), ("new", 0)):
+        two.deploy(name, size=30, min_copies=least)
+    two.loaded("kept", "d0")
+    two.begin("busy", "d1")
 
-    assert place(one, "new") is None
+    assert place(two, "new") is None
 
 
 def test_of_idle_holders_the_one_whose_other_models_are_missed_least_takes_the_call() -> None:
