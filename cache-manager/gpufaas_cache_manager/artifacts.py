@@ -23,15 +23,17 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
 import msgspec
 
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed, UnknownArtifact
-from gpufaas_core.units import Bytes
+from gpufaas_core.units import Bytes, MiB
 
+PIECE: Final[Bytes] = 4 * MiB
+"""Read or sent at once, of an artifact that may be larger than memory."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _HASHED_AT_ONCE: Final[Bytes] = 1 << 20
 _ADVICE: Final[dict[int, str]] = {
@@ -307,6 +309,22 @@ def storage_errors(path: Path) -> Iterator[None]:
         where = exc.filename if isinstance(exc.filename, str) else path
         advice = _ADVICE.get(exc.errno or 0, "check that disk and directory, then try again")
         raise StorageFailed(f"cannot write {where}: {exc.strerror or exc}: {advice}") from exc
+
+
+async def file_pieces(path: Path, run: Callable[[Callable[[], bytes]], Awaitable[bytes]]) -> AsyncIterator[bytes]:
+    """
+    Yield the bytes of *path* in pieces of `PIECE`.
+
+    :param run: runs a blocking read in a thread
+    :raises StorageFailed: the file cannot be opened
+    """
+    with storage_errors(path):
+        file = open(path, "rb", buffering=0)  # noqa: ASYNC230, SIM115 - a local file; closed below
+    try:
+        while data := await run(lambda: file.read(PIECE)):
+            yield data
+    finally:
+        file.close()
 
 
 def _seen(stat: os.stat_result) -> _Seen:
