@@ -238,7 +238,12 @@ def beside_independent(results: Results, workloads: Sequence[str]) -> str:
                 share(results.mean("miss_ratio", *where)), f"{misses:g}",
             ])  # fmt: skip
     headings = ["", "mean latency, s", "seeds", "independent", "miss ratio", "independent"]
-    return table(headings, rows)
+    return f"""### Beside an independent simulation
+
+Of the same text, with 5 seeds, written before this one and sharing no code with it. The third column is the least and
+the greatest of our seeds: how much depends on which models the hottest functions are.
+
+{table(headings, rows)}"""
 
 
 def more_published(results: Results, workload: str) -> str:
@@ -296,7 +301,12 @@ def table_1() -> str:
         [name, f"{size}", f"{load_s:.2f}", f"{infer_s:.2f}"]
         for name, (size, load_s, infer_s) in synthetic.TABLE_1.items()
     ]  # fmt: skip
-    return table(["model", "occupation, MB", "load, s", "inference of 32 images, s"], rows)
+    headings = ["model", "occupation, MB", "load, s", "inference of 32 images, s"]
+    return f"""### Table 1
+
+As published, GeForce RTX 2080, PyTorch; every request is one batch of 32 images.
+
+{table(headings, rows)}"""
 
 
 def shape_holds(results: Results) -> str:
@@ -317,6 +327,25 @@ Simulated on the engine that `gpufaas serve` runs ([simulator.md](simulator.md))
 scheduler this is: M. Zhao, K. Jha, S. Hong, "GPU-enabled Function-as-a-Service for Machine Learning Inference" (IPDPS
 2023). The parts between marks are written by the programs that they name.
 """
+
+
+DIFFERENCES = """\
+- *Latencies of the testbed* are not stated, only ratios. LB cannot keep up in either (once most requests load, they
+  need more than twelve GPUs): its latency grows for as long as the trace runs, and each ratio to it grows with that.
+- *Plain LALB at 35 functions* does better here than on the testbed, and so there is less left for O3 to gain. The
+  working set fits the cluster with little to spare (about 80 of 94 GB), and which models the hottest functions are
+  decides how much: see the spread of seeds. Here load times do not depend on each other; there, the weights came from
+  one disk over the network, so loads that coincide should have slowed each other down, which costs a policy more the
+  more it loads. What was in the page cache there is not stated.
+- *Misses of LALB-O3 at 35* are cut less here. Most of those left are avoidable, and LRU makes them: it evicts last
+  copies while duplicates of other models stay.
+- *False misses and copies* follow the popularity of the hottest function: of the calls of 35 functions it has 17 % by
+  this power law and 65 % in the trace sample. In the full trace the first 15 functions of 46,413 have 56 % of all
+  calls; what the hottest of them has is not stated.
+- *On the trace sample*, where one function has most of the calls, LB finds its model on nearly every GPU and is
+  overloaded far less, which leaves less to be reduced. The published trace is the full one.
+- *SM utilisation* here is the share of GPU time with inference on it; how many SMs that keeps busy is not known. It is
+  higher with fewer loads because the same work is done in less time."""
 
 
 def document(results: Results, workloads: Sequence[str], command: str, figures: str) -> str:
@@ -357,22 +386,7 @@ How often a waiting call may be overtaken by later ones that hit; 0 is LALB.
 
 ### Where we differ, and why
 
-- *Latencies of the testbed* are not stated, only ratios. LB cannot keep up in either (once most requests load, they
-  need more than twelve GPUs): its latency grows for as long as the trace runs, and each ratio to it grows with that.
-- *Plain LALB at 35 functions* does better here than on the testbed, and so there is less left for O3 to gain. The
-  working set fits the cluster with little to spare (about 80 of 94 GB), and which models the hottest functions are
-  decides how much: see the spread of seeds. Here load times do not depend on each other; there, the weights came from
-  one disk over the network, so loads that coincide should have slowed each other down, which costs a policy more the
-  more it loads. What was in the page cache there is not stated.
-- *Misses of LALB-O3 at 35* are cut less here. Most of those left are avoidable, and LRU makes them: it evicts last
-  copies while duplicates of other models stay.
-- *False misses and copies* follow the popularity of the hottest function: of the calls of 35 functions it has 17 % by
-  this power law and 65 % in the trace sample. In the full trace the first 15 functions of 46,413 have 56 % of all
-  calls; what the hottest of them has is not stated.
-- *On the trace sample*, where one function has most of the calls, LB finds its model on nearly every GPU and is
-  overloaded far less, which leaves less to be reduced. The published trace is the full one.
-- *SM utilisation* here is the share of GPU time with inference on it; how many SMs that keeps busy is not known. It is
-  higher with fewer loads because the same work is done in less time.
+{DIFFERENCES}
 
 ### Distribution of latency, and what was resident
 
@@ -382,20 +396,11 @@ Power law, first seed.
 
 ![What was resident on each GPU, LALB-O3, 35 functions]({figures}/resident-lalb-o3.png)
 
-### Beside an independent simulation
-
-Of the same text, with 5 seeds, written before this one and sharing no code with it. The third column is the least and
-the greatest of our seeds: how much depends on which models the hottest functions are.
-
 {beside_independent(results, workloads)}
 
 ### All metrics
 
 {everything(results, workloads)}
-
-### Table 1
-
-As published, GeForce RTX 2080, PyTorch; every request is one batch of 32 images.
 
 {table_1()}
 """
