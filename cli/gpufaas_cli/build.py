@@ -46,13 +46,13 @@ from gpufaas_cli.requirements import (
     read_requirements,
 )
 from gpufaas_cli.target import Target, this_python
-from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Kind, Manifest, Weights
+from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Kind, Manifest, Needs, Weights
 from gpufaas_core.environment import misfits
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.units import MiB, Seconds
 from gpufaas_templates import Template, find_template
 
-__all__ = ["ALLOW_PICKLE", "BuildRequest", "Built", "build", "new_function"]
+__all__ = ["ALLOW_PICKLE", "BuildRequest", "Built", "build"]
 
 ALLOW_PICKLE: Final = "gpufaas.allow-pickle"
 BUNDLE: Final = "bundle.tar"
@@ -64,7 +64,7 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LEFT_OUT: Final = frozenset(
     ("__pycache__", ".git", ".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints", ".DS_Store")
 )
-_NOT_HANDLER: Final = frozenset(("build", "template"))
+NOT_HANDLER: Final = frozenset(("build", "template"))
 """Folders that OpenFaaS skips in a handler folder: it may be the working directory."""
 _NOT_PACKED: Final = frozenset(("template.yml", "meta.json", "Dockerfile", MANIFEST))
 _WEIGHTS: Final = (".safetensors", ".pt2", ".onnx", ".onnx_data", ".onnx.data")
@@ -75,41 +75,6 @@ _BUILD_THREADS: Final = "1"
 """Fixed, since sums in another order give other weights, and so another digest; one, since two threads on a busy
 machine took 48 s for what one does in 6. A build that needs more asks: ``build_args: {OMP_NUM_THREADS: "8"}``."""
 _TAIL_LINES: Final = 20
-
-DOCKERFILE: Final = "dockerfile"
-"""A ``lang`` without a template: the handler folder itself has the Dockerfile."""
-_IMAGE_SKELETON: Final[Mapping[str, str]] = {
-    "Dockerfile": """\
-# Anything that serves HTTP on port 8080 is a function; SIGTERM asks it to end.
-FROM docker.io/library/python:3.13-alpine
-COPY server.py /home/app/
-USER 65534
-EXPOSE 8080
-CMD ["python3", "/home/app/server.py"]
-""",
-    "server.py": """\
-import signal
-import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        body = b"" if self.path.startswith("/_/") else self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_POST = do_PUT = do_GET
-
-
-signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # the first process of a container has no such default
-ThreadingHTTPServer(("", 8080), Handler).serve_forever()
-""",
-}
 
 _CALLED: Final[Mapping[Kind, Mapping[str, tuple[str, ...]]]] = {
     "model": {"load": ("device",), "handle": ("model", "event", "context")},
@@ -213,54 +178,6 @@ def build(request: BuildRequest, progress: Callable[[str], None] = lambda _: Non
         up_to_date=up_to_date,
         seconds=time.perf_counter() - began,
     )
-
-
-def new_function(
-    name: str,
-    lang: str,
-    root: Path,
-    template_dirs: Sequence[Path] = (Path("template"),),
-    place: str | None = None,
-) -> list[Path]:
-    """
-    Write the skeleton of template *lang* to the new folder ``root/name``, or *place* in *root*; return the files
-    written, sorted.
-
-    :raises InvalidSpec: a name that cannot be deployed, an unknown template, or the folder exists
-    :raises StorageFailed: *root* cannot be written
-    """
-    check_name(name)
-    place = place or name
-    if place in _NOT_HANDLER:
-        raise InvalidSpec(f"a folder {place}/ has a meaning of its own here: choose another name for the function")
-    if Path(place).is_absolute() or ".." in Path(place).parts:
-        raise InvalidSpec(f"{place!r} is no folder beside the stack file: name one like ./src/{name}")
-    folder = root / place
-    if lang.lower() == DOCKERFILE:
-        return _new_image(folder)
-    template = find_template(lang, template_dirs)
-    if folder.exists() or folder.is_symlink():
-        raise InvalidSpec(f"{folder} exists already: choose another name, or remove it first")
-    if not template.skeleton.is_dir():
-        raise InvalidSpec(f"template {template.name} has no folder {template.handler_folder}/ in {template.path}")
-    try:
-        copy_tree(template.skeleton, folder)
-    except OSError as exc:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise StorageFailed(f"cannot write {exc.filename or folder}: {exc.strerror or exc}") from exc
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _new_image(folder: Path) -> list[Path]:
-    if folder.exists() or folder.is_symlink():
-        raise InvalidSpec(f"{folder} exists already: choose another name, or remove it first")
-    try:
-        folder.mkdir(parents=True)
-        for name, content in _IMAGE_SKELETON.items():
-            (folder / name).write_text(content)
-    except OSError as exc:
-        raise StorageFailed(f"cannot write {exc.filename or folder}: {exc.strerror or exc}") from exc
-    return sorted(folder / name for name in _IMAGE_SKELETON)
 
 
 # What the author gave, checked before anything is done.
@@ -378,9 +295,9 @@ def _hash_inputs(
         "requirements": sorted((name, version or "") for each in provided for name, version in each.looked_at),
     }
     hashed.update(msgspec.json.encode(settings))
-    sources = [("template", template.path, frozenset[str]()), ("handler", handler, _NOT_HANDLER)]
+    sources = [("template", template.path, frozenset[str]()), ("handler", handler, NOT_HANDLER)]
     sources += [(f"copy:{place.as_posix()}", source, frozenset()) for source, place in copies]
-    sources += [("required", path, _NOT_HANDLER) for path in named]
+    sources += [("required", path, NOT_HANDLER) for path in named]
     for label, source, skip in sources:
         for file in walk(source, skip):
             relative = file.relative_to(source).as_posix() if file != source else ""
@@ -455,30 +372,18 @@ def _make(
     if folder.exists():
         shutil.rmtree(folder)
     copy_tree(template.path, folder)
-    copy_tree(handler, function, _NOT_HANDLER)
+    copy_tree(handler, function, NOT_HANDLER)
     for source, at in copies:
         copy_tree(source, function / at)
 
-    installed: list[Missing] = []
-    for each in requirements if target is not None else ():
-        assert target is not None
-        if missing := find_missing(each, target, progress):
-            progress(f"installing {', '.join(map(str, missing))}")
-            install_missing(missing, each, target, site)
-            installed += missing
-    needs = find_needs(requirements, target, site) if target is not None else None
-    if installed:
-        shutil.rmtree(site / "bin", ignore_errors=True)  # scripts name this machine's interpreter
+    installed, needs = _install(requirements, target, site, progress) if target is not None else ([], None)
     if (handler / "build.py").is_file():
         _run_build_script(request, handler, function, site, progress)
 
     weights = []
     for path in _find_weights(function, request):
         progress(f"hashing {path.name}")
-        with open(path, "rb", buffering=0) as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        place = f"{FUNCTION_DIR}/{path.relative_to(function).as_posix()}"
-        weights.append((Weights(place, sha256, path.stat().st_size), path))
+        weights.append((_hash_weights(function, path), path))
     manifest = Manifest(
         kind=template.kind,
         template=template.name,
@@ -492,24 +397,55 @@ def _make(
         needs=needs,
     )
     progress("packing")
+    _write_manifest(folder, manifest)
+    digest = _pack(folder, _roots(template, folder), {path for _, path in weights})
+    outputs = (folder / BUNDLE, *(path for _, path in weights))
+    stamp = _Stamp(inputs, digest, manifest, tuple(_file(folder, path) for path in outputs))
+    (folder / _STAMP).write_bytes(msgspec.json.encode(stamp))
+    return stamp
+
+
+def _install(
+    requirements: Sequence[Requirements], target: Target, site: Path, progress: Callable[[str], None]
+) -> tuple[list[Missing], Needs | None]:
+    """Install in *site* what *target* does not provide; return it, and what is needed of the nodes."""
+    installed: list[Missing] = []
+    for each in requirements:
+        if missing := find_missing(each, target, progress):
+            progress(f"installing {', '.join(map(str, missing))}")
+            install_missing(missing, each, target, site)
+            installed += missing
+    needs = find_needs(requirements, target, site)
+    if installed:
+        shutil.rmtree(site / "bin", ignore_errors=True)  # scripts name this machine's interpreter
+    return installed, needs
+
+
+def _hash_weights(function: Path, path: Path) -> Weights:
+    with open(path, "rb", buffering=0) as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return Weights(f"{FUNCTION_DIR}/{path.relative_to(function).as_posix()}", sha256, path.stat().st_size)
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
     written = msgspec.to_builtins(manifest)
     del written["data_bytes"]
     if manifest.needs is None:
         del written["needs"]
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(written)) + b"\n")
-    roots = {FUNCTION_DIR: function, SITE_DIR: site}
-    if template.workdir == ".":
-        # A server that runs beside its template's files finds all under the names that they have in an image.
-        del roots[FUNCTION_DIR]
-        roots[template.handler_folder] = function
-        for path in sorted(template.path.iterdir()):
-            if path.name not in _NOT_PACKED and path.name not in _LEFT_OUT and path.name not in roots:
-                roots[path.name] = folder / path.name
-    digest = _pack(folder, roots, {path for _, path in weights})
-    outputs = (folder / BUNDLE, *(path for _, path in weights))
-    stamp = _Stamp(inputs, digest, manifest, tuple(_file(folder, path) for path in outputs))
-    (folder / _STAMP).write_bytes(msgspec.json.encode(stamp))
-    return stamp
+
+
+def _roots(template: Template, folder: Path) -> dict[str, Path]:
+    """Return what the bundle is packed from in *folder*, by its name in the bundle."""
+    function, site = folder / template.handler_folder, folder / SITE_DIR
+    if template.workdir != ".":
+        return {FUNCTION_DIR: function, SITE_DIR: site}
+    # A server that runs beside its template's files finds all under the names that they have in an image.
+    roots = {SITE_DIR: site, template.handler_folder: function}
+    for path in sorted(template.path.iterdir()):
+        if path.name not in _NOT_PACKED and path.name not in _LEFT_OUT and path.name not in roots:
+            roots[path.name] = folder / path.name
+    return roots
 
 
 def copy_tree(source: Path, target: Path, skip: frozenset[str] = frozenset()) -> None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 
 from gpufaas_cli import repository, stores
-from gpufaas_cli.build import DOCKERFILE
+from gpufaas_cli.skeletons import DOCKERFILE
 from gpufaas_cli.stack import Stack, StackFunction, TemplateSource
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_templates import Template, find_template

@@ -90,8 +90,8 @@ def command(
 
 
 def _new(name: str, lang: str, folder: str, entry: "Entry", file: Path, gateway: str | None, quiet: bool) -> None:
-    from gpufaas_cli.build import new_function
     from gpufaas_cli.extend import extended
+    from gpufaas_cli.skeletons import new_function
 
     existed = file.exists()
     root = file.parent
@@ -123,7 +123,7 @@ def _new(name: str, lang: str, folder: str, entry: "Entry", file: Path, gateway:
 
 def _with_limits(entry: "Entry", lang: str, root: Path) -> "Entry":
     """What is given goes before what the template says."""
-    from gpufaas_cli.build import DOCKERFILE
+    from gpufaas_cli.skeletons import DOCKERFILE
     from gpufaas_templates import find_template
 
     try:
@@ -143,7 +143,7 @@ def _first(name: str, entry: "Entry", gateway: str) -> str:
 
 
 def _welcome(lang: str, root: Path) -> str:
-    from gpufaas_cli.build import DOCKERFILE
+    from gpufaas_cli.skeletons import DOCKERFILE
     from gpufaas_templates import find_template
 
     if lang.lower() == DOCKERFILE:
