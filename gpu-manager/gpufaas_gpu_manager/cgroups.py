@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gpufaas_core.units import Bytes
+from gpufaas_gpu_manager.cgroup_mounts import own_groups
 
 _CPU_PERIOD_US: Final = 100_000
 _PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
-_CONTROLLERS: Final = ("memory", "pids", "freezer", "cpu")
 _NAME: Final = re.compile(r"gpufaas-(\d+)-(\d+)-(\d+)-\d+(-platform)?")
 _ROUNDS: Final = 50
 """How often a group is looked at again for processes that were forked while it was killed, or are about to be gone."""
@@ -339,7 +339,7 @@ def find(version: str = "", process: Path = Path("/proc/self")) -> Cgroups:
     namespace, pid = os.stat("/proc/self/ns/pid").st_ino, os.getpid()
     name = f"gpufaas-{namespace}-{pid}-{_started(pid)}-{next(_serial)}"
     reasons = []
-    parents = _parents(process)
+    parents = own_groups(process)
     if version in ("", "v2"):
         parent = parents.pop("", None)
         if parent is None:
@@ -361,40 +361,6 @@ def find(version: str = "", process: Path = Path("/proc/self")) -> Cgroups:
             except OSError as exc:
                 reasons.append(f"{parents['memory']}: {exc.strerror}")
     raise OSError("; ".join(reasons))
-
-
-def _parents(process: Path) -> dict[str, Path]:
-    """Return this process's own directory for each controller of version 1 that is used here; ``""`` is version 2."""
-    own: dict[str, str] = {}
-    for line in (process / "cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        own.update(dict.fromkeys(controllers.split(","), path))
-    found: dict[str, Path] = {}
-    for line in (process / "mountinfo").read_text().splitlines():
-        fields, _, rest = line.partition(" - ")
-        root, point = (_unescaped(each) for each in fields.split()[3:5])
-        kind, _, options = rest.split(" ", 2)
-        if kind == "cgroup2":
-            names = [""]
-        elif kind == "cgroup":
-            names = [each for each in options.split(",") if each in _CONTROLLERS]
-        else:
-            continue
-        for name in names:
-            if name in own and name not in found:
-                found[name] = _within(Path(point), root, own[name])
-    return found
-
-
-def _within(point: Path, root: str, path: str) -> Path:
-    """Return where group *path* is below a mount of *root*: a container may see only its own part of the tree."""
-    if path == root or root == "/":
-        return point / path.strip("/") if path != root else point
-    return point / path.removeprefix(root).strip("/") if path.startswith(root + "/") else point
-
-
-def _unescaped(path: str) -> str:
-    return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), path)
 
 
 # --- within ---
