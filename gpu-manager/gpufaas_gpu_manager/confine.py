@@ -18,6 +18,7 @@ import msgspec
 
 from gpufaas_core.units import Bytes
 
+_PR_SET_PDEATHSIG: Final = 1
 _PR_CAPBSET_DROP: Final = 24
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _CLONE_NEWNS: Final = 0x0002_0000
@@ -68,6 +69,11 @@ def inherit_orphans() -> None:
     Kept over exec, not inherited by children.
     """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent(number: int) -> None:
+    """Have the kernel send signal *number* to this process when its parent ends (PR_SET_PDEATHSIG)."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number)
 
 
 def children_of(pid: int) -> list[int]:

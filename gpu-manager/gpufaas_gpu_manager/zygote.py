@@ -13,7 +13,6 @@ worker outlives it (PR_SET_PDEATHSIG).
 """
 
 import contextlib
-import ctypes
 import gc
 import os
 import select
@@ -33,6 +32,7 @@ from gpufaas_gpu_manager.confine import (
     Confine,
     confine,
     descendants_of,
+    end_with_parent,
     inherit_orphans,
     set_data_limit,
 )
@@ -42,9 +42,7 @@ PRELOAD: Final = ("numpy", "torch", "safetensors.torch", "gpufaas_functions.auth
 MAX_MESSAGE: Final = 1024 * 1024
 COPIED: Final = 8 * 1024 * 1024
 """Memory that a worker takes by writing to pages shared with the zygote: 4 MB measured for an idle one, doubled."""
-_PR_SET_PDEATHSIG: Final = 1
 _MAX_FDS: Final = 253  # SCM_MAX_FD of the kernel
-_guarded: Final[list[int]] = []
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True):
@@ -117,67 +115,18 @@ _decode: Final = msgspec.msgpack.Decoder(Asked).decode
 
 
 def main() -> None:
-    control = socket.socket(fileno=int(sys.argv[1]))
-    libc = ctypes.CDLL(None, use_errno=True)
     # Not SIGKILL: when the manager dies we end the workers, with what the workers started themselves.
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     inherit_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the platform, which then ends us
     use_small_stacks()  # of all workers' threads: a default is inherited by a fork
     call_lines.install()  # before what is imported keeps the streams that were there
     missing = _preload()
-    reaper = Reaper()
-    signal.signal(signal.SIGTERM, lambda *_: _end(control, reaper))
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    os.set_blocking(wake_read, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    server = _ForkServer(socket.socket(fileno=int(sys.argv[1])))
     gc.collect()
     gc.freeze()  # collections in a child would otherwise write to, and so copy, every page of ours
-    _say(control, reaper, Hello(len(os.listdir("/proc/self/task")), missing))
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    poll.register(wake_read, select.POLLIN)
-    own_fds = (wake_read, wake_write)
-    while True:
-        for fd, event in poll.poll():
-            if fd == wake_read:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake_read, 4096)
-                for worker, status in reaper.reap():
-                    _say(control, reaper, Exited(worker, status))
-                continue
-            if event & select.POLLHUP:
-                _end(
-                    control, reaper
-                )  # with what it left unread: another fork server may have been asked for that by now
-            try:
-                data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, _MAX_FDS)
-            except ConnectionError:
-                data, fds = b"", []
-            if not data:
-                _end(control, reaper)
-            asked: Asked = _decode(data)
-            if isinstance(asked, Ping):
-                _say(control, reaper, Pong())
-                continue
-            if isinstance(asked, Guard):
-                _guarded[:] = asked.pids
-                continue
-            spawn: Spawn | Exec = asked
-            try:
-                pid = os.fork()
-            except OSError as exc:
-                _say(control, reaper, SpawnFailed(spawn.worker, str(exc)))
-                pid = -1
-            if pid == 0:
-                _become_worker(spawn, fds, control, own_fds, libc)
-            for each in fds:
-                os.close(each)
-            if pid > 0:
-                reaper.workers[pid] = spawn.worker
-                _say(control, reaper, Forked(spawn.worker, pid))
+    server.say(Hello(len(os.listdir("/proc/self/task")), missing))
+    server.serve()
 
 
 def _preload() -> list[str]:
@@ -190,58 +139,118 @@ def _preload() -> list[str]:
     return missing
 
 
-def _say(control: socket.socket, reaper: Reaper, message: Said) -> None:
-    """Tell the manager; when it is gone, so are we, and the workers."""
-    try:
-        control.send(msgspec.msgpack.encode(message))
-    except OSError:
-        _end(control, reaper)
+class _ForkServer:
+    """Does what the manager asks for on the socket *control*, and reaps the workers. See module."""
 
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._reaper = Reaper()
+        self._guarded: list[int] = []
+        signal.signal(signal.SIGTERM, lambda *_: self._end())
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        os.set_blocking(self._wake_read, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
-def _end(control: socket.socket, reaper: Reaper) -> NoReturn:
-    # The manager may have been killed just after it said whom to guard.
-    with contextlib.suppress(OSError):
-        while data := control.recv(MAX_MESSAGE, socket.MSG_DONTWAIT):
-            if isinstance(asked := _decode(data), Guard):
-                _guarded[:] = asked.pids
-    for pid in [each for guarded in _guarded for each in descendants_of(guarded)]:
-        kill_group(pid)
-    reaper.end()
+    def serve(self) -> NoReturn:
+        """Answer the manager until it is gone; then kill the workers and exit."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        while True:
+            for fd, event in poll.poll():
+                if fd == self._wake_read:
+                    self._reap()
+                elif event & select.POLLHUP:
+                    self._end()  # with what it left unread: another fork server may have been asked for that by now
+                else:
+                    self._receive()
 
+    def say(self, message: Said) -> None:
+        """Tell the manager; when it is gone, so are we, and the workers."""
+        try:
+            self._control.send(msgspec.msgpack.encode(message))
+        except OSError:
+            self._end()
 
-def _become_worker(
-    spawn: Spawn | Exec, fds: list[int], control: socket.socket, own_fds: tuple[int, ...], libc: ctypes.CDLL
-) -> None:
-    status = 70
-    try:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        control.close()
-        for fd in own_fds:
-            os.close(fd)
-        os.setsid()
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.dup2(fds[-2], 1)
-        os.dup2(fds[-1], 2)
-        for fd in (nothing, *fds[-2:]):
-            os.close(fd)
-        confine(spawn.confine)
-        if isinstance(spawn, Exec):
-            _become_program(spawn)
-        slots = [socket.socket(fileno=fd) for fd in fds[:-2]]
-        status = _work(spawn.start, slots, spawn.confine.hard)
-    except BaseException:
-        import traceback
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        for worker, status in self._reaper.reap():
+            self.say(Exited(worker, status))
 
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
+    def _receive(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, _MAX_FDS)
+        except ConnectionError:
+            data, fds = b"", []
+        if not data:
+            self._end()
+        asked: Asked = _decode(data)
+        match asked:
+            case Ping():
+                self.say(Pong())
+            case Guard():
+                self._guarded = asked.pids
+            case Spawn() | Exec():
+                self._fork(asked, fds)
+
+    def _fork(self, spawn: Spawn | Exec, fds: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as exc:
+            self.say(SpawnFailed(spawn.worker, str(exc)))
+            pid = -1
+        if pid == 0:
+            self._become_worker(spawn, fds)
+        for each in fds:
+            os.close(each)
+        if pid > 0:
+            self._reaper.workers[pid] = spawn.worker
+            self.say(Forked(spawn.worker, pid))
+
+    def _end(self) -> NoReturn:
+        # The manager may have been killed just after it said whom to guard.
+        with contextlib.suppress(OSError):
+            while data := self._control.recv(MAX_MESSAGE, socket.MSG_DONTWAIT):
+                if isinstance(asked := _decode(data), Guard):
+                    self._guarded = asked.pids
+        for pid in [each for guarded in self._guarded for each in descendants_of(guarded)]:
+            kill_group(pid)
+        self._reaper.end()
+
+    def _become_worker(self, spawn: Spawn | Exec, fds: list[int]) -> NoReturn:
+        status = 70
+        try:
+            end_with_parent(signal.SIGKILL)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            self._control.close()
+            for fd in (self._wake_read, self._wake_write):
+                os.close(fd)
+            os.setsid()
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)
+            os.dup2(fds[-2], 1)
+            os.dup2(fds[-1], 2)
+            for fd in (nothing, *fds[-2:]):
+                os.close(fd)
+            confine(spawn.confine)
+            if isinstance(spawn, Exec):
+                _become_program(spawn)
+            slots = [socket.socket(fileno=fd) for fd in fds[:-2]]
+            status = _work(spawn.start, slots, spawn.confine.hard)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
 
 
 def _become_program(program: Exec) -> NoReturn:
