@@ -212,62 +212,89 @@ async def connect(
     :raises NotReached: nobody is there, or nobody answers
     :raises TurnedAway: they do not want us, or cannot show that they have the token
     """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Any] = loop.create_future()
-    nonce = os.urandom(16)
-    early: list[Any] = []
-
-    def on_message(message: Any) -> None:
-        if isinstance(message, wire.Challenge):
-            if message.protocol != wire.PROTOCOL:
-                answer.set_exception(
-                    TurnedAway(
-                        "protocol",
-                        f"{address} speaks protocol {message.protocol} ({message.product}), this release "
-                        f"({me.version or 'unknown'}) speaks {wire.PROTOCOL}: run the same release on both",
-                    )
-                )
-                return
-            shown = wire.proof(me.token, message.nonce, me.role, me.id)
-            calls = successor is not None
-            link.send(wire.Hello(wire.PROTOCOL, me.role, me.id, me.boot, nonce, shown, me.version, calls))
-        elif not answer.done():
-            answer.set_result(message)
-        else:
-            early.append(message)
-
-    def on_lost(why: str) -> None:
-        if not answer.done():
-            answer.set_exception(NotReached(f"{address} closed the connection: {why}"))
-
-    link = Link(on_message, on_lost)  # made here: the other end may speak before `create_connection` returns
-    link.early = early
+    # Made here: the other end may speak before `create_connection` returns.
+    link = _Connecting(address, me, calls=successor is not None)
     host, port = split_address(address)
     try:
         async with asyncio.timeout(timeout_s):
-            await loop.create_connection(lambda: link, host, port, ssl=me.tls, server_hostname=host if me.tls else None)
-            said = await answer
+            await asyncio.get_running_loop().create_connection(
+                lambda: link, host, port, ssl=me.tls, server_hostname=host if me.tls else None
+            )
+            said = await link.answer
     except TimeoutError as exc:
         link.abort("handshake timed out")
         raise NotReached(f"{address} does not answer within {timeout_s:g} s") from exc
     except OSError as exc:
         raise NotReached(f"{address} cannot be reached: {exc.strerror or exc}") from exc
     except BaseException:
-        answer.cancel()
+        link.answer.cancel()
         link.abort("handshake failed")
         raise
-    if isinstance(said, wire.Turned):
-        link.close()
-        raise TurnedAway(said.code, said.message, said.leader)
-    if not isinstance(said, wire.Welcome) or not wire.proves(me.token, nonce, "server", said.id, said.proof):
-        link.close()
-        raise TurnedAway("token", f"{address} cannot show that it has our token: it is of another cluster")
-    link.epoch, link.peer_id = said.epoch, said.id
+    link.check_welcome(said)
     if successor is not None:
         link.hand_over(successor)
     else:
         link.start_beats()
     return link
+
+
+class _Connecting(Link):
+    """
+    The end that connects. It answers the challenge; what comes after the other end's `answer` waits for `attend`.
+
+    :param calls: this connection is to carry calls
+    """
+
+    def __init__(self, address: str, me: Identity, calls: bool) -> None:
+        super().__init__(self._on_handshake, self._on_end)
+        self.answer: asyncio.Future[Any] = self._loop.create_future()
+        """To our hello."""
+        self._address = address
+        self._me = me
+        self._calls = calls
+        self._nonce = os.urandom(16)
+
+    def check_welcome(self, said: Any) -> None:
+        """
+        Take *said*, the answer, as a welcome: set `epoch` and `peer_id`.
+
+        :raises TurnedAway: it is none, or does not show that the other end has the token; the link is closed
+        """
+        if isinstance(said, wire.Turned):
+            self.close()
+            raise TurnedAway(said.code, said.message, said.leader)
+        if not isinstance(said, wire.Welcome) or not wire.proves(
+            self._me.token, self._nonce, "server", said.id, said.proof
+        ):
+            self.close()
+            raise TurnedAway("token", f"{self._address} cannot show that it has our token: it is of another cluster")
+        self.epoch, self.peer_id = said.epoch, said.id
+
+    def _on_handshake(self, message: Any) -> None:
+        if isinstance(message, wire.Challenge):
+            self._introduce(message)
+        elif not self.answer.done():
+            self.answer.set_result(message)
+        else:
+            self.early.append(message)
+
+    def _introduce(self, challenge: wire.Challenge) -> None:
+        me = self._me
+        if challenge.protocol != wire.PROTOCOL:
+            self.answer.set_exception(
+                TurnedAway(
+                    "protocol",
+                    f"{self._address} speaks protocol {challenge.protocol} ({challenge.product}), this release "
+                    f"({me.version or 'unknown'}) speaks {wire.PROTOCOL}: run the same release on both",
+                )
+            )
+            return
+        shown = wire.proof(me.token, challenge.nonce, me.role, me.id)
+        self.send(wire.Hello(wire.PROTOCOL, me.role, me.id, me.boot, self._nonce, shown, me.version, self._calls))
+
+    def _on_end(self, why: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(NotReached(f"{self._address} closed the connection: {why}"))
 
 
 Accept = Callable[[Link, wire.Hello], int | wire.Turned]
@@ -283,65 +310,12 @@ async def listen(address: str, me: Identity, accept: Accept) -> asyncio.Server:
 
     :raises GpufaasError: the address cannot be had
     """
-    loop = asyncio.get_running_loop()
     unproven = _Unproven(address)
-
-    def made() -> Link:
-        nonce = os.urandom(16)
-
-        def lost(_: str) -> None:
-            timer.cancel()
-            unproven.discard(link)
-
-        link = _Taken(lambda message: first(message), lost, unproven)
-        timer = loop.call_later(HANDSHAKE_S, link.abort, "it did not introduce itself")
-
-        def turn(turned: wire.Turned) -> None:
-            log.warning("turned away %s: %s", link.address, turned.message)
-            link.send(turned)
-            link.close()
-
-        def first(hello: Any) -> None:
-            timer.cancel()
-            unproven.discard(link)
-            link.on_message = lambda _: None
-            if not isinstance(hello, wire.Hello):
-                link.abort("it did not introduce itself")
-                return
-            if hello.protocol != wire.PROTOCOL:
-                text = (
-                    f"{hello.role} {hello.id} speaks protocol {hello.protocol} (release {hello.version!r}), "
-                    f"this {me.role} speaks {wire.PROTOCOL} (release {me.version or 'unknown'}): "
-                    "run the same release on both"
-                )
-                turn(wire.Turned("protocol", text))
-                return
-            if not wire.proves(me.token, nonce, hello.role, hello.id, hello.proof):
-                text = (
-                    f"{hello.role} {hello.id} has another token than {me.role} {me.id}: give it the same --token-file"
-                )
-                turn(wire.Turned("token", text))
-                return
-            link.peer = hello
-            decided = accept(link, hello)
-            if isinstance(decided, wire.Turned):
-                turn(decided)
-                return
-            # The welcome goes first, whatever `accept` has said already.
-            said, link._out = link._out, []
-            link.send(wire.Welcome(decided, wire.proof(me.token, hello.nonce, "server", me.id), me.id))
-            link._out += said
-            if link.successor is not None:
-                link.hand_over(link.successor)
-            else:
-                link.start_beats()
-
-        link.greeting = wire.Challenge(f"gpufaas {me.role} {me.version}".strip(), wire.PROTOCOL, nonce)
-        return link
-
     host, port = split_address(address)
     try:
-        return await loop.create_server(made, host, port, ssl=me.tls_served, backlog=1024)
+        return await asyncio.get_running_loop().create_server(
+            lambda: _Taken(me, accept, unproven), host, port, ssl=me.tls_served, backlog=1024
+        )
     except OSError as exc:
         raise GpufaasError(
             f"cannot listen on {address} ({exc.strerror or exc}): stop what is there, or choose another --listen"
@@ -351,23 +325,23 @@ async def listen(address: str, me: Identity, accept: Accept) -> asyncio.Server:
 class _Taken(Link):
     """The listening end. Until its peer has shown the token, it is listened to for `wire.MAX_HELLO` bytes."""
 
-    greeting: wire.Challenge
-
-    def __init__(
-        self, on_message: Callable[[Any], None], on_lost: Callable[[str], None], unproven: "_Unproven"
-    ) -> None:
-        super().__init__(on_message, on_lost)
-        self.address = ""
+    def __init__(self, me: Identity, accept: Accept, unproven: "_Unproven") -> None:
+        super().__init__(self._on_hello, self._end_handshake)
         self.host = ""
+        self._address = ""
+        self._me = me
+        self._accept = accept
         self._unproven = unproven
+        self._nonce = os.urandom(16)
+        self._timer = self._loop.call_later(HANDSHAKE_S, self.abort, "it did not introduce itself")
         self._taken: Bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
-        self.address, self.host = str(peer), str(peer[0]) if peer else ""
+        self._address, self.host = str(peer), str(peer[0]) if peer else ""
         self._unproven.add(self)
-        self.send(self.greeting)
+        self.send(wire.Challenge(f"gpufaas {self._me.role} {self._me.version}".strip(), wire.PROTOCOL, self._nonce))
 
     def data_received(self, data: bytes) -> None:
         if self.peer is None:
@@ -376,6 +350,51 @@ class _Taken(Link):
                 self.abort(f"it said {self._taken} bytes before it had shown the token")
                 return
         super().data_received(data)
+
+    def _on_hello(self, hello: Any) -> None:
+        self._end_handshake()
+        self.on_message = lambda _: None
+        if not isinstance(hello, wire.Hello):
+            self.abort("it did not introduce itself")
+            return
+        decided: int | wire.Turned | None = self._why_not(hello)
+        if decided is None:
+            self.peer = hello
+            decided = self._accept(self, hello)
+        if isinstance(decided, wire.Turned):
+            log.warning("turned away %s: %s", self._address, decided.message)
+            self.send(decided)
+            self.close()
+            return
+        # The welcome goes first, whatever `accept` has said already.
+        said, self._out = self._out, []
+        self.send(wire.Welcome(decided, wire.proof(self._me.token, hello.nonce, "server", self._me.id), self._me.id))
+        self._out += said
+        if self.successor is not None:
+            self.hand_over(self.successor)
+        else:
+            self.start_beats()
+
+    def _why_not(self, hello: wire.Hello) -> wire.Turned | None:
+        """Return why *hello* is turned away: another protocol, or no proof of the token."""
+        me = self._me
+        if hello.protocol != wire.PROTOCOL:
+            return wire.Turned(
+                "protocol",
+                f"{hello.role} {hello.id} speaks protocol {hello.protocol} (release {hello.version!r}), "
+                f"this {me.role} speaks {wire.PROTOCOL} (release {me.version or 'unknown'}): "
+                "run the same release on both",
+            )
+        if not wire.proves(me.token, self._nonce, hello.role, hello.id, hello.proof):
+            return wire.Turned(
+                "token",
+                f"{hello.role} {hello.id} has another token than {me.role} {me.id}: give it the same --token-file",
+            )
+        return None
+
+    def _end_handshake(self, _: str = "") -> None:
+        self._timer.cancel()
+        self._unproven.discard(self)
 
 
 class _Unproven:
