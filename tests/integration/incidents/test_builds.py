@@ -101,7 +101,7 @@ def test_a_client_without_torch_and_numpy_builds_for_a_platform_that_has_them(
     for each in (each for folder in sys.path if folder.endswith("site-packages") for each in Path(folder).iterdir()):
         if not each.name.startswith(LARGE) and each.suffix != ".pth" and not (slim / each.name).exists():
             (slim / each.name).symlink_to(each)
-    ours = Path(gpufaas_cli.__file__).parents[2].glob("*/gpufaas_*/__init__.py")
+    ours = Path(gpufaas_cli.__file__).parents[2].glob("*/gpufaas*/__init__.py")
     path = os.pathsep.join([str(slim), *(str(each.parents[1]) for each in ours)])
     without = ("-S",)  # no site-packages but the slim ones
 
