@@ -105,7 +105,3 @@ async def _refuse(scope: Scope, send: Send, text: bytes) -> None:
     headers.append((b"content-length", b"%d" % len(text)))
     await send({"type": "http.response.start", "status": 403, "headers": headers})
     await send({"type": "http.response.body", "body": text})
-
-
-def _is_public(scope: Scope) -> bool:
-    return is_public(scope["method"], without_origin(scope["path"])[1])

@@ -112,11 +112,6 @@ class Door:
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
-    @property
-    def open_calls(self) -> int:
-        """How many calls and questions are on its connections."""
-        return sum(each.busy for of in self._connections.values() for each in of)
-
     async def finish(self, within_s: Seconds) -> None:
         """Refuse new calls; return when those that run are answered, or after *within_s*."""
         self.closing = True

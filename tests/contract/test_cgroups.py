@@ -244,7 +244,7 @@ def test_enough_memory_lets_it_end_well(kernel: Cgroups) -> None:
 
 
 def test_what_it_holds_is_all_of_its_memory_and_no_page_cache(kernel: Cgroups, run: Run, tmp_path: Path) -> None:
-    """A file in a tmpfs that nobody has open or mapped, too."""
+    """A file in a tmpfs that nobody has open or mapped, too. The kernel counts per processor: some pages come late."""
     group, cached = kernel.make("worker-1"), tmp_path / "cached"
     shared = Path(f"/dev/shm/held-{os.getpid()}")
     try:
@@ -258,7 +258,7 @@ def test_what_it_holds_is_all_of_its_memory_and_no_page_cache(kernel: Cgroups, r
                 import time; time.sleep(60)""",
         ).stdout.readline()  # type: ignore[union-attr]
 
-        assert 50 * MiB <= group.held() < 75 * MiB
+        assert 48 * MiB <= group.held() < 75 * MiB
     finally:
         shared.unlink(missing_ok=True)
 

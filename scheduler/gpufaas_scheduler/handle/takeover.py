@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Seconds
-from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc
+from gpufaas_core.snapshot import DeviceSnapshot, FunctionDoc
 from gpufaas_scheduler import docs
 from gpufaas_scheduler.handle.calls import arrived
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, note_lack
@@ -203,25 +203,6 @@ def _restore_wishes(world: World, left: Left, functions: list[tuple[FunctionDoc,
 
 def _lacks(world: World, owner: FunctionState) -> bool:
     return owner.copies < owner.target and not owner.removed and not is_held_back(world, owner)
-
-
-class _Left:
-    """What an older engine left, and what has come since."""
-
-    def __init__(self, event: m.Restored, at: Seconds) -> None:
-        self.event = event
-        self.events: list[tuple[Seconds, m.Event]] = []
-        self._at = at - event.elapsed_s
-        """When the newest doc was made, on this engine's clock."""
-        every: list[DeviceDoc | FunctionDoc | EngineDoc] = [*event.functions, *event.devices]
-        if event.engine is not None:
-            every.append(event.engine)
-        self._newest = max(((each.epoch, each.at_s) for each in every), default=(0, 0.0))
-
-    def since(self, doc: DeviceDoc | FunctionDoc | EngineDoc) -> Seconds:
-        """When *doc* was made. Of an older epoch than the newest: nobody knows, and it is taken for as new."""
-        epoch, at_s = self._newest
-        return self._at - (at_s - doc.at_s) if doc.epoch == epoch else self._at
 
 
 def _has_surplus(owner: FunctionState) -> bool:
