@@ -468,7 +468,8 @@ async def test_an_artifact_larger_than_the_disk_is_refused_before_it_fills_it(
     with pytest.raises(StorageFailed, match=r"node/artifacts.*needs .*40.* more and .*1.* are free"):
         await cluster.fetcher().ensure(DIGEST)
 
-    assert peer.sent() <= 4 * MiB
+    assert cluster.partial().stat().st_size == 0
+    assert peer.sent() < len(DATA)  # what the kernel's buffers take, tens of MiB on some machines, is sent all the same
 
 
 async def test_a_disk_that_fills_up_meanwhile_gets_its_room_back(

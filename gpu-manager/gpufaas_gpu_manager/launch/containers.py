@@ -357,7 +357,7 @@ class Containers:
 
     def _is_running(self, engine_id: str) -> bool:
         try:
-            return bool(self._client.api.inspect_container(engine_id)["State"][Running])
+            return bool(self._client.api.inspect_container(engine_id)["State"]["Running"])
         except Exception:
             return False
 

@@ -1,5 +1,7 @@
 """What the Docker engine is asked for: told to an engine that only remembers it. The real one: tests/integration."""
 
+import asyncio
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,7 @@ from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.launch import containers as module
 from gpufaas_gpu_manager.launch.containers import NETWORK, Containers
 from gpufaas_gpu_manager.launch.recipes import Recipes
+from gpufaas_gpu_manager.line_limit import Allowance
 from gpufaas_gpu_manager.settings import NodeSettings
 
 SPEC = WorkerSpec(FunctionId("f.ns@1"), "f", "ns", "", "server", image="f:1", env={"MINE": "1"})
@@ -208,3 +211,39 @@ def test_a_network_that_has_containers_is_left() -> None:
 
     assert module._our_network(engine).id == "1"
     assert [each.id for each in engine.there] == ["1", "2"]
+
+
+class Streams:
+    """An engine whose stream of lines breaks after the first one, while the container runs on."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.api = self
+
+    def logs(self, engine_id: str, **_: Any) -> Iterator[bytes]:
+        assert engine_id == "c1"
+        self.opened += 1
+        if self.opened == 1:
+            yield b"before\n"
+            raise ConnectionError("the engine restarts")
+        yield b"after\n"
+
+    def inspect_container(self, engine_id: str) -> dict[str, Any]:
+        assert engine_id == "c1"
+        return {"State": {"Running": self.opened == 1}}
+
+
+async def test_lines_are_followed_on_when_their_stream_breaks_and_the_container_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_AGAIN_S", 0.0)
+    containers, lines = Containers("instance", 8080), list[str | None]()
+    containers._client, containers._loop = Streams(), asyncio.get_running_loop()
+    container: Any = SimpleNamespace(dead=False, on_lines=lambda more, _: lines.extend(more or [None]))
+    containers._running["c1"] = container
+
+    await asyncio.to_thread(containers.follow, container, "c1", "stdout", Allowance(0.0))
+    await asyncio.sleep(0)  # what threads hand over comes in the next turn
+
+    assert [each for each in lines if each] == ["before", "after"]
+    assert lines[-1] is None
