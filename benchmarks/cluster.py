@@ -31,14 +31,14 @@ from overhead import BODY, LUA, wrk
 from rich.console import Console
 from rich.table import Table
 
+from gpufaas_cluster import wire
+from gpufaas_cluster.connection import Identity, connect
+from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core import messages as m
-from gpufaas_core import wire
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.connection import Identity, connect
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot
 from gpufaas_scheduler.journal import Header
-from gpufaas_scheduler.server import SchedulerServer
 from gpufaas_scheduler.service import SchedulerService
 from gpufaas_store.testing import EtcdProcess
 

@@ -23,17 +23,16 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from gpufaas_cluster.connection import Identity
+from gpufaas_cluster.door import Door
+from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_core.bundle import Manifest, WorkerSpec
-from gpufaas_core.connection import Identity
 from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.messages import Lease
-from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId
+from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, NodeView
 from gpufaas_core.units import MiB
-from gpufaas_core.wire import NodeView
-from gpufaas_gateway.remote_nodes import RemoteNodes
 from gpufaas_gpu_manager.devices import open_devices
-from gpufaas_gpu_manager.door import Door
 from gpufaas_gpu_manager.node import Node
 
 CALLERS = 16

@@ -10,8 +10,8 @@ from importlib.metadata import version
 from typing import Final
 
 from gpufaas_apps.options import ClusterOptions
-from gpufaas_core import wire
-from gpufaas_core.connection import Identity, split_address
+from gpufaas_cluster import wire
+from gpufaas_cluster.connection import Identity, split_address
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_store.election import watch_leader
 from gpufaas_store.etcd import Etcd, EtcdSettings, open_store

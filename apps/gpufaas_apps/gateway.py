@@ -27,16 +27,16 @@ from gpufaas_apps.watchdog import notify
 from gpufaas_apps.weights import GatewayArtifacts, Weights
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_core import wire
-from gpufaas_core.connection import Identity
+from gpufaas_cluster import wire
+from gpufaas_cluster.connection import Identity
+from gpufaas_cluster.remote_nodes import RemoteNodes
+from gpufaas_cluster.remote_scheduler import RemoteScheduler
+from gpufaas_cluster.remote_workers import RemoteLogs, RemoteWorkers
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import DeviceId, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import Credentials
 from gpufaas_gateway.ports import Secrets
-from gpufaas_gateway.remote_nodes import RemoteNodes
-from gpufaas_gateway.remote_scheduler import RemoteScheduler
-from gpufaas_gateway.remote_workers import RemoteLogs, RemoteWorkers
 from gpufaas_store.async_queue import EtcdAsyncQueue
 from gpufaas_store.election import register
 from gpufaas_store.etcd import Etcd

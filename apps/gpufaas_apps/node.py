@@ -21,16 +21,16 @@ from gpufaas_apps.watchdog import notify
 from gpufaas_apps.weights import Weights
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_core.connection import Identity, split_address
+from gpufaas_cluster.agent import Agent
+from gpufaas_cluster.connection import Identity, split_address
+from gpufaas_cluster.door import Door
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
 from gpufaas_core.units import format_bytes
 from gpufaas_gateway.errors import UnknownName
 from gpufaas_gateway.secret_files import SecretFiles
-from gpufaas_gpu_manager.agent import Agent
 from gpufaas_gpu_manager.devices import open_devices
-from gpufaas_gpu_manager.door import Door
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.model import EngineStatus, NodeId
-from gpufaas_core.wire import NodeView
+from gpufaas_core.model import EngineStatus, NodeId, NodeView
 from gpufaas_gateway.ports import Workers
 
 

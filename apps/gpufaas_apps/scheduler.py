@@ -14,10 +14,10 @@ from gpufaas_apps.process import first_of, on_signals, prepare_process, run_loop
 from gpufaas_apps.status import Status, status_served
 from gpufaas_apps.term import Term
 from gpufaas_apps.watchdog import notify
-from gpufaas_core.connection import Identity, split_address
+from gpufaas_cluster.connection import Identity, split_address
+from gpufaas_cluster.scheduler_metrics import scheduler_metrics
+from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.errors import StorageAway
-from gpufaas_scheduler.metrics import scheduler_metrics
-from gpufaas_scheduler.server import SchedulerServer
 from gpufaas_store.election import campaign
 from gpufaas_store.etcd import Etcd
 

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from gpufaas_apps.options import PolicyOptions
 from gpufaas_apps.process import first_of
 from gpufaas_cache_manager.write_behind import WriteBehind
+from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.model import NodeId, Seconds
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_scheduler.journal import Header, Journal
 from gpufaas_scheduler.scaler import Scaler, Watched
-from gpufaas_scheduler.server import SchedulerServer
 from gpufaas_scheduler.service import SchedulerService
 from gpufaas_store.election import TTL_S, Leadership
 from gpufaas_store.etcd import Etcd, Listed

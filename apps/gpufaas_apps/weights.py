@@ -21,8 +21,8 @@ from gpufaas_cache_manager.fetch import Fetcher
 from gpufaas_cache_manager.object_store import ObjectStore, publish
 from gpufaas_cache_manager.object_store import object_store as open_object_store
 from gpufaas_cache_manager.peers import PeerArtifacts, PeerClient
+from gpufaas_cluster.connection import Identity
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.connection import Identity
 from gpufaas_core.errors import GpufaasError
 from gpufaas_gateway.ports import ArtifactWriter
 

@@ -19,6 +19,7 @@ __all__ = [
     "Function",
     "FunctionId",
     "NodeId",
+    "NodeView",
     "Profile",
     "ResidentStatus",
     "Seconds",
@@ -248,3 +249,20 @@ class EngineStatus(Struct, frozen=True):
     """Copies that a function should have since it was `Scaled`, within its bounds; left out: as calls ask for them."""
     failing: dict[FunctionId, Failing] = field(default_factory=dict)
     """Functions whose calls are refused since their loads fail."""
+
+
+class NodeView(Struct, frozen=True, array_like=True):
+    """A node as gateways need to know it."""
+
+    id: NodeId
+    address: str
+    """Of its door."""
+    devices: list[Device] = field(default_factory=list)
+    draining: bool = False
+    note: str = ""
+    """What is wrong with it, for people: a clock that is off, a device that went."""
+    version: str = ""
+    joined_s: Seconds = 0.0
+    """How long ago."""
+    makes: str = ""
+    """Of images: ``containers`` or ``pods``; empty: nothing, so far."""

@@ -6,8 +6,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from gpufaas_core.model import EngineStatus
-from gpufaas_core.wire import NodeView
+from gpufaas_core.model import EngineStatus, NodeView
 from gpufaas_gateway.answers import json_answer
 from gpufaas_gateway.errors import UnknownName
 

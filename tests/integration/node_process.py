@@ -9,13 +9,13 @@ from typing import cast
 import msgspec
 import uvloop
 
+from gpufaas_cluster.connection import Identity
+from gpufaas_cluster.door import Door
 from gpufaas_core.bundle import Kind, Manifest
-from gpufaas_core.connection import Identity
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.messages import Event
 from gpufaas_core.model import NodeId
 from gpufaas_gpu_manager.devices import open_devices
-from gpufaas_gpu_manager.door import Door
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
 

@@ -12,13 +12,12 @@ from typing import Any
 import gpufaas_gateway.calls
 import gpufaas_gpu_manager.node
 from gpufaas_cli.main import main
-from gpufaas_core.connection import Identity
+from gpufaas_cluster.connection import Identity
+from gpufaas_cluster.door import Door
+from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.messages import Refused
-from gpufaas_core.model import CallId, DeviceId, NodeId
-from gpufaas_core.wire import NodeView
-from gpufaas_gateway.remote_nodes import RemoteNodes
-from gpufaas_gpu_manager.door import Door
+from gpufaas_core.model import CallId, DeviceId, NodeId, NodeView
 
 Node = gpufaas_gpu_manager.node.Node
 ADDRESS = "127.0.0.1:0"

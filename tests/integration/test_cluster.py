@@ -29,7 +29,7 @@ from websockets.sync.client import connect as connect_sync
 from gpufaas import Refused
 from gpufaas_cli.build import BuildRequest, build
 from gpufaas_cli.target import Target
-from gpufaas_core import wire
+from gpufaas_cluster import wire
 from gpufaas_store.testing import etcd_missing
 
 pytestmark = [
@@ -555,7 +555,7 @@ def test_a_second_node_of_the_same_name_ends_with_an_error_and_the_first_goes_on
 
 OTHER_RELEASE = """
 import sys
-from gpufaas_core import wire
+from gpufaas_cluster import wire
 wire.PROTOCOL += 1
 from gpufaas_cli.main import main
 sys.argv[0] = "gpufaas"

@@ -14,18 +14,18 @@ from typing import Any
 import psutil
 import pytest
 
+from gpufaas_cluster.connection import Identity, NotReached, TurnedAway, connect
+from gpufaas_cluster.remote_exchange import RemoteExchange
+from gpufaas_cluster.remote_nodes import RemoteNodes
+from gpufaas_cluster.remote_workers import RemoteLogs, RemoteWorkers
+from gpufaas_cluster.wire import SILENCE_S
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.connection import Identity, NotReached, TurnedAway, connect
 from gpufaas_core.errors import CallCancelled, InvalidSpec, LeaseRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import FILE, INLINE, STREAM, AnswerHead, CallHead
 from gpufaas_core.logs import LogQuery
 from gpufaas_core.messages import Lease
-from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId
+from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, NodeView
 from gpufaas_core.units import MiB
-from gpufaas_core.wire import SILENCE_S, NodeView
-from gpufaas_gateway.remote_exchange import RemoteExchange
-from gpufaas_gateway.remote_nodes import RemoteNodes
-from gpufaas_gateway.remote_workers import RemoteLogs, RemoteWorkers
 from gpufaas_gpu_manager.devices import open_devices
 
 LIMIT_S = 30.0
@@ -501,7 +501,7 @@ async def test_a_node_that_left_serves_what_it_has(rig: Rig) -> None:
 
 
 async def test_connections_that_are_not_needed_are_closed_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpufaas_gateway.remote_nodes._TRIM_S", 0.1)
+    monkeypatch.setattr("gpufaas_cluster.remote_nodes._TRIM_S", 0.1)
     await rig.node("other")  # its first trim is of after the patch
     function = await rig.function("echo", ECHO, slots=16, node="other")
     await rig.call(function, cold=True, node="other")

@@ -44,7 +44,7 @@ from gpufaas_core.errors import (
     WorkerCrashed,
 )
 from gpufaas_core.messages import Command, Event, Lease, Outer
-from gpufaas_core.model import CallId, Device, DeviceId, EngineStatus, Function, FunctionId, NodeId
+from gpufaas_core.model import CallId, DeviceId, EngineStatus, Function, FunctionId, NodeId, NodeView
 
 PROTOCOL: Final = 1
 """Both ends must have the same: a newer release that changes what messages mean counts it up."""
@@ -207,23 +207,6 @@ class Unknown(Message, frozen=True, array_like=True, tag=50):
     """The scheduler has no such call (any more): place it as a new one."""
 
     call: CallId
-
-
-class NodeView(Struct, frozen=True, array_like=True):
-    """A node as gateways need to know it."""
-
-    id: NodeId
-    address: str
-    """Of its door."""
-    devices: list[Device] = field(default_factory=list)
-    draining: bool = False
-    note: str = ""
-    """What is wrong with it, for people: a clock that is off, a device that went."""
-    version: str = ""
-    joined_s: Seconds = 0.0
-    """How long ago."""
-    makes: str = ""
-    """Of images: ``containers`` or ``pods``; empty: nothing, so far."""
 
 
 class View(Message, frozen=True, array_like=True, tag=51):

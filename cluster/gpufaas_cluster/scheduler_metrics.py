@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from gpufaas_core.status_metrics import status_metrics
 
 if TYPE_CHECKING:
-    from gpufaas_scheduler.server import SchedulerServer
+    from gpufaas_cluster.scheduler_server import SchedulerServer
 
 
 class _Collector:

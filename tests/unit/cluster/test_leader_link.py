@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpufaas_core import leader_link, wire
-from gpufaas_core.connection import Identity, Link, TurnedAway, listen
-from gpufaas_core.leader_link import LeaderLink
+from gpufaas_cluster import leader_link, wire
+from gpufaas_cluster.connection import Identity, Link, TurnedAway, listen
+from gpufaas_cluster.leader_link import LeaderLink
 
 TOKEN = b"a token of sixteen bytes"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from gpufaas_core import wire
+from gpufaas_cluster import wire
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.errors import GpufaasError
 

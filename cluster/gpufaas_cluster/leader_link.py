@@ -11,8 +11,8 @@ import random
 from collections.abc import AsyncIterator
 from typing import Any, Final, Protocol
 
+from gpufaas_cluster.connection import Identity, Link, NotReached, TurnedAway, connect
 from gpufaas_core._types import Seconds
-from gpufaas_core.connection import Identity, Link, NotReached, TurnedAway, connect
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufaas_core import wire
+from gpufaas_cluster import wire
+from gpufaas_cluster.connection import Identity, Link
+from gpufaas_cluster.leader_link import LeaderLink
+from gpufaas_cluster.remote_placement import PATIENCE_S, RemotePlacement
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.connection import Identity, Link
 from gpufaas_core.errors import InvalidSpec, LeaseRefused
-from gpufaas_core.leader_link import LeaderLink
-from gpufaas_core.model import CallId, EngineStatus, Explanation, Function, FunctionId, NodeId
-from gpufaas_gateway.remote_placement import PATIENCE_S, RemotePlacement
+from gpufaas_core.model import CallId, EngineStatus, Explanation, Function, FunctionId, NodeId, NodeView
 
 _NOBODY: Final = EngineStatus("", (), {}, {})
 
@@ -91,7 +91,7 @@ class RemoteScheduler(RemotePlacement):
             self._asked.pop(number, None)
         return answer
 
-    def nodes(self) -> list[wire.NodeView]:
+    def nodes(self) -> list[NodeView]:
         return [] if self.view is None else self.view.nodes
 
     async def drain(self, node: str, drain: bool) -> None:

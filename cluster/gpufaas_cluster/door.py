@@ -2,7 +2,7 @@
 The door of a node: where gateways bring calls, straight from their callers, and ask about functions.
 
 A gateway has one link here, which says that both are alive, and as many connections as it has calls at once
-(`gpufaas_core.door_frames`). A call whose connection breaks has lost its caller; when the link is silent, all of its
+(`gpufaas_cluster.door_frames`). A call whose connection breaks has lost its caller; when the link is silent, all of its
 gateway have.
 
 No call costs a task: the exchange tells when there is something of an answer. Only a body that streams has one, for it
@@ -21,10 +21,9 @@ from typing import Any, Final, Protocol, cast
 
 import msgspec
 
-from gpufaas_core import wire
-from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.connection import Identity, Link, listen
-from gpufaas_core.door_frames import (
+from gpufaas_cluster import wire
+from gpufaas_cluster.connection import Identity, Link, listen
+from gpufaas_cluster.door_frames import (
     WINDOW,
     Asked,
     DoorAnswer,
@@ -33,6 +32,7 @@ from gpufaas_core.door_frames import (
     Failure,
     Room,
 )
+from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.environment import measure
 from gpufaas_core.errors import GpufaasError, LeaseRefused, StorageFailed
 from gpufaas_core.frames import (

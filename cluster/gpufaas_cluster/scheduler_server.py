@@ -16,13 +16,13 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufaas_core import wire
+from gpufaas_cluster import wire
+from gpufaas_cluster.connection import Identity, Link, listen
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.connection import Identity, Link, listen
 from gpufaas_core.errors import GpufaasError, LoadFailed, Overloaded
 from gpufaas_core.messages import Abort, DeviceLeft, Evict, Lease, Load, Resize, Restored, Serving, Start, WorkerExited
 from gpufaas_core.messages import Refused as RefusedFact
-from gpufaas_core.model import Bytes, CallId, Device, DeviceId, Function, FunctionId, NodeId, Seconds
+from gpufaas_core.model import Bytes, CallId, Device, DeviceId, Function, FunctionId, NodeId, NodeView, Seconds
 from gpufaas_core.snapshot import NodeSnapshot
 from gpufaas_scheduler import check
 from gpufaas_scheduler.check import Holding
@@ -88,13 +88,11 @@ class RemoteNode:
     def abort(self, call: CallId, device: DeviceId) -> None:
         self.link.send(wire.Do(Abort(call, device)))
 
-    def view(self) -> wire.NodeView:
+    def view(self) -> NodeView:
         shut = f"no gateway reaches its door at {self.address}: it gets no calls" if self.shut else ""
         note = "; ".join(filter(None, (self.note, self.clock_note, shut)))
         joined_s = time.monotonic() - self.joined_at
-        return wire.NodeView(
-            self.id, self.address, self.devices, self.draining, note, self.version, joined_s, self.makes
-        )
+        return NodeView(self.id, self.address, self.devices, self.draining, note, self.version, joined_s, self.makes)
 
 
 class _Gateway:

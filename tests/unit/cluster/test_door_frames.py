@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufaas_core import wire
-from gpufaas_core.door_frames import Asked, DoorAnswer, DoorCall, DoorKind, Failure, Room
+from gpufaas_cluster import wire
+from gpufaas_cluster.door_frames import Asked, DoorAnswer, DoorCall, DoorKind, Failure, Room
 from gpufaas_core.errors import LeaseRefused, Overloaded
 from gpufaas_core.frames import AnswerHead, CallHead, FrameReader, Kind, encode_frame
 from gpufaas_core.logs import LogQuery

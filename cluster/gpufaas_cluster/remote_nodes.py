@@ -1,5 +1,5 @@
 """
-Calls to nodes elsewhere: straight to their doors, over connections that are kept (`gpufaas_core.door_frames`).
+Calls to nodes elsewhere: straight to their doors, over connections that are kept (`gpufaas_cluster.door_frames`).
 
 Each node has one link, which says that both ends are alive: when it is lost, so is every call there, and the node is
 dialled again until it is no longer among those that the scheduler sees. A warm call is one write and one read, without
@@ -13,15 +13,14 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
-from gpufaas_core import wire
-from gpufaas_core.connection import Identity, Link, connect
+from gpufaas_cluster.connection import Identity, Link, connect
+from gpufaas_cluster.remote_connection import Connection, ConnectionUser
+from gpufaas_cluster.remote_exchange import OnUnreachable, RemoteExchange
+from gpufaas_cluster.remote_question import RemoteQuestion
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Lease
-from gpufaas_core.model import Device, NodeId, Seconds
-from gpufaas_gateway.remote_connection import Connection, ConnectionUser
-from gpufaas_gateway.remote_exchange import OnUnreachable, RemoteExchange
-from gpufaas_gateway.remote_question import RemoteQuestion
+from gpufaas_core.model import Device, NodeId, NodeView, Seconds
 
 log = logging.getLogger("nodes")
 
@@ -50,7 +49,7 @@ class RemoteNodes:
         self._leaving: dict[str, RemoteNode] = {}
         """Gone from the view, while calls run there."""
 
-    def set_nodes(self, views: Iterable[wire.NodeView]) -> None:
+    def set_nodes(self, views: Iterable[NodeView]) -> None:
         """These are the nodes that there are; calls of one that is no longer among them run on while it lives."""
         seen = {view.id: view for view in views}
         for id_, node in list(self._nodes.items()):
@@ -114,7 +113,7 @@ class RemoteNodes:
 class RemoteNode:
     """One node: its link, and the connections to it."""
 
-    def __init__(self, nodes: RemoteNodes, view: wire.NodeView) -> None:
+    def __init__(self, nodes: RemoteNodes, view: NodeView) -> None:
         self.view = view
         self.address = view.address
         self.down = ""

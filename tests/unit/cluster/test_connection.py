@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpufaas_core import connection, wire
-from gpufaas_core.connection import Identity, Link, connect, listen
+from gpufaas_cluster import connection, wire
+from gpufaas_cluster.connection import Identity, Link, connect, listen
 
 TOKEN = b"a token of sixteen bytes"
 

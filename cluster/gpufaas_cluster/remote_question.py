@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufaas_core import wire
-from gpufaas_core.connection import NotReached
-from gpufaas_core.door_frames import Asked, DoorKind, Failure
+from gpufaas_cluster import wire
+from gpufaas_cluster.connection import NotReached
+from gpufaas_cluster.door_frames import Asked, DoorKind, Failure
+from gpufaas_cluster.remote_connection import BUFFER, Connection
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import Kind, encode_frame
-from gpufaas_gateway.remote_connection import BUFFER, Connection
 
 _decode_failure: Final = msgspec.msgpack.Decoder(Failure).decode
 

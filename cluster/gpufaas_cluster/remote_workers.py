@@ -9,8 +9,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from gpufaas_cluster.connection import NotReached
+from gpufaas_cluster.remote_nodes import RemoteNode, RemoteNodes
 from gpufaas_core.bundle import Manifest, WorkerSpec
-from gpufaas_core.connection import NotReached
 from gpufaas_core.constraints import Constraint, satisfied
 from gpufaas_core.environment import Environment, grouped
 from gpufaas_core.errors import GpufaasError
@@ -18,7 +19,6 @@ from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.model import Device, FunctionId, Seconds
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.errors import Unavailable
-from gpufaas_gateway.remote_nodes import RemoteNode, RemoteNodes
 
 log = logging.getLogger("nodes")
 T = TypeVar("T")

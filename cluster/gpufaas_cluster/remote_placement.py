@@ -9,9 +9,9 @@ import asyncio
 import logging
 from typing import Final
 
-from gpufaas_core import wire
+from gpufaas_cluster import wire
+from gpufaas_cluster.connection import Link
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.connection import Link
 from gpufaas_core.errors import LeaseRefused, UnknownFunction
 from gpufaas_core.messages import Lease, Outer
 from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Seconds

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufaas_core import wire
+from gpufaas_cluster import wire
+from gpufaas_cluster.connection import Identity, Link
+from gpufaas_cluster.leader_link import LeaderLink
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.connection import Identity, Link
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.leader_link import LeaderLink
 from gpufaas_core.messages import Abort, Event, Evict, Load, Resize, Start
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_gpu_manager.node import Node

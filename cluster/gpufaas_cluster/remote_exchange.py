@@ -6,14 +6,14 @@ from typing import Final
 
 import msgspec
 
-from gpufaas_core import wire
+from gpufaas_cluster import wire
+from gpufaas_cluster.door_frames import DoorAnswer, DoorCall, DoorKind, Failure, Room
+from gpufaas_cluster.remote_connection import BUFFER, Connection
 from gpufaas_core.answer_buffer import AnswerBuffer
-from gpufaas_core.door_frames import DoorAnswer, DoorCall, DoorKind, Failure, Room
 from gpufaas_core.errors import GpufaasError, LeaseRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import CHUNK_BYTES, FILE, CallHead, EndHead, Kind, encode_frame, encode_prefix
 from gpufaas_core.messages import Lease
 from gpufaas_core.model import CallId
-from gpufaas_gateway.remote_connection import BUFFER, Connection
 
 _decode_answer: Final = msgspec.msgpack.Decoder(DoorAnswer).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode

@@ -8,17 +8,17 @@ import msgspec
 import pytest
 
 from gpufaas_cache_manager.replacement import make_replacement
-from gpufaas_core import wire
+from gpufaas_cluster import wire
+from gpufaas_cluster.connection import Identity, Link, connect
+from gpufaas_cluster.remote_placement import WITHOUT_LEADER
+from gpufaas_cluster.remote_scheduler import RemoteScheduler
+from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.connection import Identity, Link, connect
 from gpufaas_core.messages import Evict, Finished, Lease, Restored
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
-from gpufaas_gateway.remote_placement import WITHOUT_LEADER
-from gpufaas_gateway.remote_scheduler import RemoteScheduler
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
-from gpufaas_scheduler.server import SchedulerServer
 from gpufaas_scheduler.service import SchedulerService
 
 TOKEN = b"a token of sixteen bytes"
