@@ -24,8 +24,8 @@ from _platform import gpufaas, platform
 from rich.console import Console
 from rich.table import Table
 
+from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 from gpufaas_gateway.async_call import AcceptedCall
-from gpufaas_gateway.async_queue import SqliteAsyncQueue
 
 TARGET = 2000
 CONNECTIONS = 64

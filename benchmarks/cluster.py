@@ -31,6 +31,7 @@ from overhead import BODY, LUA, wrk
 from rich.console import Console
 from rich.table import Table
 
+from gpufaas_adapters.etcd.testing import EtcdProcess
 from gpufaas_cluster import wire
 from gpufaas_cluster.connection import Identity, connect
 from gpufaas_cluster.scheduler_server import SchedulerServer
@@ -40,7 +41,6 @@ from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, P
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot
 from gpufaas_scheduler.journal import Header
 from gpufaas_scheduler.service import SchedulerService
-from gpufaas_store.testing import EtcdProcess
 
 CONNECTIONS = (1, 16)
 NODES, DEVICES, IN_FLIGHT = 100, 8, 256
@@ -131,10 +131,10 @@ async def _place_and_finish(service: SchedulerService, function: FunctionId, cal
 
 
 async def _store(rounds: int, calls: int) -> dict[str, object]:
+    from gpufaas_adapters.etcd.client import Etcd, EtcdSettings, open_store
+    from gpufaas_adapters.etcd.election import campaign
+    from gpufaas_adapters.etcd.state import EtcdState
     from gpufaas_cache_manager.write_behind import WriteBehind
-    from gpufaas_store.election import campaign
-    from gpufaas_store.etcd import Etcd, EtcdSettings, open_store
-    from gpufaas_store.state import EtcdState
 
     rows = []
     with EtcdProcess() as process_:

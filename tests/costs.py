@@ -14,7 +14,7 @@ import pytest
 LIMITS_S = {"chaos": 600.0, "long": 240.0, "slow": 60.0, "property": 20.0, "platform": 10.0, "": 2.0}
 """By marker, the most expensive first; without any: 2 s."""
 GENEROUS = 5.0
-PLATFORM = {"chaos", "charts", "contract", "examples", "integration", "soak", "store"}
+PLATFORM = {"adapters", "chaos", "charts", "contract", "examples", "integration", "soak"}
 """Folders whose tests start processes (of the platform, etcd, Helm) or build functions: marked ``platform``."""
 GROUPS = {
     "docker": ("test_containers", "test_images", "test_image_template", "test_http_worker"),

@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from importlib.metadata import version
 from typing import Final
 
+from gpufaas_adapters.etcd.client import Etcd, EtcdSettings, open_store
+from gpufaas_adapters.etcd.election import watch_leader
 from gpufaas_apps.options import ClusterOptions
 from gpufaas_cluster import wire
 from gpufaas_cluster.connection import Identity, split_address
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_store.election import watch_leader
-from gpufaas_store.etcd import Etcd, EtcdSettings, open_store
 
 log = logging.getLogger("service")
 

@@ -4,11 +4,11 @@ import asyncio
 import logging
 from contextlib import aclosing
 
+from gpufaas_adapters.etcd.client import Etcd, Listed, Put
+from gpufaas_adapters.etcd.functions import COUNTS, EntryChanged, EntryRemoved, EtcdFunctionStore, QuotaChanged
 from gpufaas_apps.process import first_of
 from gpufaas_core.errors import StorageFailed
 from gpufaas_gateway.deploy import Deployer
-from gpufaas_store.etcd import Etcd, Listed, Put
-from gpufaas_store.functions import COUNTS, EntryChanged, EntryRemoved, EtcdFunctionStore, QuotaChanged
 
 log = logging.getLogger("gateway")
 

@@ -14,6 +14,11 @@ from typing import Final
 
 import msgspec
 
+from gpufaas_adapters.etcd.async_queue import EtcdAsyncQueue
+from gpufaas_adapters.etcd.client import Etcd
+from gpufaas_adapters.etcd.election import register
+from gpufaas_adapters.etcd.functions import EtcdFunctionStore
+from gpufaas_adapters.etcd.secrets import EtcdSecrets, SecretsKey, create_key_file
 from gpufaas_apps.cluster import identity, leader_addresses, opened
 from gpufaas_apps.data_directory import builds_of, credentials_of, owned
 from gpufaas_apps.feed import EtcdFeed
@@ -23,8 +28,9 @@ from gpufaas_apps.options import GatewayOptions
 from gpufaas_apps.process import first_of, listen, on_signals, prepare_process, run_loop
 from gpufaas_apps.server import GRACE_S
 from gpufaas_apps.status import Status, status_served
+from gpufaas_apps.uploads import GatewayArtifacts
 from gpufaas_apps.watchdog import notify
-from gpufaas_apps.weights import GatewayArtifacts, Weights
+from gpufaas_apps.weights import Weights
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cluster import wire
@@ -37,11 +43,6 @@ from gpufaas_core.model import DeviceId, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import Credentials
 from gpufaas_gateway.ports import Secrets
-from gpufaas_store.async_queue import EtcdAsyncQueue
-from gpufaas_store.election import register
-from gpufaas_store.etcd import Etcd
-from gpufaas_store.functions import EtcdFunctionStore
-from gpufaas_store.secrets import EtcdSecrets, SecretsKey, create_key_file
 
 log = logging.getLogger("gateway")
 

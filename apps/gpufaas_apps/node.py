@@ -12,6 +12,10 @@ from pathlib import Path
 
 import msgspec
 
+from gpufaas_adapters.etcd.client import Etcd
+from gpufaas_adapters.etcd.election import Registration, register
+from gpufaas_adapters.etcd.secrets import EtcdSecrets, SecretChanged, SecretRemoved, SecretsKey
+from gpufaas_adapters.files.secrets import SecretFiles
 from gpufaas_apps.cluster import advertised, identity, leader_addresses, listening, opened
 from gpufaas_apps.engines import connect, container_engine
 from gpufaas_apps.options import DEFAULT_NODE_PORT, NodeOptions
@@ -24,20 +28,16 @@ from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cluster.agent import Agent
 from gpufaas_cluster.connection import Identity, split_address
 from gpufaas_cluster.door import Door
+from gpufaas_core.errors import UnknownName
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
 from gpufaas_core.units import format_bytes
-from gpufaas_gateway.errors import UnknownName
-from gpufaas_gateway.secret_files import SecretFiles
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
-from gpufaas_store.election import Registration, register
-from gpufaas_store.etcd import Etcd
-from gpufaas_store.secrets import EtcdSecrets, SecretChanged, SecretRemoved, SecretsKey
 
 log = logging.getLogger("node")
 

@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import logging
 
+from gpufaas_adapters.etcd.client import Etcd
+from gpufaas_adapters.etcd.election import campaign
 from gpufaas_apps.cluster import advertised, identity, leader_addresses, listening, opened
 from gpufaas_apps.options import DEFAULT_SCHEDULER_PORT, SchedulerOptions
 from gpufaas_apps.process import first_of, on_signals, prepare_process, run_loop
@@ -18,8 +20,6 @@ from gpufaas_cluster.connection import Identity, split_address
 from gpufaas_cluster.scheduler_metrics import scheduler_metrics
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.errors import StorageAway
-from gpufaas_store.election import campaign
-from gpufaas_store.etcd import Etcd
 
 log = logging.getLogger("scheduler")
 

@@ -17,6 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from gpufaas_adapters.files.secrets import SecretFiles
+from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
+from gpufaas_adapters.sqlite.functions import SqliteStore
 from gpufaas_apps.data_directory import auth_dir_of, builds_of, credentials_of, is_loopback, owned
 from gpufaas_apps.engines import connect, container_engine
 from gpufaas_apps.front import Front, Parts
@@ -35,10 +38,7 @@ from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_core.units import format_bytes
-from gpufaas_gateway.async_queue import SqliteAsyncQueue
 from gpufaas_gateway.auth import PASSWORD_FILE, Credentials
-from gpufaas_gateway.secret_files import SecretFiles
-from gpufaas_gateway.store import SqliteStore
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.node import Node

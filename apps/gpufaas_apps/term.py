@@ -8,6 +8,10 @@ from typing import Final, NoReturn
 
 from msgspec.structs import replace
 
+from gpufaas_adapters.etcd.client import Etcd, Listed
+from gpufaas_adapters.etcd.election import TTL_S, Leadership
+from gpufaas_adapters.etcd.functions import EntryChanged, EntryRemoved, EtcdFunctionStore, FunctionEntry
+from gpufaas_adapters.etcd.state import EtcdState, read_state
 from gpufaas_apps.options import PolicyOptions
 from gpufaas_apps.process import first_of
 from gpufaas_cache_manager.write_behind import WriteBehind
@@ -18,10 +22,6 @@ from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_scheduler.journal import Header, Journal
 from gpufaas_scheduler.scaler import Scaler, Watched
 from gpufaas_scheduler.service import SchedulerService
-from gpufaas_store.election import TTL_S, Leadership
-from gpufaas_store.etcd import Etcd, Listed
-from gpufaas_store.functions import EntryChanged, EntryRemoved, EtcdFunctionStore, FunctionEntry
-from gpufaas_store.state import EtcdState, read_state
 
 log = logging.getLogger("scheduler")
 

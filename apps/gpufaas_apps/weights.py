@@ -10,28 +10,24 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpufaas_adapters.object_store import object_store as open_object_store
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cache_manager.fetch import Fetcher
 from gpufaas_cache_manager.object_store import ObjectStore, publish
-from gpufaas_cache_manager.object_store import object_store as open_object_store
 from gpufaas_cache_manager.peers import PeerArtifacts, PeerClient
 from gpufaas_cluster.connection import Identity
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError
-from gpufaas_gateway.ports import ArtifactWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
+    from gpufaas_adapters.etcd.client import Etcd
+    from gpufaas_adapters.etcd.election import Registration
     from gpufaas_apps.status import App
-    from gpufaas_store.election import Registration
-    from gpufaas_store.etcd import Etcd
 
 log = logging.getLogger("weights")
 
@@ -145,34 +141,3 @@ class Weights:
                 raise
             self.unpublished.discard(digest)
         self.announce(digest)
-
-
-class GatewayArtifacts:
-    """Uploads to this gateway (`ports.Artifacts`): kept here, announced, and in the object store once whole."""
-
-    def __init__(self, artifacts: ArtifactStore, weights: Weights, loop: asyncio.AbstractEventLoop) -> None:
-        self._artifacts = artifacts
-        self._weights = weights
-        self._loop = loop
-
-    def has(self, digest: str) -> bool:
-        if self._artifacts.has(digest) and digest not in self._weights.unpublished:
-            return True
-        # Called from a thread, as all of this port: whoever else has it will do.
-        holders = asyncio.run_coroutine_threadsafe(self._weights.holders(digest), self._loop).result()
-        if holders:
-            return True
-        store = self._weights.store
-        return (
-            store is not None and asyncio.run_coroutine_threadsafe(store.head(digest), self._loop).result() is not None
-        )
-
-    def writer(self, digest: str) -> AbstractContextManager[ArtifactWriter]:
-        return self._writer(digest)
-
-    @contextlib.contextmanager
-    def _writer(self, digest: str) -> "Generator[ArtifactWriter]":
-        with self._artifacts.writer(digest) as writer:
-            yield writer
-        # The block ends in a thread, as it begins in one.
-        asyncio.run_coroutine_threadsafe(self._weights.publish(digest), self._loop).result()

@@ -8,6 +8,8 @@ What can go wrong, named for what the caller may do about it.
     │   └── NoDeviceFits       larger than any device: a smaller model, or a larger device
     ├── UnknownFunction        deploy it first
     ├── FunctionExists         update it (PUT), or remove it first
+    ├── UnknownName            there is no namespace, secret or node of this name
+    ├── NameTaken              a namespace or secret of this name exists: update it, or remove it first
     ├── BodyTooLarge           the body is over the limit
     ├── Overloaded             a queue is full: come back after `retry_after_s`
     ├── DeadlineExceeded       the time that the caller gave ran out
@@ -47,6 +49,14 @@ class UnknownFunction(GpufaasError):
 
 
 class FunctionExists(GpufaasError):
+    pass
+
+
+class UnknownName(GpufaasError):
+    pass
+
+
+class NameTaken(GpufaasError):
     pass
 
 

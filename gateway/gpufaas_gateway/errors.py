@@ -22,6 +22,7 @@ from gpufaas_core.errors import (
     InvalidSpec,
     LeaseRefused,
     LoadFailed,
+    NameTaken,
     NestedCall,
     NoDeviceFits,
     NoRoom,
@@ -31,6 +32,7 @@ from gpufaas_core.errors import (
     StorageFailed,
     UnknownArtifact,
     UnknownFunction,
+    UnknownName,
     WorkerCrashed,
 )
 
@@ -42,16 +44,8 @@ class MethodNotAllowed(InvalidSpec):
     """Functions are not given this method."""
 
 
-class UnknownName(GpufaasError):
-    """There is no namespace or secret of this name: create it first."""
-
-
 class UnknownCall(GpufaasError):
     """There is no such call, or it is forgotten."""
-
-
-class NameTaken(GpufaasError):
-    """A namespace or secret of this name exists: update it, or remove it first."""
 
 
 class BodyTooSlow(GpufaasError):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from gpufaas_core.errors import InvalidSpec
-from gpufaas_gateway.errors import NameTaken, NotEmpty, UnknownName
+from gpufaas_core.errors import InvalidSpec, NameTaken, UnknownName
+from gpufaas_gateway.errors import NotEmpty
 from gpufaas_gateway.ports import FunctionStore
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, Namespace, check_namespace
 

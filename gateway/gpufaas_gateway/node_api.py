@@ -6,9 +6,9 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from gpufaas_core.errors import UnknownName
 from gpufaas_core.model import EngineStatus, NodeView
 from gpufaas_gateway.answers import json_answer
-from gpufaas_gateway.errors import UnknownName
 
 
 class Cluster(Protocol):

@@ -15,7 +15,15 @@ from msgspec.structs import replace
 from gpufaas_core.bundle import Manifest, Weights, WorkerSpec
 from gpufaas_core.constraints import Constraint, satisfied
 from gpufaas_core.environment import Environment, grouped
-from gpufaas_core.errors import CorruptArtifact, GpufaasError, InvalidSpec, StorageFailed, UnknownArtifact
+from gpufaas_core.errors import (
+    CorruptArtifact,
+    GpufaasError,
+    InvalidSpec,
+    NameTaken,
+    StorageFailed,
+    UnknownArtifact,
+    UnknownName,
+)
 from gpufaas_core.model import (
     CallId,
     Device,
@@ -46,10 +54,9 @@ from gpufaas_gateway.async_call import (
     State,
     Waiting,
 )
-from gpufaas_gateway.async_queue import SpoolFile, remove_files
-from gpufaas_gateway.errors import NameTaken, UnknownName
 from gpufaas_gateway.ports import ArtifactWriter
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
+from gpufaas_gateway.spool_file import SpoolFile, remove_files
 
 
 class MemoryStore:

@@ -10,7 +10,7 @@ from gpufaas_core.origin import Origins
 
 
 class Secrets(Protocol):
-    """Where functions find their secrets as files (gpufaas_gateway.secret_files)."""
+    """Where functions find their secrets as files (gpufaas_adapters.files.secrets)."""
 
     def mount(
         self, function: FunctionId, namespace: str, names: Sequence[str], *, for_container: bool = False

@@ -14,7 +14,7 @@ from tests.chaos.load import RECORDING, RECORDING_MODEL, Call, Load, Traffic, Ve
 from tests.integration.cluster import Cluster, Network, Service
 from tests.integration.conftest import HTTP, LIMIT_S, TORCH, until
 
-from gpufaas_store.testing import etcd_missing
+from gpufaas_adapters.etcd.testing import etcd_missing
 
 DRAIN_S = 60.0
 DISK_MB = 64

@@ -11,7 +11,7 @@ from tests.chaos.conftest import Chaos
 from tests.integration.cluster import Cluster, Network, Service, filled
 from tests.integration.conftest import all_ended, until
 
-from gpufaas_store.testing import etcd_missing
+from gpufaas_adapters.etcd.testing import etcd_missing
 
 pytestmark = [
     pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"),

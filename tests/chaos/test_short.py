@@ -9,7 +9,7 @@ from tests.chaos.test_faults import NEW_LEADER_S, another_leader, seconds_until
 from tests.integration.cluster import Cluster
 from tests.integration.conftest import until
 
-from gpufaas_store.testing import etcd_missing
+from gpufaas_adapters.etcd.testing import etcd_missing
 
 pytestmark = [
     pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"),

@@ -11,8 +11,9 @@ import httpx
 import pytest
 from tests.integration.conftest import free_port, until
 
+from gpufaas_adapters.object_store import object_store
 from gpufaas_cache_manager.artifacts import ArtifactStore
-from gpufaas_cache_manager.object_store import ObjectStore, object_store, publish
+from gpufaas_cache_manager.object_store import ObjectStore, publish
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed, UnknownArtifact
 from gpufaas_core.units import MiB
 

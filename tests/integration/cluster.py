@@ -23,8 +23,8 @@ import psutil
 from tests.integration.conftest import LIMIT_S, TORCH, FunctionBuilds, all_ended, private_bytes, until
 
 from gpufaas import Client
-from gpufaas_store.secrets import create_key_file
-from gpufaas_store.testing import EtcdProcess, free_port
+from gpufaas_adapters.etcd.secrets import create_key_file
+from gpufaas_adapters.etcd.testing import EtcdProcess, free_port
 
 MiB: Final = 1024 * 1024
 

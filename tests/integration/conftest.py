@@ -24,8 +24,8 @@ import psutil
 import pytest
 
 from gpufaas import Client
+from gpufaas_adapters.etcd.testing import free_port
 from gpufaas_cli.build import BuildRequest, Built, build
-from gpufaas_store.testing import free_port
 
 LIMIT_S = 30.0
 """Whatever is waited for comes within this, also on a busy machine; nothing waits so long on purpose."""

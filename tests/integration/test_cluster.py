@@ -27,10 +27,10 @@ from tests.integration.test_websockets import deploy as deploy_server
 from websockets.sync.client import connect as connect_sync
 
 from gpufaas import Refused
+from gpufaas_adapters.etcd.testing import etcd_missing
 from gpufaas_cli.build import BuildRequest, build
 from gpufaas_cli.target import Target
 from gpufaas_cluster import wire
-from gpufaas_store.testing import etcd_missing
 
 pytestmark = [
     pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"),

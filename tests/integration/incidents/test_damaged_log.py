@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import ECHO, HTTP, Platform, all_ended
 
-from gpufaas_gateway.store import SqliteStore
+from gpufaas_adapters.sqlite.functions import SqliteStore
 
 pytestmark = pytest.mark.long
 

@@ -17,7 +17,7 @@ import pytest
 from tests.integration.cluster import Cluster, Gateway
 from tests.integration.conftest import ECHO_MODEL, free_port, until
 
-from gpufaas_store.testing import etcd_missing
+from gpufaas_adapters.etcd.testing import etcd_missing
 
 pytestmark = [
     pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"),

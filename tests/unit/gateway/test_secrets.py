@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.unit.gateway.conftest import Gateway, is_platform_error
 
+from gpufaas_adapters.files.secrets import SecretFiles
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.model import FunctionId
-from gpufaas_gateway.secret_files import SecretFiles
 from gpufaas_gateway.spec import Namespace
 
 VALUE = "hunter2-\u00fc"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gpufaas_adapters.etcd.async_queue import EtcdAsyncQueue
+from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 from gpufaas_core.errors import StorageFailed
 from gpufaas_gateway.async_call import (
     AcceptedCall,
@@ -27,10 +29,8 @@ from gpufaas_gateway.async_call import (
     Retry,
     Waiting,
 )
-from gpufaas_gateway.async_queue import SqliteAsyncQueue
 from gpufaas_gateway.ports import AsyncQueue
 from gpufaas_gateway.testing import MemoryAsyncQueue
-from gpufaas_store.async_queue import EtcdAsyncQueue
 
 F, G = "f.openfaas-fn", "g.openfaas-fn"
 ANSWER = Answer(200, ((b"content-type", b"text/plain"),), b"fine", 0.25, 10)
@@ -384,7 +384,7 @@ def test_sqlite_has_what_it_acknowledged_after_a_kill(tmp_path: Path) -> None:
 import os, signal
 from pathlib import Path
 from gpufaas_gateway.async_call import AcceptedCall
-from gpufaas_gateway.async_queue import SqliteAsyncQueue
+from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 queue = SqliteAsyncQueue(Path({str(tmp_path)!r}))
 queue.write([AcceptedCall("1", {F!r}, "f", b"", b"", (), None, 100_000_000_000, b"x")], [])
 os.kill(os.getpid(), signal.SIGKILL)

@@ -18,13 +18,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import StorageFailed
-from gpufaas_core.model import Function, Profile
-from gpufaas_core.plausible import read_profile
-from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
-from gpufaas_store.blocking import Blocking
-from gpufaas_store.etcd import (
+from gpufaas_adapters.etcd.blocking import Blocking
+from gpufaas_adapters.etcd.client import (
     MAX_OPERATIONS,
     Deleted,
     DoDelete,
@@ -37,6 +32,11 @@ from gpufaas_store.etcd import (
     Put,
     unchanged,
 )
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.errors import StorageFailed
+from gpufaas_core.model import Function, Profile
+from gpufaas_core.plausible import read_profile
+from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 
 log = logging.getLogger(__name__)
 

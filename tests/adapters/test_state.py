@@ -8,6 +8,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from gpufaas_adapters.etcd.client import Etcd, EtcdSettings
+from gpufaas_adapters.etcd.election import campaign
+from gpufaas_adapters.etcd.state import EtcdState, read_state
+from gpufaas_adapters.etcd.testing import EtcdProcess
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_cache_manager.write_behind import WriteBehind
 from gpufaas_core import messages as m
@@ -15,10 +19,6 @@ from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, P
 from gpufaas_core.snapshot import DeviceDoc, EngineDoc
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
-from gpufaas_store.election import campaign
-from gpufaas_store.etcd import Etcd, EtcdSettings
-from gpufaas_store.state import EtcdState, read_state
-from gpufaas_store.testing import EtcdProcess
 
 DEVICE = Device(DeviceId("node-1/cuda:0"), "gpu", 100)
 F = FunctionId("f.openfaas-fn@1")

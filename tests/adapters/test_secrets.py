@@ -10,13 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas_core.errors import InvalidSpec
-from gpufaas_gateway.errors import NameTaken, UnknownName
-from gpufaas_gateway.ports import Secrets
-from gpufaas_gateway.secret_files import SecretFiles
-from gpufaas_gateway.testing import MemorySecrets
-from gpufaas_store.etcd import Etcd, EtcdSettings, Listed
-from gpufaas_store.secrets import (
+from gpufaas_adapters.etcd.client import Etcd, EtcdSettings, Listed
+from gpufaas_adapters.etcd.secrets import (
     KEY_CHECK,
     EtcdSecrets,
     SecretChange,
@@ -26,6 +21,10 @@ from gpufaas_store.secrets import (
     WrongKey,
     create_key_file,
 )
+from gpufaas_adapters.files.secrets import SecretFiles
+from gpufaas_core.errors import InvalidSpec, NameTaken, UnknownName
+from gpufaas_gateway.ports import Secrets
+from gpufaas_gateway.testing import MemorySecrets
 
 KEY = SecretsKey(b"k" * 32)
 

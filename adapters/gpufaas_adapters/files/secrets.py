@@ -20,9 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from gpufaas_core.errors import StorageFailed
+from gpufaas_core.errors import NameTaken, StorageFailed, UnknownName
 from gpufaas_core.model import FunctionId
-from gpufaas_gateway.errors import NameTaken, UnknownName
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpufaas_store.etcd import Etcd, EtcdSettings
-from gpufaas_store.testing import EtcdProcess, etcd_missing
+from gpufaas_adapters.etcd.client import Etcd, EtcdSettings
+from gpufaas_adapters.etcd.testing import EtcdProcess, etcd_missing
 
 
 def _require_etcd() -> None:

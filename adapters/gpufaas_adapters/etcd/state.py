@@ -11,10 +11,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from gpufaas_adapters.etcd.client import Compare, DoDelete, DoPut, Etcd, Item
 from gpufaas_core.messages import Restored
 from gpufaas_core.snapshot import DeviceDoc, EngineDoc, FunctionDoc
 from gpufaas_core.units import Seconds
-from gpufaas_store.etcd import Compare, DoDelete, DoPut, Etcd, Item
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ so one fsync. Bodies too large for a row are files beside it, written aside, syn
 names them is; a file that no row names is removed at the next start. That a call is claimed is kept in memory only.
 """
 
-import os
 import secrets
 import sqlite3
 import threading
@@ -17,6 +16,7 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
+from gpufaas_adapters.sqlite.wal import check_log
 from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.units import Seconds
 from gpufaas_gateway.async_call import (
@@ -35,7 +35,7 @@ from gpufaas_gateway.async_call import (
     Retry,
     Waiting,
 )
-from gpufaas_gateway.wal import check_log
+from gpufaas_gateway.spool_file import SpoolFile, remove_files
 
 _SCHEMA_VERSION: Final = 1
 # Large columns last: what stands before them is read without following their pages.
@@ -92,54 +92,6 @@ class _AnswerHead(msgspec.Struct, frozen=True, array_like=True):
 
 _decode_head: Final = msgspec.msgpack.Decoder(_Head).decode
 _decode_answer: Final = msgspec.msgpack.Decoder(_AnswerHead).decode
-
-
-class SpoolFile:
-    """
-    A body on its way to the disk. `keep` makes it the queue's; until then, and after `discard`, it is nobody's.
-
-    :raises StorageFailed: from each method: it cannot be written
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._part = path.with_name(path.name + ".part")
-        with self._translated():
-            self._file = self._part.open("xb")
-
-    def write(self, piece: bytes) -> None:
-        with self._translated():
-            self._file.write(piece)
-
-    def keep(self) -> Path:
-        """Put it under its name, on the disk. Blocks for two fsyncs."""
-        with self._translated():
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._part.rename(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        return self.path
-
-    def discard(self) -> None:
-        try:
-            self._file.close()  # which flushes, and may find the disk full
-        except OSError:
-            pass
-        remove_files([self._part, self.path])
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as exc:
-            raise StorageFailed(
-                f"the body could not be kept in {self.path.parent} ({exc.strerror}): make room there, or send less"
-            ) from exc
 
 
 class SqliteAsyncQueue:
@@ -460,14 +412,6 @@ def _translated(path: Path, what: str) -> Iterator[None]:
         full = code == sqlite3.SQLITE_FULL
         advice = "free space on its disk" if full else "check the data directory, that it is whole and writable"
         raise StorageFailed(f"cannot {what} {path}: {exc}: {advice}") from exc
-
-
-def remove_files(paths: Sequence[Path]) -> None:
-    for path in paths:
-        try:
-            path.unlink()
-        except OSError:  # gone already, or to be removed at the next start
-            pass
 
 
 def _head_of(call: AcceptedCall) -> bytes:

@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
+from gpufaas_adapters.sqlite.wal import check_log
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.model import Function, Profile
 from gpufaas_core.plausible import read_profile
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
-from gpufaas_gateway.wal import check_log
 
 log = logging.getLogger(__name__)
 

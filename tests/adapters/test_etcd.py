@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpufaas_core.errors import InvalidSpec, StorageFailed
-from gpufaas_store.etcd import (
+from gpufaas_adapters.etcd.client import (
     META,
     Change,
     Deleted,
@@ -36,7 +35,8 @@ from gpufaas_store.etcd import (
     present,
     unchanged,
 )
-from gpufaas_store.testing import EtcdProcess, etcd_cluster
+from gpufaas_adapters.etcd.testing import EtcdProcess, etcd_cluster
+from gpufaas_core.errors import InvalidSpec, StorageFailed
 
 MakeEtcd = Callable[..., EtcdProcess]
 

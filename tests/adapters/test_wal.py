@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from gpufaas_adapters.sqlite import functions as store_module
+from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
+from gpufaas_adapters.sqlite.functions import SqliteStore
+from gpufaas_adapters.sqlite.wal import damage
 from gpufaas_core.errors import StorageAway, StorageFailed
-from gpufaas_gateway import store as store_module
-from gpufaas_gateway.async_queue import SqliteAsyncQueue
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec
-from gpufaas_gateway.store import SqliteStore
-from gpufaas_gateway.wal import damage
 
 FRAME = 24 + 4096
 

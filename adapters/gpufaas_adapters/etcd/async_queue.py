@@ -32,6 +32,25 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpufaas_adapters.etcd.blocking import Blocking
+from gpufaas_adapters.etcd.client import (
+    Compare,
+    Deleted,
+    DoDelete,
+    DoDeletePrefix,
+    DoPut,
+    DoRange,
+    Etcd,
+    Item,
+    Lease,
+    Listed,
+    Operation,
+    Put,
+    absent,
+    present,
+    unchanged,
+)
+from gpufaas_adapters.etcd.election import TTL_S, Registration, register
 from gpufaas_core.errors import BodyTooLarge, StorageAway, StorageFailed
 from gpufaas_core.units import Bytes, KiB, MiB, Seconds, format_bytes
 from gpufaas_gateway.async_call import (
@@ -51,26 +70,7 @@ from gpufaas_gateway.async_call import (
     Retry,
     Waiting,
 )
-from gpufaas_gateway.async_queue import SpoolFile, remove_files
-from gpufaas_store.blocking import Blocking
-from gpufaas_store.election import TTL_S, Registration, register
-from gpufaas_store.etcd import (
-    Compare,
-    Deleted,
-    DoDelete,
-    DoDeletePrefix,
-    DoPut,
-    DoRange,
-    Etcd,
-    Item,
-    Lease,
-    Listed,
-    Operation,
-    Put,
-    absent,
-    present,
-    unchanged,
-)
+from gpufaas_gateway.spool_file import SpoolFile, remove_files
 
 log = logging.getLogger(__name__)
 

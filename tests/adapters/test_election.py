@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpufaas_store.election import LEADER, Leader, Leadership, NameInUse, campaign, register, watch_leader
-from gpufaas_store.etcd import DoPut, Etcd, EtcdSettings, EtcdUnreachable
-from gpufaas_store.testing import EtcdProcess
+from gpufaas_adapters.etcd.client import DoPut, Etcd, EtcdSettings, EtcdUnreachable
+from gpufaas_adapters.etcd.election import LEADER, Leader, Leadership, NameInUse, campaign, register, watch_leader
+from gpufaas_adapters.etcd.testing import EtcdProcess
 
 MakeEtcd = Callable[..., EtcdProcess]
 
 CANDIDATE = """
 import asyncio, sys
-from gpufaas_store.election import campaign
-from gpufaas_store.etcd import Etcd, EtcdSettings
+from gpufaas_adapters.etcd.election import campaign
+from gpufaas_adapters.etcd.client import Etcd, EtcdSettings
 
 async def main():
     endpoint, prefix, name = sys.argv[1:]

@@ -17,14 +17,8 @@ from typing import TypeAlias
 
 import pytest
 
-from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import StorageAway, StorageFailed
-from gpufaas_core.model import Function, Profile, SizesDoc, TimesDoc
-from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
-from gpufaas_gateway.store import SqliteStore
-from gpufaas_gateway.testing import MemoryStore
-from gpufaas_store.etcd import Etcd, EtcdSettings, Listed
-from gpufaas_store.functions import (
+from gpufaas_adapters.etcd.client import Etcd, EtcdSettings, Listed
+from gpufaas_adapters.etcd.functions import (
     EntryChange,
     EntryChanged,
     EntryRemoved,
@@ -32,7 +26,13 @@ from gpufaas_store.functions import (
     FunctionEntry,
     QuotaChanged,
 )
-from gpufaas_store.testing import EtcdProcess
+from gpufaas_adapters.etcd.testing import EtcdProcess
+from gpufaas_adapters.sqlite.functions import SqliteStore
+from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.errors import StorageAway, StorageFailed
+from gpufaas_core.model import Function, Profile, SizesDoc, TimesDoc
+from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
+from gpufaas_gateway.testing import MemoryStore
 
 Store: TypeAlias = MemoryStore | SqliteStore | EtcdFunctionStore
 FULL_SPEC = FunctionSpec(
@@ -242,7 +242,7 @@ def test_sqlite_has_what_it_acknowledged_after_a_kill(tmp_path: Path) -> None:
 import os, signal
 from pathlib import Path
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec
-from gpufaas_gateway.store import SqliteStore
+from gpufaas_adapters.sqlite.functions import SqliteStore
 store = SqliteStore(Path({str(tmp_path)!r}) / "functions.db")
 store.put(FunctionRecord("echo", "openfaas-fn", FunctionSpec("echo", "echo:1"), "r1", 1000.25))
 os.kill(os.getpid(), signal.SIGKILL)

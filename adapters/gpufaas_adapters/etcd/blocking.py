@@ -5,9 +5,9 @@ import concurrent.futures
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
+from gpufaas_adapters.etcd.client import Etcd
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.units import Seconds
-from gpufaas_store.etcd import Etcd
 
 _T = TypeVar("_T")
 

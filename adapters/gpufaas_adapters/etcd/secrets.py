@@ -20,10 +20,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gpufaas_core.errors import InvalidSpec, StorageFailed
-from gpufaas_gateway.errors import NameTaken, UnknownName
-from gpufaas_store.blocking import Blocking
-from gpufaas_store.etcd import Deleted, DoGet, DoPut, Etcd, EtcdRefused, Item, Listed, Put, absent, present
+from gpufaas_adapters.etcd.blocking import Blocking
+from gpufaas_adapters.etcd.client import Deleted, DoGet, DoPut, Etcd, EtcdRefused, Item, Listed, Put, absent, present
+from gpufaas_core.errors import InvalidSpec, NameTaken, StorageFailed, UnknownName
 
 log = logging.getLogger(__name__)
 

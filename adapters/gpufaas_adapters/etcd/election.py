@@ -15,9 +15,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gpufaas_core.errors import StorageFailed
-from gpufaas_core.units import Seconds
-from gpufaas_store.etcd import (
+from gpufaas_adapters.etcd.client import (
     Compare,
     Deleted,
     DoGet,
@@ -33,6 +31,8 @@ from gpufaas_store.etcd import (
     created_at,
     unchanged,
 )
+from gpufaas_core.errors import StorageFailed
+from gpufaas_core.units import Seconds
 
 log = logging.getLogger(__name__)
 

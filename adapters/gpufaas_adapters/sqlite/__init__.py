@@ -1,0 +1,1 @@
+"""What an embedded platform keeps in SQLite files."""

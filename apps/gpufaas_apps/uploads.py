@@ -1,0 +1,41 @@
+"""Uploads to a gateway of a cluster."""
+
+import asyncio
+import contextlib
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+
+from gpufaas_apps.weights import Weights
+from gpufaas_cache_manager.artifacts import ArtifactStore
+from gpufaas_gateway.ports import ArtifactWriter
+
+
+class GatewayArtifacts:
+    """Uploads to this gateway (`ports.Artifacts`): kept here, announced, and in the object store once whole."""
+
+    def __init__(self, artifacts: ArtifactStore, weights: Weights, loop: asyncio.AbstractEventLoop) -> None:
+        self._artifacts = artifacts
+        self._weights = weights
+        self._loop = loop
+
+    def has(self, digest: str) -> bool:
+        if self._artifacts.has(digest) and digest not in self._weights.unpublished:
+            return True
+        # Called from a thread, as all of this port: whoever else has it will do.
+        holders = asyncio.run_coroutine_threadsafe(self._weights.holders(digest), self._loop).result()
+        if holders:
+            return True
+        store = self._weights.store
+        return (
+            store is not None and asyncio.run_coroutine_threadsafe(store.head(digest), self._loop).result() is not None
+        )
+
+    def writer(self, digest: str) -> AbstractContextManager[ArtifactWriter]:
+        return self._writer(digest)
+
+    @contextlib.contextmanager
+    def _writer(self, digest: str) -> Generator[ArtifactWriter]:
+        with self._artifacts.writer(digest) as writer:
+            yield writer
+        # The block ends in a thread, as it begins in one.
+        asyncio.run_coroutine_threadsafe(self._weights.publish(digest), self._loop).result()
