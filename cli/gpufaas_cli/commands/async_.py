@@ -5,38 +5,34 @@ from collections.abc import Callable
 import click
 
 from gpufaas import Client, GpufaasError, Refused, UnknownCall
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 
 
-@click.group(
-    "async",
-    epilog="""
-\b
-Examples:
-  echo hi | gpufaas invoke hello --async
-  gpufaas async status CALL_ID
-  gpufaas async cancel CALL_ID
-  gpufaas async dead
-""",
-)
+@declare.group("async")
 def command() -> None:
-    """Asynchronous calls: what became of one, taking one back, and those that were given up."""
+    """
+    Asynchronous calls: what became of one, taking one back, and those that were given up.
+
+    Examples:
+      echo hi | gpufaas invoke hello --async
+      gpufaas async status CALL_ID
+      gpufaas async cancel CALL_ID
+      gpufaas async dead
+    """
 
 
-@command.command(
-    "status",
-    epilog="""
-\b
-Examples:
-  gpufaas async status dcbf8adb-ea70-4fb0-8782-d5aacf82da9a
-  gpufaas async status dcbf8adb-ea70-4fb0-8782-d5aacf82da9a --json
-""",
-)
+@command.command("status")
 @click.argument("call_id")
 @flags.as_json
 @flags.client
 def status(call_id: str, as_json: bool, client: Client) -> None:
-    """Show what became of a call, by the id that 'invoke --async' told."""
+    """
+    Show what became of a call, by the id that 'invoke --async' told.
+
+    Examples:
+      gpufaas async status dcbf8adb-ea70-4fb0-8782-d5aacf82da9a
+      gpufaas async status dcbf8adb-ea70-4fb0-8782-d5aacf82da9a --json
+    """
     try:
         found = client.call(call_id)
     except Refused as exc:
@@ -47,19 +43,17 @@ def status(call_id: str, as_json: bool, client: Client) -> None:
         output.aligned([(_heading(key), _text(value)) for key, value in found.items() if _is_short(value)])
 
 
-@command.command(
-    "dead",
-    epilog="""
-\b
-Examples:
-  gpufaas async dead
-  gpufaas async dead --json | jq -r '.[].callId'
-""",
-)
+@command.command("dead")
 @flags.as_json
 @flags.client
 def dead(as_json: bool, client: Client) -> None:
-    """List the calls that were given up after their last attempt."""
+    """
+    List the calls that were given up after their last attempt.
+
+    Examples:
+      gpufaas async dead
+      gpufaas async dead --json | jq -r '.[].callId'
+    """
     found = client.dead_calls()
     if as_json:
         output.show_json(found)
@@ -71,34 +65,30 @@ def dead(as_json: bool, client: Client) -> None:
         output.table([_heading(key).upper() for key in keys], rows)
 
 
-@command.command(
-    "retry",
-    epilog="""
-\b
-Examples:
-  gpufaas async retry dcbf8adb-ea70-4fb0-8782-d5aacf82da9a
-  gpufaas async dead --json | jq -r '.[].callId' | xargs gpufaas async retry
-""",
-)
+@command.command("retry")
 @click.argument("call_ids", nargs=-1, required=True, metavar="CALL_ID...")
 @flags.client
 def retry(call_ids: tuple[str, ...], client: Client) -> None:
-    """Queue dead calls again."""
+    """
+    Queue dead calls again.
+
+    Examples:
+      gpufaas async retry dcbf8adb-ea70-4fb0-8782-d5aacf82da9a
+      gpufaas async dead --json | jq -r '.[].callId' | xargs gpufaas async retry
+    """
     _each(call_ids, client.retry_call, "Queued again")
 
 
-@command.command(
-    "cancel",
-    epilog="""
-\b
-Examples:
-  gpufaas async cancel dcbf8adb-ea70-4fb0-8782-d5aacf82da9a
-""",
-)
+@command.command("cancel")
 @click.argument("call_ids", nargs=-1, required=True, metavar="CALL_ID...")
 @flags.client
 def cancel(call_ids: tuple[str, ...], client: Client) -> None:
-    """Take calls back: one that waits is never executed, one that runs is aborted."""
+    """
+    Take calls back: one that waits is never executed, one that runs is aborted.
+
+    Examples:
+      gpufaas async cancel dcbf8adb-ea70-4fb0-8782-d5aacf82da9a
+    """
     _each(call_ids, client.cancel_call, "Cancelled")
 
 

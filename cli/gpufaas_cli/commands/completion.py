@@ -2,22 +2,20 @@
 
 import click
 
-from gpufaas_cli import output
+from gpufaas_cli import declare, output
 
 
-@click.command(
-    "completion",
-    epilog="""
-\b
-Examples:
-  gpufaas completion --shell bash > ~/.local/share/bash-completion/completions/gpufaas
-  source <(gpufaas completion --shell zsh)
-  gpufaas completion --shell fish > ~/.config/fish/completions/gpufaas.fish
-""",
-)
+@declare.command("completion")
 @click.option("--shell", type=click.Choice(["bash", "zsh", "fish"]), required=True, help="The shell that you use.")
 def command(shell: str) -> None:
-    """Write a script to stdout that completes commands and options in your shell."""
+    """
+    Write a script to stdout that completes commands and options in your shell.
+
+    Examples:
+      gpufaas completion --shell bash > ~/.local/share/bash-completion/completions/gpufaas
+      source <(gpufaas completion --shell zsh)
+      gpufaas completion --shell fish > ~/.config/fish/completions/gpufaas.fish
+    """
     from click.shell_completion import get_completion_class
 
     from gpufaas_cli.main import cli

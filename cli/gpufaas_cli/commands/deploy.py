@@ -5,22 +5,12 @@ from typing import Any
 
 import click
 
-from gpufaas_cli import flags
+from gpufaas_cli import declare, flags
 from gpufaas_cli.publish import Building, Steps, publish, taken
 from gpufaas_cli.stack import FILE_NAMES, FUNCTION_NAME, Stack, StackFunction, choose_gateway
 
 
-@click.command(
-    "deploy",
-    epilog="""
-\b
-Examples:
-  gpufaas deploy
-  gpufaas deploy digits --annotation gpufaas.memory=512Mi
-  gpufaas deploy --label com.openfaas.scale.min=1
-  gpufaas deploy --image ghcr.io/openfaas/nodeinfo:latest --name nodeinfo
-""",
-)
+@declare.command("deploy")
 @flags.stack
 @click.option("--image", metavar="IMAGE", help="Deploy this image, without a stack file; with --name.")
 @click.option("--name", metavar="NAME", help="With --image: what the function is called.")
@@ -39,6 +29,12 @@ def command(
 
     Of functions that run as processes, what was not built yet or has changed since is built first: what runs is what
     you see. Container images are deployed as they were built and pushed.
+
+    Examples:
+      gpufaas deploy
+      gpufaas deploy digits --annotation gpufaas.memory=512Mi
+      gpufaas deploy --label com.openfaas.scale.min=1
+      gpufaas deploy --image ghcr.io/openfaas/nodeinfo:latest --name nodeinfo
     """
     extra, building = flags.extra_of(given), taken(Building, given)
     if image or name:

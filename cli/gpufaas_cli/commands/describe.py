@@ -6,28 +6,26 @@ from typing import Any
 import click
 
 from gpufaas import Client, Function, function_path
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_core.constraints import ENFORCED_BY
 from gpufaas_core.units import format_bytes
 
 
-@click.command(
-    "describe",
-    epilog="""
-\b
-Examples:
-  gpufaas describe digits
-  gpufaas describe digits -n dev -v
-  gpufaas describe digits --json
-""",
-)
+@declare.command("describe")
 @click.argument("name")
 @click.option("-v", "--verbose", is_flag=True, help="Show what is empty as well.")
 @flags.namespace
 @flags.as_json
 @flags.client
 def command(name: str, verbose: bool, namespace: str | None, as_json: bool, client: Client) -> None:
-    """Show all about one function: state, settings, where its model is resident, what it costs."""
+    """
+    Show all about one function: state, settings, where its model is resident, what it costs.
+
+    Examples:
+      gpufaas describe digits
+      gpufaas describe digits -n dev -v
+      gpufaas describe digits --json
+    """
     found: Mapping[str, Any] = client.function(name, namespace)
     count = _invocations(client.functions(found.get("namespace") or namespace), found.get("name", name))
     where = namespace or (name.partition(".")[2] or None)

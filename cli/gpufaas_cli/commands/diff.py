@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from gpufaas import DEFAULT_NAMESPACE
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_cli.publish import BUNDLE_ANNOTATION, Extra, deployment, image_of
 from gpufaas_cli.stack import StackFunction, choose_gateway
 
@@ -18,16 +18,7 @@ _ADDED: Final = frozenset({"faas_function", "uid", "app"})
 """Labels that gateways add to what was deployed."""
 
 
-@click.command(
-    "diff",
-    epilog="""
-\b
-Examples:
-  gpufaas diff
-  gpufaas diff digits --env all
-  gpufaas diff --json || gpufaas up
-""",
-)
+@declare.command("diff")
 @flags.stack
 @click.option(
     "--env", "compared", type=click.Choice(["local", "remote", "all"]), default="local", show_default=True,
@@ -48,6 +39,11 @@ def command(
     Compare the stack file with what is deployed. It ends with 1 when they differ.
 
     Code is not compared, but by the image's tag: 'gpufaas up' knows what has changed there.
+
+    Examples:
+      gpufaas diff
+      gpufaas diff digits --env all
+      gpufaas diff --json || gpufaas up
     """
     stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
     found: dict[str, list[tuple[str, str, str]]] = {}

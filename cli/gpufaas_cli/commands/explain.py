@@ -3,18 +3,10 @@
 import click
 
 from gpufaas import Client
-from gpufaas_cli import explanations, flags, output
+from gpufaas_cli import declare, explanations, flags, output
 
 
-@click.command(
-    "explain",
-    epilog="""
-\b
-Examples:
-  gpufaas explain dcbf8adb-ea70-4fb0-8782-d5aacf82da9a
-  gpufaas explain dcbf8adb-ea70-4fb0-8782-d5aacf82da9a --json
-""",
-)
+@declare.command("explain")
 @click.argument("call_id")
 @flags.as_json
 @flags.client
@@ -23,6 +15,10 @@ def command(call_id: str, as_json: bool, client: Client) -> None:
     Say why a call of a model function was started where and when it was, or why it still waits.
 
     CALL_ID is X-Call-Id of the answer, or what was sent under that name. The last calls are remembered.
+
+    Examples:
+      gpufaas explain dcbf8adb-ea70-4fb0-8782-d5aacf82da9a
+      gpufaas explain dcbf8adb-ea70-4fb0-8782-d5aacf82da9a --json
     """
     found = client.explain(call_id)
     if as_json:

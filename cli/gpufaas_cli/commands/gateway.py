@@ -6,20 +6,12 @@ from typing import Any
 import click
 
 from gpufaas_apps.options import GatewayOptions, default_data_dir
+from gpufaas_cli import declare
 from gpufaas_cli.cluster_flags import cluster_of, cluster_options, front_of, front_options, status_option
 from gpufaas_cli.extra import needing
 
 
-@click.command(
-    "gateway",
-    short_help="Start a gateway of a cluster.",
-    epilog="""
-\b
-Examples:
-  gpufaas gateway --id g1 --token-file token --etcd 10.0.0.2:2379 --host 0.0.0.0
-  gpufaas gateway --id g1 --token-file token --secrets-key secrets.key --object-store dir:/mnt/weights
-""",
-)
+@declare.command("gateway")
 @front_options
 @click.option(
     "--data", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
@@ -44,6 +36,10 @@ def command(data: Path | None, object_store: str, secrets_key: Path | None, adve
     Start a gateway of a cluster. Any number of them serve the same functions.
 
     Stops on Ctrl-C or SIGTERM, when the calls that it has are answered, within 10 s.
+
+    Examples:
+      gpufaas gateway --id g1 --token-file token --etcd 10.0.0.2:2379 --host 0.0.0.0
+      gpufaas gateway --id g1 --token-file token --secrets-key secrets.key --object-store dir:/mnt/weights
     """
     cluster = cluster_of(given)
     given["data"] = (data or default_data_dir() / f"gateway-{cluster.id}").expanduser().resolve()

@@ -8,22 +8,13 @@ import click
 import yaml
 
 from gpufaas import DEFAULT_NAMESPACE
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_cli.publish import deployment, image_of
 
 _API: Final = "openfaas.com/v1"
 
 
-@click.command(
-    "generate",
-    epilog="""
-\b
-Examples:
-  gpufaas generate > functions.yaml
-  gpufaas generate resize -n dev --tag sha
-  gpufaas generate --filter 'cnn-*'
-""",
-)
+@declare.command("generate")
 @flags.stack
 @click.option(
     "--tag", type=click.Choice(["latest", "sha", "branch", "describe", "digest"]), default="latest",
@@ -35,7 +26,14 @@ def command(
     names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
     tag: str, **given: Any,
 ) -> None:  # fmt: skip
-    """Write functions as YAML for kubectl: each as a Function of OpenFaaS's operator."""
+    """
+    Write functions as YAML for kubectl: each as a Function of OpenFaaS's operator.
+
+    Examples:
+      gpufaas generate > functions.yaml
+      gpufaas generate resize -n dev --tag sha
+      gpufaas generate --filter 'cnn-*'
+    """
     stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
     extra = flags.extra_of(given)
     for each in functions:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import click
 
 from gpufaas import BrokeOff, Client, Stream, Timing
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_core.units import Seconds
 
 _ACCEPTED = 202
@@ -48,19 +48,7 @@ def _query_pairs(_: click.Context, parameter: click.Parameter, given: tuple[str,
     return found
 
 
-@click.command(
-    "invoke",
-    epilog="""
-\b
-Examples:
-  echo -n hi | gpufaas invoke hello --timing
-  gpufaas invoke digits --content-type image/png < three.png
-  gpufaas invoke embed -d '{"text": "a sentence"}' --content-type application/json
-  gpufaas invoke hello/some/path -m GET --query a=1 -H "X-Foo: bar"
-  gpufaas invoke report --async -H "X-Callback-Url: http://gateway:8080/function/done" < year.csv
-  gpufaas invoke hook --sign X-Hub-Signature-256 --key "$SECRET" < event.json
-""",
-)
+@declare.command("invoke")
 @click.argument("name", metavar="NAME[/PATH]")
 @click.option("-d", "--data", metavar="TEXT", help="Body, instead of stdin.")
 @click.option("-m", "--method", type=click.Choice(_METHODS, case_sensitive=False), default="POST", show_default=True)
@@ -83,6 +71,14 @@ def command(
     Call a function and write its answer to stdout as it comes. The body is stdin, unless that is a terminal.
 
     An answer of status 300 or more is written too; then the status goes to stderr, and the exit code is 1.
+
+    Examples:
+      echo -n hi | gpufaas invoke hello --timing
+      gpufaas invoke digits --content-type image/png < three.png
+      gpufaas invoke embed -d '{"text": "a sentence"}' --content-type application/json
+      gpufaas invoke hello/some/path -m GET --query a=1 -H "X-Foo: bar"
+      gpufaas invoke report --async -H "X-Callback-Url: http://gateway:8080/function/done" < year.csv
+      gpufaas invoke hook --sign X-Hub-Signature-256 --key "$SECRET" < event.json
     """
     if (sign is None) != (key is None) or sign == "" or key == "":
         raise click.UsageError("--sign HEADER and --key KEY go together")

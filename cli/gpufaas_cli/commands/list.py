@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import click
 
 from gpufaas import Client, Function
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 
 _SORTS = {
     "name": lambda each: (each.get("name", ""),),
@@ -17,17 +17,7 @@ _REASON_CHARS = 160
 """All of it is in ``gpufaas describe``."""
 
 
-@click.command(
-    "list",
-    epilog="""
-\b
-Examples:
-  gpufaas list
-  gpufaas list -v --sort invocations
-  gpufaas ls -q | xargs -n1 gpufaas describe
-  gpufaas list --json
-""",
-)
+@declare.command("list")
 @click.option("-v", "--verbose", is_flag=True, help="Image and time of creation as well.")
 @click.option("-q", "--quiet", is_flag=True, help="Only names.")
 @click.option("--sort", type=click.Choice(list(_SORTS)), default="name", show_default=True)
@@ -37,7 +27,15 @@ Examples:
 def command(
     verbose: bool, quiet: bool, sort: str, namespace: str | None, as_json: bool, client: Client,
 ) -> None:  # fmt: skip
-    """List the functions that are deployed."""
+    """
+    List the functions that are deployed.
+
+    Examples:
+      gpufaas list
+      gpufaas list -v --sort invocations
+      gpufaas ls -q | xargs -n1 gpufaas describe
+      gpufaas list --json
+    """
     functions = sorted(client.functions(namespace), key=_SORTS[sort])
     if as_json:
         output.show_json(functions)

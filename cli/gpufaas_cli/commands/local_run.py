@@ -24,7 +24,7 @@ from typing import Any, Final
 import click
 
 from gpufaas import GatewayUnreachable, Refused
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_cli.publish import Building, Extra, Steps, image_of, needs_gateway, pairs, publish
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_core.docker_command import check_engine
@@ -36,17 +36,7 @@ _STOP_S: Final[Seconds] = 15.0
 _CONTAINER_PORT: Final = 8080
 
 
-@click.command(
-    "local-run",
-    epilog="""
-\b
-Examples:
-  gpufaas local-run hello
-  gpufaas local-run hello -p 0 -e LOG=debug
-  gpufaas local-run hello --watch
-  gpufaas local-run digits --device cpu:0=4GiB
-""",
-)
+@declare.command("local-run")
 @click.argument("name", required=False)
 @flags.yaml_file
 @click.option("--envsubst/--no-envsubst", default=True, help="Replace ${NAME} in the stack file from the environment.")
@@ -66,7 +56,15 @@ def command(
     name: str | None, yaml_file: Path | None, envsubst: bool, port: int, env: dict[str, str], devices: tuple[str, ...],
     watches: bool, prints: bool, builds: bool, network: str | None, build_args: dict[str, str],
 ) -> None:  # fmt: skip
-    """Run one function of the stack file on this machine until Ctrl-C. NAME may be left out where there is only one."""
+    """
+    Run one function of the stack file on this machine until Ctrl-C. NAME may be left out where there is only one.
+
+    Examples:
+      gpufaas local-run hello
+      gpufaas local-run hello -p 0 -e LOG=debug
+      gpufaas local-run hello --watch
+      gpufaas local-run digits --device cpu:0=4GiB
+    """
     stack, functions = flags.selected((name,) if name else (), yaml_file, None, None, envsubst)
     if len(functions) > 1:
         raise click.UsageError(f"say which of {', '.join(each.name for each in functions)} is to be run")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gpufaas import NotAuthorised
-from gpufaas_cli import config, flags, output
+from gpufaas_cli import config, declare, flags, output
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Seconds, parse_duration
 
@@ -19,16 +19,7 @@ def _seconds(_: click.Context, __: click.Parameter, text: str) -> Seconds:
         raise click.BadParameter(str(exc)) from exc
 
 
-@click.command(
-    "login",
-    epilog="""
-\b
-Examples:
-  cat password.txt | gpufaas login --password-stdin
-  cat password.txt | gpufaas login -u me -s -g https://gateway.example.com
-  gpufaas login                       asks for the password
-""",
-)
+@declare.command("login")
 @click.option("-u", "--username", default="admin", show_default=True, metavar="NAME")
 @click.option("-p", "--password", metavar="PASSWORD", help="Seen by all users of this machine: better is -s.")
 @click.option("-s", "--password-stdin", "from_stdin", is_flag=True, help="Read the password from stdin.")
@@ -44,6 +35,11 @@ def command(
     Log in to a gateway. User and password are tried, then kept in ~/.openfaas/config.yml, for faas-cli as well.
 
     OPENFAAS_CONFIG names another folder for it; in CI it is ./.openfaas.
+
+    Examples:
+      cat password.txt | gpufaas login --password-stdin
+      cat password.txt | gpufaas login -u me -s -g https://gateway.example.com
+      gpufaas login                       asks for the password
     """
     if password is not None and from_stdin:
         raise click.UsageError("--password and --password-stdin exclude each other")

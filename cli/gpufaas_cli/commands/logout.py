@@ -4,23 +4,21 @@ from pathlib import Path
 
 import click
 
-from gpufaas_cli import config, flags, output
+from gpufaas_cli import config, declare, flags, output
 from gpufaas_core.errors import GpufaasError
 
 
-@click.command(
-    "logout",
-    epilog="""
-\b
-Examples:
-  gpufaas logout
-  gpufaas logout -g https://gateway.example.com
-""",
-)
+@declare.command("logout")
 @click.option("-g", "--gateway", metavar="URL", help="Gateway; else the stack file's, else OPENFAAS_URL.")
 @flags.yaml_file
 def command(gateway: str | None, yaml_file: Path | None) -> None:
-    """Forget user and password of a gateway. It is not asked."""
+    """
+    Forget user and password of a gateway. It is not asked.
+
+    Examples:
+      gpufaas logout
+      gpufaas logout -g https://gateway.example.com
+    """
     url = flags.gateway_url(gateway, yaml_file)
     if not config.remove_login(url):
         raise GpufaasError(f"there is no login for {url} in {config.config_file()}")

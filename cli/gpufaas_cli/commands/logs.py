@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from gpufaas import Client, GatewayUnreachable
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import parse_duration
 
@@ -35,18 +35,7 @@ def _moment(_: click.Context, __: click.Parameter, text: str | None) -> datetime
     return moment if moment.tzinfo else moment.astimezone()
 
 
-@click.command(
-    "logs",
-    epilog="""
-\b
-Examples:
-  gpufaas logs digits
-  gpufaas logs digits --follow --since 5m
-  gpufaas logs digits --tail 20 --json
-  gpufaas logs digits --instance --time-format %H:%M:%S
-  gpufaas logs digits --call 0d9e7c54-5b0e-4d35-8c39-5f1d1a9f3c11
-""",
-)
+@declare.command("logs")
 @click.argument("name")
 @click.option("--since", callback=_ago, metavar="DURATION", help="Only what is younger, as in 30s, 5m or 1h30m.")
 @click.option("--since-time", callback=_moment, metavar="TIME", help="Only what is younger than this RFC 3339 time.")
@@ -70,7 +59,16 @@ def command(
     from_instance: str | None, call: str | None, show_name: bool, show_instance: bool, show_call: bool,
     show_stream: bool, time_format: str | None, form: str, as_json: bool, namespace: str | None, client: Client,
 ) -> None:  # fmt: skip
-    """Show what a function printed, and what went wrong when it was deployed or loaded."""
+    """
+    Show what a function printed, and what went wrong when it was deployed or loaded.
+
+    Examples:
+      gpufaas logs digits
+      gpufaas logs digits --follow --since 5m
+      gpufaas logs digits --tail 20 --json
+      gpufaas logs digits --instance --time-format %H:%M:%S
+      gpufaas logs digits --call 0d9e7c54-5b0e-4d35-8c39-5f1d1a9f3c11
+    """
     form = "json" if as_json else form
     shown = {"name": show_name, "instance": show_instance, "stream": show_stream, "callId": show_call}
     some = False

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 import click
 
 from gpufaas import Client, Quota
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_cli.publish import pairs
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import format_bytes, parse_bytes
@@ -20,18 +20,16 @@ _FIELDS: Final[Mapping[str, str]] = {
 """Of a quota: options, and what they are called on the wire."""
 
 
-@click.group(
-    "namespace",
-    epilog="""
-\b
-Examples:
-  gpufaas namespace create dev
-  gpufaas namespace list
-  gpufaas namespace quota dev --functions 10 --memory 8Gi
-""",
-)
+@declare.group("namespace")
 def command() -> None:
-    """Namespaces: groups of functions, openfaas-fn unless another one is named."""
+    """
+    Namespaces: groups of functions, openfaas-fn unless another one is named.
+
+    Examples:
+      gpufaas namespace create dev
+      gpufaas namespace list
+      gpufaas namespace quota dev --functions 10 --memory 8Gi
+    """
 
 
 def _described(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,57 +43,51 @@ def _described(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("name")(function)
 
 
-@command.command(
-    "create",
-    epilog="""
-\b
-Examples:
-  gpufaas namespace create dev
-  gpufaas namespace create dev -l team=a --annotation owner=me
-""",
-)
+@command.command("create")
 @_described
 def create(
     name: str, labels: dict[str, str], annotations: dict[str, str], gateway: str | None, yaml_file: Path | None
 ) -> None:
-    """Create a namespace."""
+    """
+    Create a namespace.
+
+    Examples:
+      gpufaas namespace create dev
+      gpufaas namespace create dev -l team=a --annotation owner=me
+    """
     with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
         client.put_namespace(name, labels, annotations)
     output.show(f"Namespace: {name} created")
 
 
-@command.command(
-    "update",
-    epilog="""
-\b
-Examples:
-  gpufaas namespace update dev -l team=b
-""",
-)
+@command.command("update")
 @_described
 def update(
     name: str, labels: dict[str, str], annotations: dict[str, str], gateway: str | None, yaml_file: Path | None
 ) -> None:
-    """Give a namespace other labels and annotations: these, and no others."""
+    """
+    Give a namespace other labels and annotations: these, and no others.
+
+    Examples:
+      gpufaas namespace update dev -l team=b
+    """
     with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
         client.put_namespace(name, labels, annotations, update=True)
     output.show(f"Namespace: {name} updated")
 
 
-@command.command(
-    "get",
-    epilog="""
-\b
-Examples:
-  gpufaas namespace get dev
-  gpufaas namespace get dev --json
-""",
-)
+@command.command("get")
 @click.argument("name")
 @flags.as_json
 @flags.client
 def get(name: str, as_json: bool, client: Client) -> None:
-    """Show a namespace with its labels and annotations."""
+    """
+    Show a namespace with its labels and annotations.
+
+    Examples:
+      gpufaas namespace get dev
+      gpufaas namespace get dev --json
+    """
     found: Mapping[str, Any] = client.namespace(name)
     if as_json:
         output.show_json(found)
@@ -107,35 +99,31 @@ def get(name: str, as_json: bool, client: Client) -> None:
             output.aligned(entries, indent=1)
 
 
-@command.command(
-    "remove",
-    epilog="""
-\b
-Examples:
-  gpufaas namespace remove dev
-""",
-)
+@command.command("remove")
 @click.argument("name")
 @flags.client
 def remove(name: str, client: Client) -> None:
-    """Remove a namespace."""
+    """
+    Remove a namespace.
+
+    Examples:
+      gpufaas namespace remove dev
+    """
     client.remove_namespace(name)
     output.show(f"Namespace: {name} removed")
 
 
-@command.command(
-    "list",
-    epilog="""
-\b
-Examples:
-  gpufaas namespace list
-  gpufaas namespaces --json
-""",
-)
+@command.command("list")
 @flags.as_json
 @flags.client
 def list_command(as_json: bool, client: Client) -> None:
-    """List the namespaces."""
+    """
+    List the namespaces.
+
+    Examples:
+      gpufaas namespace list
+      gpufaas namespaces --json
+    """
     found = client.namespaces()
     if as_json:
         output.show_json(found)
@@ -164,17 +152,7 @@ def _size(_: click.Context, param: click.Parameter, text: str | None) -> int | s
         raise click.BadParameter(f"{exc}; none is no limit", param=param) from None
 
 
-@command.command(
-    "quota",
-    epilog="""
-\b
-Examples:
-  gpufaas namespace quota dev
-  gpufaas namespace quota dev --functions 10 --memory 8Gi --in-flight 64 --waiting 200
-  gpufaas namespace quota dev --memory none
-  gpufaas namespace quota dev --clear
-""",
-)
+@command.command("quota")
 @click.argument("name")
 @click.option("--functions", "max_functions", callback=_number, metavar="N", help="Functions at most.")
 @click.option(
@@ -196,6 +174,12 @@ def quota(name: str, clear: bool, as_json: bool, client: Client, **limits: int |
     Show what a namespace may use and uses, or set it: limits that are not given stay, none takes one away.
 
     What is deployed or runs already stays when a limit is lowered.
+
+    Examples:
+      gpufaas namespace quota dev
+      gpufaas namespace quota dev --functions 10 --memory 8Gi --in-flight 64 --waiting 200
+      gpufaas namespace quota dev --memory none
+      gpufaas namespace quota dev --clear
     """
     given = {
         field: None if limits[each] == _NONE else limits[each]

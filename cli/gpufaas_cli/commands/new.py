@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpufaas_cli import output
+from gpufaas_cli import declare, output
 from gpufaas_cli.stack import DEFAULT_GATEWAY, FILE_NAMES, BadStack, find_stack, is_own
 from gpufaas_core.errors import InvalidSpec
 
@@ -27,17 +27,7 @@ def _plain(_: click.Context, __: click.Parameter, text: str | None) -> str | Non
     return text
 
 
-@click.command(
-    "new",
-    epilog="""
-\b
-Examples:
-  gpufaas new hello --lang python3-torch
-  gpufaas new resize --lang python3-http --append other.yaml
-  gpufaas new anything --lang dockerfile --prefix ghcr.io/me
-  gpufaas new --list
-""",
-)
+@declare.command("new")
 @click.argument("name", required=False)
 @click.option("--lang", metavar="TEMPLATE", help="Template to start from; see --list.")
 @click.option("--list", "list_them", is_flag=True, help="List the templates, and write nothing.")
@@ -68,6 +58,12 @@ def command(
     Write a function NAME that builds, runs and answers as it is, and add it to the stack file.
 
     What is in the stack file stays as it is, comments too.
+
+    Examples:
+      gpufaas new hello --lang python3-torch
+      gpufaas new resize --lang python3-http --append other.yaml
+      gpufaas new anything --lang dockerfile --prefix ghcr.io/me
+      gpufaas new --list
     """
     if list_them:
         from gpufaas_cli.commands.template import show_templates

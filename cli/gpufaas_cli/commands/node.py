@@ -10,7 +10,7 @@ import click
 
 from gpufaas import Client
 from gpufaas_apps.options import NodeOptions, default_data_dir
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_cli.cluster_flags import cluster_of, cluster_options, device_options, devices_of, status_option
 from gpufaas_cli.extra import needing
 from gpufaas_cli.target import environments
@@ -25,20 +25,8 @@ _SHOWN: Final = ("torch", "numpy")
 """Packages that functions ask for most; all of them are in ``/system/environments``."""
 
 
-@click.group(
-    "node",
-    invoke_without_command=True,
-    no_args_is_help=not os.environ.get("GPUFAAS_ID"),  # a node in a container is told all by its environment
-    short_help="Start a node of a cluster; list, describe and drain nodes.",
-    epilog="""
-\b
-Examples:
-  gpufaas node --id n1 --token-file token --etcd 10.0.0.2:2379 --advertise 10.0.0.6:7080
-  gpufaas node --id n1 --token-file token --device cuda:0 --device cuda:1=20GiB --label zone=a
-  gpufaas node list
-  gpufaas node drain n1
-""",
-)
+# The environment of a container may say all that a node needs: without options it starts, and shows no help.
+@declare.group("node", invoke_without_command=True, no_args_is_help=not os.environ.get("GPUFAAS_ID"))
 @click.option(
     "--listen", default="", metavar="HOST:PORT",
     help="Where gateways send calls to. [default: 127.0.0.1:7080, or 0.0.0.0:7080 with --advertise]",
@@ -72,6 +60,12 @@ def command(
     Start a node of a cluster: its devices, and the workers on them. Or, with a command, look after nodes.
 
     Stops on Ctrl-C or SIGTERM. 'gpufaas node drain' first lets it finish what it has.
+
+    Examples:
+      gpufaas node --id n1 --token-file token --etcd 10.0.0.2:2379 --advertise 10.0.0.6:7080
+      gpufaas node --id n1 --token-file token --device cuda:0 --device cuda:1=20GiB --label zone=a
+      gpufaas node list
+      gpufaas node drain n1
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -92,7 +86,13 @@ def command(
 @flags.as_json
 @flags.client
 def list_nodes(as_json: bool, client: Client) -> None:
-    """List the nodes that are there."""
+    """
+    List the nodes of the cluster.
+
+    Examples:
+      gpufaas node list
+      gpufaas node list --json
+    """
     nodes = client.nodes()
     if as_json:
         output.show_json(nodes)
@@ -114,7 +114,13 @@ def list_nodes(as_json: bool, client: Client) -> None:
 @flags.as_json
 @flags.client
 def describe(name: str, as_json: bool, client: Client) -> None:
-    """Show all about one node, and what is wrong with it."""
+    """
+    Show all about one node: its state, its devices, the packages that it provides.
+
+    Examples:
+      gpufaas node describe n1
+      gpufaas node describe n1 --json
+    """
     found = client.node(name)
     provided = [] if as_json else [each for each in environments(client) or () if name in each.nodes]
     if as_json:
@@ -145,15 +151,7 @@ def _described(provided: "Environment") -> str:
     return ", ".join((python, *versions, f"{len(provided.distributions)} packages"))
 
 
-@command.command(
-    "drain",
-    epilog="""
-\b
-Examples:
-  gpufaas node drain n1             wait until nothing runs there any more
-  gpufaas node drain n1 --undo      take it back
-""",
-)
+@command.command("drain")
 @click.argument("name")
 @click.option("--undo", is_flag=True, help="Let it take calls again.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until its calls have ended.")
@@ -163,7 +161,13 @@ Examples:
 )  # fmt: skip
 @flags.client
 def drain(name: str, undo: bool, no_wait: bool, timeout: float, client: Client) -> None:
-    """Let a node take no new calls, so that it can be stopped: what runs there ends, what waits goes elsewhere."""
+    """
+    Let a node take no new calls, so that it can be stopped: what runs there ends, what waits goes elsewhere.
+
+    Examples:
+      gpufaas node drain n1             wait until nothing runs there any more
+      gpufaas node drain n1 --undo      take it back
+    """
     client.drain_node(name, not undo)
     if undo:
         output.show(f"Node {name} takes calls again")

@@ -5,21 +5,12 @@ from typing import Any
 
 import click
 
-from gpufaas_cli import flags
+from gpufaas_cli import declare, flags
 from gpufaas_cli.publish import Building, Extra, Steps, needs_gateway, publish, taken
 from gpufaas_cli.stack import choose_gateway
 
 
-@click.command(
-    "publish",
-    epilog="""
-\b
-Examples:
-  gpufaas publish
-  gpufaas publish resize --platforms linux/amd64,linux/arm64 --extra-tag stable
-  gpufaas publish --remote-builder http://gateway:8080 --payload-secret payload.txt
-""",
-)
+@declare.command("publish")
 @flags.stack
 @click.option("--platforms", metavar="LIST", help="Of images; else the stack file's, else linux/amd64.")
 @click.option("--extra-tag", "extra_tags", multiple=True, metavar="TAG", help="Tag images with it too; repeatable.")
@@ -33,7 +24,14 @@ def command(
     names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
     reset_qemu: bool, gateway: str | None, as_json: bool, **given: Any,  # noqa: ARG001
 ) -> None:  # fmt: skip
-    """Build and push: bundles to the gateway; images to their registry, with docker's buildx or a remote builder."""
+    """
+    Build and push: bundles to the gateway; images to their registry, with docker's buildx or a remote builder.
+
+    Examples:
+      gpufaas publish
+      gpufaas publish resize --platforms linux/amd64,linux/arm64 --extra-tag stable
+      gpufaas publish --remote-builder http://gateway:8080 --payload-secret payload.txt
+    """
     stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
     given["remote"] = flags.remote_of(given)
     building, steps = taken(Building, given), Steps(push=True, buildx=True)

@@ -5,7 +5,7 @@ import time
 import click
 
 from gpufaas import Client, GatewayUnreachable, Refused
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.units import Seconds, parse_duration
 
@@ -17,16 +17,7 @@ def _seconds(_: click.Context, __: click.Parameter, text: str) -> Seconds:
         raise click.BadParameter(str(exc)) from exc
 
 
-@click.command(
-    "ready",
-    epilog="""
-\b
-Examples:
-  gpufaas ready
-  gpufaas ready digits --attempts 120 --interval 500ms
-  gpufaas serve & gpufaas ready && gpufaas up
-""",
-)
+@declare.command("ready")
 @click.argument("name", required=False)
 @click.option("--attempts", type=click.IntRange(1), default=60, show_default=True, help="How often to look.")
 @click.option("--interval", "interval_s", default="1s", callback=_seconds, metavar="DURATION", help="[default: 1s]")
@@ -35,7 +26,14 @@ Examples:
 def command(
     name: str | None, attempts: int, interval_s: Seconds, namespace: str | None, client: Client,
 ) -> None:  # fmt: skip
-    """Wait until the gateway is ready, or a function of it. It ends with 1 when that does not come about."""
+    """
+    Wait until the gateway is ready, or a function of it. It ends with 1 when that does not come about.
+
+    Examples:
+      gpufaas ready
+      gpufaas ready digits --attempts 120 --interval 500ms
+      gpufaas serve & gpufaas ready && gpufaas up
+    """
     what = f"Function {name}" if name else "Gateway"
     for attempt in range(attempts):
         output.show(f"[{attempt + 1}/{attempts}] Waiting for {f'function {name}' if name else 'gateway'}")

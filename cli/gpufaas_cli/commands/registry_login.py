@@ -9,23 +9,14 @@ from typing import Final
 
 import click
 
-from gpufaas_cli import output
+from gpufaas_cli import declare, output
 from gpufaas_core.errors import GpufaasError
 
 _FILE: Final = Path("credentials/config.json")
 _DOCKER_HUB: Final = "https://index.docker.io/v1/"
 
 
-@click.command(
-    "registry-login",
-    epilog="""
-\b
-Examples:
-  cat password.txt | gpufaas registry-login -u me --password-stdin
-  cat password.txt | gpufaas registry-login -u me -s --server registry.example.com:5000
-  DOCKER_CONFIG=./credentials gpufaas push
-""",
-)
+@declare.command("registry-login")
 @click.option("-u", "--username", metavar="NAME", help="Whom the registry knows.")
 @click.option("--password", metavar="PASSWORD", help="Seen by all users of this machine: better is -s.")
 @click.option("-s", "--password-stdin", "from_stdin", is_flag=True, help="Read the password from stdin.")
@@ -41,6 +32,11 @@ def command(
     Write user and password of a registry to ./credentials/config.json, as docker keeps them.
 
     They are not tried. Logins for other registries stay in the file.
+
+    Examples:
+      cat password.txt | gpufaas registry-login -u me --password-stdin
+      cat password.txt | gpufaas registry-login -u me -s --server registry.example.com:5000
+      DOCKER_CONFIG=./credentials gpufaas push
     """
     if ecr or account_id or region:
         raise click.UsageError(

@@ -5,20 +5,11 @@ from pathlib import Path
 import click
 
 from gpufaas import Refused
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_cli.stack import choose_gateway
 
 
-@click.command(
-    "remove",
-    epilog="""
-\b
-Examples:
-  gpufaas remove digits
-  gpufaas remove                      everything that stack.yaml names
-  gpufaas remove -f other.yaml --filter 'cnn-*'
-""",
-)
+@declare.command("remove")
 @flags.stack
 @flags.namespace
 @flags.gateway
@@ -26,7 +17,14 @@ def command(
     names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
     namespace: str | None, gateway: str | None,
 ) -> None:  # fmt: skip
-    """Remove functions from the gateway: the named ones, else the stack file's. One that is gone is no error."""
+    """
+    Remove functions from the gateway: the named ones, else the stack file's. One that is gone is no error.
+
+    Examples:
+      gpufaas remove digits
+      gpufaas remove                      everything that stack.yaml names
+      gpufaas remove -f other.yaml --filter 'cnn-*'
+    """
     if names and yaml_file is None and glob is None and regex is None:
         # By name it may be any function, not only one of the stack file that happens to be here.
         targets = [(name, namespace) for name in names]

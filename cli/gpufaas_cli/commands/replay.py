@@ -5,23 +5,13 @@ from pathlib import Path
 import click
 
 from gpufaas import GatewayUnreachable
-from gpufaas_cli import flags, output, simulations
+from gpufaas_cli import declare, flags, output, simulations
 
 _LATE_S = 0.05
 """From here on the load was another one than was asked for, and it is said."""
 
 
-@click.command(
-    "replay",
-    epilog="""
-\b
-Examples:
-  gpufaas replay --workload w.json -d '{"seed": 7}'
-  gpufaas replay --trace azure.csv --working-set 4 --rpm 120 --function resnet18 --function resnet50 \\
-      --function alexnet --function vgg11 -d '{"seed": 7}' --json
-  gpufaas replay --workload w.json --rate 0.5 --plots figures
-""",
-)
+@declare.command("replay")
 @simulations.workload
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn.")
 @click.option(
@@ -52,6 +42,12 @@ def command(
 
     The workload is what `simulate` takes; its devices and costs are not used. Calls are sent on time, whether or not
     earlier ones were answered, and their latency counts from when they were due.
+
+    Examples:
+      gpufaas replay --workload w.json -d '{"seed": 7}'
+      gpufaas replay --trace azure.csv --working-set 4 --rpm 120 --function resnet18 --function resnet50 \\
+          --function alexnet --function vgg11 -d '{"seed": 7}' --json
+      gpufaas replay --workload w.json --rate 0.5 --plots figures
     """
     with simulations.installed("replay"):
         import asyncio

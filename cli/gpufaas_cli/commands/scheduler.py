@@ -5,20 +5,12 @@ from typing import Any
 import click
 
 from gpufaas_apps.options import SchedulerOptions
+from gpufaas_cli import declare
 from gpufaas_cli.cluster_flags import cluster_of, cluster_options, policy_of, policy_options, status_option
 from gpufaas_cli.extra import needing
 
 
-@click.command(
-    "scheduler",
-    short_help="Start a scheduler of a cluster; of several one leads.",
-    epilog="""
-\b
-Examples:
-  gpufaas scheduler --id s1 --token-file token --etcd 10.0.0.2:2379 --advertise 10.0.0.5:7070
-  gpufaas scheduler --id s1 --token-file token --policy lalb-o3 --o3-limit 25
-""",
-)
+@declare.command("scheduler")
 @click.option(
     "--listen", default="", metavar="HOST:PORT",
     help="Where gateways and nodes connect. [default: 127.0.0.1:7070, or 0.0.0.0:7070 with --advertise]",
@@ -35,6 +27,10 @@ def command(listen: str, advertise: str, **given: Any) -> None:
     Start a scheduler of a cluster. It waits until no other leads, and then decides for all gateways and nodes.
 
     Stops on Ctrl-C or SIGTERM: another one takes over at once, or after a lease of 5 s if this one dies.
+
+    Examples:
+      gpufaas scheduler --id s1 --token-file token --etcd 10.0.0.2:2379 --advertise 10.0.0.5:7070
+      gpufaas scheduler --id s1 --token-file token --policy lalb-o3 --o3-limit 25
     """
     options = SchedulerOptions(cluster=cluster_of(given), policy=policy_of(given), listen=listen, advertise=advertise)
     with needing("scheduler", "cluster"):

@@ -13,7 +13,7 @@ from typing import Final
 
 import click
 
-from gpufaas_cli import output
+from gpufaas_cli import declare, output
 from gpufaas_core import sealing
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.remote_build import SECRETS
@@ -21,20 +21,18 @@ from gpufaas_core.remote_build import SECRETS
 _PATH: Final = click.Path(path_type=Path)
 
 
-@click.command(
-    "generate",
-    epilog="""
-\b
-Examples:
-  gpufaas secret generate
-  gpufaas secret generate -o payload.txt --length 64
-""",
-)
+@declare.command("generate")
 @click.option("--length", type=click.IntRange(1, 4096), default=32, show_default=True, metavar="BYTES")
 @click.option("-o", "--output", "file", type=_PATH, metavar="FILE", help="Write it there, for its owner only.")
 @click.option("--overwrite", is_flag=True, help="Even if the file is there.")
 def generate(length: int, file: Path | None, overwrite: bool) -> None:
-    """Make a random value, as base64: to sign builds with, or for anything else."""
+    """
+    Make a random value, as base64: to sign builds with, or for anything else.
+
+    Examples:
+      gpufaas secret generate
+      gpufaas secret generate -o payload.txt --length 64
+    """
     made = base64.b64encode(secrets.token_bytes(length)).decode()
     if file is None:
         output.show(made)
@@ -43,22 +41,20 @@ def generate(length: int, file: Path | None, overwrite: bool) -> None:
     output.show(f"Wrote {length}-byte secret to {file}")
 
 
-@click.command(
-    "keygen",
-    epilog="""
-\b
-Examples:
-  gpufaas secret keygen
-  gpufaas secret keygen -o ./keys/builder
-""",
-)
+@declare.command("keygen")
 @click.option(
     "-o", "--output", "file", type=_PATH, default=Path("key"), show_default=True, metavar="FILE",
     help="The private key; the public one is beside it, with .pub.",
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Even if there is one: what was sealed for it is lost.")
 def keygen(file: Path, overwrite: bool) -> None:
-    """Make a pair of keys to seal build secrets with (Curve25519)."""
+    """
+    Make a pair of keys to seal build secrets with (Curve25519).
+
+    Examples:
+      gpufaas secret keygen
+      gpufaas secret keygen -o ./keys/builder
+    """
     public = file.with_name(f"{file.name}.pub")
     keys = sealing.make_keys()
     _write(file, keys.private, 0o600, overwrite)
@@ -68,15 +64,7 @@ def keygen(file: Path, overwrite: bool) -> None:
     output.show(f"Key ID:            {sealing.key_id(keys.public)}")
 
 
-@click.command(
-    "seal",
-    epilog="""
-\b
-Examples:
-  gpufaas secret seal key.pub --from-file ca.crt=./ca.crt
-  gpufaas secret seal key.pub --from-literal pip_token=s3cr3t -o build/com.openfaas.secrets
-""",
-)
+@declare.command("seal")
 @click.argument("public_key", type=_PATH, metavar="PUBLIC-KEY-FILE")
 @click.option(
     "--from-literal", "literals", multiple=True, metavar="NAME=VALUE", help="It stays in your shell's history."
@@ -85,7 +73,13 @@ Examples:
 @click.option("--key-id", metavar="ID", help="What the file says of the key; else the beginning of the key.")
 @click.option("-o", "--output", "file", type=_PATH, default=Path(SECRETS), show_default=True, metavar="FILE")
 def seal(public_key: Path, literals: tuple[str, ...], files: tuple[str, ...], key_id: str | None, file: Path) -> None:
-    """Seal values for the owner of a key, in a file that may be committed."""
+    """
+    Seal values for the owner of a key, in a file that may be committed.
+
+    Examples:
+      gpufaas secret seal key.pub --from-file ca.crt=./ca.crt
+      gpufaas secret seal key.pub --from-literal pip_token=s3cr3t -o build/com.openfaas.secrets
+    """
     if not literals and not files:
         raise click.UsageError("there is nothing to seal: give --from-literal NAME=VALUE or --from-file NAME=FILE")
     values = {
@@ -98,20 +92,18 @@ def seal(public_key: Path, literals: tuple[str, ...], files: tuple[str, ...], ke
     output.show(f"Sealed {len(values)} secret(s) to {file}")
 
 
-@click.command(
-    "unseal",
-    epilog="""
-\b
-Examples:
-  gpufaas secret unseal key
-  gpufaas secret unseal key --key pip_token --in build/com.openfaas.secrets
-""",
-)
+@declare.command("unseal")
 @click.argument("private_key", type=_PATH, metavar="PRIVATE-KEY-FILE")
 @click.option("--in", "file", type=_PATH, default=Path(SECRETS), show_default=True, metavar="FILE")
 @click.option("--key", "name", metavar="NAME", help="Only the value of this one, as it is.")
 def unseal(private_key: Path, file: Path, name: str | None) -> None:
-    """Show what is in a sealed file, as NAME=VALUE."""
+    """
+    Show what is in a sealed file, as NAME=VALUE.
+
+    Examples:
+      gpufaas secret unseal key
+      gpufaas secret unseal key --key pip_token --in build/com.openfaas.secrets
+    """
     text = _read(file).decode(errors="replace")
     try:
         values = sealing.unseal(_key(private_key), text)

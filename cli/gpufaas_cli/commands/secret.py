@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import click
 
 from gpufaas import Client, Refused
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_cli.commands.sealed import LOCAL
 from gpufaas_core.errors import GpufaasError
 
@@ -24,19 +24,17 @@ _CONFLICT: Final = 409
 _Value: TypeAlias = tuple[str | bytes, bytes | None]
 
 
-@click.group(
-    "secret",
-    epilog="""
-\b
-Examples:
-  gpufaas secret create api-key --from-file ./key.txt
-  gpufaas secret list
-  gpufaas secret apply                       every file of ./.secrets
-  gpufaas secret generate -o payload.txt     a random one, on this machine
-""",
-)
+@declare.group("secret")
 def command() -> None:
-    """Secrets: files that only functions can read, as /var/openfaas/secrets/NAME. Keys and sealed files for builds."""
+    """
+    Secrets: files that only functions can read, as /var/openfaas/secrets/NAME. Keys and sealed files for builds.
+
+    Examples:
+      gpufaas secret create api-key --from-file ./key.txt
+      gpufaas secret list
+      gpufaas secret apply                       every file of ./.secrets
+      gpufaas secret generate -o payload.txt     a random one, on this machine
+    """
 
 
 for _local in LOCAL:
@@ -65,16 +63,7 @@ def _valued(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("name", callback=_name)(function)
 
 
-@command.command(
-    "create",
-    epilog="""
-\b
-Examples:
-  gpufaas secret create api-key --from-file ./key.txt
-  gpufaas secret create api-key --from-literal s3cr3t -n dev
-  openssl rand -hex 32 | gpufaas secret create api-key --replace
-""",
-)
+@command.command("create")
 @_valued
 @click.option("--replace", is_flag=True, help="Update it when it is there.")
 @flags.namespace
@@ -83,7 +72,14 @@ def create(
     name: str, from_literal: str | None, from_file: Path | None, trim: bool, replace: bool, namespace: str | None,
     client: Client,
 ) -> None:  # fmt: skip
-    """Create a secret; its value is read from stdin unless an option says otherwise."""
+    """
+    Create a secret; its value is read from stdin unless an option says otherwise.
+
+    Examples:
+      gpufaas secret create api-key --from-file ./key.txt
+      gpufaas secret create api-key --from-literal s3cr3t -n dev
+      openssl rand -hex 32 | gpufaas secret create api-key --replace
+    """
     value = _value(name, from_literal, from_file, trim)
     output.show(f"Creating secret: {name}.{namespace or ''}")
     try:
@@ -99,15 +95,7 @@ def create(
         _put(client, name, namespace, value, update=True)
 
 
-@command.command(
-    "update",
-    epilog="""
-\b
-Examples:
-  gpufaas secret update api-key --from-file ./key.txt
-  openssl rand -hex 32 | gpufaas secret update api-key
-""",
-)
+@command.command("update")
 @_valued
 @flags.namespace
 @flags.client
@@ -115,21 +103,19 @@ def update(
     name: str, from_literal: str | None, from_file: Path | None, trim: bool, namespace: str | None,
     client: Client,
 ) -> None:  # fmt: skip
-    """Give a secret another value; its value is read from stdin unless an option says otherwise."""
+    """
+    Give a secret another value; its value is read from stdin unless an option says otherwise.
+
+    Examples:
+      gpufaas secret update api-key --from-file ./key.txt
+      openssl rand -hex 32 | gpufaas secret update api-key
+    """
     value = _value(name, from_literal, from_file, trim)
     output.show(f"Updating secret: {name}")
     _put(client, name, namespace, value, update=True)
 
 
-@command.command(
-    "apply",
-    epilog="""
-\b
-Examples:
-  gpufaas secret apply
-  gpufaas secret apply -n dev --folder ./secrets-of-dev
-""",
-)
+@command.command("apply")
 @click.option(
     "--folder", type=click.Path(path_type=Path), default=Path(".secrets"), show_default=True, metavar="DIR",
     help="Its files are the secrets, by name; hidden ones are left out.",
@@ -138,7 +124,13 @@ Examples:
 @flags.namespace
 @flags.client
 def apply(folder: Path, trim: bool, namespace: str | None, client: Client) -> None:
-    """Create or update a secret of every file in ./.secrets. What is not there is not removed."""
+    """
+    Create or update a secret of every file in ./.secrets. What is not there is not removed.
+
+    Examples:
+      gpufaas secret apply
+      gpufaas secret apply -n dev --folder ./secrets-of-dev
+    """
     try:
         files = sorted(each for each in folder.iterdir() if not each.name.startswith(".") and each.is_file())
     except OSError as exc:
@@ -163,38 +155,34 @@ def apply(folder: Path, trim: bool, namespace: str | None, client: Client) -> No
         raise GpufaasError(f"{len(failed)} of {len(files)} secrets not applied: {', '.join(failed)}")
 
 
-@command.command(
-    "remove",
-    epilog="""
-\b
-Examples:
-  gpufaas secret remove api-key
-  gpufaas secret remove api-key -n dev
-""",
-)
+@command.command("remove")
 @click.argument("name", callback=_name)
 @flags.namespace
 @flags.client
 def remove(name: str, namespace: str | None, client: Client) -> None:
-    """Remove a secret."""
+    """
+    Remove a secret.
+
+    Examples:
+      gpufaas secret remove api-key
+      gpufaas secret remove api-key -n dev
+    """
     client.remove_secret(name, namespace)
     output.show("Removed.. OK.")
 
 
-@command.command(
-    "list",
-    epilog="""
-\b
-Examples:
-  gpufaas secret list
-  gpufaas secret list -n dev --json
-""",
-)
+@command.command("list")
 @flags.namespace
 @flags.as_json
 @flags.client
 def list_command(namespace: str | None, as_json: bool, client: Client) -> None:
-    """List the names of secrets. Their values are never told."""
+    """
+    List the names of secrets. Their values are never told.
+
+    Examples:
+      gpufaas secret list
+      gpufaas secret list -n dev --json
+    """
     found = sorted(client.secrets(namespace), key=lambda each: str(each.get("name")))
     if as_json:
         output.show_json(found)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from gpufaas_cli import explanations, flags, output, simulations
+from gpufaas_cli import declare, explanations, flags, output, simulations
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_scheduler.policies import DEFAULT_POLICY, POLICIES
 
@@ -21,17 +21,7 @@ _STEPS = 1000
 """Of the progress bar, for each run."""
 
 
-@click.command(
-    "simulate",
-    epilog="""
-\b
-Examples:
-  gpufaas simulate
-  gpufaas simulate --policy lb --policy lalb --policy lalb-o3 --working-set 15 --working-set 35 --seeds 5
-  gpufaas simulate --trace azure.csv --minutes 6 --working-set 35 --rpm 325 --plots figures
-  gpufaas simulate --workload w.json --policy lalb-o3 --decisions d.jsonl --json
-""",
-)
+@declare.command("simulate")
 @simulations.workload
 @simulations.engine
 @click.option(
@@ -88,6 +78,12 @@ def command(
 
     The workload is a file (--workload), a trace (--trace), or is drawn (--shape). The same engine and policies decide
     as in the service; times and sizes come from profiles.
+
+    Examples:
+      gpufaas simulate
+      gpufaas simulate --policy lb --policy lalb --policy lalb-o3 --working-set 15 --working-set 35 --seeds 5
+      gpufaas simulate --trace azure.csv --minutes 6 --working-set 35 --rpm 325 --plots figures
+      gpufaas simulate --workload w.json --policy lalb-o3 --decisions d.jsonl --json
     """
     with simulations.installed("simulate"):
         from gpufaas_simulator.run import engine_header

@@ -6,22 +6,20 @@ from typing import Any
 
 import click
 
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_cli.publish import Building, Steps, publish
 from gpufaas_cli.stack import FILE_NAMES, FUNCTION_NAME, Stack, StackFunction
 
 
-@click.group(
-    "store",
-    epilog="""
-\b
-Examples:
-  gpufaas store list
-  gpufaas store deploy nodeinfo
-""",
-)
+@declare.group("store")
 def command() -> None:
-    """Functions of others, to be deployed by name."""
+    """
+    Functions of others, to be deployed by name.
+
+    Examples:
+      gpufaas store list
+      gpufaas store deploy nodeinfo
+    """
 
 
 def _url(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,22 +34,20 @@ def _platform(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-@command.command(
-    "list",
-    epilog="""
-\b
-Examples:
-  gpufaas store list
-  gpufaas store list --platform arm64 -v
-  gpufaas store list -u ./functions.json --json
-""",
-)
+@command.command("list")
 @click.option("-v", "--verbose", is_flag=True, help="Descriptions in full, and images.")
 @_platform
 @flags.as_json
 @_url
 def list_command(verbose: bool, platform: str | None, as_json: bool, url: str | None) -> None:
-    """List the functions of a store that have an image for the platform."""
+    """
+    List the functions of a store that have an image for the platform.
+
+    Examples:
+      gpufaas store list
+      gpufaas store list --platform arm64 -v
+      gpufaas store list -u ./functions.json --json
+    """
     from gpufaas_cli import stores
 
     wanted = platform or stores.this_platform()
@@ -69,21 +65,19 @@ def list_command(verbose: bool, platform: str | None, as_json: bool, url: str | 
     output.show()
 
 
-@click.command(
-    "describe",
-    epilog="""
-\b
-Examples:
-  gpufaas store describe nodeinfo
-  gpufaas store inspect nodeinfo --json
-""",
-)
+@declare.command("describe")
 @click.argument("name")
 @_platform
 @flags.as_json
 @_url
 def describe(name: str, platform: str | None, as_json: bool, url: str | None) -> None:
-    """Show all about one function of a store, by its name or title."""
+    """
+    Show all about one function of a store, by its name or title.
+
+    Examples:
+      gpufaas store describe nodeinfo
+      gpufaas store inspect nodeinfo --json
+    """
     from gpufaas_cli import stores
 
     found = stores.find_function(name, stores.functions(url))
@@ -116,16 +110,7 @@ command.add_command(describe)
 command.add_command(describe, "inspect")
 
 
-@command.command(
-    "deploy",
-    epilog="""
-\b
-Examples:
-  gpufaas store deploy nodeinfo
-  gpufaas store deploy figlet --name banner -l team=a
-  gpufaas store deploy nodeinfo --platform arm64 -n dev
-""",
-)
+@command.command("deploy")
 @click.argument("name")
 @click.option("--name", "called", metavar="NAME", help="What the function is called here. [default: as in the store]")
 @_platform
@@ -139,7 +124,14 @@ def deploy(
     name: str, called: str | None, platform: str | None, url: str | None, gateway: str | None, yaml_file: Path | None,
     as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Deploy a function of a store, by its name or title."""
+    """
+    Deploy a function of a store, by its name or title.
+
+    Examples:
+      gpufaas store deploy nodeinfo
+      gpufaas store deploy figlet --name banner -l team=a
+      gpufaas store deploy nodeinfo --platform arm64 -n dev
+    """
     from gpufaas_cli import stores
 
     found = stores.find_function(name, stores.functions(url))

@@ -6,39 +6,34 @@ from typing import Any, Final
 
 import click
 
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_core.errors import GpufaasError
 
 _HERE: Final = Path("template")
 
 
-@click.group(
-    "template",
-    short_help="List, pull and find the templates that functions are made from.",
-    epilog="""
-\b
-Examples:
-  gpufaas template list
-  gpufaas template pull https://github.com/openfaas/python-flask-template
-  gpufaas template store pull golang-middleware
-""",
-)
+@declare.group("template")
 def command() -> None:
-    """The templates that functions are made from: the packaged ones, and your own in template/."""
+    """
+    The templates that functions are made from: the packaged ones, and your own in template/.
+
+    Examples:
+      gpufaas template list
+      gpufaas template pull https://github.com/openfaas/python-flask-template
+      gpufaas template store pull golang-middleware
+    """
 
 
-@command.command(
-    "list",
-    epilog="""
-\b
-Examples:
-  gpufaas template list
-  gpufaas template list --json
-""",
-)
+@command.command("list")
 @flags.as_json
 def list_command(as_json: bool) -> None:
-    """List the templates that functions can be made from."""
+    """
+    List the templates that functions can be made from.
+
+    Examples:
+      gpufaas template list
+      gpufaas template list --json
+    """
     show_templates(as_json)
 
 
@@ -48,17 +43,7 @@ def _pulling(function: Callable[..., Any]) -> Callable[..., Any]:
     )(click.option("--debug", is_flag=True, hidden=True)(function))
 
 
-@command.command(
-    "pull",
-    epilog="""
-\b
-Examples:
-  gpufaas template pull
-  gpufaas template pull https://github.com/openfaas/python-flask-template#1.0
-  gpufaas template pull ../my-templates
-  gpufaas template pull stack                all that stack.yaml names
-""",
-)
+@command.command("pull")
 @click.argument("source", required=False, metavar="[URL[#REF]|stack]")
 @_pulling
 @flags.yaml_file
@@ -67,6 +52,12 @@ def pull(source: str | None, overwrite: bool, debug: bool, yaml_file: Path | Non
     Copy the templates of a git repository into template/. REF is a branch, a tag or sha-COMMIT.
 
     Without a URL it is that of OPENFAAS_TEMPLATE_URL, else OpenFaaS's own. A path on this disk is a URL as well.
+
+    Examples:
+      gpufaas template pull
+      gpufaas template pull https://github.com/openfaas/python-flask-template#1.0
+      gpufaas template pull ../my-templates
+      gpufaas template pull stack                all that stack.yaml names
     """
     from gpufaas_cli import repository, templating
     from gpufaas_cli.stack import read_stack
@@ -93,32 +84,21 @@ def _pull(source: str, into: Path, overwrite: bool, only: str | None = None) -> 
     output.show(f"Wrote {len(pulled.written)} template(s) : [{' '.join(pulled.written)}] from {source}")
 
 
-@command.group(
-    "store",
-    epilog="""
-\b
-Examples:
-  gpufaas template store list
-  gpufaas template store pull golang-middleware
-""",
-)
+@command.group("store")
 def store() -> None:
-    """Templates of others: find and pull them by name."""
+    """
+    Templates of others: find and pull them by name.
+
+    Examples:
+      gpufaas template store list
+      gpufaas template store pull golang-middleware
+    """
 
 
 _url = click.option("-u", "--url", metavar="URL|FILE", help="Store; else OPENFAAS_TEMPLATE_STORE_URL, else OpenFaaS's.")
 
 
-@store.command(
-    "list",
-    epilog="""
-\b
-Examples:
-  gpufaas template store list
-  gpufaas template store list --recommended -v
-  gpufaas template store list -u ./templates.json
-""",
-)
+@store.command("list")
 @click.option("-r", "--recommended", is_flag=True, help="Only recommended ones.")
 @click.option("-o", "--official", is_flag=True, help="Only official ones.")
 @click.option("-p", "--platform", metavar="NAME", help="Only those for this platform.")
@@ -128,7 +108,14 @@ Examples:
 def store_list(
     recommended: bool, official: bool, platform: str | None, verbose: bool, as_json: bool, url: str | None
 ) -> None:
-    """List the templates of a store."""
+    """
+    List the templates of a store.
+
+    Examples:
+      gpufaas template store list
+      gpufaas template store list --recommended -v
+      gpufaas template store list -u ./templates.json
+    """
     from gpufaas_cli import stores
 
     found = [
@@ -151,19 +138,17 @@ def store_list(
     output.table(headings, rows)
 
 
-@store.command(
-    "describe",
-    epilog="""
-\b
-Examples:
-  gpufaas template store describe golang-middleware
-""",
-)
+@store.command("describe")
 @click.argument("name")
 @flags.as_json
 @_url
 def describe(name: str, as_json: bool, url: str | None) -> None:
-    """Show all about one template of a store; SOURCE/NAME where several have its name."""
+    """
+    Show all about one template of a store; SOURCE/NAME where several have its name.
+
+    Examples:
+      gpufaas template store describe golang-middleware
+    """
     from gpufaas_cli import stores
 
     found = stores.find_template(name, stores.templates(url))
@@ -184,20 +169,18 @@ def describe(name: str, as_json: bool, url: str | None) -> None:
     )
 
 
-@store.command(
-    "pull",
-    epilog="""
-\b
-Examples:
-  gpufaas template store pull golang-middleware
-  gpufaas template store pull openfaas/python3-http@1.0
-""",
-)
+@store.command("pull")
 @click.argument("name", metavar="[SOURCE/]NAME[@REF]")
 @_pulling
 @_url
 def store_pull(name: str, overwrite: bool, debug: bool, url: str | None) -> None:  # noqa: ARG001
-    """Copy the repository of a template of the store into template/."""
+    """
+    Copy the repository of a template of the store into template/.
+
+    Examples:
+      gpufaas template store pull golang-middleware
+      gpufaas template store pull openfaas/python3-http@1.0
+    """
     from gpufaas_cli import stores
 
     found = stores.find_template(name, stores.templates(url))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpufaas import Client, GatewayUnreachable
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_core.constraints import PLATFORM_LABELS
 from gpufaas_core.units import format_bytes
 
@@ -22,16 +22,7 @@ _PIPE_WIDTH = 200  # nothing is cut off for what reads a pipe
 _FULL = 0.9  # of a device: from here on the bar is yellow, since the next model will push one out
 
 
-@click.command(
-    "top",
-    epilog="""
-\b
-Examples:
-  gpufaas top
-  gpufaas top --once
-  gpufaas top --json | jq '.devices[].resident[].name'
-""",
-)
+@declare.command("top")
 @click.option("--once", is_flag=True, help="Show it once, and end.")
 @click.option(
     "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, metavar="SECONDS", help="Between looks."
@@ -39,7 +30,14 @@ Examples:
 @flags.as_json
 @flags.client
 def command(once: bool, interval: float, as_json: bool, client: Client) -> None:
-    """Watch the devices: memory, what is resident, hits, misses, evictions and queues. Ctrl-C ends it."""
+    """
+    Watch the devices: memory, what is resident, hits, misses, evictions and queues. Ctrl-C ends it.
+
+    Examples:
+      gpufaas top
+      gpufaas top --once
+      gpufaas top --json | jq '.devices[].resident[].name'
+    """
     if as_json:
         output.show_json(client.status())
         return

@@ -7,25 +7,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_cli.publish import Building, Steps, needs_gateway, publish, taken
 from gpufaas_cli.stack import Stack, StackFunction, choose_gateway
 from gpufaas_core.errors import GpufaasError
 
 
-@click.command(
-    "up",
-    epilog="""
-\b
-Examples:
-  gpufaas up
-  gpufaas up digits -g http://gateway:8080
-  gpufaas up --filter 'cnn-*' -e LOG=debug
-  gpufaas up --watch
-  gpufaas up --publish --remote-builder http://gateway:8080 --payload-secret payload.txt
-  gpufaas up -f other.yaml --json
-""",
-)
+@declare.command("up")
 @flags.stack
 @click.option("--skip-push", is_flag=True, help="Leave images in the engine that built them.")
 @click.option("--skip-deploy", is_flag=True, help="Build and push only.")
@@ -42,7 +30,17 @@ def command(
     names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
     skip_push: bool, skip_deploy: bool, buildx: bool, watches: bool, gateway: str | None, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Build, upload and deploy the functions of the stack file. What the gateway has already is not sent again."""
+    """
+    Build, upload and deploy the functions of the stack file. What the gateway has already is not sent again.
+
+    Examples:
+      gpufaas up
+      gpufaas up digits -g http://gateway:8080
+      gpufaas up --filter 'cnn-*' -e LOG=debug
+      gpufaas up --watch
+      gpufaas up --publish --remote-builder http://gateway:8080 --payload-secret payload.txt
+      gpufaas up -f other.yaml --json
+    """
     ctx = click.get_current_context()
     if not buildx:
         if ctx.get_parameter_source("remote_builder") is ParameterSource.COMMANDLINE:

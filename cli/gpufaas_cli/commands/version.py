@@ -6,26 +6,24 @@ from pathlib import Path
 import click
 
 from gpufaas import GatewayUnreachable, NotAuthorised
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, flags, output
 from gpufaas_core.revision import git_revision
 
 
-@click.command(
-    "version",
-    epilog="""
-\b
-Examples:
-  gpufaas version
-  gpufaas version --short-version
-  gpufaas version --json -g http://gateway:8080
-""",
-)
+@declare.command("version")
 @click.option("--short-version", "short", is_flag=True, help="Only this CLI's version.")
 @flags.as_json
 @flags.gateway
 @flags.yaml_file
 def command(short: bool, as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:
-    """Show the version of this CLI and of the gateway. A gateway that does not answer is no error here."""
+    """
+    Show the version of this CLI and of the gateway. A gateway that does not answer is no error here.
+
+    Examples:
+      gpufaas version
+      gpufaas version --short-version
+      gpufaas version --json -g http://gateway:8080
+    """
     ours = version("gpufaas")
     if short:
         output.show(ours)

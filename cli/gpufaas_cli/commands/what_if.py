@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from gpufaas_cli import flags, output, simulations
+from gpufaas_cli import declare, flags, output, simulations
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import DeviceId
 from gpufaas_core.units import parse_bytes
@@ -17,17 +17,7 @@ if TYPE_CHECKING:
     from gpufaas_simulator.workload import SimulatedDevice, Workload
 
 
-@click.command(
-    "what-if",
-    epilog="""
-\b
-Examples:
-  gpufaas serve --journal events.jsonl       record; each event of the scheduler is a line
-  gpufaas what-if --journal events.jsonl --add-device 24GiB --add-device 24GiB
-  gpufaas what-if --journal events.jsonl --remove-device local/cuda:1 --json
-  gpufaas what-if --journal events.jsonl --policy lb --rate 2
-""",
-)
+@declare.command("what-if")
 @click.option(
     "--journal", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Of gpufaas serve --journal."
 )
@@ -58,6 +48,12 @@ def command(
     Shows the calls as they were recorded, the simulation of the same cluster beside it (how far it can be trusted), and
     the simulation with the changes. Each call takes what it took then, where all devices are of one kind; else, and for
     loads, it is the mean of what was measured.
+
+    Examples:
+      gpufaas serve --journal events.jsonl       record; each event of the scheduler is a line
+      gpufaas what-if --journal events.jsonl --add-device 24GiB --add-device 24GiB
+      gpufaas what-if --journal events.jsonl --remove-device local/cuda:1 --json
+      gpufaas what-if --journal events.jsonl --policy lb --rate 2
     """
     with simulations.installed("what-if"):
         from gpufaas_simulator.recorded import read_journal

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.unit.cli.wire_log import WireLog
 
 from gpufaas_cli.build import BuildRequest, Built, build
 from gpufaas_cli.main import cli
-from gpufaas_cli.testing import WireLog
 from gpufaas_core.errors import InvalidSpec
 
 Run = Callable[..., Result]

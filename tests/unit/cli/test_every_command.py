@@ -71,6 +71,14 @@ def test_it_has_a_help_that_says_what_it_does(run: Run, path: tuple[str, ...]) -
 
 
 @pytest.mark.parametrize("path", EVERY, ids=words)
+def test_its_help_ends_with_examples_of_it(run: Run, path: tuple[str, ...]) -> None:
+    _, _, examples = run(*path, "--help").stdout.partition("Examples:\n")
+
+    lines = [line.strip() for line in examples.splitlines()]
+    assert any("gpufaas " + " ".join(path) in line for line in lines), lines
+
+
+@pytest.mark.parametrize("path", EVERY, ids=words)
 def test_every_option_says_what_it_is_for(path: tuple[str, ...]) -> None:
     for each in EVERY[path].params:
         if isinstance(each, click.Option) and not each.hidden:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from tests.unit.cli.wire_log import WireLog
 
 from gpufaas_cli.image import tagged
-from gpufaas_cli.testing import WireLog
 from gpufaas_core.errors import InvalidSpec
 
 Run = Callable[..., Result]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import Result
+from tests.unit.cli.wire_log import Reply, WireLog
 
 from gpufaas_cli import config
-from gpufaas_cli.testing import Reply, WireLog
 
 Run = Callable[..., Result]
 BASIC = "Basic " + base64.b64encode(b"admin:secret").decode()

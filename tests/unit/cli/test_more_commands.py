@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import Result
+from tests.unit.cli.wire_log import Reply, WireLog
 
 from gpufaas_cli.commands.up import concerned
 from gpufaas_cli.stack import BadStack, StackFunction, read_stack
-from gpufaas_cli.testing import Reply, WireLog
 from gpufaas_cli.watch import changes
 
 Run = Callable[..., Result]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from tests.unit.cli.wire_log import Reply, WireLog
 
-from gpufaas_cli.testing import Reply, WireLog
 from gpufaas_core.sealing import make_keys, unseal
 
 Run = Callable[..., Result]

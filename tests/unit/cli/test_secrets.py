@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import Result
-
-from gpufaas_cli.testing import Reply, WireLog
+from tests.unit.cli.wire_log import Reply, WireLog
 
 Run = Callable[..., Result]
 

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.unit.cli.conftest import Project, Run, Wheels, content_of
+from tests.unit.cli.wire_log import Reply, WireLog
 from tests.unit.core.test_environment import environment
 
 from gpufaas_cli.target import Target
-from gpufaas_cli.testing import Reply, WireLog
 from gpufaas_core.bundle import Needs
 from gpufaas_core.environment import Distribution, Environment, measure
 

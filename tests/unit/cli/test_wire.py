@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-
-from gpufaas_cli.testing import Reply, WireLog
+from tests.unit.cli.wire_log import Reply, WireLog
 
 Run = Callable[..., Result]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.clients import Connect
+from tests.unit.cli.wire_log import Reply, WireLog
 
 import gpufaas
-from gpufaas_cli.testing import Reply, WireLog
 
 BASIC = "Basic YWRtaW46czNjcmV0"
 

@@ -1,0 +1,91 @@
+"""How commands are declared: examples in the docstring, options that arrive as one value, results as text or JSON."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+_EXAMPLES = "\n\nExamples:\n"
+
+
+class Command(click.Command):
+    """A command whose docstring ends with ``Examples:``, and a line for each."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **_with_epilog(attributes))
+
+
+class Group(click.Group):
+    """As `Command`; so are its commands."""
+
+    command_class = Command
+    group_class = type
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **_with_epilog(attributes))
+
+
+def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    return click.command(name, cls=Command, **attributes)
+
+
+def group(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], Group]:
+    return click.group(name, cls=Group, **attributes)
+
+
+def _with_epilog(attributes: dict[str, Any]) -> dict[str, Any]:
+    text, _, examples = inspect.cleandoc(attributes.get("help") or "").partition(_EXAMPLES)
+    return {**attributes, "help": text, "epilog": f"\b\nExamples:\n{examples}" if examples else None}
+
+
+def options(*each: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds these options, in this order."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(each):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def gathered(
+    name: str, kind: Callable[..., Any], *each: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """
+    Return a decorator that adds the options *each*, and gives their values as one *kind*, the parameter *name*.
+
+    :param kind: a dataclass, or a function; the names of the options are those of its fields or parameters
+    """
+    names = list(inspect.signature(kind).parameters)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            made = kind(**{one: given.pop(one) for one in names if one in given})
+            return function(*args, **{name: made}, **given)
+
+        return options(*each)(call)
+
+    return decorate
+
+
+def shows(show: Callable[[Any], object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds ``--json``: what the command returns is printed as JSON, else *show* prints it."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def call(*args: Any, as_json: bool, **given: Any) -> None:
+            from gpufaas_cli import output
+
+            (output.show_json if as_json else show)(function(*args, **given))
+
+        return as_json(call)
+
+    return decorate
+
+
+as_json = click.option("-j", "--json", "as_json", is_flag=True, help="Print JSON, for machines.")
