@@ -56,6 +56,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "simulate": "Run a workload through the scheduler in simulated time.",
     "replay": "Send a workload to a running platform, and report what simulate reports.",
     "what-if": "Ask a recorded journal what other devices or policies would have made of it.",
+    "plan": "Ask what published systems would decide: hardware, variants, partitions, placement.",
     "completion": "Write a completion script for your shell.",
     "version": "Show the version of this CLI and of the gateway.",
 }
@@ -148,7 +149,7 @@ def exit_code(error: GpufaasError) -> int:
     """Return what the process ends with when *error* ends it."""
     from gpufaas_cli.stack import BadStack
 
-    if isinstance(error, BadStack) or type(error).__name__ == "BadWorkload":
+    if isinstance(error, BadStack) or type(error).__name__ in ("BadWorkload", "BadProblem"):
         return WRONG_USAGE
     if type(error).__name__ in ("GatewayUnreachable", "NotAuthorised"):
         return NO_GATEWAY

@@ -1,0 +1,82 @@
+"""``gpufaas plan``: what published systems would decide, for a problem in JSON; no gateway and no history is asked."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import click
+import msgspec
+
+from gpufaas_cli import flags, output
+
+
+class _Plan(NamedTuple):
+    module: str
+    """Of `gpufaas_scheduler.plans`: has `Problem`, `solve`, `explain` and `rows`."""
+    help: str
+    options: tuple[click.Option, ...] = ()
+    """Given to `solve` by name."""
+
+
+_PLANS: Final[Mapping[str, _Plan]] = {
+    "hardware": _Plan("hardware", "Choose the cheapest node type that serves a burst in time (PALDIA)."),
+}
+
+_READS: Final = "The problem is JSON, from FILE or from stdin (-)."
+_EXAMPLES: Final = """
+\b
+Examples:
+  gpufaas plan {0} problem.json               a table
+  gpufaas plan {0} problem.json --explain     and the working in words
+  gpufaas plan {0} - --json < problem.json    for machines
+
+\b
+The same problem gives the same answer. A problem without a solution is answered, too, and ends with 0; one that
+cannot be read ends with 2. docs/planning.md has each problem's keys.
+"""
+
+
+@click.group(
+    "plan",
+    no_args_is_help=True,
+    short_help="Ask what published systems would decide.",
+    epilog=_EXAMPLES.format("hardware"),
+)
+def command() -> None:
+    """Ask what published systems would decide; no gateway is asked."""
+
+
+def _make(name: str, plan: _Plan) -> click.Command:
+    @flags.as_json
+    def run(file: BinaryIO, as_json: bool, explain: bool, **options: Any) -> None:
+        from gpufaas_scheduler.plans import problem
+
+        module = importlib.import_module(f"gpufaas_scheduler.plans.{plan.module}")
+        try:
+            asked = problem.read(file.read(), module.Problem)
+            answer = module.solve(asked, **options)
+        except problem.BadProblem as exc:
+            raise problem.BadProblem(f"{file.name.strip('<>')}: {exc}") from exc
+        told: list[str] = module.explain(asked, answer) if explain else []
+        _show(answer, told, as_json, module.rows)
+
+    made = click.command(name, short_help=plan.help, help=f"{plan.help} {_READS}", epilog=_EXAMPLES.format(name))(run)
+    explain = click.Option(["--explain"], is_flag=True, help="Add the working in words.")
+    made.params += [click.Argument(["file"], type=click.File("rb")), explain, *plan.options]
+    return made
+
+
+def _show(answer: Any, told: list[str], as_json: bool, rows: Callable[[Any], tuple[Any, Any]]) -> None:
+    if as_json:
+        content = msgspec.to_builtins(answer)
+        output.show_json({**content, "explanation": told} if told else content)
+        return
+    output.table(*rows(answer))
+    if told:
+        output.show()
+    for line in told:
+        output.show(line)
+
+
+for _name, _plan in _PLANS.items():
+    command.add_command(_make(_name, _plan))

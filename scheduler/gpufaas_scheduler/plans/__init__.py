@@ -1,0 +1,6 @@
+"""
+The decisions of published systems as pure functions: a problem in, an answer out. No clock, no IO, no engine, no state.
+
+Each module has a `Problem` (what `gpufaas plan` reads), `solve`, which returns the answer, and `explain`, which tells
+the working in words. The same problem gives the same answer. `problem` reads problems strictly.
+"""

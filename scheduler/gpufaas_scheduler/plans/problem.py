@@ -1,0 +1,59 @@
+"""How the problems of this package are read: strictly, each error in one line that says where and what."""
+
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from gpufaas_core.errors import InvalidSpec
+
+Milliseconds = float
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+EPSILON: Final = 1e-9
+"""Times and sums that differ by less are taken for equal."""
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class BadProblem(InvalidSpec):
+    """A problem that cannot be read, or that contradicts itself; the message is one line."""
+
+
+class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of what is read: an unknown key is an error."""
+
+
+def read(data: bytes | str, kind: type[_T]) -> _T:
+    """
+    Return the problem that *data*, JSON, holds.
+
+    :raises BadProblem: it is no JSON, or no such problem: which key is wrong, and how
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as exc:
+        raise BadProblem(_in_one_line(str(exc))) from exc
+    except msgspec.DecodeError as exc:
+        raise BadProblem(f"not JSON: {_in_one_line(str(exc))}") from exc
+
+
+def distinct(names: list[str], what: str) -> None:
+    """
+    Check that no name comes twice.
+
+    :raises BadProblem: one does
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise BadProblem(f"two {what} are called {name!r}: names must differ")
+        seen.add(name)
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.replace(" - at `$.", " at `").replace(" - at `$", " at `").split())
