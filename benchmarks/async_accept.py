@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
-from gpufaas_gateway.async_call import AcceptedCall
+from gpufaas_async_calls.call import AcceptedCall
 
 TARGET = 2000
 CONNECTIONS = 64

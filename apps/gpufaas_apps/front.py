@@ -16,17 +16,18 @@ from gpufaas_apps.inner_door import InnerDoor
 from gpufaas_apps.options import FrontOptions
 from gpufaas_apps.routes import Routes
 from gpufaas_apps.server import GRACE_S, GatewayServer, configured
+from gpufaas_async_calls.api import AsyncInvocations, async_routes
+from gpufaas_async_calls.callbacks import HttpCallbacks
+from gpufaas_async_calls.calls import AsyncCalls
+from gpufaas_async_calls.execution import execute
+from gpufaas_async_calls.ports import AsyncQueue
+from gpufaas_async_calls.retry import WHILE_MISSING, RetryPolicy, read_policy
+from gpufaas_async_calls.settings import AsyncSettings, QueueSettings
 from gpufaas_core.origin import Origins
 from gpufaas_core.revision import git_revision
 from gpufaas_gateway.api import management_app
-from gpufaas_gateway.async_api import AsyncInvocations, async_routes
-from gpufaas_gateway.async_call import DEFAULT_QUEUE
-from gpufaas_gateway.async_calls import AsyncCalls
-from gpufaas_gateway.async_execution import execute
-from gpufaas_gateway.async_settings import AsyncSettings, QueueSettings
 from gpufaas_gateway.auth import App, CleanPaths, Credentials, Guard
 from gpufaas_gateway.builds import Builds, build_routes
-from gpufaas_gateway.callbacks import HttpCallbacks
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.function_api import UsageOf
@@ -38,7 +39,6 @@ from gpufaas_gateway.origins import FromWorkers
 from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.ports import (
     Artifacts,
-    AsyncQueue,
     FunctionLogs,
     NodePort,
     PlacementPort,
@@ -47,8 +47,7 @@ from gpufaas_gateway.ports import (
     Store,
     Workers,
 )
-from gpufaas_gateway.retry import WHILE_MISSING, RetryPolicy, read_policy
-from gpufaas_gateway.spec import Defaults
+from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults
 from gpufaas_gateway.websocket_calls import WebSocketCalls
 
 

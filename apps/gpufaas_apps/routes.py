@@ -3,9 +3,9 @@
 import logging
 from typing import Any
 
-from gpufaas_gateway.async_api import METHOD as ASYNC_METHOD
-from gpufaas_gateway.async_api import PREFIX as ASYNC_PREFIX
-from gpufaas_gateway.async_api import AsyncInvocations
+from gpufaas_async_calls.api import METHOD as ASYNC_METHOD
+from gpufaas_async_calls.api import PREFIX as ASYNC_PREFIX
+from gpufaas_async_calls.api import AsyncInvocations
 from gpufaas_gateway.auth import App
 from gpufaas_gateway.invoke import PREFIX, Invocations, Receive, Send
 from gpufaas_gateway.request import BrokenAnswer

@@ -20,8 +20,7 @@ from gpufaas_core.model import EngineStatus
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.status_metrics import full_name_of, status_metrics
 from gpufaas_core.units import Seconds
-from gpufaas_gateway.async_call import QueueStatus
-from gpufaas_gateway.usage import BOUNDS, BUCKETS, SUM, FunctionStats
+from gpufaas_gateway.usage import BOUNDS, BUCKETS, SUM, FunctionStats, QueueStatus
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

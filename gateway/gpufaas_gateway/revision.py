@@ -14,9 +14,8 @@ from gpufaas_core.constraints import GPU
 from gpufaas_core.errors import InvalidSpec, NoDeviceFits
 from gpufaas_core.model import Device, Function, Profile
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
-from gpufaas_gateway.async_call import DEFAULT_QUEUE
 from gpufaas_gateway.catalogue import Deployed
-from gpufaas_gateway.spec import Defaults, FunctionRecord, FunctionSpec, Options
+from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults, FunctionRecord, FunctionSpec, Options
 from gpufaas_gateway.usage import FunctionStats
 
 # The first reservation of a model that nobody has measured. Weights are held once (mapped); a quarter more is for

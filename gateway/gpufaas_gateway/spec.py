@@ -18,7 +18,6 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import FunctionId
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_core.units import Bytes, MiB, Seconds, parse_bytes, parse_duration
-from gpufaas_gateway.async_call import DEFAULT_QUEUE
 from gpufaas_gateway.cors import HEADERS, METHODS, ORIGINS, Cors, read_cors
 from gpufaas_gateway.placement import DEVICE_ANNOTATION, NOTHING_ASKED, PROFILES, Placement, Profiles, read_placement
 
@@ -46,6 +45,8 @@ KNOWN_ANNOTATIONS: Final = (
 )
 SCALE_MIN: Final = "com.openfaas.scale.min"
 
+DEFAULT_QUEUE: Final = "faas-request"
+"""OpenFaaS's name for the queue of asynchronous calls to functions that name none."""
 _QUEUE: Final = "com.openfaas.queue"
 _QUEUE_NAME: Final = re.compile(r"[a-zA-Z0-9]([-._a-zA-Z0-9]{0,62})")
 _READY: Final = "com.openfaas.ready.http"

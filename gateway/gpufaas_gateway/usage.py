@@ -1,7 +1,9 @@
-"""What is counted of each function, cheaply: no labels, no locks. `metrics` shows it."""
+"""What `metrics` shows: what is counted of each function, cheaply (no labels, no locks), and queues as they are now."""
 
 from bisect import bisect_left
 from typing import Final
+
+from msgspec import Struct
 
 from gpufaas_core.units import Seconds
 
@@ -74,3 +76,15 @@ class FunctionStats:
     def invocations(self) -> int:
         """Calls ended, ever: those of earlier runs of the platform count."""
         return self.saved_before + self.finished
+
+
+class QueueStatus(Struct, frozen=True):
+    """One queue of asynchronous calls as it is now, in calls."""
+
+    concurrency: int
+    limit: int
+    pending: int
+    """Those that have not ended."""
+    running: int
+    delivering: int
+    """Callbacks under way."""

@@ -13,8 +13,7 @@ import pytest
 
 from gpufaas_adapters.etcd.async_queue import EtcdAsyncQueue
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
-from gpufaas_core.errors import StorageFailed
-from gpufaas_gateway.async_call import (
+from gpufaas_async_calls.call import (
     AcceptedCall,
     Answer,
     Answered,
@@ -29,8 +28,9 @@ from gpufaas_gateway.async_call import (
     Retry,
     Waiting,
 )
-from gpufaas_gateway.ports import AsyncQueue
-from gpufaas_gateway.testing import MemoryAsyncQueue
+from gpufaas_async_calls.ports import AsyncQueue
+from gpufaas_async_calls.testing import MemoryAsyncQueue
+from gpufaas_core.errors import StorageFailed
 
 F, G = "f.openfaas-fn", "g.openfaas-fn"
 ANSWER = Answer(200, ((b"content-type", b"text/plain"),), b"fine", 0.25, 10)
@@ -383,7 +383,7 @@ def test_sqlite_has_what_it_acknowledged_after_a_kill(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from pathlib import Path
-from gpufaas_gateway.async_call import AcceptedCall
+from gpufaas_async_calls.call import AcceptedCall
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 queue = SqliteAsyncQueue(Path({str(tmp_path)!r}))
 queue.write([AcceptedCall("1", {F!r}, "f", b"", b"", (), None, 100_000_000_000, b"x")], [])

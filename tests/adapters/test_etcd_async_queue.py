@@ -14,13 +14,13 @@ import pytest
 from gpufaas_adapters.etcd.async_queue import BODIES, CALLS, DEAD, ENDED, GATEWAYS, MAX_BODY, PIECE, EtcdAsyncQueue
 from gpufaas_adapters.etcd.client import Etcd, EtcdSettings
 from gpufaas_adapters.etcd.testing import EtcdProcess
+from gpufaas_async_calls.call import AcceptedCall, Answer, Answered, Body, Dead, Done, Retry, Waiting
+from gpufaas_async_calls.calls import AsyncCalls
+from gpufaas_async_calls.retry import RetryPolicy
+from gpufaas_async_calls.testing import FakeCallbacks
 from gpufaas_core.errors import BodyTooLarge, StorageAway
-from gpufaas_gateway.async_call import AcceptedCall, Answer, Answered, Body, Dead, Done, Retry, Waiting
-from gpufaas_gateway.async_calls import AsyncCalls
 from gpufaas_gateway.errors import status_of
 from gpufaas_gateway.request import Answer as Execution
-from gpufaas_gateway.retry import RetryPolicy
-from gpufaas_gateway.testing import FakeCallbacks
 
 F, G = "f.openfaas-fn", "g.openfaas-fn"
 

@@ -51,9 +51,7 @@ from gpufaas_adapters.etcd.client import (
     unchanged,
 )
 from gpufaas_adapters.etcd.election import TTL_S, Registration, register
-from gpufaas_core.errors import BodyTooLarge, StorageAway, StorageFailed
-from gpufaas_core.units import Bytes, KiB, MiB, Seconds, format_bytes
-from gpufaas_gateway.async_call import (
+from gpufaas_async_calls.call import (
     INLINE_ANSWER,
     AcceptedCall,
     Answer,
@@ -70,7 +68,9 @@ from gpufaas_gateway.async_call import (
     Retry,
     Waiting,
 )
-from gpufaas_gateway.spool_file import SpoolFile, remove_files
+from gpufaas_async_calls.spool_file import SpoolFile, remove_files
+from gpufaas_core.errors import BodyTooLarge, StorageAway, StorageFailed
+from gpufaas_core.units import Bytes, KiB, MiB, Seconds, format_bytes
 
 log = logging.getLogger(__name__)
 

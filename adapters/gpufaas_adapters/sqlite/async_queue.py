@@ -17,9 +17,7 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from gpufaas_adapters.sqlite.wal import check_log
-from gpufaas_core.errors import StorageAway, StorageFailed
-from gpufaas_core.units import Seconds
-from gpufaas_gateway.async_call import (
+from gpufaas_async_calls.call import (
     AcceptedCall,
     Answer,
     Answered,
@@ -35,7 +33,9 @@ from gpufaas_gateway.async_call import (
     Retry,
     Waiting,
 )
-from gpufaas_gateway.spool_file import SpoolFile, remove_files
+from gpufaas_async_calls.spool_file import SpoolFile, remove_files
+from gpufaas_core.errors import StorageAway, StorageFailed
+from gpufaas_core.units import Seconds
 
 _SCHEMA_VERSION: Final = 1
 # Large columns last: what stands before them is read without following their pages.

@@ -12,9 +12,10 @@ class Blocked:
             raise ImportError(f"{name} is blocked")
 
 sys.meta_path.insert(0, Blocked())
-import gpufaas_gateway
-for module in pkgutil.walk_packages(gpufaas_gateway.__path__, "gpufaas_gateway."):
-    importlib.import_module(module.name)
+import gpufaas_async_calls, gpufaas_gateway
+for room in (gpufaas_gateway, gpufaas_async_calls):
+    for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+        importlib.import_module(module.name)
 assert "torch" not in sys.modules
 """
 

@@ -12,10 +12,9 @@ from msgspec.structs import replace
 
 from gpufaas_core.model import Device, DeviceId, EngineStatus, Failing, FunctionId, ResidentStatus
 from gpufaas_core.scaling import ScalingRule
-from gpufaas_gateway.async_call import QueueStatus
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.testing import idle
-from gpufaas_gateway.usage import FunctionStats
+from gpufaas_gateway.usage import FunctionStats, QueueStatus
 
 ROOT = Path(__file__).parents[3]
 Exported = dict[str, tuple[str, frozenset[str]]]

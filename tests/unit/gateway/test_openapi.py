@@ -8,14 +8,14 @@ import pytest
 from fastapi import APIRouter
 from tests.unit.gateway.conftest import Gateway
 
-from gpufaas_gateway.async_api import AsyncInvocations, async_routes
-from gpufaas_gateway.async_calls import AsyncCalls
+from gpufaas_async_calls.api import AsyncInvocations, async_routes
+from gpufaas_async_calls.calls import AsyncCalls
+from gpufaas_async_calls.retry import RetryPolicy
+from gpufaas_async_calls.testing import FakeCallbacks, MemoryAsyncQueue
 from gpufaas_gateway.auth import is_public
 from gpufaas_gateway.builds import build_routes
 from gpufaas_gateway.errors import METHODS
 from gpufaas_gateway.openapi import document
-from gpufaas_gateway.retry import RetryPolicy
-from gpufaas_gateway.testing import FakeCallbacks, MemoryAsyncQueue
 
 INVOCATIONS = {(method, "/function/{name}") for method in METHODS}
 """Served without FastAPI, so that no route can be walked."""

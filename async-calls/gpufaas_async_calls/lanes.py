@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gpufaas_async_calls.call import Phase
+from gpufaas_async_calls.settings import AsyncSettings
 from gpufaas_core.errors import Overloaded
-from gpufaas_gateway.async_call import Phase
-from gpufaas_gateway.async_settings import AsyncSettings
 
 
 class Wanted(NamedTuple):

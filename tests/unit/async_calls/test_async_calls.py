@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from gpufaas_async_calls.call import INLINE_ANSWER, AcceptedCall, Body, CallStatus
+from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused
+from gpufaas_async_calls.calls import AsyncCalls
+from gpufaas_async_calls.execution import execute
+from gpufaas_async_calls.retry import RetryPolicy
+from gpufaas_async_calls.settings import AsyncSettings, QueueSettings
+from gpufaas_async_calls.testing import FakeCallbacks, MemoryAsyncQueue
 from gpufaas_core.errors import Overloaded, StorageFailed
-from gpufaas_gateway.async_call import INLINE_ANSWER, AcceptedCall, Body, CallStatus
-from gpufaas_gateway.async_calls import AsyncCalls
-from gpufaas_gateway.async_execution import execute
-from gpufaas_gateway.async_settings import AsyncSettings, QueueSettings
-from gpufaas_gateway.callbacks import CallbackFailed, CallbackRefused
 from gpufaas_gateway.request import Answer, Request
-from gpufaas_gateway.retry import RetryPolicy
-from gpufaas_gateway.testing import FakeCallbacks, MemoryAsyncQueue
 
 F, G, H = "f.openfaas-fn", "g.openfaas-fn", "h.openfaas-fn"
 AT_ONCE = RetryPolicy(attempts=3, min_wait_s=0.0, max_wait_s=0.0)
@@ -285,7 +285,7 @@ async def test_a_large_answer_goes_through_a_file_that_is_gone_afterwards(rig: R
 async def test_an_answer_without_end_is_kept_up_to_a_bound(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpufaas_gateway.async_attempts.MAX_ANSWER", 2_000_000)
+    monkeypatch.setattr("gpufaas_async_calls.attempts.MAX_ANSWER", 2_000_000)
     rig.functions.pieces = [b"x" * 300_000] * 10
 
     await rig.send(callback="http://receiver/")

@@ -29,8 +29,6 @@ Phase = Literal["queued", "callback"]
 """What a call that has not ended waits for: to be executed, or for its callback to be delivered."""
 State = Literal["queued", "running", "callback", "done", "dead", "cancelled"]
 
-DEFAULT_QUEUE: Final = "faas-request"
-"""OpenFaaS's name for the queue of functions that name none."""
 INLINE_BODY: Final = 256 * 1024
 """A request's body beyond this is a file beside the queue."""
 INLINE_ANSWER: Final = 1024 * 1024
@@ -201,15 +199,3 @@ class Waiting(Struct, frozen=True):
     count: int
     due_at: float
     """Of the earliest."""
-
-
-class QueueStatus(Struct, frozen=True):
-    """One queue as it is now, in calls."""
-
-    concurrency: int
-    limit: int
-    pending: int
-    """Those that have not ended."""
-    running: int
-    delivering: int
-    """Callbacks under way."""

@@ -17,6 +17,10 @@ import msgspec
 from fastapi import APIRouter, HTTPException, Request, Response
 from msgspec.structs import replace
 
+from gpufaas_async_calls.call import INLINE_BODY, AcceptedCall, Body, CallStatus, Header
+from gpufaas_async_calls.callbacks import check_url
+from gpufaas_async_calls.calls import AsyncCalls
+from gpufaas_async_calls.ports import SpooledBody
 from gpufaas_core.errors import (
     CallCancelled,
     DeadlineExceeded,
@@ -26,15 +30,11 @@ from gpufaas_core.errors import (
     UnknownFunction,
 )
 from gpufaas_gateway.answers import error_answer
-from gpufaas_gateway.async_call import INLINE_BODY, AcceptedCall, Body, CallStatus, Header
-from gpufaas_gateway.async_calls import AsyncCalls
 from gpufaas_gateway.call_body import Caller, too_large
 from gpufaas_gateway.call_headers import told_size
-from gpufaas_gateway.callbacks import check_url
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import Unavailable
 from gpufaas_gateway.invoke import AsgiCaller, Receive, Send, send_whole
-from gpufaas_gateway.ports import SpooledBody
 from gpufaas_gateway.request import Answer, refusal
 
 PREFIX: Final = b"/async-function/"

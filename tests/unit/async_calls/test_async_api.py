@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpufaas_gateway.async_api import AsyncInvocations
-from gpufaas_gateway.async_call import INLINE_BODY
-from gpufaas_gateway.async_calls import AsyncCalls
-from gpufaas_gateway.retry import RetryPolicy
-from gpufaas_gateway.testing import FakeCallbacks, MemoryAsyncQueue
+from gpufaas_async_calls.api import AsyncInvocations
+from gpufaas_async_calls.call import INLINE_BODY
+from gpufaas_async_calls.calls import AsyncCalls
+from gpufaas_async_calls.retry import RetryPolicy
+from gpufaas_async_calls.testing import FakeCallbacks, MemoryAsyncQueue
 
 
 class Catalogue:

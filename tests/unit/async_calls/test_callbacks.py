@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused, HttpCallbacks, check_url, why_not
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_gateway.callbacks import CallbackFailed, CallbackRefused, HttpCallbacks, check_url, why_not
 
 Answering = Callable[[bytes], bytes]
 

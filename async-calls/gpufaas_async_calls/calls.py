@@ -22,11 +22,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from gpufaas_core.errors import StorageFailed
-from gpufaas_core.units import Seconds
-from gpufaas_gateway.async_attempts import Attempts
-from gpufaas_gateway.async_call import (
-    DEFAULT_QUEUE,
+from gpufaas_async_calls.attempts import Attempts
+from gpufaas_async_calls.call import (
     AcceptedCall,
     Answered,
     CallStatus,
@@ -37,17 +34,20 @@ from gpufaas_gateway.async_call import (
     Execute,
     Outcome,
     Phase,
-    QueueStatus,
     Redeliver,
     Retry,
     State,
     Waiting,
 )
-from gpufaas_gateway.async_lanes import Backlog, Lane, Wanted
-from gpufaas_gateway.async_settings import AsyncSettings
-from gpufaas_gateway.callbacks import Callbacks
-from gpufaas_gateway.ports import AsyncQueue, SpooledBody
-from gpufaas_gateway.retry import RetryPolicy
+from gpufaas_async_calls.callbacks import Callbacks
+from gpufaas_async_calls.lanes import Backlog, Lane, Wanted
+from gpufaas_async_calls.ports import AsyncQueue, SpooledBody
+from gpufaas_async_calls.retry import RetryPolicy
+from gpufaas_async_calls.settings import AsyncSettings
+from gpufaas_core.errors import StorageFailed
+from gpufaas_core.units import Seconds
+from gpufaas_gateway.spec import DEFAULT_QUEUE
+from gpufaas_gateway.usage import QueueStatus
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gpufaas_core.errors import BadAnswer, GpufaasError, StorageFailed
-from gpufaas_core.units import format_bytes
-from gpufaas_gateway.async_call import (
+from gpufaas_async_calls.call import (
     INLINE_ANSWER,
     MAX_ANSWER,
     Answer,
@@ -25,10 +23,12 @@ from gpufaas_gateway.async_call import (
     Redeliver,
     Retry,
 )
-from gpufaas_gateway.callbacks import CallbackFailed, CallbackRefused, Callbacks
+from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused, Callbacks
+from gpufaas_async_calls.ports import SpooledBody
+from gpufaas_async_calls.retry import GiveUp, RetryPolicy, Settled, TryAgain, backoff_s, decide, parse_retry_after
+from gpufaas_core.errors import BadAnswer, GpufaasError, StorageFailed
+from gpufaas_core.units import format_bytes
 from gpufaas_gateway.errors import status_of
-from gpufaas_gateway.ports import SpooledBody
-from gpufaas_gateway.retry import GiveUp, RetryPolicy, Settled, TryAgain, backoff_s, decide, parse_retry_after
 
 log = logging.getLogger(__name__)
 

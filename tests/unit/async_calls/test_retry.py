@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufaas_gateway.retry import (
+from gpufaas_async_calls.retry import (
     GiveUp,
     RetryPolicy,
     Settled,

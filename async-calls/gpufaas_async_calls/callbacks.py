@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
+from gpufaas_async_calls.call import Body, Header
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.units import Seconds
-from gpufaas_gateway.async_call import Body, Header
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession

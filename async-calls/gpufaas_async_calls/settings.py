@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpufaas_async_calls.call import Phase
+from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_core.units import Seconds
-from gpufaas_gateway.async_call import DEFAULT_QUEUE, Phase
-from gpufaas_gateway.retry import RetryPolicy
+from gpufaas_gateway.spec import DEFAULT_QUEUE
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
+from gpufaas_async_calls.call import AcceptedCall
 from gpufaas_core.units import Bytes
-from gpufaas_gateway.async_call import AcceptedCall
 from gpufaas_gateway.request import Answer, Request, Run
 
 _PIECE: Final[Bytes] = 256 * 1024
