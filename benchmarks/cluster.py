@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gpufaas_adapters.etcd.testing import EtcdProcess
-from gpufaas_cluster import wire
+from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity, connect
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core import messages as m
@@ -177,7 +177,7 @@ async def _store(rounds: int, calls: int) -> dict[str, object]:
 
 
 async def _scheduler_process() -> None:
-    """A scheduler without a store: what is measured is the wire and the engine."""
+    """A scheduler without a store: what is measured is the protocol and the engine."""
     server = SchedulerServer(Identity("scheduler", "bench", "b", TOKEN))
     port = await server.open("127.0.0.1:0")
     server.begin(SchedulerService(Header(policy=os.environ.get("POLICY", "least-wait")).engine()), 1)
@@ -195,13 +195,15 @@ async def _play(port: int, seconds: float, cpu_s: "CpuClock") -> dict[str, objec
         link = await connect(f"127.0.0.1:{port}", Identity("node", name, "b", TOKEN))
 
         def on_message(message: object, link: object = link) -> None:
-            if isinstance(message, wire.Do) and isinstance(message.command, m.Start | m.Load):
+            if isinstance(message, control.ExecuteCommand) and isinstance(message.command, m.Start | m.Load):
                 load = message.command.lease if isinstance(message.command, m.Start) else message.command
-                link.send(wire.Fact(m.Loaded(load.function, load.device, 0.001, 10)))  # type: ignore[attr-defined]
+                link.send(control.NodeEvent(m.Loaded(load.function, load.device, 0.001, 10)))  # type: ignore[attr-defined]
 
         link.attend(on_message, lambda why: print("node lost:", why))
         devices = tuple(DeviceSnapshot(Device(DeviceId(f"{name}/cpu:{at}"), "cpu", 30)) for at in range(DEVICES))
-        link.send(wire.Joining("127.0.0.1:1", msgspec.Raw(msgspec.msgpack.encode(NodeSnapshot(devices))), time.time()))
+        link.send(
+            control.NodeJoins("127.0.0.1:1", msgspec.Raw(msgspec.msgpack.encode(NodeSnapshot(devices))), time.time())
+        )
         links[name] = link
     gateway = await connect(f"127.0.0.1:{port}", Identity("gateway", "g", "b", TOKEN))
     placed = 0
@@ -211,24 +213,24 @@ async def _play(port: int, seconds: float, cpu_s: "CpuClock") -> dict[str, objec
         nonlocal serial
         serial += 1
         function = FunctionId(functions[serial * 7919 % len(functions)])
-        gateway.send(wire.Place(CallId(f"c{serial}#@g.b"), function, 60.0))
+        gateway.send(control.PlaceCall(CallId(f"c{serial}#@g.b"), function, 60.0))
 
     def on_answer(message: object) -> None:
         nonlocal placed
-        if isinstance(message, wire.Granted):
+        if isinstance(message, control.LeaseGranted):
             placed += 1
             lease = message.lease
             node = links[lease.device.partition("/")[0]]
-            node.send(wire.Fact(m.Finished(lease.call, lease.device, 0.001)))
+            node.send(control.NodeEvent(m.Finished(lease.call, lease.device, 0.001)))
             place()
-        elif isinstance(message, wire.Rejected):
+        elif isinstance(message, control.CallRejected):
             raise SystemExit(f"rejected: {message.message}")
 
     gateway.attend(on_answer, lambda why: print("gateway lost:", why))
-    gateway.send(wire.Present([]))
+    gateway.send(control.RunningCalls([]))
     for name in functions:
         function = Function(FunctionId(name), "d", profiles={"*": Profile(0.001, 0.001, 10)}, max_queue=10_000)
-        gateway.send(wire.Deploy(function, WorkerSpec(FunctionId(name), name, "ns", "d", "model")))
+        gateway.send(control.DeployFunction(function, WorkerSpec(FunctionId(name), name, "ns", "d", "model")))
     for _ in range(IN_FLIGHT):
         place()
     await asyncio.sleep(8.0)  # until what is called is resident, and copies of it where they help

@@ -12,7 +12,7 @@ from typing import Final
 from gpufaas_adapters.etcd.client import Etcd, EtcdSettings, open_store
 from gpufaas_adapters.etcd.election import watch_leader
 from gpufaas_apps.options import ClusterOptions
-from gpufaas_cluster import wire
+from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity, split_address
 from gpufaas_core.errors import InvalidSpec
 
@@ -21,7 +21,7 @@ log = logging.getLogger("service")
 _MIN_TOKEN: Final = 16
 
 
-def identity(options: ClusterOptions, role: wire.Role) -> Identity:
+def identity(options: ClusterOptions, role: control.Role) -> Identity:
     """:raises InvalidSpec: the token file, or a certificate, is not there or no good"""
     try:
         token = options.token_file.read_bytes().strip()

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpufaas_apps.inner_door import InnerDoor
+from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.options import FrontOptions
 from gpufaas_apps.routes import Routes
 from gpufaas_apps.server import GRACE_S, GatewayServer, configured
@@ -88,7 +88,7 @@ class Parts:
 class Front:
     """Composed by the constructor; `run` serves until the process is asked to stop and open calls have ended."""
 
-    def __init__(self, options: FrontOptions, parts: Parts, door: InnerDoor) -> None:
+    def __init__(self, options: FrontOptions, parts: Parts, listener: ContainerListener) -> None:
         self._options = options
         self._parts = parts
         self.stopped = asyncio.Event()
@@ -118,8 +118,8 @@ class Front:
         management = self.metrics.counted(self._management(async_invocations))
         routes = Routes(Invocations(calls.run), async_invocations, websocket_calls, management)
         app = FromWorkers(routes, parts.origins)
-        self.server = GatewayServer(configured(app), door.open, self._stopping)
-        door.serve(app, self.server, configured)
+        self.server = GatewayServer(configured(app), listener.open, self._stopping)
+        listener.serve(app, self.server, configured)
 
     def _async_calls(self, calls: Calls) -> AsyncCalls:
         options = self._options

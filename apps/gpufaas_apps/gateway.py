@@ -1,5 +1,5 @@
 """
-``gpufaas gateway``: HTTP in; functions from etcd, leases from the scheduler that leads, calls to the nodes' doors.
+``gpufaas gateway``: HTTP in; functions from etcd, leases from the scheduler that leads, calls to the nodes.
 
 Stateless but for the bodies that it spools: any number of gateways serve the same functions.
 """
@@ -20,10 +20,10 @@ from gpufaas_adapters.etcd.election import register
 from gpufaas_adapters.etcd.functions import EtcdFunctionStore
 from gpufaas_adapters.etcd.secrets import EtcdSecrets, SecretsKey, create_key_file
 from gpufaas_apps.cluster import identity, leader_addresses, opened
+from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.data_directory import builds_of, credentials_of, owned
 from gpufaas_apps.feed import EtcdFeed
 from gpufaas_apps.front import Front, Parts
-from gpufaas_apps.inner_door import InnerDoor
 from gpufaas_apps.options import GatewayOptions
 from gpufaas_apps.process import first_of, listen, on_signals, prepare_process, run_loop
 from gpufaas_apps.server import GRACE_S
@@ -33,7 +33,7 @@ from gpufaas_apps.watchdog import notify
 from gpufaas_apps.weights import Weights
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_cluster import wire
+from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_cluster.remote_scheduler import RemoteScheduler
@@ -89,7 +89,7 @@ class GatewayApp:
         self._opens = False
         """The port for calls is about to open: from now on the server sees to a stop."""
 
-    def _on_view(self, view: wire.View) -> None:
+    def _on_view(self, view: control.ClusterState) -> None:
         self._nodes.set_nodes(view.nodes)
 
     async def run(self, listening: socket.socket, stop: asyncio.Event) -> None:
@@ -119,8 +119,8 @@ class GatewayApp:
             async_queue = await EtcdAsyncQueue.open(etcd, me.id, options.front.data / "async")
             stack.push_async_callback(async_queue.stop)
             stack.push_async_callback(self._nodes.close)
-            door = InnerDoor(options.front.host, options.front.port, guarded=self._credentials is not None)
-            front = Front(options.front, self._parts(store, secrets, async_queue), door)
+            listener = ContainerListener(options.front.host, options.front.port, guarded=self._credentials is not None)
+            front = Front(options.front, self._parts(store, secrets, async_queue), listener)
             stack.push_async_callback(front.callbacks.close)
             self._status.more = self._weights.served
             self._status.metrics = front.metrics.render_own

@@ -1,5 +1,5 @@
 """
-``gpufaas node``: the GPU manager of one machine, as a process of its own: devices, workers, the door for gateways.
+``gpufaas node``: the GPU manager of one machine, as a process of its own: devices, workers, the server for calls.
 
 It registers in etcd under a lease, obeys the scheduler that leads, and takes calls from gateways.
 """
@@ -26,8 +26,8 @@ from gpufaas_apps.weights import Weights
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cluster.agent import Agent
+from gpufaas_cluster.call_server import CallServer
 from gpufaas_cluster.connection import Identity, split_address
-from gpufaas_cluster.door import Door
 from gpufaas_core.errors import UnknownName
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
@@ -58,13 +58,13 @@ async def _main(options: NodeOptions) -> None:
 
 
 class NodeApp:
-    """A node and its door, with what it needs of the cluster: etcd, the scheduler that leads, weights and secrets."""
+    """A node, its call server, and what it needs of the cluster: etcd, the scheduler that leads, weights, secrets."""
 
     def __init__(self, options: NodeOptions, me: Identity) -> None:
         given = options.devices
         enforcement = Enforcement(given.memory_enforcement)
         devices = open_devices(given.devices, NodeId(me.id), given.labels, enforcement.name)
-        self._engine = container_engine(given.functions, f"node-{me.id}", 0, _no_inner_door)
+        self._engine = container_engine(given.functions, f"node-{me.id}", 0, _no_container_listener)
         data = options.data
         self._options = options
         self._me = me
@@ -84,7 +84,7 @@ class NodeApp:
             fetch=self._weights.fetch, enforcement=enforcement,
         )  # fmt: skip
         self._agent.node = self._node
-        self._door = Door(self._node, self._logs, me, data / "spool")
+        self._calls = CallServer(self._node, self._logs, me, data / "spool")
         self._status = Status(metrics=lambda: node_metrics(self._node), more=self._weights.served)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -99,11 +99,11 @@ class NodeApp:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._logs.close)
             stack.push_async_callback(self._node.close)
-            stack.push_async_callback(self._close_door)
+            stack.push_async_callback(self._close_calls)
             await self._weights.open()
             empty(options.data / "spool")
-            await self._door.open(listen)
-            self._agent.address = advertised(listen, options.advertise, self._door.port)
+            await self._calls.open(listen)
+            self._agent.address = advertised(listen, options.advertise, self._calls.port)
             port = await stack.enter_async_context(status_served(self._status, host, options.cluster.status_port))
             for each in self._node.devices():
                 print(f"✓ device     {each.id}  {format_bytes(each.memory)}", flush=True)
@@ -113,9 +113,9 @@ class NodeApp:
             self._status.ready = lambda: "waits for etcd"
             await first_of(self._take_part(port), stop.wait())
 
-    async def _close_door(self) -> None:
-        await self._door.finish(_FINISH_S)
-        await self._door.close()
+    async def _close_calls(self) -> None:
+        await self._calls.finish(_FINISH_S)
+        await self._calls.close()
 
     async def _take_part(self, status_port: int) -> None:
         """Be a node of the cluster, without end. One background task that fails ends all."""
@@ -199,5 +199,5 @@ def _drop_secret(files: SecretFiles, namespace: str, name: str) -> None:
         files.remove(namespace, name)
 
 
-async def _no_inner_door(_: str, __: str) -> None:
+async def _no_container_listener(_: str, __: str) -> None:
     """Functions in containers reach the gateway by the cluster's own address."""

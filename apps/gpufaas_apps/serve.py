@@ -20,10 +20,10 @@ from typing import Final
 from gpufaas_adapters.files.secrets import SecretFiles
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 from gpufaas_adapters.sqlite.functions import SqliteStore
+from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.data_directory import auth_dir_of, builds_of, credentials_of, is_loopback, owned
 from gpufaas_apps.engines import connect, container_engine
 from gpufaas_apps.front import Front, Parts
-from gpufaas_apps.inner_door import InnerDoor
 from gpufaas_apps.one_node import OneNode
 from gpufaas_apps.options import FrontOptions, ServeOptions
 from gpufaas_apps.process import first_of, listen, prepare_process, run_loop
@@ -106,10 +106,10 @@ class ServeApp:
         self._journal = _open_journal(options.journal, header) if options.journal else None
         self._scheduler = SchedulerService(engine, journal=self._journal, on_fatal=self._fail)
         stores = self._stores = Stores(options.data)
-        door = InnerDoor(options.host, options.port, guarded=credentials is not None)
+        listener = ContainerListener(options.host, options.port, guarded=credentials is not None)
         # Of this data directory: what another platform on this machine runs is left alone.
         instance = hashlib.sha256(bytes(options.data)).hexdigest()[:16]
-        self._engine = container_engine(options.functions, instance, options.port, door.found)
+        self._engine = container_engine(options.functions, instance, options.port, listener.found)
         settings = NodeSettings(env={"OPENFAAS_URL": _url(options)}, secrets=stores.secrets, origins=origins)
         node = self._node = Node(
             devices, stores.bundles, stores.logs, self._scheduler.report, logging.getLogger("node").warning, settings,
@@ -122,7 +122,7 @@ class ServeApp:
             nodes=OneNode(self._scheduler.status, node.functions, self._gone, lambda: node.makes),
             async_queue=stores.async_queue, builds=builds, gone=self._gone, fault=lambda: node.fault,
         )  # fmt: skip
-        self._front = Front(options, parts, door)
+        self._front = Front(options, parts, listener)
 
     async def run(self, listening: socket.socket) -> None:
         """

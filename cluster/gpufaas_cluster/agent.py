@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufaas_cluster import wire
+from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity, Link
 from gpufaas_cluster.leader_link import LeaderLink
 from gpufaas_core.bundle import WorkerSpec
@@ -43,7 +43,7 @@ class Agent:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
-        :param address: where gateways reach the node's door
+        :param address: where gateways reach the node
         :param prepare: told of revisions whose bundle should be here soon, whether or not anybody calls them
         """
         self.me = me
@@ -65,13 +65,13 @@ class Agent:
     def report(self, fact: Event) -> None:
         """Tell the scheduler; nothing is kept while there is none."""
         if self._link is not None:
-            self._link.send(wire.Fact(fact))
+            self._link.send(control.NodeEvent(fact))
 
     def tell(self, note: str) -> None:
         """Have people see *note* beside this node; empty: it is over."""
         self.note = note
         if self._link is not None:
-            self._link.send(wire.Noted(note))
+            self._link.send(control.NodeNote(note))
 
     # --- the link's side ---
 
@@ -79,10 +79,10 @@ class Agent:
         node = self.node
         assert node is not None
         node.obey(link.epoch)
-        link.send(wire.Joining(self.address, _encoded(node), self._clock(), node.makes))
+        link.send(control.NodeJoins(self.address, _encoded(node), self._clock(), node.makes))
         self._link = link
         if self.note:
-            link.send(wire.Noted(self.note))
+            link.send(control.NodeNote(self.note))
         self._telling = self._loop.create_task(self._tell_used(link, node))
 
     def end(self) -> None:
@@ -99,12 +99,12 @@ class Agent:
             now = await asyncio.to_thread(node.host.cpu_seconds)
             if now != before:
                 before = now
-                link.send(wire.Used(now))
+                link.send(control.CpuUsed(now))
 
     def heard(self, message: Any) -> None:
         node = self.node
         assert node is not None
-        if type(message) is wire.Do:
+        if type(message) is control.ExecuteCommand:
             command = message.command
             if isinstance(command, Start):
                 node.open(command.lease)
@@ -116,18 +116,18 @@ class Agent:
                 node.load(command)
             elif isinstance(command, Evict):
                 node.evict(command.function, command.device, command.copy)
-        elif type(message) is wire.Check:
+        elif type(message) is control.CheckNode:
             for call, device in message.doubted:
                 node.leases.settle(call, device)
             if self._link is not None:
-                self._link.send(wire.Holds(message.number, _encoded(node), node.makes))
-        elif type(message) is wire.Define:
+                self._link.send(control.NodeHoldings(message.number, _encoded(node), node.makes))
+        elif type(message) is control.DefineFunction:
             node.functions.expect(message.worker)
             if message.worker.image:
                 self._spawn(self._pull(node, message.worker))
             elif message.fetch:
                 self._prepare(message.worker)
-        elif type(message) is wire.Forget:
+        elif type(message) is control.ForgetFunction:
             self._spawn(node.functions.forget(message.function))
 
     def _spawn(self, work: Coroutine[Any, Any, object]) -> None:

@@ -1,5 +1,5 @@
 """
-The two ends of a control connection: handshake, framing, beats. On asyncio; what is said is in `wire.py`.
+The two ends of a control connection: handshake, framing, beats. On asyncio; what is said is in `control.py`.
 
 Writes of one turn of the event loop go out together: under load, many messages share one system call.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from gpufaas_cluster import wire
+from gpufaas_cluster import control
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.errors import GpufaasError
 
@@ -33,7 +33,7 @@ _HIGH: Final = 32 * 1024 * 1024
 
 
 class TurnedAway(GpufaasError):
-    """The other end does not want us; `code` and `leader` as in `wire.Turned`."""
+    """The other end does not want us; `code` and `leader` as in `control.Turned`."""
 
     def __init__(self, code: str, message: str, leader: str = "") -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class NotReached(GpufaasError):
 class Identity:
     """Who this process is, and what shows that it belongs to the cluster."""
 
-    role: wire.Role
+    role: control.Role
     id: str
     boot: str
     token: bytes
@@ -77,7 +77,7 @@ class Link(asyncio.Protocol):
     def __init__(self, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
         self.on_message = on_message
         self.on_lost = on_lost
-        self.peer: wire.Hello | None = None
+        self.peer: control.ClientHello | None = None
         """Who connected to us."""
         self.epoch = 0
         """Of whom we connected to."""
@@ -86,7 +86,7 @@ class Link(asyncio.Protocol):
         """Who gets the connection after the welcome, in place of this; set by `Accept`."""
         self.early: list[Any] = []
         self._loop = asyncio.get_running_loop()
-        self._reader = wire.MessageReader()
+        self._reader = control.MessageReader()
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
         self._heard = self._sent = self._loop.time()
@@ -108,14 +108,14 @@ class Link(asyncio.Protocol):
         if self._over:
             on_lost(self._why or "it was closed")
 
-    def send(self, message: wire.Message) -> None:
+    def send(self, message: control.Message) -> None:
         """Send it with whatever else this turn of the loop has to say. Quietly nothing once it is over."""
         if self._over:
             return
         out = self._out
         if not out:
             self._loop.call_soon(self._flush)
-        out.append(wire.encode(message))
+        out.append(control.encode(message))
 
     def close(self, why: str = "closed here") -> None:
         """End it; what was sent before still goes out."""
@@ -150,7 +150,7 @@ class Link(asyncio.Protocol):
     def start_beats(self) -> None:
         """From now on the other end is to be heard every so often, and hears us."""
         self._heard = self._loop.time()
-        self._next_beat(wire.BEAT_S)
+        self._next_beat(control.BEAT_S)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -166,12 +166,12 @@ class Link(asyncio.Protocol):
         if now - self._due > _LATE_S:
             # We stood still ourselves: what it said meanwhile waits in the socket, and is looked at first.
             self._heard = min(now, self._heard + now - self._due)
-        if now - self._heard > wire.SILENCE_S:
+        if now - self._heard > control.SILENCE_S:
             self.abort(f"nothing was heard for {now - self._heard:.1f} s")
             return
-        if now - self._sent >= wire.BEAT_S * 0.9:
-            self.send(wire.Beat())
-        self._next_beat(min(wire.BEAT_S, self._heard + wire.SILENCE_S - now + 0.001))
+        if now - self._sent >= control.BEAT_S * 0.9:
+            self.send(control.Beat())
+        self._next_beat(min(control.BEAT_S, self._heard + control.SILENCE_S - now + 0.001))
 
     def _next_beat(self, in_s: Seconds) -> None:
         self._due = self._loop.time() + in_s
@@ -188,9 +188,9 @@ class Link(asyncio.Protocol):
             for message in self._reader.feed(data):
                 if self._over:
                     return
-                if type(message) is not wire.Beat:
+                if type(message) is not control.Beat:
                     self.on_message(message)
-        except wire.BrokenMessage as exc:
+        except control.BrokenMessage as exc:
             self.abort(f"it said what is no message: {exc}")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -260,10 +260,10 @@ class _Connecting(Link):
 
         :raises TurnedAway: it is none, or does not show that the other end has the token; the link is closed
         """
-        if isinstance(said, wire.Turned):
+        if isinstance(said, control.Turned):
             self.close()
             raise TurnedAway(said.code, said.message, said.leader)
-        if not isinstance(said, wire.Welcome) or not wire.proves(
+        if not isinstance(said, control.Welcome) or not control.proves(
             self._me.token, self._nonce, "server", said.id, said.proof
         ):
             self.close()
@@ -271,33 +271,35 @@ class _Connecting(Link):
         self.epoch, self.peer_id = said.epoch, said.id
 
     def _on_handshake(self, message: Any) -> None:
-        if isinstance(message, wire.Challenge):
+        if isinstance(message, control.Challenge):
             self._introduce(message)
         elif not self.answer.done():
             self.answer.set_result(message)
         else:
             self.early.append(message)
 
-    def _introduce(self, challenge: wire.Challenge) -> None:
+    def _introduce(self, challenge: control.Challenge) -> None:
         me = self._me
-        if challenge.protocol != wire.PROTOCOL:
+        if challenge.protocol != control.PROTOCOL:
             self.answer.set_exception(
                 TurnedAway(
                     "protocol",
                     f"{self._address} speaks protocol {challenge.protocol} ({challenge.product}), this release "
-                    f"({me.version or 'unknown'}) speaks {wire.PROTOCOL}: run the same release on both",
+                    f"({me.version or 'unknown'}) speaks {control.PROTOCOL}: run the same release on both",
                 )
             )
             return
-        shown = wire.proof(me.token, challenge.nonce, me.role, me.id)
-        self.send(wire.Hello(wire.PROTOCOL, me.role, me.id, me.boot, self._nonce, shown, me.version, self._calls))
+        shown = control.proof(me.token, challenge.nonce, me.role, me.id)
+        self.send(
+            control.ClientHello(control.PROTOCOL, me.role, me.id, me.boot, self._nonce, shown, me.version, self._calls)
+        )
 
     def _on_end(self, why: str) -> None:
         if not self.answer.done():
             self.answer.set_exception(NotReached(f"{self._address} closed the connection: {why}"))
 
 
-Accept = Callable[[Link, wire.Hello], int | wire.Turned]
+Accept = Callable[[Link, control.ClientHello], int | control.Turned]
 """
 Gets each that has the token: sets its `on_message` and `on_lost` and returns our epoch, or why it is turned away. It
 may say something itself already, which follows the welcome, or name who gets the connection then (`successor`).
@@ -323,7 +325,7 @@ async def listen(address: str, me: Identity, accept: Accept) -> asyncio.Server:
 
 
 class _Taken(Link):
-    """The listening end. Until its peer has shown the token, it is listened to for `wire.MAX_HELLO` bytes."""
+    """The listening end. Until its peer has shown the token, it is listened to for `control.MAX_HELLO` bytes."""
 
     def __init__(self, me: Identity, accept: Accept, unproven: "_Unproven") -> None:
         super().__init__(self._on_hello, self._end_handshake)
@@ -341,12 +343,14 @@ class _Taken(Link):
         peer = transport.get_extra_info("peername")
         self._address, self.host = str(peer), str(peer[0]) if peer else ""
         self._unproven.add(self)
-        self.send(wire.Challenge(f"gpufaas {self._me.role} {self._me.version}".strip(), wire.PROTOCOL, self._nonce))
+        self.send(
+            control.Challenge(f"gpufaas {self._me.role} {self._me.version}".strip(), control.PROTOCOL, self._nonce)
+        )
 
     def data_received(self, data: bytes) -> None:
         if self.peer is None:
             self._taken += len(data)
-            if self._taken > wire.MAX_HELLO:
+            if self._taken > control.MAX_HELLO:
                 self.abort(f"it said {self._taken} bytes before it had shown the token")
                 return
         super().data_received(data)
@@ -354,39 +358,41 @@ class _Taken(Link):
     def _on_hello(self, hello: Any) -> None:
         self._end_handshake()
         self.on_message = lambda _: None
-        if not isinstance(hello, wire.Hello):
+        if not isinstance(hello, control.ClientHello):
             self.abort("it did not introduce itself")
             return
-        decided: int | wire.Turned | None = self._why_not(hello)
+        decided: int | control.Turned | None = self._why_not(hello)
         if decided is None:
             self.peer = hello
             decided = self._accept(self, hello)
-        if isinstance(decided, wire.Turned):
+        if isinstance(decided, control.Turned):
             log.warning("turned away %s: %s", self._address, decided.message)
             self.send(decided)
             self.close()
             return
         # The welcome goes first, whatever `accept` has said already.
         said, self._out = self._out, []
-        self.send(wire.Welcome(decided, wire.proof(self._me.token, hello.nonce, "server", self._me.id), self._me.id))
+        self.send(
+            control.Welcome(decided, control.proof(self._me.token, hello.nonce, "server", self._me.id), self._me.id)
+        )
         self._out += said
         if self.successor is not None:
             self.hand_over(self.successor)
         else:
             self.start_beats()
 
-    def _why_not(self, hello: wire.Hello) -> wire.Turned | None:
+    def _why_not(self, hello: control.ClientHello) -> control.Turned | None:
         """Return why *hello* is turned away: another protocol, or no proof of the token."""
         me = self._me
-        if hello.protocol != wire.PROTOCOL:
-            return wire.Turned(
+        if hello.protocol != control.PROTOCOL:
+            return control.Turned(
                 "protocol",
                 f"{hello.role} {hello.id} speaks protocol {hello.protocol} (release {hello.version!r}), "
-                f"this {me.role} speaks {wire.PROTOCOL} (release {me.version or 'unknown'}): "
+                f"this {me.role} speaks {control.PROTOCOL} (release {me.version or 'unknown'}): "
                 "run the same release on both",
             )
-        if not wire.proves(me.token, self._nonce, hello.role, hello.id, hello.proof):
-            return wire.Turned(
+        if not control.proves(me.token, self._nonce, hello.role, hello.id, hello.proof):
+            return control.Turned(
                 "token",
                 f"{hello.role} {hello.id} has another token than {me.role} {me.id}: give it the same --token-file",
             )
@@ -435,6 +441,6 @@ class _Unproven:
         if now - self._said_at >= _CROWDED_EVERY_S:
             self._said_at = now
             log.warning(
-                "door.crowded address=%s connections=%d peer=%s: nobody says who he is, the oldest is closed",
+                "listener.crowded address=%s connections=%d peer=%s: nobody says who he is, the oldest is closed",
                 self._address, len(self._all), oldest.host,
             )  # fmt: skip

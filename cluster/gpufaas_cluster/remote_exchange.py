@@ -6,19 +6,19 @@ from typing import Final
 
 import msgspec
 
-from gpufaas_cluster import wire
-from gpufaas_cluster.door_frames import DoorAnswer, DoorCall, DoorKind, Failure, Room
-from gpufaas_cluster.remote_connection import BUFFER, Connection
+from gpufaas_cluster import control
+from gpufaas_cluster.call_connection import BUFFER, CallConnection
+from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, WindowHead
 from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.errors import GpufaasError, LeaseRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import CHUNK_BYTES, FILE, CallHead, EndHead, Kind, encode_frame, encode_prefix
 from gpufaas_core.messages import Lease
 from gpufaas_core.model import CallId
 
-_decode_answer: Final = msgspec.msgpack.Decoder(DoorAnswer).decode
+_decode_answer: Final = msgspec.msgpack.Decoder(NodeAnswerHead).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
-_decode_room: Final = msgspec.msgpack.Decoder(Room).decode
-_decode_failure: Final = msgspec.msgpack.Decoder(Failure).decode
+_decode_room: Final = msgspec.msgpack.Decoder(WindowHead).decode
+_decode_failure: Final = msgspec.msgpack.Decoder(ErrorHead).decode
 
 OnUnreachable = Callable[[CallId, str, str], None]
 """Told of a call whose node, by its device, could not be reached, and why: nothing of it was taken."""
@@ -45,7 +45,7 @@ class RemoteExchange(AnswerBuffer):
         self._on_unreachable = on_unreachable
         self._head = head
         self._body = body
-        self._connection: Connection | None = None
+        self._connection: CallConnection | None = None
         """While it has one."""
         self._over = False
         """The node has said the last of it, or is gone."""
@@ -120,11 +120,11 @@ class RemoteExchange(AnswerBuffer):
     def gone(self) -> bool:
         return self._cancelled
 
-    def sent_on(self, connection: Connection) -> None:
+    def sent_on(self, connection: CallConnection) -> None:
         self._connection = connection
         head, body = self._head, self._body
         self._body = b""
-        connection.write_with(encode_prefix(Kind.CALL, DoorCall(self.lease, head), len(body)), body)
+        connection.write_with(encode_prefix(Kind.CALL, NodeCallHead(self.lease, head), len(body)), body)
         if head.body_mode == FILE:
             self._sender = self._loop.create_task(self._send_file(head.body_path, connection))
 
@@ -157,7 +157,7 @@ class RemoteExchange(AnswerBuffer):
                 self._keep(body)
                 self._wake()
             return False
-        if kind == DoorKind.ROOM:
+        if kind == NodeKind.ROOM:
             self._room += _decode_room(header).bytes
             self._wake()
             return False
@@ -168,10 +168,10 @@ class RemoteExchange(AnswerBuffer):
                 self._fail_with(GpufaasError(f"the function's answer broke off: {end.error}"))
             self._wake()
             return True
-        if kind == DoorKind.REFUSED or kind == DoorKind.ERROR:
+        if kind == NodeKind.REFUSED or kind == NodeKind.ERROR:
             failure = _decode_failure(header)
             self._finish()
-            self._fail_with(wire.make_error(failure.name, failure.message, failure.retry_after_s))
+            self._fail_with(control.make_error(failure.name, failure.message, failure.retry_after_s))
             return True
         return False
 
@@ -191,7 +191,7 @@ class RemoteExchange(AnswerBuffer):
             self._sender.cancel()
             self._sender = None
 
-    async def _send_file(self, path: str, connection: Connection) -> None:
+    async def _send_file(self, path: str, connection: CallConnection) -> None:
         try:
             with open(path, "rb", buffering=0) as file:  # noqa: ASYNC230 - in the page cache: just written
                 while piece := file.read(CHUNK_BYTES):

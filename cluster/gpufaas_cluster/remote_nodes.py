@@ -1,5 +1,5 @@
 """
-Calls to nodes elsewhere: straight to their doors, over connections that are kept (`gpufaas_cluster.door_frames`).
+Calls to nodes elsewhere: straight to them, over connections that are kept (`gpufaas_cluster.call_frames`).
 
 Each node has one link, which says that both ends are alive: when it is lost, so is every call there, and the node is
 dialled again until it is no longer among those that the scheduler sees. A warm call is one write and one read, without
@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
+from gpufaas_cluster.call_connection import CallConnection, ConnectionUser
 from gpufaas_cluster.connection import Identity, Link, connect
-from gpufaas_cluster.remote_connection import Connection, ConnectionUser
 from gpufaas_cluster.remote_exchange import OnUnreachable, RemoteExchange
-from gpufaas_cluster.remote_question import RemoteQuestion
+from gpufaas_cluster.remote_query import RemoteQuery
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Lease
@@ -45,8 +45,8 @@ class RemoteNodes:
         self.watchers: set[Callable[[], None]] = set()
         """Told when a node came, went, was lost or found."""
         self.loop = asyncio.get_running_loop()
-        self._nodes: dict[str, RemoteNode] = {}
-        self._leaving: dict[str, RemoteNode] = {}
+        self._nodes: dict[str, NodeClient] = {}
+        self._leaving: dict[str, NodeClient] = {}
         """Gone from the view, while calls run there."""
 
     def set_nodes(self, views: Iterable[NodeView]) -> None:
@@ -67,7 +67,7 @@ class RemoteNodes:
                 found = self._nodes[view.id] = self._leaving.pop(view.id)
                 found.come_back()
             if found is None:
-                self._nodes[view.id] = RemoteNode(self, view)
+                self._nodes[view.id] = NodeClient(self, view)
             else:
                 found.view = view
         self.changed()
@@ -77,14 +77,14 @@ class RemoteNodes:
             watcher()
 
     @property
-    def nodes(self) -> "list[RemoteNode]":
+    def nodes(self) -> "list[NodeClient]":
         return list(self._nodes.values())
 
     def unlinked(self) -> list[NodeId]:
         """Return those that cannot be reached."""
         return sorted(node.id for node in self._nodes.values() if node.down)
 
-    def get(self, id_: str) -> "RemoteNode | None":
+    def get(self, id_: str) -> "NodeClient | None":
         return self._nodes.get(id_)
 
     def devices(self) -> list[Device]:
@@ -110,7 +110,7 @@ class RemoteNodes:
         await asyncio.gather(*(task for node in nodes for task in node.tasks), return_exceptions=True)
 
 
-class RemoteNode:
+class NodeClient:
     """One node: its link, and the connections to it."""
 
     def __init__(self, nodes: RemoteNodes, view: NodeView) -> None:
@@ -120,12 +120,12 @@ class RemoteNode:
         """Why it cannot be reached; empty: it can, or that is not known yet."""
         self.tasks: set[asyncio.Task[None]] = set()
         self._nodes = nodes
-        self._idle: list[Connection] = []
+        self._idle: list[CallConnection] = []
         """The last used last, and taken first."""
         self._least_idle = 0
         """Never since the last trim were fewer idle."""
         self._trim = nodes.loop.call_later(_TRIM_S, self._close_idle)
-        self._all: set[Connection] = set()
+        self._all: set[CallConnection] = set()
         self._waiting: deque[ConnectionUser] = deque()
         self._dials = 0
         self._link: Link | None = None
@@ -158,7 +158,7 @@ class RemoteNode:
             self._dials += 1
             self._spawn(self._dial())
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: CallConnection) -> None:
         """The call of *connection* is over: it may carry another."""
         while self._waiting:
             user = self._waiting.popleft()
@@ -172,18 +172,18 @@ class RemoteNode:
 
     async def ask(self, what: str, value: Any) -> bytes:
         """
-        Return what the node answers to a question of the door's.
+        Return what the node answers to a query (`call_frames.QueryHead`).
 
         :raises NotReached: it is not there, or was lost
         :raises GpufaasError: its error
         """
-        question = RemoteQuestion(what, value)
+        question = RemoteQuery(what, value)
         self.begin(question)
         return await question.reply()
 
     async def ask_lines(self, what: str, value: Any) -> AsyncGenerator[bytes, None]:
         """Yield the lines of an answer in pieces as they come. :raises GpufaasError: as `ask`"""
-        question = RemoteQuestion(what, value)
+        question = RemoteQuery(what, value)
         self.begin(question)
         rest = b""
         try:
@@ -194,7 +194,7 @@ class RemoteNode:
         finally:
             question.cancel()
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: CallConnection) -> None:
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
@@ -239,7 +239,7 @@ class RemoteNode:
         """Make connections as long as somebody waits for one."""
         try:
             while self._waiting:
-                connection = Connection(self)
+                connection = CallConnection(self)
                 await connect(self.address, self._nodes.me, DIAL_S, connection)
                 self._all.add(connection)
                 self.release(connection)

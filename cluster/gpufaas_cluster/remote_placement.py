@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import Final
 
-from gpufaas_cluster import wire
+from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import LeaseRefused, UnknownFunction
@@ -50,16 +50,16 @@ class _Waiting:
         """Its function was said to be unknown, and was told about once more."""
 
 
-def _place(call: _Waiting, now: float) -> wire.Place:
+def _place(call: _Waiting, now: float) -> control.PlaceCall:
     left_s, age_s = call.deadline - now, now - call.since
-    return wire.Place(call.sent, call.function, left_s, age_s, call.size, call.outer, call.endless)
+    return control.PlaceCall(call.sent, call.function, left_s, age_s, call.size, call.outer, call.endless)
 
 
 class RemotePlacement:
     """The calls of one gateway. `RemoteScheduler` says when there is a link, and what came on it."""
 
     def __init__(self) -> None:
-        self.view: wire.View | None = None
+        self.view: control.ClusterState | None = None
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
         self._epoch = 0
@@ -119,7 +119,7 @@ class RemotePlacement:
         if granted is not None:
             self._granted(granted)
         elif self._link is not None:
-            self._link.send(wire.Again(sent))
+            self._link.send(control.PlaceAgain(sent))
         else:
             self._loop.call_later(PATIENCE_S, self._give_up, future)
         return future
@@ -129,19 +129,19 @@ class RemotePlacement:
         self._waiting.pop(sent, None)
         self._running.pop(sent, None)
         if self._link is not None:
-            self._link.send(wire.Cancel(sent))
+            self._link.send(control.CancelCall(sent))
 
     def over(self, call: CallId) -> None:
         """Its caller was answered."""
         sent = self._sent.pop(call, call) if self._sent else call
         self._running.pop(sent, None)
         if self._early and self._early.pop(sent, None) is not None and self._link is not None:
-            self._link.send(wire.Cancel(sent))  # nobody will open it
+            self._link.send(control.CancelCall(sent))  # nobody will open it
 
     def unreachable(self, call: CallId, device: DeviceId, reason: str) -> None:
         """The node of a lease could not be reached. *call* as in the lease."""
         if self._link is not None:
-            self._link.send(wire.Unreachable(call, device, reason))
+            self._link.send(control.NodeUnreachable(call, device, reason))
 
     def _resend(self, link: Link, is_new: bool) -> None:
         """Place those that wait again, by a scheduler that *is_new* or by the one that was lost."""
@@ -196,22 +196,22 @@ class RemotePlacement:
                 # Granted anew before its refusal is known here.
                 self._early[lease.call] = lease
             elif self._link is not None:
-                self._link.send(wire.Cancel(lease.call))  # its caller went while the lease was on its way
+                self._link.send(control.CancelCall(lease.call))  # its caller went while the lease was on its way
             return
         self._running[lease.call] = waiting.function
         if not waiting.future.done():
             waiting.future.set_result(lease)
 
-    def _rejected(self, rejected: wire.Rejected) -> None:
+    def _rejected(self, rejected: control.CallRejected) -> None:
         waiting = self._waiting.pop(rejected.call, None)
         if waiting is None:
             return
-        error = wire.make_error(rejected.code, rejected.message, rejected.retry_after_s)
+        error = control.make_error(rejected.code, rejected.message, rejected.retry_after_s)
         known = self._functions.get(waiting.function)
         if isinstance(error, UnknownFunction) and known is not None and not waiting.retold and self._link is not None:
             # It was deployed a moment ago, by another gateway: this scheduler will know it when it is told.
             waiting.retold = True
-            self._link.send(wire.Deploy(*known))
+            self._link.send(control.DeployFunction(*known))
             self._place_anew(waiting, self._loop.time())
             return
         if not waiting.future.done():

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufaas_cluster import wire
+from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity, Link
 from gpufaas_cluster.leader_link import LeaderLink
 from gpufaas_cluster.remote_placement import PATIENCE_S, RemotePlacement
@@ -26,7 +26,7 @@ _NOBODY: Final = EngineStatus("", (), {}, {})
 class RemoteScheduler(RemotePlacement):
     """See module. `leaders` keeps the connection; one event loop owns it."""
 
-    def __init__(self, me: Identity, *, on_view: Callable[[wire.View], None] = lambda _: None) -> None:
+    def __init__(self, me: Identity, *, on_view: Callable[[control.ClusterState], None] = lambda _: None) -> None:
         """:param on_view: told of nodes and residents when they change"""
         super().__init__()
         self.me = me
@@ -37,30 +37,30 @@ class RemoteScheduler(RemotePlacement):
         self._unlinked: list[NodeId] = []
 
     def unlinked(self, nodes: list[NodeId]) -> None:
-        """The doors of *nodes* are not reached from here."""
+        """Tell the scheduler which nodes are not reached from here."""
         if nodes != self._unlinked:
             self._unlinked = nodes
             if self._link is not None:
-                self._link.send(wire.Unlinked(nodes))
+                self._link.send(control.UnreachedNodes(nodes))
 
     def deploy(self, function: Function, worker: WorkerSpec) -> None:
         self._functions[function.id] = (function, worker)
         if self._link is not None:
-            self._link.send(wire.Deploy(function, worker))
+            self._link.send(control.DeployFunction(function, worker))
 
     def remove(self, function: FunctionId, drain: bool) -> None:
         self._functions.pop(function, None)
         if self._link is not None:
-            self._link.send(wire.Remove(function, drain))
+            self._link.send(control.RemoveFunction(function, drain))
 
     def scale(self, function: FunctionId, copies: int) -> None:
         if self._link is None:
             raise LeaseRefused("no scheduler leads at the moment: scale again in a few seconds")
-        self._link.send(wire.Scale(function, copies))
+        self._link.send(control.ScaleFunction(function, copies))
 
     def counted(self, functions: dict[str, tuple[int, int, int, int]]) -> None:
         if self._link is not None:
-            self._link.send(wire.Counted(functions))
+            self._link.send(control.CallCounts(functions))
 
     def status(self) -> EngineStatus:
         """As the scheduler last said it: at most half a second old while one leads."""
@@ -82,7 +82,7 @@ class RemoteScheduler(RemotePlacement):
         self._serial += 1
         number = self._serial
         future = self._asked[number] = self._loop.create_future()
-        self._link.send(wire.Ask(number, what, value))
+        self._link.send(control.Query(number, what, value))
         try:
             answer: bytes = await asyncio.wait_for(future, PATIENCE_S)
         except TimeoutError:
@@ -105,8 +105,8 @@ class RemoteScheduler(RemotePlacement):
         is_new, self._epoch = link.epoch != self._epoch, link.epoch
         self._link = link
         self._early.clear()
-        link.send(wire.Present(list(self._running)))
-        link.send(wire.Unlinked(self._unlinked))
+        link.send(control.RunningCalls(list(self._running)))
+        link.send(control.UnreachedNodes(self._unlinked))
         self._resend(link, is_new)
 
     def end(self) -> None:
@@ -119,17 +119,17 @@ class RemoteScheduler(RemotePlacement):
 
     def heard(self, message: Any) -> None:
         kind = type(message)
-        if kind is wire.Granted:
+        if kind is control.LeaseGranted:
             self._granted(message.lease)
-        elif kind is wire.Rejected:
+        elif kind is control.CallRejected:
             self._rejected(message)
-        elif kind is wire.Unknown:
+        elif kind is control.CallUnknown:
             self._unknown(message.call)
-        elif kind is wire.View:
+        elif kind is control.ClusterState:
             self.view = message
             self._ready = None
             self._on_view(message)
-        elif kind is wire.Answered:
+        elif kind is control.QueryReply:
             future = self._asked.pop(message.number, None)
             if future is not None and not future.done():
                 if message.error:

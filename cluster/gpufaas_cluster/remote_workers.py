@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from gpufaas_cluster.connection import NotReached
-from gpufaas_cluster.remote_nodes import RemoteNode, RemoteNodes
+from gpufaas_cluster.remote_nodes import NodeClient, RemoteNodes
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.constraints import Constraint, satisfied
 from gpufaas_core.environment import Environment, grouped
@@ -103,7 +103,7 @@ class RemoteWorkers:
         used = [each for each in found if each is not None]
         return (sum(cpu for cpu, _ in used), sum(memory for _, memory in used)) if used else None
 
-    def _candidates(self, constraints: Sequence[Constraint]) -> list[RemoteNode]:
+    def _candidates(self, constraints: Sequence[Constraint]) -> list[NodeClient]:
         """Return the nodes that may have a function with *constraints*, those that are known to be alive first."""
         fit = [
             node
@@ -140,7 +140,7 @@ class RemoteLogs:
         readers: dict[str, asyncio.Task[None]] = {}
         begin_at: dict[str, datetime] = {}
 
-        async def read(node: RemoteNode) -> None:
+        async def read(node: NodeClient) -> None:
             begin = msgspec.structs.replace(query, since=begin_at.get(node.id, query.since), tail=0)
             try:
                 async for raw in node.ask_lines("follow", begin):
@@ -184,7 +184,7 @@ class RemoteLogs:
     async def _query_each(self, query: LogQuery) -> dict[str, list[LogLine]]:
         """Return the lines by node; those that cannot be reached are left out."""
 
-        async def lines_of(node: RemoteNode) -> list[LogLine]:
+        async def lines_of(node: NodeClient) -> list[LogLine]:
             return [_decode_line(line) async for line in node.ask_lines("logs", query)]
 
         nodes = [node for node in self._nodes.nodes if not node.down]

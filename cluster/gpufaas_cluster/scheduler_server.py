@@ -1,5 +1,5 @@
 """
-The scheduler's door: gateways and nodes connect here, and the engine behind it serves them as it serves embedded ones.
+Where gateways and nodes connect to the scheduler, and the engine behind it serves them as it serves embedded ones.
 
 A node is a `service.NodePort` at the other end of a link; a gateway is where the answers to its calls go. What a node
 says when it joins is the truth about what it holds; a link that breaks takes its devices out of the view at once. After
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufaas_cluster import wire
+from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity, Link, listen
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, LoadFailed, Overloaded
@@ -44,10 +44,10 @@ _REMOVED_KEPT: Final = 10_000
 _decode_snapshot: Final = msgspec.msgpack.Decoder(NodeSnapshot).decode
 
 
-class RemoteNode:
+class NodeSession:
     """A node at the other end of a link (`service.NodePort`)."""
 
-    def __init__(self, link: Link, hello: wire.Hello) -> None:
+    def __init__(self, link: Link, hello: control.ClientHello) -> None:
         self.link = link
         self.id = NodeId(hello.id)
         self.boot = hello.boot
@@ -56,7 +56,7 @@ class RemoteNode:
         self.devices: list[Device] = []
         self.draining = False
         self.shut = False
-        """No gateway reaches its door."""
+        """No gateway reaches it."""
         self.closed = False
         """It takes no calls, because of one or the other."""
         self.clock_note = ""
@@ -64,7 +64,7 @@ class RemoteNode:
         self.joined_at = time.monotonic()
         self.cpu_s: dict[FunctionId, Seconds] = {}
         self.checks = 0
-        """How often it was asked what it holds; the number of the last `wire.Check`."""
+        """How often it was asked what it holds; the number of the last `control.CheckNode`."""
         self.asked: dict[DeviceId, Holding] = {}
         """What it should have had then; empty once it has answered."""
         self.absent: dict[DeviceId, Set[CallId]] = {}
@@ -73,29 +73,29 @@ class RemoteNode:
         """Those that the one before lacked, too."""
 
     def open(self, lease: Lease) -> object:
-        self.link.send(wire.Do(Start(lease)))
+        self.link.send(control.ExecuteCommand(Start(lease)))
         return None
 
     def load(self, command: Load) -> None:
-        self.link.send(wire.Do(command))
+        self.link.send(control.ExecuteCommand(command))
 
     def evict(self, function: FunctionId, device: DeviceId, copy: int = 0) -> None:
-        self.link.send(wire.Do(Evict(function, device, copy)))
+        self.link.send(control.ExecuteCommand(Evict(function, device, copy)))
 
     def resize(self, function: FunctionId, device: DeviceId, memory: Bytes, copy: int = 0) -> None:
-        self.link.send(wire.Do(Resize(function, device, memory, copy)))
+        self.link.send(control.ExecuteCommand(Resize(function, device, memory, copy)))
 
     def abort(self, call: CallId, device: DeviceId) -> None:
-        self.link.send(wire.Do(Abort(call, device)))
+        self.link.send(control.ExecuteCommand(Abort(call, device)))
 
     def view(self) -> NodeView:
-        shut = f"no gateway reaches its door at {self.address}: it gets no calls" if self.shut else ""
+        shut = f"no gateway reaches it at {self.address}: it gets no calls" if self.shut else ""
         note = "; ".join(filter(None, (self.note, self.clock_note, shut)))
         joined_s = time.monotonic() - self.joined_at
         return NodeView(self.id, self.address, self.devices, self.draining, note, self.version, joined_s, self.makes)
 
 
-class _Gateway:
+class GatewaySession:
     """A gateway at the other end of a link, by the name that ends the ids of its calls."""
 
     def __init__(self, link: Link, name: str) -> None:
@@ -106,18 +106,18 @@ class _Gateway:
         """The calls that it knew to run when it came."""
         self.gone: asyncio.TimerHandle | None = None
         self.unlinked: frozenset[NodeId] = frozenset()
-        """The nodes whose doors it does not reach."""
+        """The nodes that it does not reach."""
 
     def answer(self, call: CallId, answer: Lease | GpufaasError) -> None:
         self.present.discard(call)
         if isinstance(answer, Lease):
-            self.link.send(wire.Granted(answer))
+            self.link.send(control.LeaseGranted(answer))
             return
         after = answer.retry_after_s if isinstance(answer, Overloaded | LoadFailed) else 0.0
-        self.link.send(wire.Rejected(call, wire.error_name(answer), str(answer), after))
+        self.link.send(control.CallRejected(call, control.error_name(answer), str(answer), after))
 
 
-def _noting(gateway: _Gateway, answered: set[CallId]) -> Callable[[CallId, Lease | GpufaasError], None]:
+def _noting(gateway: GatewaySession, answered: set[CallId]) -> Callable[[CallId, Lease | GpufaasError], None]:
     """Return *gateway*'s `answer`, which notes in *answered* whom it answered."""
 
     def answer(call: CallId, given: Lease | GpufaasError) -> None:
@@ -137,14 +137,14 @@ class SchedulerServer:
         self.leader = ""
         """Address of the one that leads, as far as it is known; for those who ask us."""
         self.service: SchedulerService | None = None
-        self.nodes: dict[NodeId, RemoteNode] = {}
+        self.nodes: dict[NodeId, NodeSession] = {}
         self.drained: set[NodeId] = set()
         """Nodes that take no new calls; kept when they reconnect."""
         self.on_drain: Callable[[NodeId, bool], None] = lambda _, __: None
         """Told when a node is to be drained, or taken back, so that a next leader knows too."""
         self.names: dict[FunctionId, WorkerSpec] = {}
         self._clock = clock
-        self._gateways: dict[str, _Gateway] = {}
+        self._gateways: dict[str, GatewaySession] = {}
         self._removed: OrderedDict[FunctionId, None] = OrderedDict()
         self._epoch = 0
         self.may_act: Callable[[], bool] = lambda: True
@@ -152,7 +152,7 @@ class SchedulerServer:
         self._server: asyncio.Server | None = None
         self._awaited: set[NodeId] | None = None
         """Nodes that are to join before calls are placed; None: nobody is waited for."""
-        self._early: list[tuple[_Gateway, CallId]] = []
+        self._early: list[tuple[GatewaySession, CallId]] = []
         """Calls that were placed before the engine served."""
         self._open = False
         self._loop = asyncio.get_running_loop()
@@ -224,7 +224,7 @@ class SchedulerServer:
             return
         self.names[function.id] = worker
         for node in self.nodes.values():
-            node.link.send(wire.Define(worker, fetch=True))
+            node.link.send(control.DefineFunction(worker, fetch=True))
         self.service.deploy(function)
 
     def remove(self, function: FunctionId, drain: bool) -> None:
@@ -237,7 +237,7 @@ class SchedulerServer:
             return
         self.service.remove(function, drain)
         for node in self.nodes.values():
-            node.link.send(wire.Forget(function))
+            node.link.send(control.ForgetFunction(function))
 
     def counted(self) -> dict[str, tuple[int, int, int, int]]:
         """Return what all gateways counted, by the full name of the function."""
@@ -257,15 +257,15 @@ class SchedulerServer:
 
     # --- who connects ---
 
-    def _accept(self, link: Link, hello: wire.Hello) -> int | wire.Turned:
+    def _accept(self, link: Link, hello: control.ClientHello) -> int | control.Turned:
         if self.service is not None and not self.may_act():
-            return wire.Turned("not_leader", f"scheduler {self.me.id} stood still, and asks whether it still leads")
+            return control.Turned("not_leader", f"scheduler {self.me.id} stood still, and asks whether it still leads")
         if self.service is None or not self._open:
             where = f"the scheduler at {self.leader} leads" if self.leader else "none leads yet"
-            return wire.Turned("not_leader", f"scheduler {self.me.id} does not lead: {where}", self.leader)
+            return control.Turned("not_leader", f"scheduler {self.me.id} does not lead: {where}", self.leader)
         if hello.role == "gateway":
             name = f"{hello.id}.{hello.boot}"
-            gateway = _Gateway(link, name)
+            gateway = GatewaySession(link, name)
             before = self._gateways.get(name)
             if before is not None:
                 if before.gone is not None:
@@ -285,19 +285,19 @@ class SchedulerServer:
             known = self.nodes.get(NodeId(hello.id))
             if known is not None and known.boot != hello.boot and not known.link.closed:
                 text = (
-                    f"a node {hello.id!r} is there already (boot {known.boot}, door {known.address}): give this one "
+                    f"a node {hello.id!r} is there already (boot {known.boot}, at {known.address}): give this one "
                     "another --id, or wait until the other has been silent for 3 s"
                 )
-                return wire.Turned("duplicate", text)
+                return control.Turned("duplicate", text)
             if known is not None:
                 known.link.on_lost = lambda _: None
                 known.link.close("it connected again")
                 self._node_lost(known, "it connected again")
-            node = RemoteNode(link, hello)
+            node = NodeSession(link, hello)
             link.on_message = lambda message: self._from_node(node, message)
             link.on_lost = lambda why: self._node_lost(node, why)
             return self._epoch
-        return wire.Turned("protocol", f"a {hello.role} has no business here")
+        return control.Turned("protocol", f"a {hello.role} has no business here")
 
     def _acting(self, link: Link) -> SchedulerService | None:
         """
@@ -313,61 +313,63 @@ class SchedulerServer:
 
     # --- gateways ---
 
-    def _from_gateway(self, gateway: _Gateway, message: Any) -> None:
+    def _from_gateway(self, gateway: GatewaySession, message: Any) -> None:
         service = self._acting(gateway.link)
         if service is None:
             return
         kind = type(message)
-        if kind is wire.Place:
+        if kind is control.PlaceCall:
             if self._awaited is not None:
                 self._early.append((gateway, message.call))
             service.place_for(
                 message.call, message.function, message.timeout_s, message.age_s, message.size, message.outer,
                 message.endless,
             )  # fmt: skip
-        elif kind is wire.Cancel:
+        elif kind is control.CancelCall:
             service.cancel(message.call)
-        elif kind is wire.Again:
+        elif kind is control.PlaceAgain:
             if not service.knows(message.call):
-                gateway.link.send(wire.Unknown(message.call))
-        elif kind is wire.Unreachable:
+                gateway.link.send(control.CallUnknown(message.call))
+        elif kind is control.NodeUnreachable:
             service.report(RefusedFact(message.call, DeviceId(message.device), message.reason, opened=True))
             if not service.knows(message.call):
-                gateway.link.send(wire.Unknown(message.call))
-        elif kind is wire.Present:
+                gateway.link.send(control.CallUnknown(message.call))
+        elif kind is control.RunningCalls:
             gateway.present = set(message.running)
             if self._awaited is None:
                 self._forget_others(service, gateway)
-        elif kind is wire.Counted:
+        elif kind is control.CallCounts:
             gateway.counted = message.functions
-        elif kind is wire.Deploy:
+        elif kind is control.DeployFunction:
             self.deploy(message.function, message.worker)
-        elif kind is wire.Remove:
+        elif kind is control.RemoveFunction:
             self.remove(message.function, message.drain)
-        elif kind is wire.Scale:
+        elif kind is control.ScaleFunction:
             service.scale(message.function, message.copies)
-        elif kind is wire.Unlinked:
+        elif kind is control.UnreachedNodes:
             gateway.unlinked = frozenset(message.nodes)
-            self._look_at_doors()
-        elif kind is wire.Ask:
+            self._look_at_reach()
+        elif kind is control.Query:
             self._asked(service, gateway, message)
 
-    def _asked(self, service: SchedulerService, gateway: _Gateway, asked: wire.Ask) -> None:
+    def _asked(self, service: SchedulerService, gateway: GatewaySession, asked: control.Query) -> None:
         if asked.what == "explain":
             found = service.explained(CallId(asked.value))
-            gateway.link.send(wire.Answered(asked.number, msgspec.json.encode(found)))
+            gateway.link.send(control.QueryReply(asked.number, msgspec.json.encode(found)))
         else:
             gateway.link.send(self._answer(asked))
 
-    def _answer(self, asked: wire.Ask) -> wire.Answered:
+    def _answer(self, asked: control.Query) -> control.QueryReply:
         if asked.what in ("drain", "undrain"):
             node = self.nodes.get(NodeId(asked.value))
             if node is None:
                 there = ", ".join(sorted(self.nodes)) or "none"
-                return wire.Answered(asked.number, error=f"there is no node {asked.value!r}: those that are: {there}")
+                return control.QueryReply(
+                    asked.number, error=f"there is no node {asked.value!r}: those that are: {there}"
+                )
             self.drain(node.id, asked.what == "drain")
-            return wire.Answered(asked.number, msgspec.json.encode(node.view()))
-        return wire.Answered(asked.number, error=f"this release cannot answer {asked.what!r}")
+            return control.QueryReply(asked.number, msgspec.json.encode(node.view()))
+        return control.QueryReply(asked.number, error=f"this release cannot answer {asked.what!r}")
 
     def drain(self, id_: NodeId, drain: bool) -> None:
         """Let the node take no new calls: what runs there ends, what waits goes elsewhere; or take it back."""
@@ -378,7 +380,7 @@ class SchedulerServer:
             self._open_or_close(node)
         self.on_drain(id_, drain)
 
-    def _open_or_close(self, node: RemoteNode) -> None:
+    def _open_or_close(self, node: NodeSession) -> None:
         closed = node.draining or node.shut
         if closed != node.closed and self.service is not None:
             node.closed = closed
@@ -386,8 +388,8 @@ class SchedulerServer:
                 self.service.drain(device.id, closed)
         self._view_due = True
 
-    def _look_at_doors(self) -> None:
-        """A node whose door no gateway reaches gets no calls: unless it is so with all nodes, which helps nobody."""
+    def _look_at_reach(self) -> None:
+        """A node that no gateway reaches gets no calls: unless it is so with all nodes, which helps nobody."""
         told = [each.unlinked for each in self._gateways.values() if not each.link.closed]
         shut = {id_ for id_ in self.nodes if told and all(id_ in each for each in told)}
         if len(shut) == len(self.nodes):
@@ -398,12 +400,12 @@ class SchedulerServer:
                 log.warning("node.%s id=%s address=%s", "unreached" if node.shut else "reached", node.id, node.address)
                 self._open_or_close(node)
 
-    def _gateway_lost(self, gateway: _Gateway, why: str) -> None:
+    def _gateway_lost(self, gateway: GatewaySession, why: str) -> None:
         log.warning("gateway.lost id=%s reason=%s", gateway.name, why)
-        self._look_at_doors()
+        self._look_at_reach()
         gateway.gone = self._loop.call_later(GRACE_S, self._gateway_gone, gateway)
 
-    def _gateway_gone(self, gateway: _Gateway) -> None:
+    def _gateway_gone(self, gateway: GatewaySession) -> None:
         if self._gateways.get(gateway.name) is not gateway or self.service is None:
             return
         del self._gateways[gateway.name]
@@ -413,30 +415,30 @@ class SchedulerServer:
 
     # --- nodes ---
 
-    def _from_node(self, node: RemoteNode, message: Any) -> None:
+    def _from_node(self, node: NodeSession, message: Any) -> None:
         service = self._acting(node.link)
         if service is None:
             return
         kind = type(message)
-        if kind is wire.Fact:
+        if kind is control.NodeEvent:
             if self.nodes.get(node.id) is node:
                 if type(message.event) is DeviceLeft:
                     node.devices = [each for each in node.devices if each.id != message.event.device]
                     self._view_due = True
                 service.report(message.event)
-        elif kind is wire.Joining:
+        elif kind is control.NodeJoins:
             self._join(service, node, message)
-        elif kind is wire.Holds:
+        elif kind is control.NodeHoldings:
             self._compare(service, node, message)
-        elif kind is wire.Used:
+        elif kind is control.CpuUsed:
             node.cpu_s = message.cpu_s
-        elif kind is wire.Noted:
+        elif kind is control.NodeNote:
             node.note = message.note
             self._view_due = True
             if message.note:
                 log.warning("node.note id=%s note=%s", node.id, message.note)
 
-    def _join(self, service: SchedulerService, node: RemoteNode, joining: wire.Joining) -> None:
+    def _join(self, service: SchedulerService, node: NodeSession, joining: control.NodeJoins) -> None:
         node.address, node.makes = joining.address, joining.makes
         off = joining.wall - self._clock()
         if joining.wall and abs(off) > CLOCK_OFF_S:
@@ -444,7 +446,7 @@ class SchedulerServer:
             node.clock_note = f"its clock is {off:+.0f} s off this scheduler's: set it by NTP"
             log.warning("node.clock id=%s off_s=%.0f", node.id, off)
         for worker in self.names.values():
-            node.link.send(wire.Define(worker))
+            node.link.send(control.DefineFunction(worker))
         self.nodes[node.id] = node
         snapshot = _decode_snapshot(joining.snapshot)
         node.devices = [each.device for each in snapshot.devices]
@@ -453,7 +455,7 @@ class SchedulerServer:
         service.join_with(node, list(snapshot.devices))
         if node.id in self.drained:
             self.drain(node.id, True)
-        self._look_at_doors()
+        self._look_at_reach()
         self._view_due = True
         log.info("node.joined id=%s address=%s devices=%d", node.id, node.address, len(node.devices))
         if self._awaited is not None:
@@ -462,7 +464,7 @@ class SchedulerServer:
             if before and not self._awaited:
                 self._release("all nodes are there")
 
-    def _node_lost(self, node: RemoteNode, why: str) -> None:
+    def _node_lost(self, node: NodeSession, why: str) -> None:
         if self.nodes.get(node.id) is not node:
             return
         del self.nodes[node.id]
@@ -486,9 +488,9 @@ class SchedulerServer:
                 continue  # it has not answered yet: its link says whether it lives
             node.checks += 1
             node.asked = {device.id: held[device.id] for device in node.devices if device.id in held}
-            node.link.send(wire.Check(node.checks, node.doubted))
+            node.link.send(control.CheckNode(node.checks, node.doubted))
 
-    def _compare(self, service: SchedulerService, node: RemoteNode, holds: wire.Holds) -> None:
+    def _compare(self, service: SchedulerService, node: NodeSession, holds: control.NodeHoldings) -> None:
         if self.nodes.get(node.id) is not node or holds.number != node.checks:
             return
         if node.makes != holds.makes:
@@ -544,10 +546,12 @@ class SchedulerServer:
             if call not in answered and (service.runs(call) or not service.knows(call)):
                 # The last leader granted a lease that never arrived: nobody waits under that id.
                 service.cancel(call)
-                gateway.link.send(wire.Unknown(call))
+                gateway.link.send(control.CallUnknown(call))
         self._loop.call_later(2 * GRACE_S, self._forget_orphans, self._epoch)
 
-    def _forget_others(self, service: SchedulerService, gateway: _Gateway, placed: set[CallId] = frozenset()) -> None:  # type: ignore[assignment]
+    def _forget_others(
+        self, service: SchedulerService, gateway: GatewaySession, placed: Set[CallId] = frozenset()
+    ) -> None:
         """Whatever the engine has of this gateway and it does not know of is waited for by nobody."""
         for call in service.calls_of(gateway.name):
             if call not in gateway.present and call not in placed:
@@ -576,5 +580,5 @@ class SchedulerServer:
         for gateway in self._gateways.values():
             gateway.link.send(view)
 
-    def _view(self, service: SchedulerService) -> wire.View:
-        return wire.View([each.view() for each in self.nodes.values()], service.status())
+    def _view(self, service: SchedulerService) -> control.ClusterState:
+        return control.ClusterState([each.view() for each in self.nodes.values()], service.status())

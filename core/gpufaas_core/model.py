@@ -256,7 +256,7 @@ class NodeView(Struct, frozen=True, array_like=True):
 
     id: NodeId
     address: str
-    """Of its door."""
+    """Where gateways reach it."""
     devices: list[Device] = field(default_factory=list)
     draining: bool = False
     note: str = ""

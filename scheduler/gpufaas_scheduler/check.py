@@ -3,7 +3,7 @@ In what a node differs from what the scheduler thinks of it. Pure.
 
 Facts and commands travel in order and none is lost while a link lives, so there should be no difference; a defect that
 makes one would otherwise take a device out of use until its node is started again. So each node is asked every few
-seconds (`wire.Check`), and what its answer lacks is made known to the engine as if the node had said so at the time.
+seconds (`CheckNode`), and what its answer lacks is made known to the engine as if the node had said so at the time.
 
 What is on its way when somebody is asked is no difference. The answer comes after all that the node did because of
 commands that went before the question, and after its facts of that; so only what was so before the question, and is

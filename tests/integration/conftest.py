@@ -99,16 +99,16 @@ class Gate:
 
 
 PROGRAM = ["-m", "gpufaas_cli"]
-"""What serves; see ``--through-door``."""
+"""What serves; see ``--over-tcp``."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--through-door", action="store_true", help="calls go over TCP to the node, as in a cluster")
+    parser.addoption("--over-tcp", action="store_true", help="calls go over TCP to the node, as in a cluster")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--through-door", False):
-        PROGRAM[:] = [str(Path(__file__).with_name("serve_through_door.py"))]
+    if config.getoption("--over-tcp", False):
+        PROGRAM[:] = [str(Path(__file__).with_name("serve_over_tcp.py"))]
 
 
 class FunctionBuilds:

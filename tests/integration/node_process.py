@@ -1,4 +1,4 @@
-"""A node in a process of its own, behind its door: says where that is, then each fact, in lines of JSON."""
+"""A node in a process of its own, with its call server: says where that is, then each fact, in lines of JSON."""
 
 import asyncio
 import signal
@@ -9,8 +9,8 @@ from typing import cast
 import msgspec
 import uvloop
 
+from gpufaas_cluster.call_server import CallServer
 from gpufaas_cluster.connection import Identity
-from gpufaas_cluster.door import Door
 from gpufaas_core.bundle import Kind, Manifest
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.messages import Event
@@ -49,14 +49,14 @@ async def main(name: str, root: Path, port: str, token: str, memory: str) -> Non
         settings=NodeSettings(abort_grace_s=0.5),
     )  # fmt: skip
     await node.start()
-    door = Door(node, logs, Identity("node", name, "boot", token.encode()), root / f"spool-{name}")
-    await door.open(f"127.0.0.1:{port}")
-    say("open", door.port)
+    server = CallServer(node, logs, Identity("node", name, "boot", token.encode()), root / f"spool-{name}")
+    await server.open(f"127.0.0.1:{port}")
+    say("open", server.port)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()
     await node.close()
-    await door.close()
+    await server.close()
     logs.close()
 
 

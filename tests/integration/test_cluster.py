@@ -30,7 +30,7 @@ from gpufaas import Refused
 from gpufaas_adapters.etcd.testing import etcd_missing
 from gpufaas_cli.build import BuildRequest, build
 from gpufaas_cli.target import Target
-from gpufaas_cluster import wire
+from gpufaas_cluster import control
 
 pytestmark = [
     pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"),
@@ -555,8 +555,8 @@ def test_a_second_node_of_the_same_name_ends_with_an_error_and_the_first_goes_on
 
 OTHER_RELEASE = """
 import sys
-from gpufaas_cluster import wire
-wire.PROTOCOL += 1
+from gpufaas_cluster import control
+control.PROTOCOL += 1
 from gpufaas_cli.main import main
 sys.argv[0] = "gpufaas"
 main()
@@ -572,8 +572,8 @@ def test_a_node_of_a_release_that_speaks_otherwise_is_turned_away(
     node.program = [str(program)]
     node.start(wait=False)
 
-    says(node, f"speaks protocol {wire.PROTOCOL}")
-    says(node, f"speaks {wire.PROTOCOL + 1}: run the same release on both")
+    says(node, f"speaks protocol {control.PROTOCOL}")
+    says(node, f"speaks {control.PROTOCOL + 1}: run the same release on both")
     assert "n8" not in shared.gateways[0].nodes()
 
 

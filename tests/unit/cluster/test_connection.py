@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpufaas_cluster import connection, wire
+from gpufaas_cluster import connection, control
 from gpufaas_cluster.connection import Identity, Link, connect, listen
 
 TOKEN = b"a token of sixteen bytes"
@@ -17,13 +17,13 @@ TOKEN = b"a token of sixteen bytes"
 @pytest.fixture
 async def ends(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Link, Link, list[str]]]:
     """Both ends of a link whose silence may last 0.4 s, and why they ended."""
-    monkeypatch.setattr(wire, "SILENCE_S", 0.4)
-    monkeypatch.setattr(wire, "BEAT_S", 0.1)
+    monkeypatch.setattr(control, "SILENCE_S", 0.4)
+    monkeypatch.setattr(control, "BEAT_S", 0.1)
     monkeypatch.setattr(connection, "_LATE_S", 0.2)
     taken: list[Link] = []
     ended: list[str] = []
 
-    def accept(link: Link, _: wire.Hello) -> int:
+    def accept(link: Link, _: control.ClientHello) -> int:
         link.on_message = lambda _: None
         link.on_lost = ended.append
         taken.append(link)
@@ -64,7 +64,7 @@ async def test_ends_that_stood_still_themselves_do_not_blame_the_other(ends: Any
 
 
 @pytest.fixture
-async def door(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
+async def address(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
     """Where somebody listens whom 16 strangers, 4 from one address, may keep waiting."""
     monkeypatch.setattr(connection, "MAX_UNPROVEN", 16)
     caplog.set_level("WARNING")
@@ -75,7 +75,7 @@ async def door(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 
 def hello(**given: Any) -> bytes:
     known: dict[str, Any] = {"id": "n", "boot": "b", "nonce": b"", "proof": b"", "version": "1"}
-    return wire.encode(wire.Hello(wire.PROTOCOL, "node", **known | given))
+    return control.encode(control.ClientHello(control.PROTOCOL, "node", **known | given))
 
 
 @pytest.mark.parametrize("said", [
@@ -85,9 +85,9 @@ def hello(**given: Any) -> bytes:
     hello(boot="b " * 20),
 ], ids=["large", "unknown", "long", "line", "name", "nameless", "boot"])  # fmt: skip
 async def test_who_has_not_shown_the_token_is_listened_to_for_one_short_message(
-    door: tuple[str, int], said: bytes, caplog: pytest.LogCaptureFixture
+    address: tuple[str, int], said: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader, writer = await asyncio.open_connection(*door)
+    reader, writer = await asyncio.open_connection(*address)
     await reader.read(1024)  # the challenge
     writer.write(said)
 
@@ -98,20 +98,20 @@ async def test_who_has_not_shown_the_token_is_listened_to_for_one_short_message(
 
 
 async def test_connections_that_do_not_introduce_themselves_push_out_each_other_and_nobody_else(
-    door: tuple[str, int], caplog: pytest.LogCaptureFixture
+    address: tuple[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = [await asyncio.open_connection(*door) for _ in range(20)]
+    held = [await asyncio.open_connection(*address) for _ in range(20)]
     for reader, _ in held[-4:]:
         await reader.read(1024)
 
-    made = await connect(f"{door[0]}:{door[1]}", Identity("node", "n", "b", TOKEN))
+    made = await connect(f"{address[0]}:{address[1]}", Identity("node", "n", "b", TOKEN))
 
     assert not made.closed
     made.close()
     for reader, _ in held[:16]:
         with contextlib.suppress(ConnectionError):
             assert len(await asyncio.wait_for(reader.read(), 5)) < 200, "they are closed"
-    assert caplog.text.count("door.crowded") == 1
+    assert caplog.text.count("listener.crowded") == 1
     for _, writer in held:
         writer.close()
 
@@ -119,14 +119,14 @@ async def test_connections_that_do_not_introduce_themselves_push_out_each_other_
 def test_a_large_message_costs_little_more_than_its_bytes() -> None:
     """It was copied for every piece that came of it: 64 MiB took a minute of everybody's time."""
     size = 16 << 20
-    whole = wire.encode(wire.Answered(1, b"x" * size))
+    whole = control.encode(control.QueryReply(1, b"x" * size))
     pieces = [whole[at : at + 4096] for at in range(0, len(whole), 4096)]
     began, joined = time.perf_counter(), bytearray()
     for piece in pieces:
         joined += piece
     least_s = time.perf_counter() - began
 
-    began, reader = time.perf_counter(), wire.MessageReader()
+    began, reader = time.perf_counter(), control.MessageReader()
     found = [each for piece in pieces for each in reader.feed(piece)]
 
     assert [len(each.value) for each in found] == [size]

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpufaas_cluster import leader_link, wire
+from gpufaas_cluster import control, leader_link
 from gpufaas_cluster.connection import Identity, Link, TurnedAway, listen
 from gpufaas_cluster.leader_link import LeaderLink
 
@@ -26,10 +26,10 @@ async def test_one_whose_id_another_one_has_for_long_ends_with_a_line_that_says_
     monkeypatch.setattr(leader_link, "TWIN_S", 0.3)
     tries = 0
 
-    def turn(_: Link, hello: wire.Hello) -> wire.Turned:
+    def turn(_: Link, hello: control.ClientHello) -> control.Turned:
         nonlocal tries
         tries += 1
-        return wire.Turned("duplicate", f"a node {hello.id!r} is there already (door 10.0.0.4:7080)")
+        return control.Turned("duplicate", f"a node {hello.id!r} is there already (at 10.0.0.4:7080)")
 
     server = await listen("127.0.0.1:0", Identity("scheduler", "s", "b", TOKEN), turn)
     here = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -39,7 +39,7 @@ async def test_one_whose_id_another_one_has_for_long_ends_with_a_line_that_says_
         yield here
 
     await link.follow(leaders())
-    with pytest.raises(TurnedAway, match=r"a node 'n1' is there already \(door 10\.0\.0\.4:7080\)"):
+    with pytest.raises(TurnedAway, match=r"a node 'n1' is there already \(at 10\.0\.0\.4:7080\)"):
         await asyncio.wait_for(link.run(), 10)
 
     assert tries > 1  # its own predecessor may be what is there

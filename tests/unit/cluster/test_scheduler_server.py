@@ -1,4 +1,4 @@
-"""The scheduler's door, with gateways and nodes that say over real connections what the test has them say."""
+"""The scheduler's server, with gateways and nodes that say over real connections what the test has them say."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpufaas_cache_manager.replacement import make_replacement
-from gpufaas_cluster import wire
+from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity, Link, connect
 from gpufaas_cluster.remote_placement import WITHOUT_LEADER
 from gpufaas_cluster.remote_scheduler import RemoteScheduler
@@ -40,10 +40,10 @@ class Party:
                 pass
         return message
 
-    async def sees(self, *nodes: str) -> wire.View:
+    async def sees(self, *nodes: str) -> control.ClusterState:
         """Return the first view that has exactly these nodes."""
         while True:
-            view: wire.View = await self.hears(wire.View)
+            view: control.ClusterState = await self.hears(control.ClusterState)
             if sorted(each.id for each in view.nodes) == sorted(nodes):
                 return view
 
@@ -53,7 +53,7 @@ class Rig:
         self.server, self.address = server, address
         self.parties: list[Party] = []
 
-    async def _connected(self, role: wire.Role, id_: str) -> Party:
+    async def _connected(self, role: control.Role, id_: str) -> Party:
         self.parties.append(Party(await connect(self.address, Identity(role, id_, "boot", TOKEN, "1"))))
         return self.parties[-1]
 
@@ -65,18 +65,18 @@ class Rig:
         device = Device(DeviceId(f"{id_}/cpu:0"), "cpu", 100)
         residents = tuple(ResidentSnapshot(FunctionId(each), "d", 10) for each in resident)
         snapshot = NodeSnapshot((DeviceSnapshot(device, residents),))
-        party.link.send(wire.Joining(f"{id_}:7080", msgspec.Raw(msgspec.msgpack.encode(snapshot)), 0.0))
+        party.link.send(control.NodeJoins(f"{id_}:7080", msgspec.Raw(msgspec.msgpack.encode(snapshot)), 0.0))
         return party
 
-    async def check(self, node: Party, *resident: str, calls: tuple[str, ...] = ()) -> wire.Check:
+    async def check(self, node: Party, *resident: str, calls: tuple[str, ...] = ()) -> control.CheckNode:
         """Have the nodes asked what they hold; *node* answers that it is this."""
         self.server._check()
-        asked: wire.Check = await node.hears(wire.Check)
+        asked: control.CheckNode = await node.hears(control.CheckNode)
         device = Device(DeviceId("n1/cpu:0"), "cpu", 100)
         residents = tuple(ResidentSnapshot(FunctionId(each), "d", 10) for each in resident)
         running = tuple(RunningCall(CallId(each), F) for each in calls)
         snapshot = NodeSnapshot((DeviceSnapshot(device, residents, running),))
-        node.link.send(wire.Holds(asked.number, msgspec.Raw(msgspec.msgpack.encode(snapshot))))
+        node.link.send(control.NodeHoldings(asked.number, msgspec.Raw(msgspec.msgpack.encode(snapshot))))
         return asked
 
     def lead(self, *awaited: str) -> None:
@@ -103,9 +103,9 @@ async def rig() -> AsyncIterator[Rig]:
 
 async def place(gateway: Party, number: int) -> DeviceId:
     """Return where a call of `F` was placed."""
-    gateway.link.send(wire.Place(CallId(f"{number}@g1.boot"), F, 60.0))
-    granted = await gateway.hears(wire.Granted)
-    gateway.link.send(wire.Cancel(granted.lease.call))
+    gateway.link.send(control.PlaceCall(CallId(f"{number}@g1.boot"), F, 60.0))
+    granted = await gateway.hears(control.LeaseGranted)
+    gateway.link.send(control.CancelCall(granted.lease.call))
     device: DeviceId = granted.lease.device
     return device
 
@@ -117,10 +117,10 @@ async def test_a_gateway_knows_the_nodes_before_it_gets_a_lease(rig: Rig) -> Non
     await first.sees("n1")
 
     late = await rig.gateway("g1")
-    late.link.send(wire.Place(CallId("1@g1.boot"), F, 60.0))
+    late.link.send(control.PlaceCall(CallId("1@g1.boot"), F, 60.0))
 
-    assert type(await late.said.get()) is wire.View
-    assert type(await late.hears(wire.Granted)) is wire.Granted
+    assert type(await late.said.get()) is control.ClusterState
+    assert type(await late.hears(control.LeaseGranted)) is control.LeaseGranted
 
 
 async def test_a_new_leader_shows_no_view_before_the_nodes_that_it_waits_for_are_there(rig: Rig) -> None:
@@ -131,7 +131,7 @@ async def test_a_new_leader_shows_no_view_before_the_nodes_that_it_waits_for_are
     await rig.node("n1")
     await rig.node("n2")
 
-    assert sorted(each.id for each in (await gateway.hears(wire.View)).nodes) == ["n1", "n2"]
+    assert sorted(each.id for each in (await gateway.hears(control.ClusterState)).nodes) == ["n1", "n2"]
 
 
 async def test_a_node_that_is_gone_leaves_the_view_at_once(rig: Rig) -> None:
@@ -146,26 +146,26 @@ async def test_a_node_that_is_gone_leaves_the_view_at_once(rig: Rig) -> None:
     await gateway.sees("n2")
 
 
-async def test_a_node_whose_door_no_gateway_reaches_gets_no_calls_until_one_does(rig: Rig) -> None:
+async def test_a_node_that_no_gateway_reaches_gets_no_calls_until_one_does(rig: Rig) -> None:
     rig.lead()
     gateway, other = await rig.gateway("g1"), await rig.gateway("g2")
     await rig.node("n1", "f")
     await rig.node("n2")
     await gateway.sees("n1", "n2")
-    other.link.send(wire.Unlinked([NodeId("n1")]))
+    other.link.send(control.UnreachedNodes([NodeId("n1")]))
     assert await place(gateway, 1) == "n1/cpu:0", "one of them reaches it"
 
-    gateway.link.send(wire.Unlinked([NodeId("n1")]))
+    gateway.link.send(control.UnreachedNodes([NodeId("n1")]))
     assert await place(gateway, 2) == "n2/cpu:0"
     view = await gateway.sees("n1", "n2")
     while not any(each.note for each in view.nodes):
         view = await gateway.sees("n1", "n2")
     assert {each.id: each.note for each in view.nodes} == {
-        "n1": "no gateway reaches its door at n1:7080: it gets no calls",
+        "n1": "no gateway reaches it at n1:7080: it gets no calls",
         "n2": "",
     }
 
-    other.link.send(wire.Unlinked([]))
+    other.link.send(control.UnreachedNodes([]))
     while any(each.note for each in view.nodes):
         view = await gateway.sees("n1", "n2")
 
@@ -176,7 +176,7 @@ async def test_that_no_node_can_be_reached_closes_none(rig: Rig) -> None:
     await rig.node("n1", "f")
     await gateway.sees("n1")
 
-    gateway.link.send(wire.Unlinked([NodeId("n1")]))
+    gateway.link.send(control.UnreachedNodes([NodeId("n1")]))
 
     assert await place(gateway, 1) == "n1/cpu:0"
 
@@ -217,8 +217,8 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
             await asyncio.sleep(0.01)
         gateway.over(second)
         gateway.over(first)
-        node.link.send(wire.Fact(Finished(lease.call, lease.device, 1.0)))
-        node.link.send(wire.Fact(Finished(running.call, running.device, 1.0)))
+        node.link.send(control.NodeEvent(Finished(lease.call, lease.device, 1.0)))
+        node.link.send(control.NodeEvent(Finished(running.call, running.device, 1.0)))
         while service.all_calls():
             await asyncio.sleep(0.01)
     keeping.cancel()
@@ -229,8 +229,8 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
 
 
 async def granted(gateway: Party, number: int) -> Lease:
-    gateway.link.send(wire.Place(CallId(f"{number}@g1.boot"), F, 60.0))
-    lease: Lease = (await gateway.hears(wire.Granted)).lease
+    gateway.link.send(control.PlaceCall(CallId(f"{number}@g1.boot"), F, 60.0))
+    lease: Lease = (await gateway.hears(control.LeaseGranted)).lease
     return lease
 
 
@@ -241,12 +241,12 @@ async def test_a_worker_that_a_node_does_not_have_is_loaded_again(rig: Rig) -> N
     await gateway.sees("n1")
     lease = await granted(gateway, 1)
     assert not lease.cold
-    node.link.send(wire.Fact(Finished(lease.call, lease.device, 1.0)))
+    node.link.send(control.NodeEvent(Finished(lease.call, lease.device, 1.0)))
 
     await rig.check(node)
 
     while not (lease := await granted(gateway, 2)).cold:
-        node.link.send(wire.Fact(Finished(lease.call, lease.device, 1.0)))
+        node.link.send(control.NodeEvent(Finished(lease.call, lease.device, 1.0)))
     assert lease.device == "n1/cpu:0"
 
 
@@ -258,7 +258,7 @@ async def test_a_worker_that_nobody_knows_of_is_evicted_unless_it_serves(rig: Ri
 
     await rig.check(node, "f", "g")
 
-    assert (await node.hears(wire.Do)).command == Evict(FunctionId("g"), DeviceId("n1/cpu:0"))
+    assert (await node.hears(control.ExecuteCommand)).command == Evict(FunctionId("g"), DeviceId("n1/cpu:0"))
 
 
 async def test_a_call_that_is_not_there_twice_is_doubted_and_the_node_ends_it(rig: Rig) -> None:
@@ -302,7 +302,7 @@ async def test_a_scheduler_that_stood_still_misses_nothing_that_it_is_told_meanw
         running = placed if isinstance(placed, Lease) else await placed
 
         rig.server.may_act = lambda: False
-        node.link.send(wire.Fact(Finished(running.call, running.device, 1.0)))
+        node.link.send(control.NodeEvent(Finished(running.call, running.device, 1.0)))
         gateway.over(running.call)
         while not node.link.closed:
             await asyncio.sleep(0.005)

@@ -1,8 +1,8 @@
 """
-The door of a node: where gateways bring calls, straight from their callers, and ask about functions.
+A node's end of the call protocol: gateways connect here with calls of functions, and with queries about them.
 
 A gateway has one link here, which says that both are alive, and as many connections as it has calls at once
-(`gpufaas_cluster.door_frames`). A call whose connection breaks has lost its caller; when the link is silent, all of its
+(`gpufaas_cluster.call_frames`). A call whose connection breaks has lost its caller; when the link is silent, all of its
 gateway have.
 
 No call costs a task: the exchange tells when there is something of an answer. Only a body that streams has one, for it
@@ -21,17 +21,17 @@ from typing import Any, Final, Protocol, cast
 
 import msgspec
 
-from gpufaas_cluster import wire
-from gpufaas_cluster.connection import Identity, Link, listen
-from gpufaas_cluster.door_frames import (
+from gpufaas_cluster import control
+from gpufaas_cluster.call_frames import (
     WINDOW,
-    Asked,
-    DoorAnswer,
-    DoorCall,
-    DoorKind,
-    Failure,
-    Room,
+    ErrorHead,
+    NodeAnswerHead,
+    NodeCallHead,
+    NodeKind,
+    QueryHead,
+    WindowHead,
 )
+from gpufaas_cluster.connection import Identity, Link, listen
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.environment import measure
 from gpufaas_core.errors import GpufaasError, LeaseRefused, StorageFailed
@@ -55,13 +55,13 @@ from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.node import Node
 
-log = logging.getLogger("door")
+log = logging.getLogger("calls")
 
 _SHORT: Final = 16 * 1024
 _UNSENT: Final = 512 * 1024
 """Bytes of an answer that wait for a gateway beyond the socket; more stay with the exchange, which holds the worker."""
-_decode_call: Final = msgspec.msgpack.Decoder(DoorCall).decode
-_decode_asked: Final = msgspec.msgpack.Decoder(Asked).decode
+_decode_call: Final = msgspec.msgpack.Decoder(NodeCallHead).decode
+_decode_asked: Final = msgspec.msgpack.Decoder(QueryHead).decode
 _line: Final = msgspec.json.Encoder().encode
 
 
@@ -77,8 +77,8 @@ class Logs(Protocol):
     def drop(self, name: str, namespace: str) -> None: ...
 
 
-class Door:
-    """:param spool: a directory of its own for large bodies; what is in it when the door opens is removed"""
+class CallServer:
+    """:param spool: a directory of its own for large bodies; what is in it when the server opens is removed"""
 
     def __init__(self, node: Node, logs: Logs, me: Identity, spool: Path) -> None:
         self.node = node
@@ -90,7 +90,7 @@ class Door:
         self._finished = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._links: dict[tuple[str, str], Link] = {}
-        self._connections: dict[tuple[str, str], set[_Connection]] = {}
+        self._connections: dict[tuple[str, str], set[ServedConnection]] = {}
 
     async def open(self, address: str) -> None:
         """
@@ -132,10 +132,10 @@ class Door:
         for connection in [each for of in self._connections.values() for each in of]:
             connection.close()
 
-    def _accept(self, link: Link, hello: wire.Hello) -> int:
+    def _accept(self, link: Link, hello: control.ClientHello) -> int:
         gateway = hello.id, hello.boot
         if hello.calls:
-            connection = _Connection(self, gateway)
+            connection = ServedConnection(self, gateway)
             self._connections.setdefault(gateway, set()).add(connection)
             link.successor = connection
             return 0
@@ -159,7 +159,7 @@ class Door:
         for connection in list(self._connections.get(gateway, ())):
             connection.abort()
 
-    def forget(self, gateway: tuple[str, str], connection: "_Connection") -> None:
+    def forget(self, gateway: tuple[str, str], connection: "ServedConnection") -> None:
         of_gateway = self._connections.get(gateway)
         if of_gateway is not None:
             of_gateway.discard(connection)
@@ -186,11 +186,11 @@ class _Spool:
             view = view[self.file.write(view) :]
 
 
-class _Connection(asyncio.Protocol):
+class ServedConnection(asyncio.Protocol):
     """One connection for calls, one at a time."""
 
-    def __init__(self, door: Door, gateway: tuple[str, str]) -> None:
-        self._door = door
+    def __init__(self, server: CallServer, gateway: tuple[str, str]) -> None:
+        self._server = server
         self._gateway = gateway
         self._reader = FrameReader()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
@@ -243,7 +243,7 @@ class _Connection(asyncio.Protocol):
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
         self._give_up()
-        self._door.forget(self._gateway, self)
+        self._server.forget(self._gateway, self)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -260,8 +260,8 @@ class _Connection(asyncio.Protocol):
             if self.busy:
                 raise BrokenFrame("a call before the end of the last one")
             call = _decode_call(header)
-            if self._door.closing:
-                self._refuse(LeaseRefused(f"node {self._door.me.id} stops"))
+            if self._server.closing:
+                self._refuse(LeaseRefused(f"node {self._server.me.id} stops"))
                 return
             self._lease = call.lease
             if call.head.body_mode == FILE:
@@ -285,15 +285,15 @@ class _Connection(asyncio.Protocol):
         elif kind == Kind.CANCEL:
             if self.busy:
                 self._give_up()
-                self._fail(Failure("CallCancelled", "the caller went away"))
-        elif kind == DoorKind.ASK:
+                self._fail(ErrorHead("CallCancelled", "the caller went away"))
+        elif kind == NodeKind.ASK:
             if self.busy:
                 raise BrokenFrame("a question before the end of the last call")
             self._task = asyncio.get_running_loop().create_task(self._answer(_decode_asked(header).what, body))
 
     def _begin(self, lease: Lease, head: CallHead, body: bytes) -> None:
         try:
-            exchange = self._door.node.leases.call(lease, head, body)
+            exchange = self._server.node.leases.call(lease, head, body)
         except LeaseRefused as exc:
             self._over()
             self._refuse(exc)
@@ -304,7 +304,7 @@ class _Connection(asyncio.Protocol):
             self._pieces.clear()
             self._more.clear()
             self._task = asyncio.get_running_loop().create_task(self._feed(exchange))
-            self._transport.write(encode_frame(DoorKind.ROOM, Room(WINDOW)))
+            self._transport.write(encode_frame(NodeKind.ROOM, WindowHead(WINDOW)))
         self._pump()
 
     def _pump(self) -> None:
@@ -321,7 +321,7 @@ class _Connection(asyncio.Protocol):
                 continue
             head, body, whole = cast(tuple[AnswerHead, bytes, bool], piece)
             lease = None if exchange.lease is self._lease else exchange.lease
-            answer = DoorAnswer(head, exchange.load_s, exchange.phases, lease)
+            answer = NodeAnswerHead(head, exchange.load_s, exchange.phases, lease)
             if whole:
                 self._over()
                 self._write(encode_prefix(Kind.ANSWER, answer, len(body)), body)
@@ -352,7 +352,7 @@ class _Connection(asyncio.Protocol):
                 await exchange.send_body(piece)
                 taken += len(piece)
                 if taken >= WINDOW // 4 and not self._lost:
-                    self._transport.write(encode_frame(DoorKind.ROOM, Room(taken)))
+                    self._transport.write(encode_frame(NodeKind.ROOM, WindowHead(taken)))
                     taken = 0
             self._more.clear()
             await self._more.wait()
@@ -374,25 +374,25 @@ class _Connection(asyncio.Protocol):
             with contextlib.suppress(OSError):
                 os.unlink(self._spooled)
             self._spooled = ""
-        if self._door.closing:
-            self._door.call_ended()
+        if self._server.closing:
+            self._server.call_ended()
 
     def _give_up(self) -> None:
         """Nobody waits for the call any more."""
         exchange, lease = self._exchange, self._lease
         self._over()
         if lease is not None and (exchange is None or not exchange.finished):
-            self._door.node.abort(lease.call, lease.device)
+            self._server.node.abort(lease.call, lease.device)
 
     # --- bodies in files ---
 
     def _spool_body(self, lease: Lease, head: CallHead) -> None:
-        if not self._door.node.leases.open_for_body(lease):
+        if not self._server.node.leases.open_for_body(lease):
             self._over()
             self._refuse(LeaseRefused(f"{lease.device} refused call {lease.call}"))
             return
         try:
-            self._spool = _Spool(self._door.spool, lease, head)
+            self._spool = _Spool(self._server.spool, lease, head)
             self._spooled = self._spool.path
         except OSError as exc:
             self._storage_failed(0, exc)
@@ -407,15 +407,15 @@ class _Connection(asyncio.Protocol):
     def _storage_failed(self, size: int, exc: OSError) -> None:
         self._give_up()
         error = StorageFailed(
-            f"the body of {format_bytes(size)} or more could not be kept in {self._door.spool} on node "
-            f"{self._door.me.id} ({exc.strerror}): make room there, or send less"
+            f"the body of {format_bytes(size)} or more could not be kept in {self._server.spool} on node "
+            f"{self._server.me.id} ({exc.strerror}): make room there, or send less"
         )
         self._fail(_failure(error))
 
     # --- questions ---
 
     async def _answer(self, what: str, value: bytes) -> None:
-        failure: Failure | None = None
+        failure: ErrorHead | None = None
         try:
             answer = await self._asked(what, value)
         except GpufaasError as exc:
@@ -424,7 +424,7 @@ class _Connection(asyncio.Protocol):
             raise
         except Exception as exc:
             log.exception("a question failed: %s", what)
-            failure = Failure("GpufaasError", f"node {self._door.me.id} failed ({exc!r}): its log has more")
+            failure = ErrorHead("GpufaasError", f"node {self._server.me.id} failed ({exc!r}): its log has more")
         self._task = None
         if self._lost:
             return
@@ -433,11 +433,11 @@ class _Connection(asyncio.Protocol):
         elif answer is None:
             self._transport.write(encode_frame(Kind.END))
         else:
-            self._transport.write(encode_frame(DoorKind.REPLY, None, answer))
+            self._transport.write(encode_frame(NodeKind.REPLY, None, answer))
 
     async def _asked(self, what: str, value: bytes) -> bytes | None:
         """Return the answer in msgpack; None: it went out in pieces."""
-        node, logs = self._door.node, self._door.logs
+        node, logs = self._server.node, self._server.logs
         if what == "define":
             return msgspec.msgpack.encode(await node.functions.define(_read(value, WorkerSpec)))
         if what == "check":
@@ -462,7 +462,7 @@ class _Connection(asyncio.Protocol):
             await self._follow(_read(value, LogQuery))
             return None
         else:
-            raise GpufaasError(f"node {self._door.me.id} does not know the question {what!r}: run the same release")
+            raise GpufaasError(f"node {self._server.me.id} does not know the question {what!r}: run the same release")
         return msgspec.msgpack.encode(None)
 
     async def _say_lines(self, lines: list[LogLine]) -> None:
@@ -476,7 +476,7 @@ class _Connection(asyncio.Protocol):
             await self._say(bytes(piece))
 
     async def _follow(self, query: LogQuery) -> None:
-        lines = self._door.logs.follow(query)
+        lines = self._server.logs.follow(query)
         try:
             async for line in lines:
                 await self._say(_line(line) + b"\n")
@@ -500,15 +500,15 @@ class _Connection(asyncio.Protocol):
 
     def _refuse(self, error: LeaseRefused) -> None:
         if not self._lost:
-            self._transport.write(encode_frame(DoorKind.REFUSED, _failure(error)))
+            self._transport.write(encode_frame(NodeKind.REFUSED, _failure(error)))
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: ErrorHead) -> None:
         if not self._lost:
-            self._transport.write(encode_frame(DoorKind.ERROR, failure))
+            self._transport.write(encode_frame(NodeKind.ERROR, failure))
 
 
-def _failure(error: GpufaasError) -> Failure:
-    return Failure(wire.error_name(error), str(error), getattr(error, "retry_after_s", 1.0))
+def _failure(error: GpufaasError) -> ErrorHead:
+    return ErrorHead(control.error_name(error), str(error), getattr(error, "retry_after_s", 1.0))
 
 
 def _read(value: bytes, kind: type) -> Any:

@@ -29,7 +29,7 @@ _REFUSED: Final = (
 _STRANGER: Final = b"this address is for functions in containers\n"
 
 
-class InnerDoor:
+class ContainerListener:
     """
     :param host: where the platform listens besides; an address of all interfaces leaves nothing to do
     :param guarded: the app asks for a password itself

@@ -1,4 +1,4 @@
-"""One connection to a node's door: it carries one call, or one question, at a time."""
+"""One connection to a node: it carries one call, or one query, at a time."""
 
 import asyncio
 from typing import Final, Protocol, cast
@@ -20,7 +20,7 @@ class ConnectionUser(Protocol):
     def gone(self) -> bool:
         """It does not want one any more."""
 
-    def sent_on(self, connection: "Connection") -> None:
+    def sent_on(self, connection: "CallConnection") -> None:
         """It is yours: say what you have to say."""
 
     def not_sent(self, reason: str) -> None:
@@ -35,14 +35,14 @@ class ConnectionUser(Protocol):
 class ConnectionOwner(Protocol):
     """The node that a connection goes to."""
 
-    def release(self, connection: "Connection") -> None:
+    def release(self, connection: "CallConnection") -> None:
         """It may carry another call."""
 
-    def forget(self, connection: "Connection") -> None:
+    def forget(self, connection: "CallConnection") -> None:
         """It is closed."""
 
 
-class Connection(asyncio.Protocol):
+class CallConnection(asyncio.Protocol):
     """One connection for calls, one at a time."""
 
     def __init__(self, node: ConnectionOwner) -> None:

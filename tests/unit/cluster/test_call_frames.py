@@ -1,12 +1,12 @@
-"""What a gateway and a node's door say, as bytes."""
+"""What a gateway and a node say about calls, as bytes."""
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufaas_cluster import wire
-from gpufaas_cluster.door_frames import Asked, DoorAnswer, DoorCall, DoorKind, Failure, Room
+from gpufaas_cluster import control
+from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, QueryHead, WindowHead
 from gpufaas_core.errors import LeaseRefused, Overloaded
 from gpufaas_core.frames import AnswerHead, CallHead, FrameReader, Kind, encode_frame
 from gpufaas_core.logs import LogQuery
@@ -19,16 +19,16 @@ LEASE = Lease(
 )  # fmt: skip
 HEAD = CallHead("c", "POST", "/a%20b", b"q=1", [(b"host", b"h"), (b"x", b"\xff")], timeout_s=1.5)
 SAID = [
-    (Kind.CALL, DoorCall(LEASE, HEAD), b"body"),
+    (Kind.CALL, NodeCallHead(LEASE, HEAD), b"body"),
     (Kind.BODY, None, b"x" * 1000),
     (Kind.BODY_END, None, b""),
     (Kind.CANCEL, None, b""),
-    (DoorKind.ASK, Asked("logs"), msgspec.msgpack.encode(LogQuery("f", "ns", tail=3))),
-    (DoorKind.ROOM, Room(1 << 20), b""),
-    (Kind.ANSWER, DoorAnswer(AnswerHead(200, []), 0.5, (("room", 0.25),), LEASE), b"answer"),
-    (DoorKind.REFUSED, Failure("LeaseRefused", "no"), b""),
-    (DoorKind.ERROR, Failure("Overloaded", "full", 2.5), b""),
-    (DoorKind.REPLY, None, b"\xc0"),
+    (NodeKind.ASK, QueryHead("logs"), msgspec.msgpack.encode(LogQuery("f", "ns", tail=3))),
+    (NodeKind.ROOM, WindowHead(1 << 20), b""),
+    (Kind.ANSWER, NodeAnswerHead(AnswerHead(200, []), 0.5, (("room", 0.25),), LEASE), b"answer"),
+    (NodeKind.REFUSED, ErrorHead("LeaseRefused", "no"), b""),
+    (NodeKind.ERROR, ErrorHead("Overloaded", "full", 2.5), b""),
+    (NodeKind.REPLY, None, b"\xc0"),
 ]
 
 
@@ -51,13 +51,13 @@ def test_frames_arrive_as_they_were_said_however_the_network_cuts_them(sizes: li
 
 
 def test_no_kind_means_two_things() -> None:
-    assert not {int(each) for each in Kind} & {int(each) for each in DoorKind}
+    assert not {int(each) for each in Kind} & {int(each) for each in NodeKind}
 
 
 @pytest.mark.parametrize("error", [LeaseRefused("no"), Overloaded("full", 2.5)])
 def test_an_error_arrives_as_it_was_raised(error: LeaseRefused | Overloaded) -> None:
-    failure = Failure(wire.error_name(error), str(error), getattr(error, "retry_after_s", 1.0))
-    arrived = wire.make_error(failure.name, failure.message, failure.retry_after_s)
+    failure = ErrorHead(control.error_name(error), str(error), getattr(error, "retry_after_s", 1.0))
+    arrived = control.make_error(failure.name, failure.message, failure.retry_after_s)
 
     assert (type(arrived), str(arrived)) == (type(error), str(error))
     assert getattr(arrived, "retry_after_s", 0) == getattr(error, "retry_after_s", 0)
@@ -67,4 +67,4 @@ def test_who_does_not_say_so_brings_no_calls() -> None:
     """A `Hello` of a release that did not know the field."""
     said = msgspec.msgpack.encode([2, 1, "gateway", "g", "boot", b"nonce", b"proof", "0.1.0"])
 
-    assert msgspec.msgpack.decode(said, type=wire.Hello).calls is False
+    assert msgspec.msgpack.decode(said, type=control.ClientHello).calls is False

@@ -1,4 +1,4 @@
-"""Calls over TCP: a node in a process of its own, and the gateway's end of its door here."""
+"""Calls over TCP: a node in a process of its own, and the gateway's end here."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from gpufaas_cluster.connection import Identity, NotReached, TurnedAway, connect
+from gpufaas_cluster.control import SILENCE_S
 from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_cluster.remote_workers import RemoteLogs, RemoteWorkers
-from gpufaas_cluster.wire import SILENCE_S
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import CallCancelled, InvalidSpec, LeaseRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import FILE, INLINE, STREAM, AnswerHead, CallHead
@@ -212,7 +212,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 def connections(process: NodeProcess) -> int:
-    """How many connections its door has, the link included."""
+    """How many connections its call server has, the link included."""
     return sum(
         each.status == "ESTABLISHED" and each.laddr.port == process.port
         for each in psutil.Process(process.pid).net_connections("tcp")

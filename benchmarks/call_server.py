@@ -1,8 +1,8 @@
 """
 What it costs that a call goes over TCP to its node: the same warm echo through a `Node` in this process and through the
-door of one in another, in turn, so that both meet the same machine.
+call server of one in another, in turn, so that both meet the same machine.
 
-    python benchmarks/door.py [--json] [--calls 2000] [--rounds 5]
+    python benchmarks/call_server.py [--json] [--calls 2000] [--rounds 5]
 
 Gateway and scheduler are not part of it: leases are made here, as they would come. "at once" is calls per second with
 so many callers.
@@ -23,8 +23,8 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from gpufaas_cluster.call_server import CallServer
 from gpufaas_cluster.connection import Identity
-from gpufaas_cluster.door import Door
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.frames import AnswerHead, CallHead
@@ -75,12 +75,12 @@ async def serve(root: Path) -> None:
     node = node_at(root, "far")
     await node.start()
     await node.functions.define(spec())
-    door = Door(node, FunctionLogs(root / "logs"), Identity("node", "far", "b", TOKEN), root / "spool")
-    await door.open("127.0.0.1:0")
-    print(door.port, flush=True)
+    server = CallServer(node, FunctionLogs(root / "logs"), Identity("node", "far", "b", TOKEN), root / "spool")
+    await server.open("127.0.0.1:0")
+    print(server.port, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)  # until the other end is gone
     await node.close()
-    await door.close()
+    await server.close()
 
 
 class Bench:
@@ -173,7 +173,7 @@ def main() -> int:
         table = Table(title="A warm echo, medians of the rounds")
         for column in ("node", "p50 [µs]", "p99 [µs]", f"{CALLERS} at once [1/s]"):
             table.add_column(column, justify="left" if column == "node" else "right")
-        for name, words in (("near", "in this process"), ("far", "through its door")):
+        for name, words in (("near", "in this process"), ("far", "through its call server")):
             row = found[name]
             table.add_row(words, f"{row['p50_us']:.0f}", f"{row['p99_us']:.0f}", f"{row['per_s']:.0f}")
         Console().print(table)

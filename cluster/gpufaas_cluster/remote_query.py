@@ -6,23 +6,23 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufaas_cluster import wire
+from gpufaas_cluster import control
+from gpufaas_cluster.call_connection import BUFFER, CallConnection
+from gpufaas_cluster.call_frames import ErrorHead, NodeKind, QueryHead
 from gpufaas_cluster.connection import NotReached
-from gpufaas_cluster.door_frames import Asked, DoorKind, Failure
-from gpufaas_cluster.remote_connection import BUFFER, Connection
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import Kind, encode_frame
 
-_decode_failure: Final = msgspec.msgpack.Decoder(Failure).decode
+_decode_failure: Final = msgspec.msgpack.Decoder(ErrorHead).decode
 
 
-class RemoteQuestion:
-    """A question to a node; see `RemoteNode.ask` and `ask_lines`."""
+class RemoteQuery:
+    """A question to a node; see `NodeClient.ask` and `ask_lines`."""
 
     def __init__(self, what: str, value: Any) -> None:
-        self._frame = encode_frame(DoorKind.ASK, Asked(what), msgspec.msgpack.encode(value))
+        self._frame = encode_frame(NodeKind.ASK, QueryHead(what), msgspec.msgpack.encode(value))
         self._loop = asyncio.get_running_loop()
-        self._connection: Connection | None = None
+        self._connection: CallConnection | None = None
         self._over = False
         self._error: GpufaasError | None = None
         self._reply: bytes | None = None
@@ -89,7 +89,7 @@ class RemoteQuestion:
     def gone(self) -> bool:
         return self._over
 
-    def sent_on(self, connection: Connection) -> None:
+    def sent_on(self, connection: CallConnection) -> None:
         self._connection = connection
         connection.write(self._frame)
 
@@ -111,10 +111,10 @@ class RemoteQuestion:
             return False
         if self._paused and self._connection is not None:
             self._connection.resume()
-        if kind == DoorKind.ERROR:
+        if kind == NodeKind.ERROR:
             failure = _decode_failure(header)
-            self._end(wire.make_error(failure.name, failure.message, failure.retry_after_s))
-        elif kind == DoorKind.REPLY:
+            self._end(control.make_error(failure.name, failure.message, failure.retry_after_s))
+        elif kind == NodeKind.REPLY:
             self._reply = body
             self._end(None)
         elif kind == Kind.END:

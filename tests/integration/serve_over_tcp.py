@@ -1,7 +1,7 @@
 """
-`gpufaas serve`, but that its calls go over TCP through a door to its node, as they do in a cluster.
+`gpufaas serve`, but that its calls go over TCP to its node, as they do in a cluster.
 
-Every test of the invocation path is one of the door too: ``pytest tests/integration/test_streaming.py --through-door``.
+Every test of the invocation path tests this protocol too: ``pytest tests/integration/test_streaming.py --over-tcp``.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from typing import Any
 import gpufaas_gateway.calls
 import gpufaas_gpu_manager.node
 from gpufaas_cli.main import main
+from gpufaas_cluster.call_server import CallServer
 from gpufaas_cluster.connection import Identity
-from gpufaas_cluster.door import Door
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.messages import Refused
@@ -23,8 +23,8 @@ Node = gpufaas_gpu_manager.node.Node
 ADDRESS = "127.0.0.1:0"
 
 
-class NodeBehindDoor(Node):
-    """Opens its door when it starts."""
+class NodeOverTcp(Node):
+    """Opens its call server when it starts."""
 
     remote: RemoteNodes
 
@@ -32,31 +32,33 @@ class NodeBehindDoor(Node):
         super().__init__(*args, **kwargs)
         token = b"secret" * 8
         assert isinstance(self.logs, FunctionLogs)
-        self._door = Door(self, self.logs, Identity("node", "n", "b", token), Path(tempfile.mkdtemp(prefix="door-")))
+        self._server = CallServer(
+            self, self.logs, Identity("node", "n", "b", token), Path(tempfile.mkdtemp(prefix="calls-"))
+        )
         self.remote = RemoteNodes(Identity("gateway", "g", "b", token), self._unreachable)
         self._opening = asyncio.get_running_loop().create_task(self._open())
 
     async def _open(self) -> None:
-        await self._door.open(ADDRESS)
-        self.remote.set_nodes([NodeView(NodeId("local"), f"127.0.0.1:{self._door.port}", self.devices())])
+        await self._server.open(ADDRESS)
+        self.remote.set_nodes([NodeView(NodeId("local"), f"127.0.0.1:{self._server.port}", self.devices())])
 
     def _unreachable(self, call: CallId, device: str, reason: str) -> None:
         self.report(Refused(call, DeviceId(device), reason))
 
     async def close(self) -> None:
         await super().close()
-        await self._door.close()
+        await self._server.close()
         await self.remote.close()
 
 
 def through(cls: Any) -> Any:
     def made(*args: Any, **kwargs: Any) -> Any:
-        return cls(*(each.remote if isinstance(each, NodeBehindDoor) else each for each in args), **kwargs)
+        return cls(*(each.remote if isinstance(each, NodeOverTcp) else each for each in args), **kwargs)
 
     return made
 
 
 if __name__ == "__main__":
-    gpufaas_gpu_manager.node.Node = NodeBehindDoor  # type: ignore[misc]
+    gpufaas_gpu_manager.node.Node = NodeOverTcp  # type: ignore[misc]
     gpufaas_gateway.calls.Calls = through(gpufaas_gateway.calls.Calls)  # type: ignore[misc]
     main()

@@ -5,9 +5,9 @@ A message is a msgpack array whose first item is its number, behind a length of 
 order of fields are the protocol: fields are only added at the end, with a default, and a message that is not known is
 skipped; anything else is a new `PROTOCOL`.
 
-A connection begins with who is there (`Challenge`, `Hello`, `Welcome` or `Turned`): both ends prove that they have the
-cluster's token without sending it. After that a gateway or node talks to the scheduler that leads. Calls themselves go
-from gateway to node (`frames.py`), and never through here.
+A connection begins with a handshake (`Challenge`, `ClientHello`, `Welcome` or `Turned`): both ends prove that they have
+the cluster's token without sending it. After that a gateway or node talks to the scheduler that leads. Calls themselves
+go from gateway to node (`call_frames.py`), and never through here.
 """
 
 import hashlib
@@ -77,7 +77,7 @@ class Challenge(Message, frozen=True, array_like=True, tag=1):
     nonce: bytes
 
 
-class Hello(Message, frozen=True, array_like=True, tag=2):
+class ClientHello(Message, frozen=True, array_like=True, tag=2):
     """What whoever connects answers."""
 
     protocol: int
@@ -90,12 +90,12 @@ class Hello(Message, frozen=True, array_like=True, tag=2):
     version: Annotated[str, Meta(max_length=64)] = ""
     """Of the release, for people."""
     calls: bool = False
-    """After the welcome this connection carries calls (`door_frames.py`), and no messages."""
+    """After the welcome this connection carries calls (`call_frames.py`), and no messages."""
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=3):
     epoch: int
-    """Of the engine; 0: there is none here (a node's door)."""
+    """Of the engine; 0: there is none here (at a node)."""
     proof: bytes
     id: str = ""
 
@@ -116,13 +116,13 @@ class Beat(Message, frozen=True, array_like=True, tag=5):
 # --- gateways ---------------------------------------------------------------------------------------------------------
 
 
-class Present(Message, frozen=True, array_like=True, tag=32):
+class RunningCalls(Message, frozen=True, array_like=True, tag=32):
     """The first that a gateway says: those of its calls that have a lease. All others of its calls are forgotten."""
 
     running: list[CallId]
 
 
-class Place(Message, frozen=True, array_like=True, tag=33):
+class PlaceCall(Message, frozen=True, array_like=True, tag=33):
     """
     Ask for a lease. `age_s`: how long it waited already, under another scheduler or over another connection; `size`: of
     the request, see `Arrived`.
@@ -137,17 +137,17 @@ class Place(Message, frozen=True, array_like=True, tag=33):
     endless: bool = False
 
 
-class Cancel(Message, frozen=True, array_like=True, tag=34):
+class CancelCall(Message, frozen=True, array_like=True, tag=34):
     call: CallId
 
 
-class Again(Message, frozen=True, array_like=True, tag=35):
+class PlaceAgain(Message, frozen=True, array_like=True, tag=35):
     """The node refused the lease that this gateway was granted; the next one is waited for."""
 
     call: CallId
 
 
-class Unreachable(Message, frozen=True, array_like=True, tag=36):
+class NodeUnreachable(Message, frozen=True, array_like=True, tag=36):
     """The node of a lease could not be reached, and took nothing: as if it had refused."""
 
     call: CallId
@@ -155,68 +155,68 @@ class Unreachable(Message, frozen=True, array_like=True, tag=36):
     reason: str
 
 
-class Deploy(Message, frozen=True, array_like=True, tag=37):
+class DeployFunction(Message, frozen=True, array_like=True, tag=37):
     """A revision that calls of this gateway may name from now on. Known ones, and those that were removed, stay so."""
 
     function: Function
     worker: WorkerSpec
 
 
-class Remove(Message, frozen=True, array_like=True, tag=38):
+class RemoveFunction(Message, frozen=True, array_like=True, tag=38):
     function: FunctionId
     drain: bool
 
 
-class Scale(Message, frozen=True, array_like=True, tag=39):
+class ScaleFunction(Message, frozen=True, array_like=True, tag=39):
     function: FunctionId
     copies: int
 
 
-class Counted(Message, frozen=True, array_like=True, tag=40):
+class CallCounts(Message, frozen=True, array_like=True, tag=40):
     """Calls of the functions that have a scaling rule: (begun, finished, in flight, asynchronous ones that wait)."""
 
     functions: dict[str, tuple[int, int, int, int]]
 
 
-class Ask(Message, frozen=True, array_like=True, tag=41):
-    """A question that is answered by `Answered` of the same number. `what`: ``explain``, ``drain``, ``node``."""
+class Query(Message, frozen=True, array_like=True, tag=41):
+    """A question that is answered by `QueryReply` of the same number. `what`: ``explain``, ``drain``, ``node``."""
 
     number: int
     what: str
     value: str = ""
 
 
-class Unlinked(Message, frozen=True, array_like=True, tag=42):
-    """The nodes of the view to whose doors this gateway has no link now; said as it connects, and after each change."""
+class UnreachedNodes(Message, frozen=True, array_like=True, tag=42):
+    """The nodes of the view that this gateway does not reach; sent as it connects, and after each change."""
 
     nodes: list[NodeId]
 
 
-class Granted(Message, frozen=True, array_like=True, tag=48):
+class LeaseGranted(Message, frozen=True, array_like=True, tag=48):
     lease: Lease
 
 
-class Rejected(Message, frozen=True, array_like=True, tag=49):
+class CallRejected(Message, frozen=True, array_like=True, tag=49):
     call: CallId
     code: str
     message: str
     retry_after_s: Seconds = 0.0
 
 
-class Unknown(Message, frozen=True, array_like=True, tag=50):
+class CallUnknown(Message, frozen=True, array_like=True, tag=50):
     """The scheduler has no such call (any more): place it as a new one."""
 
     call: CallId
 
 
-class View(Message, frozen=True, array_like=True, tag=51):
+class ClusterState(Message, frozen=True, array_like=True, tag=51):
     """What the scheduler sees, sent when it changes, at most every half second."""
 
     nodes: list[NodeView]
     status: EngineStatus
 
 
-class Answered(Message, frozen=True, array_like=True, tag=52):
+class QueryReply(Message, frozen=True, array_like=True, tag=52):
     number: int
     value: bytes = b""
     """JSON."""
@@ -226,7 +226,7 @@ class Answered(Message, frozen=True, array_like=True, tag=52):
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-class Joining(Message, frozen=True, array_like=True, tag=64):
+class NodeJoins(Message, frozen=True, array_like=True, tag=64):
     """The first that a node says. `snapshot`: msgpack of a `snapshot.NodeSnapshot`."""
 
     address: str
@@ -237,24 +237,24 @@ class Joining(Message, frozen=True, array_like=True, tag=64):
     """See `NodeView`."""
 
 
-class Fact(Message, frozen=True, array_like=True, tag=65):
+class NodeEvent(Message, frozen=True, array_like=True, tag=65):
     event: Event
 
 
-class Used(Message, frozen=True, array_like=True, tag=66):
+class CpuUsed(Message, frozen=True, array_like=True, tag=66):
     """CPU time of its living workers, by function, in seconds; sent when somebody scales by it."""
 
     cpu_s: dict[FunctionId, Seconds]
 
 
-class Noted(Message, frozen=True, array_like=True, tag=67):
+class NodeNote(Message, frozen=True, array_like=True, tag=67):
     """Something that people should see in ``gpufaas node describe``; empty: it is over."""
 
     note: str
 
 
-class Holds(Message, frozen=True, array_like=True, tag=68):
-    """The answer to the `Check` of that number. `snapshot`: as in `Joining`."""
+class NodeHoldings(Message, frozen=True, array_like=True, tag=68):
+    """The answer to the `CheckNode` of that number. `snapshot`: as in `NodeJoins`."""
 
     number: int
     snapshot: msgspec.Raw
@@ -262,22 +262,22 @@ class Holds(Message, frozen=True, array_like=True, tag=68):
     """See `NodeView`."""
 
 
-class Define(Message, frozen=True, array_like=True, tag=80):
+class DefineFunction(Message, frozen=True, array_like=True, tag=80):
     """Leases of this revision may come. `fetch`: have its bundle here soon, so that it survives the loss of others."""
 
     worker: WorkerSpec
     fetch: bool = False
 
 
-class Forget(Message, frozen=True, array_like=True, tag=81):
+class ForgetFunction(Message, frozen=True, array_like=True, tag=81):
     function: FunctionId
 
 
-class Do(Message, frozen=True, array_like=True, tag=82):
+class ExecuteCommand(Message, frozen=True, array_like=True, tag=82):
     command: Command
 
 
-class Check(Message, frozen=True, array_like=True, tag=83):
+class CheckNode(Message, frozen=True, array_like=True, tag=83):
     """
     Say what you hold, after all that came before this. Of the calls in `doubted` (call, device), which the last answers
     lacked, those that are not there have ended: a lease of theirs that comes later is refused.
@@ -288,10 +288,10 @@ class Check(Message, frozen=True, array_like=True, tag=83):
 
 
 _MESSAGES: Final[tuple[type[Message], ...]] = (
-    Challenge, Hello, Welcome, Turned, Beat,
-    Present, Place, Cancel, Again, Unreachable, Deploy, Remove, Scale, Counted, Ask, Unlinked,
-    Granted, Rejected, Unknown, View, Answered,
-    Joining, Fact, Used, Noted, Holds, Define, Forget, Do, Check,
+    Challenge, ClientHello, Welcome, Turned, Beat, RunningCalls, PlaceCall, CancelCall, PlaceAgain, NodeUnreachable,
+    DeployFunction, RemoveFunction, ScaleFunction, CallCounts, Query, UnreachedNodes, LeaseGranted, CallRejected,
+    CallUnknown, ClusterState, QueryReply, NodeJoins, NodeEvent, CpuUsed, NodeNote, NodeHoldings, DefineFunction,
+    ForgetFunction, ExecuteCommand, CheckNode,
 )  # fmt: skip
 
 _LENGTH: Final = struct.Struct("<I")

@@ -1,5 +1,5 @@
 """
-What a gateway and the door of a node say to each other about calls. Sans-IO.
+The call protocol: what a gateway and a node say to each other about calls. Sans-IO.
 
 The frames are those of `frames.py`, and so is their order; what a node knows beside is put in front. A connection
 carries one call, or one question, at a time::
@@ -30,7 +30,7 @@ WINDOW: Final[Bytes] = 1024 * 1024
 """Of a body that streams, at most so much is on its way to the worker, or waits for it at the node."""
 
 
-class DoorKind(IntEnum):
+class NodeKind(IntEnum):
     """Beside those of `frames.Kind`."""
 
     ASK = 32
@@ -40,14 +40,14 @@ class DoorKind(IntEnum):
     REPLY = 51
 
 
-class DoorCall(msgspec.Struct, array_like=True, frozen=True):
+class NodeCallHead(msgspec.Struct, array_like=True, frozen=True):
     """Header of CALL."""
 
     lease: Lease
     head: CallHead
 
 
-class DoorAnswer(msgspec.Struct, array_like=True, frozen=True):
+class NodeAnswerHead(msgspec.Struct, array_like=True, frozen=True):
     """Header of ANSWER and HEAD."""
 
     head: AnswerHead
@@ -57,19 +57,19 @@ class DoorAnswer(msgspec.Struct, array_like=True, frozen=True):
     """That it ran under, if it is not the one that came with it."""
 
 
-class Room(msgspec.Struct, array_like=True, frozen=True):
+class WindowHead(msgspec.Struct, array_like=True, frozen=True):
     bytes: Bytes
 
 
-class Failure(msgspec.Struct, array_like=True, frozen=True):
-    """Header of REFUSED and ERROR; `name` as of `wire.error_name`."""
+class ErrorHead(msgspec.Struct, array_like=True, frozen=True):
+    """Header of REFUSED and ERROR; `name` as of `control.error_name`."""
 
     name: str
     message: str
     retry_after_s: Seconds = 1.0
 
 
-class Asked(msgspec.Struct, array_like=True, frozen=True):
+class QueryHead(msgspec.Struct, array_like=True, frozen=True):
     """Header of ASK; the body is the value, in msgpack."""
 
     what: str
