@@ -3,6 +3,7 @@
 import os
 from collections.abc import Awaitable, Callable
 
+from gpufaas_core.errors import InvalidSpec
 from gpufaas_gpu_manager.supervisor import Containers
 
 
@@ -14,13 +15,17 @@ def container_engine(
 
     :param instance: whose containers these are; `connect` removes what an earlier run of it left behind
     :param on_network: told the address of this machine in the functions' network, and that network
-    :raises InvalidSpec: Kubernetes is asked for, and this is not a pod
+    :raises InvalidSpec: Kubernetes is asked for, and this is not a pod, or its client is not installed
     """
     if functions == "process":
         return None
     if functions == "kubernetes":
-        from gpufaas_gpu_manager.launch.kubernetes import Pods, settings_from
-        from gpufaas_gpu_manager.launch.kubernetes_api import access_from
+        try:
+            from gpufaas_gpu_manager.launch.kubernetes import Pods
+            from gpufaas_gpu_manager.launch.kubernetes_api import access_from
+            from gpufaas_gpu_manager.launch.pod_manifest import settings_from
+        except ModuleNotFoundError as exc:
+            raise InvalidSpec(f"{exc.name} is not installed: pip install 'gpufaas[kubernetes]'") from None
 
         return Pods(instance, access_from(os.environ), settings_from(os.environ))
     from gpufaas_gpu_manager.launch import containers

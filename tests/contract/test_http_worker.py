@@ -26,8 +26,9 @@ from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.launch.containers import Containers
-from gpufaas_gpu_manager.launch.kubernetes import Pod, Pods
+from gpufaas_gpu_manager.launch.kubernetes import Pods
 from gpufaas_gpu_manager.launch.kubernetes_api import Access
+from gpufaas_gpu_manager.launch.pod import WorkerPod
 from gpufaas_gpu_manager.node import Containers as Engine
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -95,7 +96,7 @@ class PodImages(Images):
         self.server = server
 
     def pid_of(self, worker: Worker) -> int | None:
-        assert isinstance(worker.run, Pod)
+        assert isinstance(worker.run, WorkerPod)
         return self.server.pid_of(worker.run.name)
 
 

@@ -271,7 +271,11 @@ class KubernetesServer:
                         told = version
                 if request.query.get("allowWatchBookmarks") == "true" and self._version > told:
                     told = at = self._version
-                    mark = {"kind": KINDS[key[:2]], "apiVersion": key[0], "metadata": {"resourceVersion": str(at)}}
+                    mark = {
+                        "kind": KINDS[key[:2]], "apiVersion": key[0],
+                        "metadata": {"resourceVersion": str(at), "creationTimestamp": None},
+                        **({"spec": {"containers": None}, "status": {}} if key[1] == "pods" else {}),
+                    }  # fmt: skip
                     await answer.write(json.dumps({"type": "BOOKMARK", "object": mark}).encode() + b"\n")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(self.bookmark_s, max(0.0, end - loop.time()))), self._changed:

@@ -1,34 +1,43 @@
 """
-The Kubernetes API server over HTTP: requests, watches and logs, as far as `kubernetes.Pods` needs them.
+The Kubernetes API server: lightkube, and the three operations that it lacks (docs/adr/0036).
 
-The token of a pod's service account changes while it runs, so its file is read again and again. Nothing here retries:
-who asks knows whether that is safe.
+Nothing here retries: the caller knows whether that is safe.
 """
 
 import asyncio
 import contextlib
-import json
+import logging
 import ssl
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final, NamedTuple, TypeVar
+
+import httpx2
+import msgspec
+from lightkube import AsyncClient
+from lightkube.config import client_adapter
+from lightkube.config.kubeconfig import SingleConfig
+from lightkube.config.models import Cluster, Context, User
+from lightkube.core.exceptions import ConfigError
+from lightkube.models.core_v1 import PodStatus
+from lightkube.models.meta_v1 import Status
+from lightkube.resources.core_v1 import Pod, PodResize, Secret
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Seconds
 
-if TYPE_CHECKING:
-    import aiohttp
+log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_NAME: Final = "gpufaas"
 _REQUEST_S: Final[Seconds] = 30.0
+_CONNECT_S: Final[Seconds] = 10.0
 WATCH_S: Final = 240
 """The server ends a watch after so many seconds; it would choose five to ten minutes."""
 _SILENT_S: Final[Seconds] = WATCH_S + 30.0
-"""A watch that says nothing for so long, not even that its time is over, is dead."""
-_TOKEN_S: Final[Seconds] = 60.0
-_PATCH: Final = "application/strategic-merge-patch+json"
+"""A watch that sends nothing for so long, not even its end, is dead."""
 
 
 class ApiError(Exception):
@@ -40,27 +49,27 @@ class ApiError(Exception):
 
 
 class ApiLost(Exception):
-    """The server was not reached, or went away: what was asked for may have been done or not."""
+    """The server was not reached, or the connection broke: the request may have been executed or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Where the API server is, and who we are there."""
+    """The address of the API server, and our credentials."""
 
     url: str
     namespace: str
-    """Of all that we make."""
+    """Of all objects that we create."""
     token_file: Path | None = None
     ca_file: Path | None = None
-    """Whom the server's certificate must be from; None: the usual authorities."""
+    """Certificates that sign the server's; None: the usual authorities."""
 
 
 def access_from(env: Mapping[str, str], account: Path = _ACCOUNT) -> Access:
     """
-    Return the access that *env* tells: that of the pod that we run in, each part of which ``GPUFAAS_KUBERNETES_URL``,
-    ``_NAMESPACE``, ``_TOKEN_FILE`` and ``_CA_FILE`` replace.
+    Return the access of the pod that we run in, each part of which ``GPUFAAS_KUBERNETES_URL``, ``_NAMESPACE``,
+    ``_TOKEN_FILE`` and ``_CA_FILE`` replace.
 
-    :raises InvalidSpec: neither tells where the server is
+    :raises InvalidSpec: *env* has no address of a server
     """
     host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
     url = env.get("GPUFAAS_KUBERNETES_URL", "")
@@ -87,117 +96,169 @@ def access_from(env: Mapping[str, str], account: Path = _ACCOUNT) -> Access:
     )
 
 
+class Change(NamedTuple):
+    """One event of a watch."""
+
+    kind: str
+    """``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``."""
+    version: str
+    """To resume the watch from."""
+    pod: str
+    """The pod's name; empty: a bookmark."""
+    status: PodStatus
+    """Empty where it does not fit lightkube's model."""
+
+
 class ApiServer:
-    """See module. Used on one event loop; `close` ends what is under way."""
+    """Used on one event loop. All methods raise `ApiError` and `ApiLost`."""
 
     def __init__(self, access: Access) -> None:
-        """:raises InvalidSpec: the certificate file cannot be read, or aiohttp is not installed"""
+        """:raises InvalidSpec: the certificate file cannot be used"""
+        user = User(token_file=_absolute(access.token_file))
+        config = SingleConfig(
+            context_name=_NAME,
+            context=Context(cluster=_NAME, user=_NAME, namespace=access.namespace),
+            cluster=Cluster(server=access.url, certificate_auth=_absolute(access.ca_file)),
+            user=user,
+        )
+        timeout = httpx2.Timeout(_REQUEST_S, connect=_CONNECT_S)
         try:
-            import aiohttp
-        except ModuleNotFoundError:
-            raise InvalidSpec("aiohttp is not installed: pip install 'gpufaas[kubernetes]'") from None
-        self._access = access
-        try:
-            context = ssl.create_default_context(cafile=str(access.ca_file)) if access.ca_file else True
+            trust = client_adapter.verify_cluster(config.cluster, user, config.abs_file, trust_env=False)
         except (OSError, ssl.SSLError) as exc:
             raise InvalidSpec(f"the CA file of Kubernetes, {access.ca_file}, cannot be used: {exc}") from exc
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, limit=0))
-        self._token, self._token_read = "", -_TOKEN_S
-
-    async def close(self) -> None:
-        await self._session.close()
-
-    def path(self, kind: str, name: str = "", sub: str = "") -> str:
-        """Return the path of a *kind* (``pods``, ``secrets``) in our namespace."""
-        return "/".join(filter(None, ("/api/v1/namespaces", self._access.namespace, kind, name, sub)))
-
-    async def ask(
-        self, method: str, path: str, body: Any = None, *, params: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
-        """:raises ApiError, ApiLost: see there"""
-        with _translated():
-            async with asyncio.timeout(_REQUEST_S):
-                return await self._ask(method, path, body, params or {})
-
-    async def _ask(self, method: str, path: str, body: Any, params: Mapping[str, str]) -> dict[str, Any]:
-        for attempt in (1, 2):
-            async with self._send(method, path, body, params, None) as answer:
-                if answer.status == 401 and attempt == 1:
-                    self._token_read = -_TOKEN_S  # it may have been replaced a moment ago
-                    continue
-                await _check(answer)
-                return json.loads(await answer.read())  # type: ignore[no-any-return]
-        raise AssertionError("unreachable")
-
-    async def watch(self, path: str, params: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
-        """Yield events as they come, until the server ends it; it does so every few minutes."""
-        asked = {**params, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
-        async for line in self.lines(path, asked, _SILENT_S):
-            yield json.loads(line)
-
-    async def lines(
-        self, path: str, params: Mapping[str, str], silent_s: Seconds | None = None
-    ) -> AsyncIterator[bytes]:
-        """Yield lines of any length without their ends; the last one may have had none."""
-        left = b""
-        async for piece in self.pieces(path, params, silent_s):
-            *lines, left = (left + piece).split(b"\n")
-            for line in lines:
-                yield line
-        if left:
-            yield left
-
-    async def pieces(
-        self, path: str, params: Mapping[str, str], silent_s: Seconds | None = None
-    ) -> AsyncIterator[bytes]:
-        """Yield what is at *path* as it comes. The server waits for whoever reads slowly."""
-        with _translated():
-            async with self._send("GET", path, None, params, silent_s or 0.0) as answer:
-                await _check(answer)
-                async for piece in answer.content.iter_any():
-                    yield piece
-
-    def _send(
-        self, method: str, path: str, body: Any, params: Mapping[str, str], silent_s: Seconds | None
-    ) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientResponse]":
-        """:param silent_s: of a stream, after how long without a byte it is given up; 0: never; None: no stream"""
-        import aiohttp
-
-        headers = {"Accept": "application/json" if silent_s is None else "*/*", "User-Agent": "gpufaas"}
-        if token := self._current_token():
-            headers["Authorization"] = f"Bearer {token}"
-        data = None
-        if body is not None:
-            data = json.dumps(body).encode()
-            headers["Content-Type"] = _PATCH if method == "PATCH" else "application/json"
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silent_s or None)
-        return self._session.request(
-            method, self._access.url + path, params=params, data=data, headers=headers, timeout=timeout
+        self._core = f"/api/v1/namespaces/{access.namespace}"
+        self._objects = AsyncClient(config, timeout=timeout, trust_env=False)
+        # Not limited to 100 connections: each pod's log is one.
+        transport = httpx2.AsyncHTTPTransport(verify=trust, limits=httpx2.Limits(max_keepalive_connections=1))
+        self._streams = client_adapter.AsyncClient(
+            config,
+            client_adapter.ConnectionParams(timeout=timeout, trust_env=False, transport=transport),  # type: ignore[arg-type]
         )
 
-    def _current_token(self) -> str:
-        file = self._access.token_file
-        if file is not None and time.monotonic() - self._token_read >= _TOKEN_S:
-            self._token, self._token_read = file.read_text().strip(), time.monotonic()
-        return self._token
+    async def close(self) -> None:
+        await self._objects.close()
+        await self._streams.aclose()
+
+    async def create(self, made: Pod | Secret) -> None:
+        await _ask(self._objects.create(made))
+
+    async def delete(self, kind: type[Pod] | type[Secret], name: str, grace_s: int | None = None) -> None:
+        await _ask(self._objects.delete(kind, name, grace_period=grace_s))
+
+    async def resize(self, pod: str, change: dict[str, object]) -> None:
+        await _ask(self._objects.patch(PodResize, pod, change))
+
+    async def list(self, labels: Mapping[str, str]) -> tuple[dict[str, PodStatus], str]:
+        """Return the pods that have *labels* by their names, and the version to watch them from."""
+        found = self._objects.list(Pod, labels=dict(labels))
+        return await _ask(_by_name(found)), found.resourceVersion
+
+    # --- lightkube's selects nothing when it deletes, does not end a silent watch, and follows logs by whole lines ---
+
+    async def delete_all(self, kind: str, labels: Mapping[str, str], grace_s: int | None = None) -> None:
+        """Delete what has *labels* of *kind* (``pods``, ``secrets``)."""
+        params = {"labelSelector": _selector(labels)}
+        if grace_s is not None:
+            params["gracePeriodSeconds"] = str(grace_s)
+        response = await _ask(self._streams.delete(f"{self._core}/{kind}", params=params))
+        if response.is_error:
+            raise _refusal(response)
+
+    async def watch(self, labels: Mapping[str, str], version: str) -> AsyncIterator[Change]:
+        """Yield what happens to the pods that have *labels*, until the server ends the watch after some minutes."""
+        params = {
+            "labelSelector": _selector(labels), "resourceVersion": version, "watch": "1",
+            "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S),
+        }  # fmt: skip
+        async with self._stream("pods", params, _SILENT_S) as response:
+            async for line in response.aiter_lines():
+                yield _change(line)
+
+    async def log(self, pod: str, container: str, since: str) -> AsyncIterator[bytes]:
+        """Yield a container's output as it comes, with timestamps, from *since* (RFC 3339; empty: the beginning) on."""
+        params = {"follow": "true", "container": container, "timestamps": "true"}
+        if since:
+            params["sinceTime"] = since
+        async with self._stream(f"pods/{pod}/log", params, None) as response:
+            async for piece in response.aiter_bytes():
+                yield piece
+
+    @contextlib.asynccontextmanager
+    async def _stream(
+        self, path: str, params: Mapping[str, str], silent_s: Seconds | None
+    ) -> AsyncIterator[httpx2.Response]:
+        """:param silent_s: after how long without a byte it is given up; None: never"""
+        timeout = httpx2.Timeout(_REQUEST_S, connect=_CONNECT_S, read=silent_s)
+        with _translated():
+            async with self._streams.stream("GET", f"{self._core}/{path}", params=params, timeout=timeout) as response:
+                if response.is_error:
+                    await response.aread()
+                    raise _refusal(response)
+                yield response
+
+
+class _Meta(msgspec.Struct):
+    name: str = ""
+    resourceVersion: str = ""
+
+
+class _Object(msgspec.Struct):
+    """What bookmarks have, too: their pods lack what lightkube's model asks for."""
+
+    metadata: _Meta
+    status: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+def _change(line: str) -> Change:
+    event = msgspec.json.decode(line, type=_Event)
+    if event.type == "ERROR":
+        refused = msgspec.json.decode(event.object, type=Status)
+        raise ApiError(refused.code or 500, refused.message or "")
+    seen = msgspec.json.decode(event.object, type=_Object)
+    try:
+        status = msgspec.json.decode(seen.status, type=PodStatus)
+    except msgspec.ValidationError as exc:
+        log.warning("kubernetes.not_understood pod=%s: %s", seen.metadata.name, exc)
+        status = PodStatus()
+    return Change(event.type, seen.metadata.resourceVersion, seen.metadata.name, status)
+
+
+async def _by_name(found: AsyncIterable[Pod]) -> dict[str, PodStatus]:
+    return {each.metadata.name or "": each.status or PodStatus() async for each in found if each.metadata}
+
+
+async def _ask(work: Awaitable[T]) -> T:
+    with _translated():
+        async with asyncio.timeout(_REQUEST_S):
+            return await work
 
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    import aiohttp
-
     try:
         yield
-    except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+    except httpx2.HTTPStatusError as exc:  # lightkube's own ApiError is one, too
+        raise _refusal(exc.response) from exc
+    except (httpx2.HTTPError, ConfigError, TimeoutError, OSError) as exc:
         raise ApiLost(str(exc) or type(exc).__name__) from exc
 
 
-async def _check(answer: "aiohttp.ClientResponse") -> None:
-    if answer.status < 400:
-        return
-    text = (await answer.text(errors="replace"))[:2000]
+def _refusal(response: httpx2.Response) -> ApiError:
     try:
-        message = str(json.loads(text)["message"])
-    except (ValueError, LookupError, TypeError):
-        message = text.strip()
-    raise ApiError(answer.status, message or f"status {answer.status}")
+        message = msgspec.json.decode(response.content, type=Status).message
+    except (msgspec.DecodeError, UnicodeDecodeError):  # from something between us and the server
+        message = response.text[:2000].strip()
+    return ApiError(response.status_code, message or f"status {response.status_code}")
+
+
+def _selector(labels: Mapping[str, str]) -> str:
+    return ",".join(f"{name}={value}" for name, value in labels.items())
+
+
+def _absolute(file: Path | None) -> str | None:
+    return str(file.absolute()) if file is not None else None

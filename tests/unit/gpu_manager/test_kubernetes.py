@@ -18,8 +18,9 @@ from gpufaas_core.messages import Event, Lease, WorkerExited
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gpu_manager.devices import open_devices
-from gpufaas_gpu_manager.launch.kubernetes import Pods, PodSettings, settings_from
+from gpufaas_gpu_manager.launch.kubernetes import Pods
 from gpufaas_gpu_manager.launch.kubernetes_api import Access, access_from
+from gpufaas_gpu_manager.launch.pod_manifest import PodSettings, settings_from
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
 
@@ -234,6 +235,19 @@ async def test_a_version_that_kubernetes_has_forgotten_is_listed_again(cluster: 
     assert await cluster.call(body=b"back", cold=True) == b"back"
 
 
+async def test_a_status_that_is_not_understood_does_not_end_the_watch(cluster: Cluster) -> None:
+    await cluster.define()
+    await cluster.call(cold=True)
+    (key,) = [each for each in cluster.server.objects if each[1] == "pods"]
+
+    strange = {**cluster.pod, "status": {"containerStatuses": [{"name": "function", "restartCount": "many"}]}}
+    await cluster.server._store(key, strange, "MODIFIED")
+    await cluster.server.delete_pod(key[3], 0)
+
+    await until(lambda: [each for each in cluster.facts if isinstance(each, WorkerExited)])
+    assert len(cluster.server.watched_from) == 1
+
+
 async def test_a_log_that_breaks_is_followed_on_without_a_line_twice(cluster: Cluster) -> None:
     await cluster.define()
     await cluster.call(cold=True)
@@ -301,9 +315,8 @@ async def test_a_token_that_was_replaced_is_read_again(server: KubernetesServer,
     server.token = "another"
     token.write_text("another\n")
     assert pods._server is not None
-    found = await pods._server.ask("GET", pods._server.path("pods"))
 
-    assert found["kind"] == "PodList"
+    assert (await pods._server.list({}))[0] == {}
     await pods.close()
 
 
