@@ -20,6 +20,7 @@ class _Plan(NamedTuple):
 
 _PLANS: Final[Mapping[str, _Plan]] = {
     "hardware": _Plan("hardware", "Choose the cheapest node type that serves a burst in time (PALDIA)."),
+    "partition": _Plan("partition", "Cut a model into parts that load at once and serve as a pipeline (Flashpoint)."),
 }
 
 _READS: Final = "The problem is JSON, from FILE or from stdin (-)."
