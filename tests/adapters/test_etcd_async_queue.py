@@ -238,7 +238,7 @@ async def test_a_body_of_the_largest_size_is_kept(gateway: Callable[..., Any], e
     answer = first.queue.new_file()
     answer.write(body[::-1])
     await first.write([], [Answered(claimed.key, 300.0, 1, Answer(200, (), answer.keep(), 0.1, 10))])
-    assert await etcd.count(BODIES) == 2 * MAX_BODY // PIECE
+    assert len(await etcd.keys(BODIES)) == 2 * MAX_BODY // PIECE
 
     await first.queue.stop()
     await second.until(lambda: second.found == [Waiting("callback", F, 1, 300.0)])
@@ -247,7 +247,7 @@ async def test_a_body_of_the_largest_size_is_kept(gateway: Callable[..., Any], e
     assert taken.call.body.read_bytes() == body
     assert taken.answer.body.read_bytes() == body[::-1]
     await second.write([], [Done(taken.key, 500.0, 200, 1)])
-    assert await etcd.count(BODIES) == 0
+    assert len(await etcd.keys(BODIES)) == 0
 
 
 async def test_nothing_is_left_of_what_has_ended_but_its_status_for_a_while(
@@ -258,7 +258,7 @@ async def test_nothing_is_left_of_what_has_ended_but_its_status_for_a_while(
     for claimed in await first.claim():
         await first.write([], [Done(claimed.key, 500.0, 200, 1)])
 
-    assert (await etcd.count(CALLS), await etcd.count(BODIES)) == (0, 0)
+    assert (len(await etcd.keys(CALLS)), len(await etcd.keys(BODIES))) == (0, 0)
     ended = (await etcd.range(ENDED)).items
     assert len(ended) == 10
     assert len({item.lease for item in ended} - {0}) == 1
@@ -272,7 +272,7 @@ async def test_pieces_of_a_body_without_a_call_are_removed(gateway: Callable[...
 
     await gateway("g2")
 
-    assert await etcd.count(BODIES) == 1
+    assert len(await etcd.keys(BODIES)) == 1
     assert [each.call.body for each in await first.claim()] == [b"x"]
 
 
@@ -284,7 +284,7 @@ async def test_dead_letters_beyond_the_limit_are_forgotten(gateway: Callable[...
 
     left = await asyncio.to_thread(first.queue.list_dead)
     assert [each.id for each in left] == [str(number) for number in range(70, 100)]
-    assert (await etcd.count(DEAD), await etcd.count(BODIES)) == (30, 30)
+    assert (len(await etcd.keys(DEAD)), len(await etcd.keys(BODIES))) == (30, 30)
 
 
 async def test_ids_of_callers_are_text_and_nothing_else(gateway: Callable[..., Any]) -> None:
@@ -497,10 +497,10 @@ async def test_nothing_that_was_acknowledged_is_lost_while_gateways_and_etcd_die
         loading.cancel()
 
         async with asyncio.timeout(60):
-            while any(calls.backlog.counts() for _, calls in alive) or await alive[0][0].etcd.count(CALLS):
+            while any(calls.backlog.counts() for _, calls in alive) or await alive[0][0].etcd.keys(CALLS):
                 await asyncio.sleep(0.05)
         states = {call: await alive[0][0].state(call) for call in acknowledged}
         assert set(states.values()) == {"done"}
         assert acknowledged <= executed.keys()
         assert len(acknowledged) > 100
-        assert await alive[0][0].etcd.count(BODIES) == 0
+        assert await alive[0][0].etcd.keys(BODIES) == []

@@ -41,8 +41,8 @@ from gpufaas_adapters.etcd.client import (
     DoPut,
     DoRange,
     Etcd,
+    EtcdLease,
     Item,
-    Lease,
     Listed,
     Operation,
     Put,
@@ -263,7 +263,7 @@ class EtcdAsyncQueue:
         self._dead_kept = dead_kept_s, dead_kept
         self._alive = f"{GATEWAYS}{owner}"
         self._registration: Registration
-        self._seen_lease: Lease
+        self._seen_lease: EtcdLease
         """The one under which we know what is ours; under another it may be somebody else's."""
         self._base = 0
         self._serial = 0

@@ -21,10 +21,10 @@ from gpufaas_adapters.etcd.client import (
     DoGet,
     DoPut,
     Etcd,
+    EtcdLease,
     EtcdRefused,
     EtcdUnreachable,
     Item,
-    Lease,
     Listed,
     Put,
     absent,
@@ -70,7 +70,7 @@ class Leadership:
     :ivar lost: etcd has told that somebody else may lead, or that nobody does
     """
 
-    def __init__(self, etcd: Etcd, lease: Lease, leader: Leader) -> None:
+    def __init__(self, etcd: Etcd, lease: EtcdLease, leader: Leader) -> None:
         self.leader = leader
         self.epoch = leader.epoch
         self.lost = asyncio.Event()
@@ -170,7 +170,7 @@ async def campaign(
     """
     value = msgspec.json.encode(_Value(name, address))
     while True:
-        lease: Lease | None = None
+        lease: EtcdLease | None = None
         try:
             await _wait_for_none(etcd, LEADER, on_trouble)
             lease = await etcd.grant(ttl_s)
@@ -204,7 +204,7 @@ async def _wait_for_none(etcd: Etcd, key: str, on_trouble: Callable[[StorageFail
                         return
 
 
-async def _give_back(lease: Lease) -> None:
+async def _give_back(lease: EtcdLease) -> None:
     try:
         await lease.revoke()
     except EtcdUnreachable:
@@ -253,7 +253,7 @@ class Registration:
     :ivar lost: set while they may not be there
     """
 
-    def __init__(self, etcd: Etcd, lease: Lease, name: str, same: Callable[[bytes], bool]) -> None:
+    def __init__(self, etcd: Etcd, lease: EtcdLease, name: str, same: Callable[[bytes], bool]) -> None:
         self._etcd = etcd
         self._lease = lease
         self._name = name
@@ -265,7 +265,7 @@ class Registration:
         self._task = asyncio.create_task(self._keep(), name=f"etcd-registration-{name}")
 
     @property
-    def lease(self) -> Lease:
+    def lease(self) -> EtcdLease:
         """The one in use; another after a loss."""
         return self._lease
 
