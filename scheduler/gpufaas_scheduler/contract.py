@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator
 from math import inf
-from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
@@ -31,8 +31,8 @@ NEVER: Final = 1 << 62
 # The union may grow; a policy that never yields a new kind of action need not know it.
 
 
-class Why(NamedTuple):
-    """What an action is explained with. A tuple: it is made on the path of a call, and read when somebody asks."""
+class Why(Struct, frozen=True):
+    """What an action is explained with."""
 
     rule: str
     """In words, the condition that held."""

@@ -43,7 +43,7 @@ from gpufaas_scheduler.contract import SchedulingPolicy
 from gpufaas_scheduler.explain import explain, status
 from gpufaas_scheduler.handle import calls, copies, fleet, joins, takeover, workers
 from gpufaas_scheduler.handle.settle import return_overdue, settle, untangle
-from gpufaas_scheduler.view import ClusterView
+from gpufaas_scheduler.view import view_of
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.world import World
@@ -105,7 +105,7 @@ class Engine:
         learn: bool = True,
     ) -> None:
         cluster = Cluster(replacement, policy.pass_limit)
-        self._world = World(cluster, ClusterView(cluster), policy, epoch=epoch, max_queue=max_queue, learn=learn)
+        self._world = World(cluster, view_of(cluster), policy, epoch=epoch, max_queue=max_queue, learn=learn)
         self.policy = policy
         self.epoch = epoch
         self.refusals = self._world.refusals

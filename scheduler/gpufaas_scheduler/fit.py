@@ -7,7 +7,9 @@ copy may leave is the cache manager's `evictable`.
 """
 
 from collections.abc import Callable
-from typing import Final, Generic, NamedTuple
+from typing import Any, Final, Generic
+
+from msgspec import Struct
 
 from gpufaas_cache_manager.replacement import Replacement, evictable, victims
 from gpufaas_cache_manager.residency import OwnerT, Residency, Resident
@@ -15,12 +17,12 @@ from gpufaas_core.model import Bytes, CopyId, DeviceId, FunctionId
 from gpufaas_core.units import format_bytes
 
 
-class Fit(NamedTuple, Generic[OwnerT]):
+class Fit(Struct, Generic[OwnerT], frozen=True):
     victims: tuple[Resident[OwnerT], ...]
     """Who leaves so that it fits, in this order."""
 
 
-class Reason(NamedTuple):
+class Reason(Struct, frozen=True):
     """Why a copy does not fit. Most reasons are never read, so the words are made when somebody asks for them."""
 
     rule: str
@@ -44,6 +46,7 @@ class Reason(NamedTuple):
 NOT_ALLOWED: Final = Reason("device {device} does not satisfy the constraints of {function}")
 NO_PROFILE: Final = Reason("{function} has no profile for devices of kind {kind}")
 
+_AS_IT_IS: Final[Fit[Any]] = Fit(())
 _TOO_LARGE: Final = "{function} needs {need}, device {device} has {have}"
 _NO_ROOM: Final = "{function} needs {need}, device {device} has {have} free, and what could be evicted is too little"
 _ABSENT: Final = "{victim} cannot be evicted: {device} does not hold it"
@@ -62,6 +65,8 @@ def fits(
     """
     if isinstance(leaving, tuple):
         return _fits_without(residency, need, leaving)
+    if need <= residency.free:
+        return _AS_IT_IS
     chosen = victims(leaving, residency, need, owner)
     if chosen is not None:
         return Fit(chosen)

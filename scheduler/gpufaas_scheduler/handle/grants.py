@@ -23,7 +23,7 @@ def start(world: World, call: Call, device: DeviceState, model: Model | None, vi
     if model is None:
         model, names = reserve(world, device, owner, victims)
         call.cold = True
-        call.victims = tuple((each.owner.id, each.copy) for each in victims)
+        call.victims = tuple([(each.owner.id, each.copy) for each in victims])
         device.misses += 1
     else:
         device.models.touch(model, now)
@@ -76,16 +76,16 @@ def reserve(
     assert costs is not None
     world.out += world.lending.take_back(device, costs.occupation)
     model = world.cluster.insert(device, owner, costs.occupation, costs.load_s)
-    if len(owner.active) >= owner.target:
+    if owner.copies >= owner.target:
         world.short.pop(owner.id, None)
-    return model, tuple(victim.key for victim in victims)
+    return model, tuple([each.key for each in victims])
 
 
 def leave_for_others(world: World, device: DeviceState, victims: Iterable[Model]) -> None:
     for victim in victims:
         world.cluster.evict(device, victim)
         owner = victim.owner
-        if len(owner.active) < owner.target:
+        if owner.copies < owner.target:
             owner.eager = False
             world.short[owner.id] = owner
 

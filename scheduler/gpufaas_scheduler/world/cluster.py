@@ -10,7 +10,6 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
 from math import inf
-from typing import cast
 
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_cache_manager.residency import Resident
@@ -23,7 +22,6 @@ from gpufaas_core.model import (
     Seconds,
     copy_id,
 )
-from gpufaas_scheduler.contract import WaitingCall
 from gpufaas_scheduler.fit import NOT_ALLOWED, Fit, Reason, fits
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.demand import Demand
@@ -169,7 +167,8 @@ class Cluster:
         Who leaves *device* so that one more copy of *owner* fits, or why it does not. *victims*: they leave; None: as
         many as it takes, in the replacement order. The view's answer serves the commit as well.
         """
-        if victims is None and self.asked == (owner, device):
+        asked = self.asked
+        if asked is not None and victims is None and asked[0] is owner and asked[1] is device:
             return self._answer
         need = owner.need(device)
         leaving = self.replacement if victims is None else tuple(victims)
@@ -225,9 +224,8 @@ class Cluster:
                 largest[each.kind] = max(each.device.memory, largest.get(each.kind, 0))
         return largest
 
-    def idle_holder(self, call: WaitingCall) -> DeviceState | None:
-        owner = cast(Call, call).owner
-        holders = owner.holders
+    def idle_holder(self, call: Call) -> DeviceState | None:
+        holders = call.owner.holders
         if len(self.idle_devices) <= len(holders):
             for key in self.idle_devices:
                 if key[2].id in holders:
@@ -236,11 +234,17 @@ class Cluster:
         keys = [device.idle_key for device in holders.values() if device.idle_key is not None]
         return min(keys)[2] if keys else None
 
-    def orphans(self, limit: int) -> list[WaitingCall]:
-        found: list[WaitingCall] = []
+    def orphans(self, limit: int) -> list[Call]:
+        found: list[Call] = []
         stale = []
+        returned = self.queue.returned
         for owner in self.orphaned.values():
-            call = None if owner.holders else self._first_of(owner)
+            if owner.holders:
+                call = None
+            elif returned:
+                call = self._first_of(owner)
+            else:
+                call = owner.queue.calls[0] if owner.queue.calls else None
             if call is None:
                 stale.append(owner.id)
             elif len(found) < limit:

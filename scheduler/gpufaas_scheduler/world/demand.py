@@ -29,6 +29,7 @@ class Demand:
         """Service times of the arrivals, weighted as `FunctionState.called`, as of `offered_at`."""
         self.offered_at = offered_at
         self._observed: Seconds = _LEAST_OBSERVED_S
+        """What the weights of one call a second since the first add up to."""
         self._observed_at: Seconds = -inf
         """When `_observed` was found: decisions ask for it many times at one instant."""
 
@@ -56,17 +57,18 @@ class Demand:
 
     def rate(self, owner: FunctionState, now: Seconds) -> float:
         """Return the calls of *owner* per second."""
-        return owner.called * exp((owner.called_at - now) / DEMAND_S) / self._observed_s(now)
+        if now != self._observed_at:
+            self._observe(now)
+        return owner.called * exp((owner.called_at - now) / DEMAND_S) / self._observed
 
     def utilisation(self, devices: int, now: Seconds) -> float:
         """Return which part of the time so many devices would serve."""
-        offered_s = self.offered_s * exp((self.offered_at - now) / DEMAND_S)
-        return offered_s / self._observed_s(now) / max(1, devices)
-
-    def _observed_s(self, now: Seconds) -> Seconds:
-        """What the weights of one call a second since the first would add up to by now."""
         if now != self._observed_at:
-            self._observed_at = now
-            since = 0.0 if self.first_call_at is None else now - self.first_call_at
-            self._observed = max(_LEAST_OBSERVED_S, DEMAND_S * -expm1(-since / DEMAND_S))
-        return self._observed
+            self._observe(now)
+        offered_s = self.offered_s * exp((self.offered_at - now) / DEMAND_S)
+        return offered_s / self._observed / max(1, devices)
+
+    def _observe(self, now: Seconds) -> None:
+        self._observed_at = now
+        since = 0.0 if self.first_call_at is None else now - self.first_call_at
+        self._observed = max(_LEAST_OBSERVED_S, DEMAND_S * -expm1(-since / DEMAND_S))

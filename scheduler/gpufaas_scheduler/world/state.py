@@ -79,7 +79,7 @@ class FunctionState(Marked, Costed):
     """A deployed revision: its limits and costs, its copies, and its calls."""
 
     __slots__ = (
-        "active", "backoff", "called", "called_at", "constraints", "costs", "declared", "desired", "digest",
+        "active", "backoff", "called", "called_at", "constraints", "copies", "costs", "declared", "desired", "digest",
         "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "holders", "id", "loading", "max_copies",
         "max_queue", "min_copies", "queue", "ready", "removed", "running", "runs", "slots", "starved", "target",
         "waiting",
@@ -94,6 +94,8 @@ class FunctionState(Marked, Costed):
         """Waiting calls: part of the global queue, or the FIFO of a CPU function."""
         self.active: dict[Model, DeviceState] = {}
         """Its copies and where they are, from the start of the load; without those that drain."""
+        self.copies = 0
+        """How many of `active` there are: policies and replacement ask for it many times in a decision."""
         self.draining: dict[Model, DeviceState] = {}
         """Those that still run calls but take no new ones: they are surplus."""
         self.holders: dict[DeviceId, DeviceState] = {}
@@ -196,11 +198,6 @@ class FunctionState(Marked, Costed):
         costs = self.costs[device.kind]
         return NO_PROFILE if costs is None else costs.occupation
 
-    @property
-    def copies(self) -> int:
-        """Without those that drain."""
-        return len(self.active)
-
     def add(self, model: Model, device: DeviceState) -> None:
         """It takes calls from now on: it begins to load, or does not drain any more."""
         if not self.marked:
@@ -208,10 +205,11 @@ class FunctionState(Marked, Costed):
         if not device.marked:
             device.mark()
         self.active[model] = device
+        self.copies = len(self.active)
         if self.exclusive:
             self.holders[device.id] = device
         elif self.ready is None:
-            if len(self.active) > 1:
+            if self.copies > 1:
                 self.ready = ReadyCopies(each for each in self.active if not each.loading)
         elif not model.loading:
             self.ready.add(model)
@@ -219,6 +217,7 @@ class FunctionState(Marked, Costed):
     def drop(self, model: Model) -> DeviceState:
         """It takes no more calls. Return where it is."""
         device = self.active.pop(model)
+        self.copies = len(self.active)
         if not self.marked:
             self.mark()
         if not device.marked:
@@ -227,7 +226,7 @@ class FunctionState(Marked, Costed):
             del self.holders[device.id]
         elif self.ready is not None:
             self.ready.discard(model)
-            if len(self.active) == 1:
+            if self.copies == 1:
                 self.ready = None
         return device
 
@@ -271,7 +270,7 @@ class FunctionState(Marked, Costed):
         while none is ready: a call that waits for a slot starts no later than one that waits there for the load, and
         perhaps sooner.
         """
-        if self.ready is not None and self.loading < len(self.active):
+        if self.ready is not None and self.loading < self.copies:
             return self.ready.first(self.slots)
         best: Model | None = None
         fewest = self.slots
@@ -285,7 +284,7 @@ class FunctionState(Marked, Costed):
         """Copies that should go. Replicas that a policy made stay, but for a function that is scaled to zero."""
         if self.desired is None:
             return 0
-        over = max(0, len(self.active) - self.target)
+        over = max(0, self.copies - self.target)
         return min(over, self.excess) if self.exclusive and self.desired else over
 
 

@@ -1,11 +1,15 @@
 """The table of policies, and what the engine does with what a policy says."""
 
+from inspect import signature
+
 import pytest
 from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_scheduler import contract
 from gpufaas_scheduler.policies import POLICIES, Plan, Start, View, make_policy
+from gpufaas_scheduler.view import ClusterView
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -52,3 +56,18 @@ def test_a_policy_says_when_it_looks_again_and_is_asked_then() -> None:
     world.tell(m.Woken())
 
     assert (world.started, world.engine.wake_at) == ([("c", "a")], None)
+
+
+@pytest.mark.parametrize("part", [contract.FleetView, contract.ResidencyView, contract.CostsView, contract.View])
+def test_the_view_has_what_the_contract_says(part: type) -> None:
+    """Its methods name the engine's own types, so the type checker does not compare the two."""
+    for name, said in vars(part).items():
+        if name.startswith("_"):
+            continue
+        has = getattr(ClusterView, name)
+        if isinstance(said, property):
+            assert not callable(has), name
+        else:
+            assert [(each.name, each.default) for each in signature(has).parameters.values()] == [
+                (each.name, each.default) for each in signature(said).parameters.values()
+            ], name

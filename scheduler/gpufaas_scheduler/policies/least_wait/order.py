@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_scheduler.contract import DeviceView, Load, Option, Promise, Start, View, WaitingCall, Why
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
-from gpufaas_scheduler.policies.least_wait.placement import Place, Placement
+from gpufaas_scheduler.policies.least_wait.placement import Room, Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import (
     BEHIND,
     FAR_BEHIND,
@@ -35,15 +35,16 @@ Found: TypeAlias = tuple[Start | Load, FunctionId]
 class Order:
     """Finds the next action. A new one is made for each, since figures change with what is done."""
 
-    __slots__ = ("bound_s", "estimates", "look_at", "placement", "promises", "refused", "view")
+    __slots__ = ("bound_s", "estimates", "look_at", "now", "promises", "refused", "rooms", "view")
 
     def __init__(self, view: View, bound_s: Seconds, refused: set[FunctionId]) -> None:
         self.view = view
+        self.now = view.now
         self.bound_s = bound_s
         self.refused = refused
         """Functions that the engine refused an action for in this run."""
         self.estimates = Estimates(view)
-        self.placement = Placement(view, self.estimates)
+        self.rooms = Rooms(view, self.estimates)
         self.promises: list[Promise] = []
         self.look_at: Seconds | None = None
         """When a call that waits beside an idle device should be served by what it waits for, or is loaded."""
@@ -54,7 +55,7 @@ class Order:
         oldest = queue.first()
         if oldest is None:
             return None
-        if self._at_bound(oldest, view.now):
+        if self._at_bound(oldest):
             action = self._reserve()
             if action is not None:
                 return action
@@ -64,9 +65,9 @@ class Order:
             rival = self._rival(call, device, oldest)
             return (Start(call.id, device.id, None, _HIT), call.function) if rival is None else rival
         for call in view.orphans(RIVALS):
-            place = None if call.function in self.refused else self.placement.place(call.owner)
-            if place is not None:
-                return self._load_for(call, place, "no device held the model, and loading it here costs least")
+            room = None if call.function in self.refused else self.rooms.cheapest(call.owner)
+            if room is not None:
+                return self._load_for(call, room, "no device held the model, and loading it here costs least")
         for call in islice(self._heads(), RIVALS):
             action = self._replica(call)
             if action is not None:
@@ -80,25 +81,25 @@ class Order:
         """
         view = self.view
         for call in self._heads():
-            if not self._at_bound(call, view.now):
+            if not self._at_bound(call):
                 break
-            device = self.placement.idle_holder(call)
+            device = self.rooms.idle_holder(call)
             if device is not None:
                 why = Why(f"it had waited over {self.bound_s:g} s, and an idle device held its model")
                 return Start(call.id, device.id, None, why), call.function
             if view.reserved:
                 break
-            device = self.placement.anywhere(call)
+            device = self.rooms.anywhere(call)
             if device is None:
                 continue
             soonest = view.soonest_left(call)
             if soonest is not None and soonest[1] < call.owner.load_s(device.kind):
                 break  # a device that holds it comes sooner
-            place = self.placement.place(call.owner) or self.placement.place(call.owner, view.idle_count)
-            if place is not None:
-                found = self._load_for(call, place, f"it had waited over {self.bound_s:g} s: one device is for it")
+            room = self.rooms.cheapest(call.owner) or self.rooms.cheapest(call.owner, view.idle_count)
+            if room is not None:
+                found = self._load_for(call, room, f"it had waited over {self.bound_s:g} s: one device is for it")
                 assert isinstance(found[0], Start)
-                load_s, service_s = (each(place.device.kind) for each in (call.owner.load_s, call.owner.service_s))
+                load_s, service_s = (each(room.device.kind) for each in (call.owner.load_s, call.owner.service_s))
                 pause_s = max(load_s + service_s, load_s / (RESERVED * self.estimates.devices))
                 return replace(found[0], reserved_s=pause_s), call.function
         view.queue.rewind()
@@ -111,7 +112,7 @@ class Order:
         oldest = view.oldest_hit(self.refused, HOLDERS if view.queue.functions <= view.idle_count else None)
         if oldest is None:
             return None
-        best = self.placement.idle_holder(oldest)
+        best = self.rooms.idle_holder(oldest)
         return None if best is None else (oldest, best)
 
     def _rival(self, hit: WaitingCall, device: DeviceView, oldest: WaitingCall) -> Found | None:
@@ -119,7 +120,7 @@ class Order:
         view = self.view
         kind = device.kind
         least = self._pull(hit) / hit.owner.service_s(kind)
-        best: tuple[float, WaitingCall, Place] | None = None
+        best: tuple[float, WaitingCall, Room] | None = None
         rivals = view.orphans(RIVALS)
         if oldest.number < hit.number and oldest.owner.copies and not view.holds(device, oldest):
             rivals.append(oldest)
@@ -135,12 +136,12 @@ class Order:
                 continue
             if owner.copies and (owner.loading or self.estimates.wait_s(call) < FAR_BEHIND * load_s):
                 continue
-            place = self.placement.room(owner, device)
-            if place is None:
+            room = self.rooms.room(owner, device)
+            if room is None:
                 continue
-            index = relief / (load_s + place.worth * HORIZON_S + relieved * service_s)
+            index = relief / (load_s + room.worth * HORIZON_S + relieved * service_s)
             if index > least and (best is None or index > best[0]):
-                best = (index, call, place)
+                best = (index, call, room)
         if best is None:
             return None
         rule = "its load relieved more waiting per second of the device than the oldest call that it held the model for"
@@ -148,7 +149,7 @@ class Order:
 
     def _replica(self, call: WaitingCall) -> Found | None:
         """*call* has busy holders, and there is an idle device without its model."""
-        owner, estimates, placement = call.owner, self.estimates, self.placement
+        owner, estimates, rooms = call.owner, self.estimates, self.rooms
         if call.function in self.refused or owner.copies == 0 or owner.copies >= estimates.devices:
             return None
         # What is cheap to know first: nearly every call that waits for its holders is right to do so.
@@ -161,32 +162,32 @@ class Order:
         price = LOAD_PRICE + estimates.demand + estimates.pressure
         worthwhile = HORIZON_S * gain > load_s * price
         wait_s = estimates.wait_s(call, 0.0 if worthwhile else BEHIND * load_s)
-        broken = call.promised_at is not None and self.view.now >= call.promised_at + load_s
+        broken = call.promised_at is not None and self.now >= call.promised_at + load_s
         if not (worthwhile or broken) and wait_s < BEHIND * load_s:
             self._wait(call, load_s)
             return None
-        place = placement.place(owner) or (placement.place(owner, self.view.idle_count) if broken else None)
-        if place is None:
+        room = rooms.cheapest(owner) or (rooms.cheapest(owner, self.view.idle_count) if broken else None)
+        if room is None:
             self._wait(call, load_s)
             return None
-        load_s = owner.load_s(place.device.kind)
+        load_s = owner.load_s(room.device.kind)
         waiting: Option = ("wait", call.function, wait_s)
         if broken:
             rule = "what it waited for was later than had been estimated, by more than a load takes"
-            return self._load_for(call, place, rule, waiting)
+            return self._load_for(call, room, rule, waiting)
         late_s = wait_s - BEHIND * load_s
-        if late_s >= 0.0 and late_s > HORIZON_S * (place.worth - gain):
-            return self._load_for(call, place, "its holders were further behind than a load takes", waiting)
-        if HORIZON_S * (gain - REPLACE * place.worth) > load_s * price:
-            options = (waiting, ("load", place.device.id, load_s))
+        if late_s >= 0.0 and late_s > HORIZON_S * (room.worth - gain):
+            return self._load_for(call, room, "its holders were further behind than a load takes", waiting)
+        if HORIZON_S * (gain - REPLACE * room.worth) > load_s * price:
+            options = (waiting, ("load", room.device.id, load_s))
             why = Why("a replica is worth more than its load", options)
-            return Load(owner.id, place.device.id, place.victims, why), owner.id
+            return Load(owner.id, room.device.id, room.victims, why), owner.id
         self._wait(call, load_s)
         return None
 
     def _wait(self, call: WaitingCall, load_s: Seconds) -> None:
         """*call* waits for its holders beside an idle device: no longer than is estimated now, and a load."""
-        now, at = self.view.now, call.promised_at
+        now, at = self.now, call.promised_at
         if at is None:
             wait_s = self.estimates.wait_s(call)
             at = now if wait_s == inf else now + wait_s  # nothing is to be waited for: as soon as there is room
@@ -196,9 +197,9 @@ class Order:
         if at > now and (self.look_at is None or at < self.look_at):
             self.look_at = at
 
-    def _load_for(self, call: WaitingCall, place: Place, rule: str, *others: Option) -> Found:
-        load: Option = ("load", place.device.id, call.owner.load_s(place.device.kind) + HORIZON_S * place.worth)
-        return Start(call.id, place.device.id, place.victims, Why(rule, (load, *others))), call.function
+    def _load_for(self, call: WaitingCall, room: Room, rule: str, *others: Option) -> Found:
+        load: Option = ("load", room.device.id, call.owner.load_s(room.device.kind) + HORIZON_S * room.worth)
+        return Start(call.id, room.device.id, room.victims, Why(rule, (load, *others))), call.function
 
     def weigh(self, call: WaitingCall) -> Why:
         view = self.view
@@ -207,13 +208,13 @@ class Order:
             options.append(("promised", call.function, call.promised_at - call.arrived_at))
         if call.owner.copies:
             options.append(("wait", call.function, self.estimates.wait_s(call)))
-        place = self.placement.place(call.owner)
-        if place is not None:
-            load_s = call.owner.load_s(place.device.kind)
-            options.append(("load", place.device.id, load_s + HORIZON_S * place.worth))
+        room = self.rooms.cheapest(call.owner)
+        if room is not None:
+            load_s = call.owner.load_s(room.device.kind)
+            options.append(("load", room.device.id, load_s + HORIZON_S * room.worth))
         if not view.idle_count:
             rule = "all devices are busy"
-        elif place is None:
+        elif room is None:
             rule = "no idle device has room for it"
         elif call.owner.copies:
             rule = "waiting for a device that holds the model costs less than another load"
@@ -229,9 +230,9 @@ class Order:
             if call.function not in self.refused:
                 yield call
 
-    def _at_bound(self, call: WaitingCall, now: Seconds) -> bool:
+    def _at_bound(self, call: WaitingCall) -> bool:
         """If a load began now, *call* would wait until the bound; of long loads, half the bound is counted."""
-        left_s = self.bound_s - (now - call.arrived_at)
+        left_s = self.bound_s - (self.now - call.arrived_at)
         if left_s <= 0.0 or left_s > LONG_LOAD * self.bound_s:
             return left_s < 0.0
         devices = self.view.least_used(call.owner, 1)
@@ -239,6 +240,6 @@ class Order:
 
     def _pull(self, call: WaitingCall) -> Seconds:
         """The age of *call*, which grows without limit as it comes near the bound: few ever reach it."""
-        age = self.view.now - call.arrived_at
+        age = self.now - call.arrived_at
         near = age / (NEAR * self.bound_s) if self.bound_s > 0 else 1.0
         return age * 1e4 if near >= 1.0 else age / (1.0 - near * near * near)

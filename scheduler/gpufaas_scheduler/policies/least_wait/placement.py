@@ -2,27 +2,26 @@
 
 from collections.abc import Collection, Iterator
 from math import inf
-from typing import NamedTuple
 
-from gpufaas_core.model import CopyId, FunctionId, Seconds
+from msgspec import Struct
+
+from gpufaas_core.model import CopyId, FunctionId
 from gpufaas_scheduler.contract import DeviceView, FunctionView, ResidentView, View, WaitingCall
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.tuning import CANDIDATES, CROWDED, HOLDERS, HORIZON_S
 
 
-class Place(NamedTuple):
-    """An idle device to load on. Compared by its first two fields."""
+class Room(Struct, frozen=True):
+    """An idle device to load on."""
 
-    cost_s: Seconds
-    order: int
     device: DeviceView
     victims: tuple[CopyId, ...]
     worth: float
     """Of the victims, in seconds of waiting per second."""
 
 
-class Placement:
-    """A new one is made for each action, as its estimates are."""
+class Rooms:
+    """Finds a device for a function or a call. A new one is made for each action, as its estimates are."""
 
     __slots__ = ("_estimates", "_view")
 
@@ -30,27 +29,28 @@ class Placement:
         self._view = view
         self._estimates = estimates
 
-    def place(self, function: FunctionView, candidates: int = CANDIDATES) -> Place | None:
-        """The idle device without *function* where loading it costs least."""
+    def cheapest(self, function: FunctionView, candidates: int = CANDIDATES) -> Room | None:
+        """Return the idle device without *function* where loading it costs least."""
         view = self._view
-        best: Place | None = None
+        best: Room | None = None
+        least = (inf, 0)
         devices = view.least_used(function, candidates)
         for device in devices:
             if view.holds_function(device, function):
                 continue
-            place = self.room(function, device)
-            if place is None:
+            room = self.room(function, device)
+            if room is None:
                 continue
             if len(devices) == 1:
-                return place
-            crowd_s = CROWDED * function.load_s(device.kind) * self._crowd(device, place.victims)
-            place = place._replace(cost_s=place.cost_s + crowd_s)
-            if best is None or place[:2] < best[:2]:
-                best = place
+                return room
+            crowd_s = CROWDED * function.load_s(device.kind) * self._crowd(device, room.victims)
+            cost = (room.worth * HORIZON_S + crowd_s, device.order)
+            if best is None or cost < least:
+                best, least = room, cost
         return best
 
-    def room(self, function: FunctionView, device: DeviceView) -> Place | None:
-        """What it costs to load *function* on *device*: the victims of the least worth, found greedily."""
+    def room(self, function: FunctionView, device: DeviceView) -> Room | None:
+        """Return what leaves *device* so that *function* can be loaded on it: the least worth, found greedily."""
         view = self._view
         estimates, kind = self._estimates, device.kind
         need = view.occupation(device, function)
@@ -58,7 +58,7 @@ class Placement:
             return None
         need -= view.free(device)
         if need <= 0:
-            return Place(0.0, device.order, device, (), 0.0)
+            return Room(device, (), 0.0)
         models = []
         one: tuple[float, CopyId] | None = None
         for each in self._evictable(device):
@@ -83,7 +83,7 @@ class Placement:
         victims = tuple(model[3] for model in chosen)
         if one is not None and one[0] <= worth:
             worth, victims = one[0], (one[1],)
-        return Place(worth * HORIZON_S, device.order, device, victims, worth)
+        return Room(device, victims, worth)
 
     def _evictable(self, device: DeviceView) -> Iterator[ResidentView]:
         """What may leave *device*, all of it at once: of the copies of a CPU function, those above its minimum."""
