@@ -8,12 +8,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import psutil
 import pytest
 from kubernetes_server import KubernetesServer
+from tests.waiting import eventually
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemory, WorkerCrashed
@@ -146,12 +147,6 @@ async def whole(exchange: Exchange) -> tuple[AnswerHead, bytes]:
         while not done and (piece := await exchange.chunk()) is not None:
             pieces.append(piece)
     return head, b"".join(pieces)
-
-
-async def until(claim: Callable[[], object], timeout_s: float = 15.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not claim():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture(params=["process", "docker", pytest.param("kubernetes", marks=pytest.mark.long)])
@@ -406,14 +401,14 @@ async def test_a_connection_that_was_closed_meanwhile_costs_no_call(rig: Rig, fu
 async def test_a_caller_who_leaves_closes_the_connection_and_frees_the_slot(rig: Rig, function: FunctionId) -> None:
     lease = rig.lease(function)
     exchange = rig.begin(lease, "/slow")
-    await until(lambda: "slow began" in rig.logs.lines)
+    await eventually(lambda: "slow began" in rig.logs.lines)
 
     rig.node.abort(lease.call, DEVICE)
 
     finished = rig.facts_of(Finished)[-1]
     assert isinstance(finished, Finished)
     assert (finished.call, finished.ok) == (lease.call, False)
-    await until(lambda: "slow: the caller went away" in rig.logs.lines)
+    await eventually(lambda: "slow: the caller went away" in rig.logs.lines)
     with pytest.raises(GpufaasError):
         await exchange.answer()
     assert len(rig.node.workers()) == 1
@@ -453,7 +448,7 @@ async def test_one_that_is_evicted_is_asked_to_end_and_leaves_nothing(rig: Rig, 
 
     rig.node.evict(function, DEVICE)
 
-    await until(lambda: worker.state is WorkerState.GONE)
+    await eventually(lambda: worker.state is WorkerState.GONE)
     assert not psutil.pid_exists(pid)
     assert "asked to end" in rig.logs.lines
     assert rig.node.reserved(DEVICE) == 0
@@ -469,7 +464,7 @@ async def test_one_that_is_evicted_while_it_starts_leaves_nothing(rig: Rig) -> N
 
     rig.node.evict(function, DEVICE)
 
-    await until(lambda: worker.state is WorkerState.GONE)
+    await eventually(lambda: worker.state is WorkerState.GONE)
     assert rig.node.reserved(DEVICE) == 0
     assert worker.pid is None or not psutil.pid_exists(worker.pid)
 
@@ -478,7 +473,7 @@ async def test_one_that_fails_its_health_check_is_killed(rig: Rig) -> None:
     function = await rig.function(health_path="/not-there", ready_path="/_/health", health_period_s=0.1)
     await rig.call(function, cold=True)
 
-    await until(lambda: rig.facts_of(WorkerExited))
+    await eventually(lambda: rig.facts_of(WorkerExited))
 
     fact = rig.facts_of(WorkerExited)[0]
     assert isinstance(fact, WorkerExited)
@@ -495,7 +490,7 @@ async def test_a_deploy_is_told_whether_it_starts(rig: Rig) -> None:
     with pytest.raises(InvalidSpec, match=r"bad does not start[\s\S]*this cannot work"):
         await rig.node.functions.check(bad)
 
-    await until(lambda: not rig.node.workers())
+    await eventually(lambda: not rig.node.workers())
 
 
 async def test_platforms_on_one_machine_do_not_take_each_others_ports(rig: Rig) -> None:
@@ -534,7 +529,7 @@ async def test_closing_the_node_ends_them(rig: Rig, function: FunctionId) -> Non
 
     await rig.node.close()
 
-    await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    await eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     assert function
 
 
@@ -544,6 +539,6 @@ async def test_kill_9_is_noticed_while_idle(rig: Rig, function: FunctionId) -> N
 
     os.kill(pid, signal.SIGKILL)
 
-    await until(lambda: rig.facts_of(WorkerExited))
+    await eventually(lambda: rig.facts_of(WorkerExited))
     assert not rig.node.workers()
     assert function

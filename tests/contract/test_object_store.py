@@ -1,6 +1,5 @@
 """What every `ObjectStore` does: a directory, and S3 over the wire, spoken by a server process on loopback."""
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.files import sha256
 from tests.integration.conftest import free_port, until
 
 from gpufaas_adapters.object_store import object_store
@@ -61,10 +61,6 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         await made.delete(digest)
     yield made
     await made.close()
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:

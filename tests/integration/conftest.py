@@ -13,7 +13,6 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,13 +21,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from tests.waiting import LIMIT_S, until
 
 from gpufaas import Client
 from gpufaas_adapters.etcd.testing import free_port
 from gpufaas_cli.build import BuildRequest, Built, build
-
-LIMIT_S = 30.0
-"""Whatever is waited for comes within this, also on a busy machine; nothing waits so long on purpose."""
 
 LARGE = 50 * 1024 * 1024
 TORCH, HTTP = "python3-torch", "python3-http"
@@ -61,14 +58,6 @@ GATED_MODEL = """
 """
 """Runs until the file that its body names exists; answers its process id."""
 GATED = GATED_MODEL.replace("def load(device):\n        return None", "").replace("model, event", "event")
-
-
-def until(claim: Callable[[], object], what: str = "", timeout_s: float = LIMIT_S) -> None:
-    """Return when *claim* is true; looks again and again, since what it looks at is in other processes."""
-    end = time.monotonic() + timeout_s
-    while not claim():
-        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what or claim}"
-        time.sleep(0.01)
 
 
 def lives(process: psutil.Process) -> bool:
@@ -272,6 +261,11 @@ class Platform:
         })  # fmt: skip
         return f"/function/{name}"
 
+    def deploy_spec(self, spec: Mapping[str, object]) -> httpx.Response:
+        """Deploy the function that *spec* describes, or update it; return the gateway's answer."""
+        answer = self.http.put("/system/functions", json=spec)
+        return answer if answer.status_code != 404 else self.http.post("/system/functions", json=spec)
+
     def remove(self, name: str) -> None:
         self._cli.remove(name)
 
@@ -298,6 +292,17 @@ class Platform:
 
     def socket(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S)
+
+    def exchange(self, request: bytes, wait_s: float = LIMIT_S) -> bytes:
+        """Send *request* as it is; return what comes until the head of an answer, the connection's end, or *wait_s*."""
+        with self.socket() as connection:
+            connection.settimeout(wait_s)
+            answer = b""
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                connection.sendall(request)
+                while b"\r\n\r\n" not in answer and (piece := connection.recv(65_536)):
+                    answer += piece
+            return answer
 
     # --- what it says of itself ---
 

@@ -39,9 +39,7 @@ def deploy(platform: Platform, name: str, source: str, **fields: object) -> str:
     sent = platform.http.put(f"/system/artifacts/{built.digest}", content=built.bundle_tar.read_bytes())
     assert sent.status_code == 201
     body = {"service": name, "image": f"{name}:1", "annotations": {"gpufaas.bundle": built.digest}, **fields}
-    answer = platform.http.put("/system/functions", json=body)
-    if answer.status_code == 404:
-        answer = platform.http.post("/system/functions", json=body)
+    answer = platform.deploy_spec(body)
     assert answer.status_code in (200, 202), answer.text
     return f"/function/{name}.{fields.get('namespace', 'openfaas-fn')}"
 
@@ -112,19 +110,6 @@ def test_a_function_without_secrets_has_no_directory(platform: Platform) -> None
 # --- the socket ---
 
 
-def exchange(platform: Platform, request: bytes) -> bytes:
-    """Send *request* as it is; return what comes until the gateway has answered once or hung up."""
-    with platform.socket() as connection:
-        connection.sendall(request)
-        answer = b""
-        try:
-            while b"\r\n\r\n" not in answer and (piece := connection.recv(65_536)):
-                answer += piece
-        except ConnectionResetError:
-            pass
-        return answer
-
-
 @pytest.mark.parametrize(
     "headers",
     [
@@ -145,7 +130,7 @@ def test_a_body_whose_end_is_in_doubt_is_refused(platform: Platform, headers: by
     request = f"POST {path} HTTP/1.1\r\nHost: x\r\n".encode() + headers
     body = b"\r\n0\r\n\r\nGET /system/functions HTTP/1.1\r\nHost: x\r\n\r\n"
 
-    answer = exchange(platform, request + body)
+    answer = platform.exchange(request + body)
 
     assert re.match(rb"HTTP/1.1 400 |$", answer), answer
     assert platform.call(path, b"well").content == b"well"
@@ -153,7 +138,7 @@ def test_a_body_whose_end_is_in_doubt_is_refused(platform: Platform, headers: by
 
 @pytest.mark.parametrize("path", ["/function/..%2fsystem%2ffunctions", "/function/a%00b", "/function/%2e%2e/x"])
 def test_names_with_tricks_are_no_functions(platform: Platform, path: str) -> None:
-    answer = exchange(platform, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    answer = platform.exchange(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
 
     assert answer.startswith(b"HTTP/1.1 404 ")
 

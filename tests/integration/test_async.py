@@ -130,9 +130,7 @@ def deploy(platform: Platform, name: str, source: str, lang: str = HTTP, queue: 
         annotations["gpufaas.memory"] = "48Mi"
     spec = {"service": name, "image": f"{name}:latest", "annotations": annotations}
     spec["envVars"] = {"record": str(platform.home / "record")}  # type: ignore[assignment]
-    answer = platform.http.put("/system/functions", json=spec)
-    if answer.status_code == 404:
-        answer = platform.http.post("/system/functions", json=spec)
+    answer = platform.deploy_spec(spec)
     assert answer.is_success, answer.text
     return f"/async-function/{name}"
 

@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests.waiting import eventually
 
 from gpufaas_cluster.connection import Identity, NotReached, TurnedAway, connect
 from gpufaas_cluster.control import SILENCE_S
@@ -142,7 +143,7 @@ class Rig:
         self.nodes.set_nodes([each.view for each in self.processes])
 
     async def linked(self, name: str = "n") -> None:
-        await until(lambda: (node := self.nodes.get(name)) is not None and node.linked)
+        await eventually(lambda: (node := self.nodes.get(name)) is not None and node.linked)
 
     async def function(self, name: str, source: str, kind: str = "http", slots: int = 8, node: str = "n") -> FunctionId:
         """Deploy *source* and load it on *node*."""
@@ -178,7 +179,7 @@ class Rig:
     async def gated(self, function: FunctionId, name: str, **how: Any) -> RemoteExchange:
         """Begin a call that ends when the file *name* is there; return it once its handler runs."""
         exchange = self.begin(function, str(self.root / name).encode(), **how)
-        await until((self.root / f"{name}.reached").exists)
+        await eventually((self.root / f"{name}.reached").exists)
         return exchange
 
     def open_gate(self, name: str) -> None:
@@ -192,13 +193,6 @@ async def whole(exchange: RemoteExchange) -> tuple[AnswerHead, bytes]:
         while not done and (piece := await exchange.chunk()) is not None:
             pieces.append(piece)
     return head, b"".join(pieces)
-
-
-async def until(claim: Callable[[], object], timeout_s: float = LIMIT_S) -> None:
-    """Return when *claim* is true; what it looks at is in other processes."""
-    async with asyncio.timeout(timeout_s):
-        while not claim():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -315,7 +309,7 @@ async def test_a_worker_that_does_not_read_holds_the_sender(rig: Rig) -> None:
 
     given_up = False
     sending = asyncio.get_running_loop().create_task(send())
-    await until((rig.root / "gate.reached").exists)
+    await eventually((rig.root / "gate.reached").exists)
     seen = -1
     while seen != sent:  # until nothing more is taken
         seen = sent
@@ -324,7 +318,7 @@ async def test_a_worker_that_does_not_read_holds_the_sender(rig: Rig) -> None:
 
     given_up = True
     exchange.fail(CallCancelled("the caller went away"))  # which does not wait behind the body
-    await until(lambda: rig.processes[0].of("WorkerExited"))  # killed: it ran on for nobody
+    await eventually(lambda: rig.processes[0].of("WorkerExited"))  # killed: it ran on for nobody
     await asyncio.wait_for(sending, LIMIT_S)
 
 
@@ -337,7 +331,7 @@ async def test_a_caller_who_hangs_up_ends_his_call_and_the_connection_serves_the
     before = connections(rig.processes[0])
 
     exchange.fail(CallCancelled("the caller went away"))
-    await until(lambda: rig.processes[0].of("Finished"))
+    await eventually(lambda: rig.processes[0].of("Finished"))
 
     assert rig.processes[0].of("Finished")[0]["ok"] is False
     again = rig.begin(function)
@@ -363,7 +357,7 @@ async def test_a_lease_that_the_node_refuses_is_refused_here(rig: Rig) -> None:
 
     with pytest.raises(LeaseRefused):
         await rig.call(function)  # a hit, and there is no worker
-    await until(lambda: [each["call"] for each in rig.processes[0].of("Refused")] == ["c1"])
+    await eventually(lambda: [each["call"] for each in rig.processes[0].of("Refused")] == ["c1"])
     assert await rig.call(function, b"next", cold=True) == b"next"
 
 
@@ -396,7 +390,7 @@ async def test_without_a_scheduler_only_a_ready_worker_is_called_and_one_call_at
 
     rig.open_gate("first")
     assert (await whole(running))[1] == b"done"
-    await until((rig.root / "second.reached").exists)
+    await eventually((rig.root / "second.reached").exists)
     assert not (rig.root / "fourth.reached").exists()
     rig.open_gate("second")
     rig.open_gate("fourth")
@@ -450,7 +444,7 @@ async def test_a_node_that_is_killed_fails_its_calls_at_once_and_is_found_again(
     await process.kill()
     with pytest.raises(WorkerCrashed, match="node n was lost"):
         await asyncio.wait_for(exchange.answer(), 2.0)
-    await until(lambda: not rig.nodes.nodes[0].linked)
+    await eventually(lambda: not rig.nodes.nodes[0].linked)
     with pytest.raises(LeaseRefused):
         await rig.call(function)
 
@@ -483,7 +477,7 @@ async def test_a_node_that_is_frozen_fails_its_calls_and_no_others(rig: Rig) -> 
     finally:
         frozen.signal(signal.SIGCONT)
     await rig.linked()
-    await until(lambda: frozen.of("Finished"))  # the call that ran lost its caller
+    await eventually(lambda: frozen.of("Finished"))  # the call that ran lost its caller
     assert await rig.call(await rig.function("back", ECHO), b"back", cold=True) == b"back"
 
 
@@ -497,7 +491,7 @@ async def test_a_node_that_left_serves_what_it_has(rig: Rig) -> None:
     rig.open_gate("gate")
 
     assert (await whole(exchange))[1] == b"done"
-    await until(lambda: connections(rig.processes[0]) == 0)
+    await eventually(lambda: connections(rig.processes[0]) == 0)
 
 
 async def test_connections_that_are_not_needed_are_closed_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,7 +501,7 @@ async def test_connections_that_are_not_needed_are_closed_again(rig: Rig, monkey
     await rig.call(function, cold=True, node="other")
     await asyncio.gather(*(rig.call(function, node="other") for _ in range(50)))
 
-    await until(lambda: connections(rig.processes[1]) <= 2)
+    await eventually(lambda: connections(rig.processes[1]) <= 2)
     assert await rig.call(function, b"on", node="other") == b"on"
 
 
@@ -536,7 +530,7 @@ async def test_use_and_logs_are_those_of_all_nodes(rig: Rig) -> None:
     assert await rig.workers.usage_of(function) is None
     for number, node in enumerate(("n", "other", "n", "other")):
         await rig.call(function, b"line %d" % number, cold=number < 2, node=node)
-    await until(lambda: _texts_in(rig.root) == 4)
+    await eventually(lambda: _texts_in(rig.root) == 4)
 
     used = await rig.workers.usage_of(function)
     lines = await asyncio.to_thread(rig.logs.query, LogQuery("prints", "ns"))
@@ -561,7 +555,7 @@ async def test_logs_are_followed_over_a_restart_of_the_node(rig: Rig) -> None:
     prints = "def handle(event, context):\n    print(event.text, flush=True)\n    return 'ok'"
     function = await rig.function("prints", prints)
     await rig.call(function, b"before", cold=True)
-    await until(lambda: _texts_in(rig.root) == 1)
+    await eventually(lambda: _texts_in(rig.root) == 1)
     lines = rig.logs.follow(LogQuery("prints", "ns"))
     async with asyncio.timeout(LIMIT_S):
         first = await anext(lines)

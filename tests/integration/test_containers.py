@@ -5,7 +5,6 @@ import hashlib
 import json
 import secrets
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,17 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import LIMIT_S, until
 
 from gpufaas_gpu_manager.launch.containers import Containers
-
-LIMIT_S = 60.0
-
-
-def until(claim: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not claim():
-        assert time.monotonic() < end, f"not within {LIMIT_S:g} s: {what}"
-        time.sleep(0.02)
 
 
 class Docker:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import random
 import re
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests import files
 from tests.integration.conftest import (
     ECHO,
     ECHO_MODEL,
@@ -496,18 +496,9 @@ def test_sigterm_while_the_fork_server_still_starts_ends_at_once(make_platform: 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount a small file system")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(disk)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"needs the right to mount a small file system: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    """A file system of 24 MiB."""
+    with files.small_disk(tmp_path / "disk", "24m") as disk:
+        yield disk
 
 
 def test_a_full_disk_is_said_nothing_is_half_written_and_with_room_all_goes_on(

@@ -3,20 +3,19 @@
 import asyncio
 import errno
 import hashlib
-import io
 import json
 import os
 import random
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+from tests.files import put, sha256, tar_of
 from tests.integration.conftest import free_port, until
 from tests.integration.peer import TOKEN
 
@@ -33,16 +32,6 @@ DATA = random.Random(23).randbytes(40 * MiB)
 DIGEST = hashlib.sha256(DATA).hexdigest()
 QUICK = FetchSettings(patience_s=1.0, pause_s=0.05)
 PEER = str(Path(__file__).with_name("peer.py"))
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def put(artifacts: ArtifactStore, data: bytes) -> str:
-    with artifacts.writer(sha256(data)) as writer:
-        writer.write(data)
-    return sha256(data)
 
 
 class Peer:
@@ -504,10 +493,4 @@ def bundle_of(*weights: bytes) -> bytes:
         ],
     }
     files = {"gpufaas.json": json.dumps(manifest).encode(), "function/handler.py": b"def handle(e, c): return 1"}
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
-    return out.getvalue()
+    return tar_of(files)

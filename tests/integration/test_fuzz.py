@@ -168,23 +168,11 @@ def test_what_the_document_describes_is_answered_as_it_says(target: Platform, tm
 # --- from the socket ---
 
 
-def exchange(platform: Platform, request: bytes, wait_s: float = 5.0) -> bytes:
-    """Send *request* as it is; return what comes until the gateway has answered once, hung up, or waits for more."""
-    with platform.socket() as connection:
-        connection.settimeout(wait_s)
-        answer = b""
-        with contextlib.suppress(ConnectionError, TimeoutError):
-            connection.sendall(request)
-            while b"\r\n\r\n" not in answer and (piece := connection.recv(65_536)):
-                answer += piece
-        return answer
-
-
 def refuses(platform: Platform, request: bytes, statuses: str) -> None:
     """It answers with one of *statuses*, or hangs up; and says no more than one line about it."""
     lines = platform.said().count("\n")
 
-    answer = exchange(platform, request)
+    answer = platform.exchange(request, 5.0)
 
     assert re.match(rb"HTTP/1.1 (%s) |$" % statuses.encode(), answer), answer[:500]
     assert platform.said().count("\n") <= lines + 1, platform.said()[-2000:]

@@ -4,13 +4,14 @@ import asyncio
 import os
 import signal
 import textwrap
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
 from msgspec.structs import replace
+from tests.waiting import eventually
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import (
@@ -143,12 +144,6 @@ def own_fork_server() -> None:
     """The fork server of this test's `rig` is started as in production: the test is about it."""
 
 
-async def until(claim: Callable[[], object], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not claim():
-            await asyncio.sleep(0.005)
-
-
 async def test_a_miss_loads_and_a_hit_finds_the_worker(rig: Rig) -> None:
     function = await rig.function("big", BIG)
 
@@ -201,7 +196,7 @@ async def test_what_a_worker_uses_is_not_taken_from_it_and_what_it_gives_is_said
         """,
     )
     answer = asyncio.ensure_future(rig.call(rig.lease(function, cold=True, memory=180 * MiB)))
-    await until(lambda: "held" in rig.logs.lines)
+    await eventually(lambda: "held" in rig.logs.lines)
 
     rig.node.resize(function, DEVICE, 40 * MiB)
 
@@ -228,7 +223,7 @@ async def test_the_first_call_of_one_that_declares_nothing_begins_when_its_room_
     rig.node.functions.expect(msgspec.structs.replace(spec, elastic=True))
 
     answer = asyncio.ensure_future(rig.call(rig.lease(function, cold=True, memory=48 * MiB)))
-    await until(lambda: rig.facts_of(Loaded))
+    await eventually(lambda: rig.facts_of(Loaded))
     rig.node.resize(function, DEVICE, 180 * MiB)
     assert (await answer)[0] == 200
     rig.node.evict(function, DEVICE)
@@ -248,7 +243,7 @@ async def test_what_a_worker_was_to_get_and_has_not_got_yet_is_given_back_too(ri
     (given,) = rig.facts_of(Resized)
     assert given == Resized(echo, DEVICE, 48 * MiB)
     rig.node.evict(other, DEVICE)
-    await until(lambda: len(rig.node.workers()) == 1)
+    await eventually(lambda: len(rig.node.workers()) == 1)
     assert rig.node.reserved(DEVICE) == 48 * MiB
 
 
@@ -265,9 +260,9 @@ async def test_copies_of_a_function_are_told_apart_by_their_numbers(rig: Rig) ->
 
     rig.node.resize(function, DEVICE, 40 * MiB, 1)
     os.kill(int(pids[2]), signal.SIGKILL)
-    await until(lambda: rig.facts_of(WorkerExited))
+    await eventually(lambda: rig.facts_of(WorkerExited))
     rig.node.evict(function, DEVICE, 0)
-    await until(lambda: len(rig.node.workers()) == 1)
+    await eventually(lambda: len(rig.node.workers()) == 1)
 
     assert loaded == [0, 1, 2]
     assert [each.copy for each in rig.facts if isinstance(each, WorkerExited)] == [2]
@@ -284,7 +279,7 @@ async def test_a_load_beyond_its_reservation_fails_cleanly_and_says_that_it_was_
     with pytest.raises(LeaseRefused, match="MemoryError"):  # the scheduler knows whether there is more
         await rig.call(rig.lease(function, cold=True))
 
-    await until(lambda: rig.facts_of(LoadFailedFact))
+    await eventually(lambda: rig.facts_of(LoadFailedFact))
     fact = rig.facts_of(LoadFailedFact)[0]
     assert isinstance(fact, LoadFailedFact)
     assert fact.out_of_memory
@@ -329,7 +324,7 @@ async def test_kill_9_of_a_worker_in_mid_call_gives_502_with_its_last_words(rig:
         """,
     )
     answer = asyncio.ensure_future(rig.call(rig.lease(function, cold=True)))
-    await until(lambda: "about to sleep" in rig.logs.lines)
+    await eventually(lambda: "about to sleep" in rig.logs.lines)
     pid = rig.node.workers()[0].pid
     assert pid is not None
 
@@ -395,7 +390,7 @@ async def test_an_answer_that_never_ends_stops_when_its_caller_is_gone(rig: Rig)
 
     rig.node.abort(lease.call, DEVICE)
 
-    await until(lambda: rig.facts_of(Finished))
+    await eventually(lambda: rig.facts_of(Finished))
     assert rig.facts_of(Finished) == [Finished(lease.call, DEVICE, rig.facts_of(Finished)[0].service_s, ok=False)]  # type: ignore[union-attr]
     assert await rig.call(rig.lease(function)) == (200, b"short")
 
@@ -442,7 +437,7 @@ async def test_a_worker_that_dies_while_the_body_of_a_call_comes_has_taken_nothi
     assert pid is not None
 
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: rig.facts_of(WorkerExited))
+    await eventually(lambda: rig.facts_of(WorkerExited))
 
     with pytest.raises(LeaseRefused):
         await rig.call(lease)
@@ -458,10 +453,10 @@ async def test_a_lease_whose_call_does_not_come_expires_and_its_worker_stays(tmp
         lease = rig.lease(function, cold=True)
         rig.node.open(lease)
 
-        await until(lambda: rig.facts_of(Finished))
+        await eventually(lambda: rig.facts_of(Finished))
 
         assert rig.facts_of(Finished) == [Finished(lease.call, DEVICE, 0.0, ok=False)]
-        await until(lambda: rig.facts_of(Loaded))
+        await eventually(lambda: rig.facts_of(Loaded))
         assert (await rig.call(rig.lease(function)))[0] == 200
     finally:
         await rig.node.close()
@@ -480,7 +475,7 @@ async def test_a_newer_lease_of_a_call_whose_first_load_failed_loads_again(rig: 
     function = await rig.function("second", source)
     first = rig.lease(function, cold=True)
     rig.node.open(first)
-    await until(lambda: rig.facts_of(LoadFailedFact))
+    await eventually(lambda: rig.facts_of(LoadFailedFact))
     flag.touch()
 
     again = replace(rig.lease(function, cold=True), call=first.call)
@@ -497,7 +492,7 @@ async def test_a_slow_reader_does_not_hold_the_device(rig: Rig) -> None:
     exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
     await exchange.answer()
 
-    await until(lambda: rig.facts_of(Finished))
+    await eventually(lambda: rig.facts_of(Finished))
 
     size = 0
     while (piece := await exchange.chunk()) is not None:
@@ -511,11 +506,11 @@ async def test_a_call_that_runs_on_for_nobody_is_killed_after_its_grace(rig: Rig
     )
     lease = rig.lease(function, cold=True)
     rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
-    await until(lambda: rig.facts_of(Loaded))
+    await eventually(lambda: rig.facts_of(Loaded))
 
     rig.node.abort(lease.call, DEVICE)
 
-    await until(lambda: rig.facts_of(WorkerExited))
+    await eventually(lambda: rig.facts_of(WorkerExited))
     assert rig.node.workers() == []
 
 
@@ -608,8 +603,8 @@ async def test_when_the_fork_server_dies_its_workers_die_and_the_next_load_works
 
     os.kill(zygote, signal.SIGKILL)
 
-    await until(lambda: rig.facts_of(WorkerExited))
-    await until(lambda: not psutil.pid_exists(pid))
+    await eventually(lambda: rig.facts_of(WorkerExited))
+    await eventually(lambda: not psutil.pid_exists(pid))
     assert (await rig.call(rig.lease(function, cold=True)))[0] == 200
 
 
@@ -629,14 +624,14 @@ async def test_closing_the_node_leaves_no_process(rig: Rig) -> None:
 
     await rig.node.close()
 
-    await until(lambda: not any(pid and psutil.pid_exists(pid) for pid in pids))
+    await eventually(lambda: not any(pid and psutil.pid_exists(pid) for pid in pids))
 
 
 async def test_a_crash_before_the_call_comes_is_told_to_the_call_and_does_not_load_again(rig: Rig) -> None:
     function = await rig.function("dies", "import os\ndef load(device): os._exit(3)\ndef handle(m, e, c): pass")
     lease = rig.lease(function, cold=True)
     rig.node.open(lease)
-    await until(lambda: rig.facts_of(LoadFailedFact))
+    await eventually(lambda: rig.facts_of(LoadFailedFact))
 
     with pytest.raises(GpufaasError, match="exit status 3"):
         await rig.call(lease)
@@ -665,7 +660,7 @@ async def test_a_snapshot_says_what_is_in_memory_and_what_runs(rig: Rig, tmp_pat
     answer = asyncio.ensure_future(rig.call(lease))
     await asyncio.sleep(0)
     (loading,) = rig.node.snapshot().devices
-    await until((tmp_path / "began").exists)
+    await eventually((tmp_path / "began").exists)
     (device,) = rig.node.snapshot().devices
     go = os.open(tmp_path / "go", os.O_WRONLY)
     await answer
@@ -765,12 +760,12 @@ async def test_a_worker_evicted_while_it_fetches_gives_up_and_its_memory_is_free
     first, second = await expected(rig, "first"), await expected(rig, "second")
     lease = rig.lease(first, cold=True)
     rig.node.open(lease)
-    await until(lambda: fetch.asked, 30)
+    await eventually(lambda: fetch.asked, 30)
     rig.node.abort(lease.call, DEVICE)
 
     lease = rig.lease(second, cold=True, victims=(copy_id(first, 0),))
     exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
-    await until(lambda: "second" in fetch.asked, 30)
+    await eventually(lambda: "second" in fetch.asked, 30)
     assert fetch.given_up == 1
     fetch.result.set_result(None)
     async with asyncio.timeout(30):
@@ -784,10 +779,10 @@ async def test_a_worker_evicted_while_it_fetches_gives_up_and_its_memory_is_free
 async def test_a_node_that_closes_gives_up_what_it_fetches(rig: Rig) -> None:
     rig.node.host.fetch = fetch = Fetch()
     rig.node.open(rig.lease(await expected(rig, "big"), cold=True))
-    await until(lambda: fetch.asked, 30)
+    await eventually(lambda: fetch.asked, 30)
 
     await rig.node.close()
-    await until(lambda: fetch.given_up)
+    await eventually(lambda: fetch.given_up)
     fetch.result.cancel()
 
 
@@ -810,7 +805,7 @@ async def test_a_device_that_falls_off_the_bus_is_given_up_with_what_ran_there(r
     os.mkfifo(tmp_path / "go")
     function = await rig.function("f", waits, "http")
     answer = asyncio.ensure_future(rig.call(rig.lease(function, cold=True)))
-    await until((tmp_path / "began").exists)
+    await eventually((tmp_path / "began").exists)
     faults: list[str] = []
     lost: list[str] = []
     (source,) = (each.source for each in rig.node._devices.values())

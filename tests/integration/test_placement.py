@@ -22,9 +22,7 @@ def deploy(platform: Platform, name: str, source: str, lang: str, **spec: Any) -
     platform.upload(built)
     annotations = {"gpufaas.bundle": built.digest, "gpufaas.memory": "48Mi", **spec.pop("annotations", {})}
     body = {"service": name, "image": name, "annotations": annotations, **spec}
-    answer = platform.http.put("/system/functions", json=body)
-    if answer.status_code == 404:
-        answer = platform.http.post("/system/functions", json=body)
+    answer = platform.deploy_spec(body)
     if answer.status_code not in (200, 202):
         raise Refused(answer.status_code, answer.text)
     return f"/function/{name}"

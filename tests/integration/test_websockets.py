@@ -1,18 +1,16 @@
 """WebSockets through the gateway to functions that speak them, with a client and functions of the same library."""
 
 import asyncio
-import hashlib
-import io
 import json
 import signal
 import socket
-import tarfile
 import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
+from tests.files import sha256, tar_of
 from tests.integration.conftest import ECHO, HTTP, LIMIT_S, Platform, until
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -79,18 +77,13 @@ SERVER = """
 def deploy(platform: Platform, name: str = "talk", **annotations: str) -> str:
     """Deploy SERVER as a bundle of kind server, or update it; return its URL."""
     manifest = {"kind": "server", "template": "test", "command": ["python", "main.py"]}
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        for path, text in (("gpufaas.json", json.dumps(manifest)), ("function/main.py", textwrap.dedent(SERVER))):
-            member = tarfile.TarInfo(path)
-            member.size = len(text)
-            tar.addfile(member, io.BytesIO(text.encode()))
-    digest = hashlib.sha256(packed.getvalue()).hexdigest()
-    platform.http.put(f"/system/artifacts/{digest}", content=packed.getvalue()).raise_for_status()
+    texts = {"gpufaas.json": json.dumps(manifest), "function/main.py": textwrap.dedent(SERVER)}
+    bundle = tar_of({path: text.encode() for path, text in texts.items()})
+    digest = sha256(bundle)
+    platform.http.put(f"/system/artifacts/{digest}", content=bundle).raise_for_status()
     asked = {"gpufaas.bundle": digest} | {f"gpufaas.{key.replace('_', '-')}": each for key, each in annotations.items()}
     spec = {"service": name, "image": name, "annotations": asked}
-    known = platform.http.get(f"/system/function/{name}").status_code == 200
-    answer = platform.http.request("PUT" if known else "POST", "/system/functions", json=spec)
+    answer = platform.deploy_spec(spec)
     assert answer.is_success, answer.text
     return url_of(platform, name)
 

@@ -5,7 +5,6 @@ wrong in a bundle was an error of the platform's.
 
 import gzip
 import hashlib
-import io
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.files import tar_of
 from tests.integration.conftest import Platform
 
 MiB = 1 << 20
@@ -32,13 +32,7 @@ def header(name: str, size: int) -> bytes:
 
 def packed(files: Mapping[str, bytes]) -> bytes:
     """Return a bundle's upload."""
-    plain = io.BytesIO()
-    with tarfile.open(fileobj=plain, mode="w") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return gzip.compress(plain.getvalue())
+    return gzip.compress(tar_of(files))
 
 
 def swollen(name: str, begins: bytes, mebibytes: int, filler: bytes) -> bytes:

@@ -1,31 +1,18 @@
 """Artifacts by sha256: what the store promises, with real files, real locks and a really full disk."""
 
-import contextlib
-import hashlib
 import os
 import resource
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.files import put, sha256, small_disk
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed, UnknownArtifact
-
-
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def put(store: ArtifactStore, content: bytes) -> str:
-    digest = sha256(content)
-    with store.writer(digest) as writer:
-        writer.write(content)
-    return digest
 
 
 def files(root: Path) -> list[str]:
@@ -219,22 +206,8 @@ def test_a_removed_artifact_is_unknown(store: ArtifactStore) -> None:
 # What the disk may say.
 
 
-@contextlib.contextmanager
-def small_disk(at: Path, options: str = "size=256k") -> Iterator[Path]:
-    """A file system of its own at *at*; the test is skipped where it may not be mounted."""
-    at.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(at)], check=False, capture_output=True
-    ).returncode:
-        pytest.skip("mounting a small tmpfs needs root (CAP_SYS_ADMIN)")
-    try:
-        yield at
-    finally:
-        subprocess.run(["umount", "-l", str(at)], check=True)
-
-
 def test_a_full_disk_is_a_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk") as disk:
+    with small_disk(tmp_path / "disk", "256k") as disk:
         store = ArtifactStore(disk)
         kept = put(store, b"small")
 
@@ -247,7 +220,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_a_read_only_disk_is_a_clear_error(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk") as disk:
+    with small_disk(tmp_path / "disk", "256k") as disk:
         store = ArtifactStore(disk)
         kept = put(store, b"small")
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)

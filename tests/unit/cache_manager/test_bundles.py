@@ -2,17 +2,15 @@
 
 import bz2
 import gzip
-import hashlib
-import io
 import lzma
 import os
 import random
-import tarfile
 import threading
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.files import sha256, tar_of
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleLimits, BundleStore
@@ -20,10 +18,6 @@ from gpufaas_core.bundle import Manifest, Weights
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, UnknownArtifact
 
 WEIGHTS = os.urandom(20_000)
-
-
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 class Stores:
@@ -58,16 +52,6 @@ def test_files_that_are_neither_code_nor_weights_are_counted(stores: Stores) -> 
 def manifest_of(path: str = "function/weights.safetensors", **changes: object) -> Manifest:
     manifest = Manifest("model", "python3-torch", weights=(Weights(path, sha256(WEIGHTS), len(WEIGHTS)),))
     return msgspec.structs.replace(manifest, **changes)
-
-
-def tar_of(files: dict[str, bytes]) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return made.getvalue()
 
 
 @pytest.fixture

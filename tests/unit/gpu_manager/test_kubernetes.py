@@ -2,13 +2,14 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kubernetes_server import KubernetesServer
+from tests.waiting import eventually
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemory, WorkerCrashed
@@ -91,12 +92,6 @@ def access(server: KubernetesServer) -> Access:
     return Access(url=server.url, namespace=server.namespace)
 
 
-async def until(claim: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not claim():
-            await asyncio.sleep(0.005)
-
-
 @pytest.fixture
 async def server() -> AsyncIterator[KubernetesServer]:
     server = KubernetesServer({"test:1": [sys.executable, "-u", str(SERVER)]})
@@ -154,7 +149,7 @@ async def test_secrets_come_as_a_secret_of_the_pod_and_go_with_it(cluster: Clust
     assert mounts == [{"name": "secrets", "mountPath": "/var/openfaas/secrets", "readOnly": True}]
 
     cluster.node.evict(FUNCTION, DEVICE)
-    await until(lambda: not cluster.server.pods() and not cluster.server.secrets())
+    await eventually(lambda: not cluster.server.pods() and not cluster.server.secrets())
 
 
 async def test_an_image_that_cannot_be_pulled_is_said_in_kubernetes_words(cluster: Cluster) -> None:
@@ -202,7 +197,7 @@ async def test_a_pod_that_somebody_deletes_is_started_by_the_next_call(cluster: 
 
     await cluster.server.delete_pod(cluster.pod["metadata"]["name"])
 
-    await until(lambda: [each for each in cluster.facts if isinstance(each, WorkerExited)])
+    await eventually(lambda: [each for each in cluster.facts if isinstance(each, WorkerExited)])
     assert await cluster.call(body=b"back", cold=True) == b"back"
 
 
@@ -214,7 +209,7 @@ async def test_a_watch_that_breaks_goes_on_where_it_was(cluster: Cluster) -> Non
     cluster.server.drop_watches()
     await cluster.server.delete_pod(cluster.pod["metadata"]["name"], 0)  # while nobody watches
 
-    await until(lambda: [each for each in cluster.facts if isinstance(each, WorkerExited)])
+    await eventually(lambda: [each for each in cluster.facts if isinstance(each, WorkerExited)])
     again = cluster.server.asked.count(("GET", "/api/v1/namespaces/functions/pods"))
     assert again == lists + 1  # one more watch, and no list: lists and watches have the same path
     assert cluster.server.watched_from[-1] > cluster.server.watched_from[0]  # bookmarks moved it on
@@ -231,7 +226,7 @@ async def test_a_version_that_kubernetes_has_forgotten_is_listed_again(cluster: 
     await cluster.server.delete_pod(cluster.pod["metadata"]["name"], 0)
     await cluster.server.compact()  # the deletion is not among what can be watched any more
 
-    await until(lambda: [each for each in cluster.facts if isinstance(each, WorkerExited)])
+    await eventually(lambda: [each for each in cluster.facts if isinstance(each, WorkerExited)])
     assert await cluster.call(body=b"back", cold=True) == b"back"
 
 
@@ -251,7 +246,7 @@ async def test_a_status_that_is_not_understood_does_not_end_the_watch(cluster: C
 async def test_a_log_that_breaks_is_followed_on_without_a_line_twice(cluster: Cluster) -> None:
     await cluster.define()
     await cluster.call(cold=True)
-    await until(lambda: "listening on 8080" in cluster.logs.lines)
+    await eventually(lambda: "listening on 8080" in cluster.logs.lines)
 
     cluster.server.drop_watches()
     with pytest.raises(WorkerCrashed, match=r"status 3[\s\S]*last words"):
@@ -276,7 +271,7 @@ async def test_pods_of_an_earlier_run_are_removed_and_those_of_others_are_not(se
 
     await ours.start()
 
-    await until(lambda: len(server.pods()) == 1)
+    await eventually(lambda: len(server.pods()) == 1)
     assert server.pods()[0]["metadata"]["labels"]["gpufaas.io/instance"] == "another"
     await ours.close()
 
@@ -287,7 +282,7 @@ async def test_more_memory_is_asked_for_while_it_runs(cluster: Cluster) -> None:
 
     cluster.node.resize(FUNCTION, DEVICE, 300 * MiB)
 
-    await until(lambda: cluster.pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == str(300 * MiB))
+    await eventually(lambda: cluster.pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == str(300 * MiB))
     assert await cluster.call(f"/eat?{150 * MiB}") == str(150 * MiB).encode()
 
 
