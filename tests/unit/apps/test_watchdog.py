@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S
 
 PROGRAM = """
 import asyncio, hashlib, logging, signal, sys, time
@@ -28,26 +29,24 @@ def in_c():
 def for_a_while():
     time.sleep(1.0)
 
-def never():
-    pass
-
-async def main(block, grace_s, overdue_s):
+async def main(block, stall_s, grace_s, overdue_s):
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    watchdog = Watchdog(loop, grace_s, stall_s=0.3, overdue_s=overdue_s)
+    loop.add_signal_handler(signal.SIGUSR1, block)
+    watchdog = Watchdog(loop, grace_s, stall_s=stall_s, overdue_s=overdue_s)
     watchdog.start()
     notify("READY=1")
     print("up", flush=True)
-    loop.call_later(0.4, block)
     await stop.wait()
     watchdog.stop()
     print("orderly", flush=True)
 
 logging.basicConfig(format="%(name)s %(message)s")
 loop = uvloop.new_event_loop()
-loop.run_until_complete(main(globals()[sys.argv[1]], float(sys.argv[2]), float(sys.argv[3])))
+loop.run_until_complete(main(globals()[sys.argv[1]], *map(float, sys.argv[2:])))
 """
+"""Its loop stands from SIGUSR1 on."""
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -55,9 +54,11 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def start() -> Iterator[Start]:
     made: list[subprocess.Popen[str]] = []
 
-    def begin(block: str, *, grace_s: float = 20.0, overdue_s: float = 20.0, **env: str) -> "subprocess.Popen[str]":
+    def begin(
+        block: str, *, stall_s: float = 0.3, grace_s: float = 20.0, overdue_s: float = 20.0, **env: str
+    ) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, block, str(grace_s), str(overdue_s)],
+            [sys.executable, "-c", PROGRAM, block, str(stall_s), str(grace_s), str(overdue_s)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env},
         )  # fmt: skip
         made.append(process)
@@ -71,14 +72,22 @@ def start() -> Iterator[Start]:
         each.communicate()
 
 
+def stand(process: "subprocess.Popen[str]") -> str:
+    """Let the loop stand; return what it says first of that."""
+    process.send_signal(signal.SIGUSR1)
+    assert process.stderr is not None
+    assert select.select([process.stderr], [], [], LIMIT_S)[0], "it says that it stands"
+    return os.read(process.stderr.fileno(), 65536).decode()  # `communicate` gives the rest
+
+
 @pytest.mark.parametrize("where", ["in_python", "in_c"])
 @pytest.mark.slow
 def test_a_loop_that_stands_says_where_and_a_second_signal_ends_it(start: Start, where: str, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(30.0)
+        systemd.settimeout(LIMIT_S)
         process = start(where, NOTIFY_SOCKET=str(tmp_path / "notify"))
-        assert select.select([process.stderr], [], [], 30.0)[0], "it says that it stands"
+        said = stand(process)
 
         process.terminate()
         while systemd.recv(100) != b"STOPPING=1":
@@ -86,7 +95,7 @@ def test_a_loop_that_stands_says_where_and_a_second_signal_ends_it(start: Start,
     time.sleep(0.4)  # two that are closer than 0.2 s are one, too
     assert process.poll() is None, "the first one asks"
     process.terminate()
-    _, said = process.communicate(timeout=10.0)
+    said += process.communicate(timeout=LIMIT_S)[1]
 
     assert process.returncode == 128 + signal.SIGTERM
     assert said.count("watchdog loop.stands for ") == 1
@@ -96,10 +105,10 @@ def test_a_loop_that_stands_says_where_and_a_second_signal_ends_it(start: Start,
 
 def test_one_that_was_asked_and_does_not_end_is_ended(start: Start) -> None:
     process = start("in_c", grace_s=0.2, overdue_s=0.4)
-    time.sleep(0.6)
+    stand(process)
 
     process.terminate()
-    _, said = process.communicate(timeout=10.0)
+    _, said = process.communicate(timeout=LIMIT_S)
 
     assert process.returncode == 1
     assert "it was asked to stop 0.6 s ago" in said
@@ -108,25 +117,28 @@ def test_one_that_was_asked_and_does_not_end_is_ended(start: Start) -> None:
 @pytest.mark.slow
 def test_a_loop_that_turns_again_says_how_long_it_stood(start: Start) -> None:
     process = start("for_a_while")
-    time.sleep(2.0)
+    said = stand(process)
+    assert process.stderr is not None
+    while "loop.turns again after" not in said:
+        said += os.read(process.stderr.fileno(), 65536).decode()
     process.terminate()
 
-    out, said = process.communicate(timeout=10.0)
+    out, _ = process.communicate(timeout=LIMIT_S)
 
     assert (process.returncode, out) == (0, "orderly\n")
-    assert said.count("loop.stands") == said.count("loop.turns again after") == 1
+    assert said.startswith("watchdog loop.stands for ")
 
 
 @pytest.mark.long
 def test_a_process_that_was_stopped_and_goes_on_did_not_stand(start: Start) -> None:
-    process = start("never")
+    process = start("in_c", stall_s=2.0)
     process.send_signal(signal.SIGSTOP)
-    time.sleep(2.6)
+    time.sleep(5.0)
     process.send_signal(signal.SIGCONT)
-    time.sleep(0.3)
+    time.sleep(1.0)
     process.terminate()
 
-    out, said = process.communicate(timeout=10.0)
+    out, said = process.communicate(timeout=LIMIT_S)
 
     assert (process.returncode, out, said) == (0, "orderly\n", "")
 
@@ -134,21 +146,21 @@ def test_a_process_that_was_stopped_and_goes_on_did_not_stand(start: Start) -> N
 def test_systemd_hears_of_it_as_long_as_the_loop_turns(start: Start, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(10.0)
+        systemd.settimeout(LIMIT_S)
+        began = time.monotonic()
         process = start("in_c", NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="200000")
-        time.sleep(1.0)
+        assert systemd.recv(100) == b"READY=1"
+        assert [systemd.recv(100) for _ in range(5)] == [b"WATCHDOG=1"] * 5
+        assert time.monotonic() - began > 4 * 0.05, "four in the time that systemd gives for one"
 
-        heard = []
+        stand(process)
         systemd.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
-                heard.append(systemd.recv(100).decode())
+                systemd.recv(100)
         time.sleep(0.5)
         with pytest.raises(BlockingIOError):
             systemd.recv(100)
         process.terminate()
-        systemd.settimeout(10.0)
+        systemd.settimeout(LIMIT_S)
         assert systemd.recv(100) == b"STOPPING=1"
-
-    assert "READY=1" in heard
-    assert 3 <= heard.count("WATCHDOG=1") <= 12

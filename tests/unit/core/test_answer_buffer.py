@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 from gpufaas_core import answer_buffer
 from gpufaas_core.answer_buffer import AnswerBuffer
@@ -35,6 +36,10 @@ class Filled(AnswerBuffer):
         self.end, self._error = EndHead(0.0), error
         self._wake_reader()
 
+    async def goes_on(self) -> None:
+        """Return once the source may send more."""
+        await eventually(lambda: not self.paused)
+
     def _pause_source(self) -> bool:
         self.paused = True
         return True
@@ -59,7 +64,7 @@ async def test_a_source_is_paused_and_goes_on_as_its_reader_reads() -> None:
     buffer = Filled()
 
     assert buffer.fill(100) == 4
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(5 * answer_buffer.SLOW_S)
     assert buffer.paused, "there is no file to go on to"
     await buffer.chunk()
     await buffer.chunk()
@@ -72,7 +77,7 @@ async def test_a_source_whose_reader_is_slow_is_not_made_to_wait_for_him(tmp_pat
     buffer.keep_for(spool)
 
     kept = buffer.fill(100)
-    await asyncio.sleep(0.05)
+    await buffer.goes_on()
     kept += buffer.fill(100 - kept)
     buffer.finish()
 
@@ -91,13 +96,16 @@ async def test_what_one_answer_and_all_of_them_may_have_on_disk_is_bounded(tmp_p
     for each in (first, second, third):
         each.keep_for(spool)
         each.fill(4)
-        await asyncio.sleep(0.05)
+        if spool.has_room:
+            await each.goes_on()
+        else:
+            await asyncio.sleep(5 * answer_buffer.SLOW_S)
 
         kept.append(each.fill(100))
 
     assert kept == [10, 5, 0]
     first.close()
-    await asyncio.sleep(0.05)
+    await third.goes_on()
     assert third.fill(100) == 10
     second.close()
     third.close()
@@ -110,7 +118,7 @@ async def test_a_reader_who_has_read_all_of_his_file_goes_on_although_others_hav
     for each in (first, second):
         each.keep_for(spool)
         each.fill(4)
-        await asyncio.sleep(0.05)
+        await each.goes_on()
         each.fill(100)
     assert second.paused
 
@@ -136,7 +144,7 @@ async def test_the_file_of_an_answer_without_end_does_not_grow_although_its_read
             sent += piece
             buffer._keep(piece)
         elif not read_back:
-            await asyncio.sleep(0.05)
+            await buffer.goes_on()
             read_back += await buffer.chunk() or b""
         else:
             read_back += await buffer.chunk() or b""
@@ -155,7 +163,7 @@ async def test_a_full_disk_makes_the_source_wait_and_loses_nothing(
     buffer = Filled()
     buffer.keep_for(AnswerSpool(tmp_path))
     buffer.fill(4)
-    await asyncio.sleep(0.05)
+    await buffer.goes_on()
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -186,7 +194,7 @@ async def test_an_answer_that_breaks_off_gives_what_came_first(tmp_path: Path) -
     buffer = Filled()
     buffer.keep_for(AnswerSpool(tmp_path))
     buffer.fill(4)
-    await asyncio.sleep(0.05)
+    await buffer.goes_on()
     buffer.fill(4)
     buffer.finish(GpufaasError("broke off"))
 

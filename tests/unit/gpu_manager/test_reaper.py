@@ -11,6 +11,16 @@ PRELUDE = """
 
     inherit_orphans()
     reaper = Reaper()
+    lives, is_alive = os.pipe()  # each process of a worker that a test waits for writes a byte
+    may_end, end = os.pipe()  # a worker that ends at the test's word reads one
+
+    def begun(count):
+        while count:
+            count -= len(os.read(lives, count))
+
+    def sleeps():
+        os.write(is_alive, b"x")
+        time.sleep(60)
 
     def worker(number, does):
         pid = os.fork()
@@ -45,12 +55,14 @@ def test_a_worker_s_daemons_are_gone_when_its_end_is_told() -> None:
                 if os.fork() == 0:
                     os.setsid()
                     if os.fork() == 0:
-                        time.sleep(60)
+                        sleeps()
                     os._exit(0)
-            time.sleep(0.1)
+            os.read(may_end, 1)
             os._exit(7)
 
         worker(1, leaves_daemons)
+        begun(20)
+        os.write(end, b"x")
         print(until_told(), children_of(os.getpid()))
     """) == "[(1, 7)] []\n"  # fmt: skip
 
@@ -61,10 +73,10 @@ def test_a_chain_of_children_that_each_lose_their_parent_is_followed_to_its_end(
             os.setpgid(0, 0) if os.getsid(0) != os.getpid() else None
             if depth and os.fork() == 0:
                 chain(depth - 1)
-            time.sleep(60)
+            sleeps()
 
         pid = worker(1, chain)
-        time.sleep(0.3)
+        begun(7)
         os.kill(pid, signal.SIGKILL)
         print(until_told(), children_of(os.getpid()))
     """) == "[(1, -9)] []\n"  # fmt: skip
@@ -76,16 +88,18 @@ def test_an_orphan_that_was_there_before_its_worker_was_reaped_is_waited_for_all
             if os.fork() == 0:
                 os.setsid()
                 if os.fork() == 0:
-                    time.sleep(60)
+                    sleeps()
                 os._exit(0)
             os.wait()
-            time.sleep(0.3)
+            os.read(may_end, 1)
 
         worker(1, disowns)
+        begun(1)
         while len(children_of(os.getpid())) < 2:
             time.sleep(0.001)
         reaper.workers[-1] = 2  # what is seen, and killed, while another worker's end is looked after
         reaper.reap()
+        os.write(end, b"x")
         (told,) = until_told()
         print(told[0], children_of(os.getpid()))
     """) == "1 []\n"  # fmt: skip
