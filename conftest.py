@@ -6,7 +6,7 @@ import sys
 from hypothesis import settings
 from tests.examples import LIGHT
 
-pytest_plugins = ["tests.costs"]
+pytest_plugins = ["tests.costs", "tests.leftovers"]
 
 # How long an example takes is a matter of what else the machine does: no deadline. --hypothesis-profile chooses.
 settings.register_profile("full", deadline=None)

@@ -217,11 +217,11 @@ class Platform:
         return self._process
 
     def close(self) -> None:
-        self._calls.shutdown()
+        ended = self.kill() if self._process is not None and self._process.poll() is None else []
+        self._calls.shutdown()  # after that: calls that wait for a gate fail when the platform ends
         self.http.close()
         self._cli.__exit__()
-        if self._process is not None and self._process.poll() is None:
-            all_ended(self.kill())
+        all_ended(ended)
 
     # --- functions ---
 
