@@ -239,7 +239,7 @@ async def test_a_status_that_is_not_understood_does_not_end_the_watch(cluster: C
     await cluster.server._store(key, strange, "MODIFIED")
     await cluster.server.delete_pod(key[3], 0)
 
-    await until(lambda: [each for each in cluster.facts if isinstance(each, WorkerExited)])
+    await eventually(lambda: [each for each in cluster.facts if isinstance(each, WorkerExited)])
     assert len(cluster.server.watched_from) == 1
 
 
