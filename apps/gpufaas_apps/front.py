@@ -19,7 +19,6 @@ from gpufaas_apps.server import GRACE_S, GatewayServer, configured
 from gpufaas_async_calls.api import AsyncInvocations, async_routes
 from gpufaas_async_calls.callbacks import HttpCallbacks
 from gpufaas_async_calls.calls import AsyncCalls
-from gpufaas_async_calls.execution import execute
 from gpufaas_async_calls.ports import AsyncQueue
 from gpufaas_async_calls.retry import WHILE_MISSING, RetryPolicy, read_policy
 from gpufaas_async_calls.settings import AsyncSettings, QueueSettings
@@ -130,7 +129,7 @@ class Front:
         )
         return AsyncCalls(
             self._parts.async_queue,
-            lambda call: execute(calls.run, call),
+            calls.run,
             self.callbacks,
             self._retry_policy,
             settings,

@@ -10,25 +10,25 @@ from typing import Final
 from gpufaas_async_calls.call import (
     INLINE_ANSWER,
     MAX_ANSWER,
-    Answer,
-    Answered,
     Body,
     ClaimedCall,
     Dead,
+    Deliver,
     Done,
-    Execute,
-    Execution,
     Header,
+    KeptAnswer,
     Outcome,
     Redeliver,
     Retry,
 )
 from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused, Callbacks
+from gpufaas_async_calls.execution import execute
 from gpufaas_async_calls.ports import SpooledBody
 from gpufaas_async_calls.retry import GiveUp, RetryPolicy, Settled, TryAgain, backoff_s, decide, parse_retry_after
 from gpufaas_core.errors import BadAnswer, GpufaasError, StorageFailed
 from gpufaas_core.units import format_bytes
 from gpufaas_gateway.errors import status_of
+from gpufaas_gateway.request import Answer, Run
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Attempts:
 
     def __init__(
         self,
-        execute: Execute,
+        run: Run,
         callbacks: Callbacks,
         policy_of: Callable[[str], RetryPolicy],
         callback_retry: RetryPolicy,
@@ -52,7 +52,7 @@ class Attempts:
         rng: random.Random,
         clock: Callable[[], float],
     ) -> None:
-        self._run = execute
+        self._run = run
         self._callbacks = callbacks
         self._policy_of = policy_of
         self._callback_retry = callback_retry
@@ -63,12 +63,12 @@ class Attempts:
     async def execute(self, claimed: ClaimedCall) -> Outcome:
         call = claimed.call
         policy = self._policy_of(call.function)
-        answer = KeptAnswer(None if call.callback_url is None else self._new_file)
+        answer = AnswerKeeper(None if call.callback_url is None else self._new_file)
         began = time.perf_counter()
         kept = False
         try:
             try:
-                await answer.take(await self._run(call))
+                await answer.take(await execute(self._run, call))
             except Exception as exc:  # the edge of the invocation path, as `serving.app` is for the server
                 if not answer.begun:
                     log.exception("async.execution_failed call=%s function=%s", call.id, call.function)
@@ -98,8 +98,8 @@ class Attempts:
                 wait_s = backoff_s(attempts, policy.min_wait_s, policy.max_wait_s, self._rng)
                 return Retry(claimed.key, now + wait_s, attempts, answer.status, str(exc))
             kept = True
-            given = Answer(answer.status, tuple(answer.headers), body, duration_s, policy.attempts)
-            return Answered(claimed.key, now, attempts, given, exhausted)
+            given = KeptAnswer(answer.status, tuple(answer.headers), body, duration_s, policy.attempts)
+            return Deliver(claimed.key, now, attempts, given, exhausted)
         finally:
             if not kept:
                 answer.discard()
@@ -142,7 +142,7 @@ class Attempts:
         return Dead(claimed.key, now, claimed.attempts, answer.status, reason, undelivered=True)
 
 
-class KeptAnswer:
+class AnswerKeeper:
     """Keeps an answer, in memory as long as it is small; only its size if nobody wants it."""
 
     def __init__(self, new_file: Callable[[], SpooledBody] | None) -> None:
@@ -169,14 +169,14 @@ class KeptAnswer:
     def header(self, name: bytes) -> str | None:
         return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), None)
 
-    async def take(self, execution: Execution) -> None:
-        """Take it to its end."""
-        self.status, self.headers = execution.status, execution.headers
+    async def take(self, answer: Answer) -> None:
+        """Read it to its end."""
+        self.status, self.headers = answer.status, answer.headers
         self.begun = True
-        if execution.stream is None:
-            self._keep(execution.body)
+        if answer.stream is None:
+            self._keep(answer.body)
             return
-        with execution.stream as stream:
+        with answer.stream as stream:
             while (piece := await stream.chunk()) is not None:
                 self._keep(piece)
 

@@ -12,10 +12,8 @@ Running is not written down: a call that was claimed and not settled is queued a
 what makes "at least once" hold. What ends is kept for a while, a dead one with all that is needed to try it again.
 """
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -60,33 +58,7 @@ class AcceptedCall(Struct, frozen=True):
         return self.start_ns / 1e9
 
 
-class Pieces(Protocol):
-    async def chunk(self) -> bytes | None:
-        """Return the next piece; None at the end. An error ends the context, see `Execution.stream`."""
-
-
-class Execution(Protocol):
-    """What an execution answers."""
-
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def headers(self) -> list[Header]: ...
-
-    @property
-    def body(self) -> bytes:
-        """All of it, unless there is a `stream`."""
-
-    @property
-    def stream(self) -> AbstractContextManager[Pieces] | None: ...
-
-
-Execute: TypeAlias = Callable[[AcceptedCall], Awaitable[Execution]]
-"""Executes a call. What goes wrong is an answer with `X-OpenFaaS-Internal`, unless the platform itself fails."""
-
-
-class Answer(Struct, frozen=True):
+class KeptAnswer(Struct, frozen=True):
     """What became of an execution, kept until the callback has it."""
 
     status: int
@@ -107,7 +79,7 @@ class ClaimedCall(Struct, frozen=True):
     """Executions that count, so far."""
     deliveries: int = 0
     """Attempts to deliver its callback, so far."""
-    answer: Answer | None = None
+    answer: KeptAnswer | None = None
     exhausted: str | None = None
     """Why it is a dead letter once its callback is delivered; None: it is done then."""
 
@@ -131,13 +103,13 @@ class Retry(Struct, frozen=True):
     reason: str
 
 
-class Answered(Struct, frozen=True):
+class Deliver(Struct, frozen=True):
     """It was executed; `answer` is to be delivered. With `exhausted`, it is a dead letter after that."""
 
     key: int
     at: float
     attempts: int
-    answer: Answer
+    answer: KeptAnswer
     exhausted: str | None = None
 
 
@@ -161,10 +133,10 @@ class Dead(Struct, frozen=True):
     undelivered: bool = False
 
 
-Outcome: TypeAlias = Done | Retry | Answered | Redeliver | Dead
+Outcome: TypeAlias = Done | Retry | Deliver | Redeliver | Dead
 
 
-class Cancelled(Struct, frozen=True):
+class CancelledCall(Struct, frozen=True):
     """A call that was taken back. What its claimer says of it later only ends the claim."""
 
     key: int

@@ -6,7 +6,7 @@ one is committed together (one fsync for many requests), then as many due calls 
 happens when there is a reason (a call, an outcome, the earliest retry is due), so nothing polls, and an idle platform
 is idle.
 
-Calls are executed as all other calls are (`Execute`): they wait in the engine's queue as every other call does.
+Calls are executed as all other calls are (`Calls.run`): they wait in the engine's queue as every other call does.
 How many are there at once is bounded, per function and per queue, so that synchronous callers do not stand behind a
 backlog; callbacks have a bound of their own, so that a slow receiver holds up no execution.
 
@@ -25,13 +25,12 @@ from typing import Any, Final
 from gpufaas_async_calls.attempts import Attempts
 from gpufaas_async_calls.call import (
     AcceptedCall,
-    Answered,
     CallStatus,
-    Cancelled,
+    CancelledCall,
     ClaimedCall,
     Dead,
+    Deliver,
     Done,
-    Execute,
     Outcome,
     Phase,
     Redeliver,
@@ -46,6 +45,7 @@ from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_async_calls.settings import AsyncSettings
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.units import Seconds
+from gpufaas_gateway.request import Run
 from gpufaas_gateway.spec import DEFAULT_QUEUE
 from gpufaas_gateway.usage import QueueStatus
 
@@ -64,7 +64,7 @@ class AsyncCalls:
     def __init__(
         self,
         queue: AsyncQueue,
-        execute: Execute,
+        run: Run,
         callbacks: Callbacks,
         policy_of: Callable[[str], RetryPolicy],
         settings: AsyncSettings | None = None,
@@ -74,6 +74,7 @@ class AsyncCalls:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
+        :param run: `Calls.run`
         :param policy_of: by ``NAME.NAMESPACE``; asked after each execution, so that an update counts
         :param queue_of: the name of the queue that a function's calls go through, by ``NAME.NAMESPACE``
         :param clock: Unix seconds, because what is due outlives the process
@@ -82,7 +83,7 @@ class AsyncCalls:
         self._settings = settings = settings or AsyncSettings()
         self._clock = clock
         self._attempts = Attempts(
-            execute, callbacks, policy_of, settings.callback_retry, queue.new_file, rng or random.Random(), clock
+            run, callbacks, policy_of, settings.callback_retry, queue.new_file, rng or random.Random(), clock
         )
         self.backlog = Backlog(settings, queue_of)
         self._queue_of = queue_of
@@ -258,7 +259,7 @@ class AsyncCalls:
                     pass
                 case Retry():
                     self._lanes["queued"].expect(function, outcome.at)
-                case Answered() | Redeliver():
+                case Deliver() | Redeliver():
                     self._lanes["callback"].expect(function, outcome.at)
                 case Done() | Dead():
                     pass
@@ -299,7 +300,7 @@ class AsyncCalls:
     def _settle_cancelled(
         self,
         asked: Sequence[tuple[str, asyncio.Future[bool]]],
-        cancelled: Sequence[Sequence[Cancelled]] | StorageFailed,
+        cancelled: Sequence[Sequence[CancelledCall]] | StorageFailed,
     ) -> None:
         if isinstance(cancelled, StorageFailed):
             for _, done in asked:
@@ -341,11 +342,11 @@ def _exchange(
     to_cancel: Sequence[tuple[str, object]],
     wanted: Sequence[Wanted],
     now: float,
-) -> tuple[list[list[Cancelled]] | StorageFailed, list[tuple[list[ClaimedCall], float | None]]]:
+) -> tuple[list[list[CancelledCall]] | StorageFailed, list[tuple[list[ClaimedCall], float | None]]]:
     """The turn's part of the queue's thread."""
     if accepted or outcomes:
         queue.write([call for call, _ in accepted], [outcome for _, outcome in outcomes])
-    cancelled: list[list[Cancelled]] | StorageFailed = []
+    cancelled: list[list[CancelledCall]] | StorageFailed = []
     if to_cancel:
         try:
             cancelled = queue.cancel([call for call, _ in to_cancel], now)

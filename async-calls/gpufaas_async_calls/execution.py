@@ -1,4 +1,4 @@
-"""Runs an accepted asynchronous call as all other calls are run (`async_call.Execute`)."""
+"""Runs an accepted asynchronous call as all other calls are run."""
 
 import asyncio
 from pathlib import Path

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gpufaas_async_calls.call import AcceptedCall, CallStatus, Cancelled, ClaimedCall, Outcome, Phase, Waiting
+from gpufaas_async_calls.call import AcceptedCall, CallStatus, CancelledCall, ClaimedCall, Outcome, Phase, Waiting
 
 
 class SpooledBody(Protocol):
@@ -40,7 +40,7 @@ class AsyncQueue(Protocol):
         """
         ...
 
-    def cancel(self, calls: Sequence[str], now: float) -> list[list[Cancelled]]:
+    def cancel(self, calls: Sequence[str], now: float) -> list[list[CancelledCall]]:
         """
         Take back, for each of these ids, every call of it that has not ended; durable when it returns. Its status is
         kept, its request and answer are not; those of a claimed one only until its claim ends.

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from gpufaas_async_calls.call import (
     AcceptedCall,
-    Answered,
     Body,
     CallStatus,
-    Cancelled,
+    CancelledCall,
     ClaimedCall,
     Dead,
+    Deliver,
     Done,
     Header,
     Outcome,
@@ -82,15 +82,15 @@ class MemoryAsyncQueue:
             self._kept[key].is_claimed = True
         return [self._kept[key].claimed for key in due], free[len(due)][0] if len(free) > len(due) else None
 
-    def cancel(self, calls: Sequence[str], now: float) -> list[list[Cancelled]]:
+    def cancel(self, calls: Sequence[str], now: float) -> list[list[CancelledCall]]:
         self._may_write()
-        cancelled: list[list[Cancelled]] = []
+        cancelled: list[list[CancelledCall]] = []
         for call in calls:
             cancelled.append([])
             for key, kept in self._kept.items():
                 if kept.claimed.call.id == call and kept.due_at is not None:
                     kept.state, kept.due_at, kept.ended_at, kept.reason = "cancelled", None, now, "it was cancelled"
-                    cancelled[-1].append(Cancelled(key, kept.claimed.call.function, kept.is_claimed))
+                    cancelled[-1].append(CancelledCall(key, kept.claimed.call.function, kept.is_claimed))
                     if not kept.is_claimed:
                         _remove_bodies(kept.claimed)
         return cancelled
@@ -141,7 +141,7 @@ class MemoryAsyncQueue:
         kept.is_claimed = False
         if kept.due_at is None:
             _remove_bodies(kept.claimed)
-            if isinstance(outcome, Answered):
+            if isinstance(outcome, Deliver):
                 _remove_bodies(replace(kept.claimed, answer=outcome.answer))
             return
         match outcome:
@@ -152,7 +152,7 @@ class MemoryAsyncQueue:
             case Retry(_, at, attempts, status, reason):
                 kept.due_at, kept.status, kept.reason = at, status, reason
                 kept.claimed = replace(kept.claimed, attempts=attempts)
-            case Answered(_, at, attempts, answer, exhausted):
+            case Deliver(_, at, attempts, answer, exhausted):
                 kept.state, kept.due_at, kept.status, kept.reason = "callback", at, answer.status, exhausted
                 kept.claimed = replace(kept.claimed, attempts=attempts, answer=answer, exhausted=exhausted)
             case Redeliver(_, at, deliveries, reason):

@@ -15,13 +15,13 @@ from gpufaas_adapters.etcd.async_queue import EtcdAsyncQueue
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 from gpufaas_async_calls.call import (
     AcceptedCall,
-    Answer,
-    Answered,
     Body,
     CallStatus,
     ClaimedCall,
     Dead,
+    Deliver,
     Done,
+    KeptAnswer,
     Outcome,
     Phase,
     Redeliver,
@@ -33,7 +33,7 @@ from gpufaas_async_calls.testing import MemoryAsyncQueue
 from gpufaas_core.errors import StorageFailed
 
 F, G = "f.openfaas-fn", "g.openfaas-fn"
-ANSWER = Answer(200, ((b"content-type", b"text/plain"),), b"fine", 0.25, 10)
+ANSWER = KeptAnswer(200, ((b"content-type", b"text/plain"),), b"fine", 0.25, 10)
 
 
 @pytest.fixture(params=["memory", "sqlite", "etcd"])
@@ -126,7 +126,7 @@ def test_a_retry_is_claimed_again_when_it_is_due(queue: AsyncQueue) -> None:
 
 def test_an_answered_call_waits_for_its_callback_and_keeps_its_answer(queue: AsyncQueue) -> None:
     queue.write([accepted()], [])
-    queue.write([], [Answered(claim_one(queue).key, 300.0, 3, ANSWER, "exhausted")])
+    queue.write([], [Deliver(claim_one(queue).key, 300.0, 3, ANSWER, "exhausted")])
 
     assert queue.claim("queued", F, 1000.0, 5) == ([], None)
     claimed = claim_one(queue, "callback")
@@ -137,7 +137,7 @@ def test_an_answered_call_waits_for_its_callback_and_keeps_its_answer(queue: Asy
 
 def test_a_callback_that_failed_is_claimed_again_when_it_is_due(queue: AsyncQueue) -> None:
     queue.write([accepted()], [])
-    queue.write([], [Answered(claim_one(queue).key, 300.0, 1, ANSWER)])
+    queue.write([], [Deliver(claim_one(queue).key, 300.0, 1, ANSWER)])
     queue.write([], [Redeliver(claim_one(queue, "callback").key, 400.0, 1, "refused")])
 
     assert queue.claim("callback", F, 399.0, 5) == ([], 400.0)
@@ -172,7 +172,7 @@ def test_one_id_may_name_several_calls_and_the_latest_is_told(queue: AsyncQueue)
 
 def test_what_waits_is_counted_by_phase_and_function(queue: AsyncQueue) -> None:
     queue.write([accepted("1", at=5.0), accepted("2", at=4.0), accepted("3", at=3.0, function=G)], [])
-    queue.write([], [Answered(claim_one(queue).key, 9.0, 1, ANSWER)])
+    queue.write([], [Deliver(claim_one(queue).key, 9.0, 1, ANSWER)])
 
     assert sorted(queue.waiting(), key=lambda each: (each.phase, each.function)) == [
         Waiting("callback", F, 1, 9.0),
@@ -205,7 +205,7 @@ def test_a_dead_letter_that_is_retried_starts_anew(queue: AsyncQueue) -> None:
 
 def test_a_dead_letter_of_which_only_the_callback_is_missing_is_not_executed_again(queue: AsyncQueue) -> None:
     queue.write([accepted()], [])
-    queue.write([], [Answered(claim_one(queue).key, 300.0, 1, ANSWER)])
+    queue.write([], [Deliver(claim_one(queue).key, 300.0, 1, ANSWER)])
     queue.write([], [Dead(claim_one(queue, "callback").key, 400.0, 1, 200, "unreachable", undelivered=True)])
 
     assert queue.requeue("1", 700.0) == Waiting("callback", F, 1, 700.0)
@@ -215,7 +215,7 @@ def test_a_dead_letter_of_which_only_the_callback_is_missing_is_not_executed_aga
 
 def test_a_dead_letter_whose_callback_was_delivered_is_executed_again(queue: AsyncQueue) -> None:
     queue.write([accepted()], [])
-    queue.write([], [Answered(claim_one(queue).key, 300.0, 10, ANSWER, "exhausted")])
+    queue.write([], [Deliver(claim_one(queue).key, 300.0, 10, ANSWER, "exhausted")])
     queue.write([], [Dead(claim_one(queue, "callback").key, 400.0, 10, 500, "exhausted")])
 
     assert queue.requeue("1", 700.0) == Waiting("queued", F, 1, 700.0)
@@ -260,7 +260,7 @@ def test_the_outcome_of_a_call_that_was_cancelled_meanwhile_is_dropped(queue: As
     outcomes: list[Callable[[int], Outcome]] = [
         lambda key: Done(key, 400.0, 200, 1),
         lambda key: Retry(key, 400.0, 1, 500, "status 500"),
-        lambda key: Answered(key, 400.0, 1, ANSWER),
+        lambda key: Deliver(key, 400.0, 1, ANSWER),
         lambda key: Dead(key, 400.0, 1, 500, "status 500"),
     ]
     for outcome in outcomes:
@@ -284,7 +284,7 @@ def test_the_files_of_a_cancelled_call_are_there_until_its_claim_ends(queue: Asy
     assert (body.exists(), waiting.exists()) == (True, False)
 
     answer = spooled(queue, b"z")
-    queue.write([], [Answered(claimed.key, 400.0, 1, Answer(200, (), answer, 0.1, 10))])
+    queue.write([], [Deliver(claimed.key, 400.0, 1, KeptAnswer(200, (), answer, 0.1, 10))])
     assert (body.exists(), answer.exists()) == (False, False)
 
 
@@ -303,7 +303,7 @@ def test_a_large_body_is_a_file_until_its_call_is_done(queue: AsyncQueue) -> Non
 def test_a_large_answer_is_a_file_until_it_is_delivered(queue: AsyncQueue) -> None:
     file = spooled(queue, b"large")
     queue.write([accepted()], [])
-    queue.write([], [Answered(claim_one(queue).key, 300.0, 1, Answer(200, (), file, 0.1, 10))])
+    queue.write([], [Deliver(claim_one(queue).key, 300.0, 1, KeptAnswer(200, (), file, 0.1, 10))])
 
     claimed = claim_one(queue, "callback")
 

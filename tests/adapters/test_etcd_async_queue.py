@@ -14,13 +14,13 @@ import pytest
 from gpufaas_adapters.etcd.async_queue import BODIES, CALLS, DEAD, ENDED, GATEWAYS, MAX_BODY, PIECE, EtcdAsyncQueue
 from gpufaas_adapters.etcd.client import Etcd, EtcdSettings
 from gpufaas_adapters.etcd.testing import EtcdProcess
-from gpufaas_async_calls.call import AcceptedCall, Answer, Answered, Body, Dead, Done, Retry, Waiting
+from gpufaas_async_calls.call import AcceptedCall, Body, Dead, Deliver, Done, KeptAnswer, Retry, Waiting
 from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_async_calls.testing import FakeCallbacks
 from gpufaas_core.errors import BodyTooLarge, StorageAway
 from gpufaas_gateway.errors import status_of
-from gpufaas_gateway.request import Answer as Execution
+from gpufaas_gateway.request import Answer, Request
 
 F, G = "f.openfaas-fn", "g.openfaas-fn"
 
@@ -237,7 +237,7 @@ async def test_a_body_of_the_largest_size_is_kept(gateway: Callable[..., Any], e
     (claimed,) = await first.claim()
     answer = first.queue.new_file()
     answer.write(body[::-1])
-    await first.write([], [Answered(claimed.key, 300.0, 1, Answer(200, (), answer.keep(), 0.1, 10))])
+    await first.write([], [Deliver(claimed.key, 300.0, 1, KeptAnswer(200, (), answer.keep(), 0.1, 10))])
     assert len(await etcd.keys(BODIES)) == 2 * MAX_BODY // PIECE
 
     await first.queue.stop()
@@ -355,11 +355,11 @@ async def test_an_outcome_whose_answer_was_lost_is_not_lost(gateway: Callable[..
 async def serving(gateway: Gateway, invoke: Callable[[str], Any]) -> AsyncIterator[AsyncCalls]:
     """The gateway's `AsyncCalls` on its queue, with functions that are *invoke*."""
 
-    async def execute(call: AcceptedCall) -> Execution:
-        return Execution(await invoke(call.id), [])
+    async def run(request: Request) -> Answer:
+        return Answer(await invoke(dict(request.headers)[b"x-call-id"].decode()), [])
 
     policy = RetryPolicy(20, frozenset({503}), 0.01, 0.1)
-    calls = AsyncCalls(gateway.queue, execute, FakeCallbacks(), lambda _: policy)
+    calls = AsyncCalls(gateway.queue, run, FakeCallbacks(), lambda _: policy)
     gateway._task.cancel()
     await asyncio.gather(gateway._task, return_exceptions=True)
     running = asyncio.create_task(calls.run())

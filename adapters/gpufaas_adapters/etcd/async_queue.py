@@ -54,14 +54,14 @@ from gpufaas_adapters.etcd.election import TTL_S, Registration, register
 from gpufaas_async_calls.call import (
     INLINE_ANSWER,
     AcceptedCall,
-    Answer,
-    Answered,
     Body,
     CallStatus,
-    Cancelled,
+    CancelledCall,
     ClaimedCall,
     Dead,
+    Deliver,
     Done,
+    KeptAnswer,
     Outcome,
     Phase,
     Redeliver,
@@ -316,7 +316,7 @@ class EtcdAsyncQueue:
     def claim(self, phase: Phase, function: str, now: float, limit: int) -> tuple[list[ClaimedCall], float | None]:
         return self._blocking(self._claim(phase, function, now, limit))
 
-    def cancel(self, calls: Sequence[str], now: float) -> list[list[Cancelled]]:
+    def cancel(self, calls: Sequence[str], now: float) -> list[list[CancelledCall]]:
         return self._blocking(self._cancel(calls, now))
 
     def get(self, call: str) -> CallStatus | None:
@@ -398,7 +398,7 @@ class EtcdAsyncQueue:
         held = self._held.get(outcome.key)
         if held is None or not held.is_claimed:
             if held is None:
-                left = outcome.answer.body if isinstance(outcome, Answered) else b""
+                left = outcome.answer.body if isinstance(outcome, Deliver) else b""
                 self._remove_files(outcome.key, *([left] if isinstance(left, Path) else []))
             return None  # else it was told before, to a write that failed later
         changed, operations = await self._rewritten(held, outcome)
@@ -454,7 +454,7 @@ class EtcdAsyncQueue:
                 changed = replace(
                     call, due_at=outcome.at, attempts=outcome.attempts, status=outcome.status, reason=outcome.reason
                 )
-            case Answered():
+            case Deliver():
                 given = outcome.answer
                 pieces, puts = await self._stored(key, "answer", given.body)
                 answer = _Answer(given.status, _text(given.headers), given.duration_s, given.attempts_allowed, pieces)
@@ -641,13 +641,13 @@ class EtcdAsyncQueue:
 
     # --- cancelling, dead letters, looking ---
 
-    async def _cancel(self, calls: Sequence[str], now: float) -> list[list[Cancelled]]:
+    async def _cancel(self, calls: Sequence[str], now: float) -> list[list[CancelledCall]]:
         async with self._lock:
             await self._undo()
             return [await self._cancel_one(call, now) for call in calls]
 
-    async def _cancel_one(self, name: str, now: float) -> list[Cancelled]:
-        cancelled: list[Cancelled] = []
+    async def _cancel_one(self, name: str, now: float) -> list[CancelledCall]:
+        cancelled: list[CancelledCall] = []
         prefix = f"{CALLS}{_quoted(name)}/"
         for _ in range(10):  # as often as somebody changed one meanwhile
             found = _read((await self._etcd.range(prefix)).items)
@@ -668,7 +668,7 @@ class EtcdAsyncQueue:
                     self._drop(held)
                 if not is_claimed:
                     self._remove_files(key)
-                cancelled.append(Cancelled(key, call.function, is_claimed, is_ours))
+                cancelled.append(CancelledCall(key, call.function, is_claimed, is_ours))
         return cancelled
 
     async def _get(self, name: str) -> CallStatus | None:
@@ -883,7 +883,7 @@ def _claimed(held: _Held, body: Body, answered: Body) -> ClaimedCall:
     )  # fmt: skip
     answer = None
     if (given := kept.answer) is not None:
-        answer = Answer(given.status, _raw(given.headers), answered, given.duration_s, given.attempts_allowed)
+        answer = KeptAnswer(given.status, _raw(given.headers), answered, given.duration_s, given.attempts_allowed)
     return ClaimedCall(held.key, call, kept.attempts, kept.deliveries, answer, kept.exhausted)
 
 

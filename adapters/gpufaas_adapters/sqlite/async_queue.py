@@ -19,14 +19,14 @@ import msgspec
 from gpufaas_adapters.sqlite.wal import check_log
 from gpufaas_async_calls.call import (
     AcceptedCall,
-    Answer,
-    Answered,
     Body,
     CallStatus,
-    Cancelled,
+    CancelledCall,
     ClaimedCall,
     Dead,
+    Deliver,
     Done,
+    KeptAnswer,
     Outcome,
     Phase,
     Redeliver,
@@ -166,9 +166,9 @@ class SqliteAsyncQueue:
             self._claimed.update(keys)
             return claimed, free[len(keys)][1] if len(free) > len(keys) else None
 
-    def cancel(self, calls: Sequence[str], now: float) -> list[list[Cancelled]]:
+    def cancel(self, calls: Sequence[str], now: float) -> list[list[CancelledCall]]:
         unnamed: list[Path] = []
-        cancelled: list[list[Cancelled]] = []
+        cancelled: list[list[CancelledCall]] = []
         with self._transaction() as db:
             for call in calls:
                 rows = db.execute(
@@ -176,7 +176,7 @@ class SqliteAsyncQueue:
                     " WHERE id = ? AND due_at IS NOT NULL RETURNING key, function",
                     (now, call),
                 ).fetchall()
-                found = [Cancelled(key, function, key in self._claimed) for key, function in rows]
+                found = [CancelledCall(key, function, key in self._claimed) for key, function in rows]
                 for each in found:
                     if not each.is_claimed:  # one that is may be reading its files
                         unnamed += self._strip(each.key)
@@ -253,7 +253,7 @@ class SqliteAsyncQueue:
         row = db.execute("SELECT due_at, body_file, answer_file FROM calls WHERE key = ?", (outcome.key,)).fetchone()
         if row is None or row[0] is None:
             # It was cancelled while it was claimed, and perhaps forgotten since.
-            answered = outcome.answer.body if isinstance(outcome, Answered) else b""
+            answered = outcome.answer.body if isinstance(outcome, Deliver) else b""
             return self._strip(outcome.key) + ([answered] if isinstance(answered, Path) else [])
         match outcome:
             case Done():
@@ -269,7 +269,7 @@ class SqliteAsyncQueue:
                     (outcome.at, outcome.attempts, outcome.status, outcome.reason, outcome.key),
                 )
                 return []
-            case Answered():
+            case Deliver():
                 answer = outcome.answer
                 head = _encode(_AnswerHead(answer.status, answer.headers, answer.duration_s, answer.attempts_allowed))
                 db.execute(
@@ -348,7 +348,7 @@ class SqliteAsyncQueue:
         given = None
         if answer is not None:
             kept = _decode_answer(answer)
-            given = Answer(
+            given = KeptAnswer(
                 kept.status, kept.headers, self._body(answer_file, answer_body), kept.duration_s, kept.attempts_allowed
             )
         return ClaimedCall(key, call, attempts, deliveries, given, exhausted)

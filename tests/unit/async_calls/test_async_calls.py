@@ -11,7 +11,6 @@ import pytest
 from gpufaas_async_calls.call import INLINE_ANSWER, AcceptedCall, Body, CallStatus
 from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused
 from gpufaas_async_calls.calls import AsyncCalls
-from gpufaas_async_calls.execution import execute
 from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_async_calls.settings import AsyncSettings, QueueSettings
 from gpufaas_async_calls.testing import FakeCallbacks, MemoryAsyncQueue
@@ -85,7 +84,7 @@ class Rig:
         self.policies: dict[str, RetryPolicy] = {}
         self.queues: dict[str, str] = {}
         self.calls = AsyncCalls(
-            self.queue, lambda call: execute(self.functions.run, call), self.callbacks,
+            self.queue, self.functions.run, self.callbacks,
             lambda name: self.policies.get(name, AT_ONCE), settings,
             queue_of=lambda name: self.queues.get(name, "faas-request"), rng=random.Random(1), clock=lambda: 1000.0,
         )  # fmt: skip
