@@ -25,7 +25,7 @@ from _platform import free_port
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_cache_manager.fetch import Fetcher
+from gpufaas_cache_manager.fetcher import Fetcher
 from gpufaas_cache_manager.peers import PeerClient
 
 SERVE = """

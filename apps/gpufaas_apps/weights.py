@@ -17,7 +17,7 @@ import msgspec
 from gpufaas_adapters.object_store import object_store as open_object_store
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_cache_manager.fetch import Fetcher
+from gpufaas_cache_manager.fetcher import Fetcher
 from gpufaas_cache_manager.object_store import ObjectStore, publish
 from gpufaas_cache_manager.peers import PeerArtifacts, PeerClient
 from gpufaas_cluster.connection import Identity

@@ -1,9 +1,13 @@
 """
 Artifacts from node to node over HTTP: ``GET /artifacts/SHA256`` with ranges, behind the cluster's token.
 
-`PeerArtifacts` serves them, as an ASGI application to mount where a node or gateway has a door anyway; `PeerClient`
-reads them. Neither moves bytes on the event loop: files and the client's sockets are read in threads, in pieces so
-large that waking the loop for each costs nothing against reading it.
+`PeerArtifacts` serves them, as an ASGI application that nodes and gateways mount on a port that they have anyway;
+`PeerClient` reads them. Neither moves bytes on the event loop: files and the client's sockets are read in threads, in
+pieces of 1 to 2 MiB, so that the loop is rarely woken.
+
+The client is the standard library's. For 300 MiB over loopback on two busy cores it took 0.06 to 0.17 s of processor
+time at 580 to 1280 MiB/s; httpx in the same threads 0.4 to 1.2 s at 200 to 280 MiB/s, since it copies 64 KiB at a time
+through h11; aiohttp 0.13 to 0.21 s at 460 to 830 MiB/s, all of it on the loop that runs calls.
 """
 
 import asyncio
@@ -19,10 +23,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
+from gpufaas_cache_manager.sources import Opened, SourceFailed
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed, UnknownArtifact
 from gpufaas_core.units import Bytes, MiB
 
@@ -132,23 +137,6 @@ class PeerArtifacts:
                 await asyncio.wait([reading])  # not under its thread would the file be closed
 
 
-class Opened(NamedTuple):
-    """An artifact that a source has begun to give."""
-
-    size: Bytes
-    """Of the whole artifact."""
-    pieces: AsyncIterator[bytes | memoryview]
-    """From the byte asked for to the end; may end early when the source does."""
-
-
-class PeerFailed(Exception):
-    """A peer did not give the bytes; says why. `absent`: because it does not have them."""
-
-    def __init__(self, reason: str, *, absent: bool = False) -> None:
-        super().__init__(reason)
-        self.absent = absent
-
-
 class PeerClient:
     """
     Reads artifacts from `PeerArtifacts`.
@@ -171,7 +159,7 @@ class PeerClient:
         """
         Open *digest* of the peer at *url* from byte *start* on.
 
-        :raises PeerFailed: it does not have it, refuses, or is not there; also while its pieces are read
+        :raises SourceFailed: it does not have it, refuses, or is not there; also while its pieces are read
         """
         request = _Request(self._connection(url), self._token, digest, start)
         try:
@@ -193,7 +181,7 @@ class PeerClient:
     def _connection(self, url: str) -> http.client.HTTPConnection:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise PeerFailed(f"{url!r} is no http or https URL")
+            raise SourceFailed(f"{url!r} is no http or https URL")
         if parts.scheme == "https":
             return http.client.HTTPSConnection(
                 parts.hostname, parts.port, timeout=self._patience_s, context=self._tls or ssl.create_default_context()
@@ -221,33 +209,33 @@ class _Request:
         try:
             self._connection.connect()
             if self._closed:
-                raise PeerFailed("given up")
+                raise SourceFailed("given up")
             self._connection.request("GET", PREFIX + self._digest, headers=headers)
             response = self._connection.getresponse()
             self._file = response.fp
             return self._size_said(response)
         except (OSError, http.client.HTTPException, ValueError) as exc:
-            raise PeerFailed(_reason(exc)) from exc
+            raise SourceFailed(_reason(exc)) from exc
         finally:
             if self._closed:
                 self._connection.close()
 
     def _size_said(self, response: http.client.HTTPResponse) -> Bytes:
         if response.status == 404:
-            raise PeerFailed("it does not have it", absent=True)
+            raise SourceFailed("it does not have it", absent=True)
         if response.status in (401, 403):
-            raise PeerFailed("it refused our token: all of a cluster need the same --token-file")
+            raise SourceFailed("it refused our token: all of a cluster need the same --token-file")
         if response.status == 416:
             said = response.getheader("Content-Range", "").rpartition("/")[2]
             return int(said)  # nothing is left: the size tells the caller why
         if response.status not in (200, 206) or response.length is None:
-            raise PeerFailed(f"it answered {response.status} {response.reason}")
+            raise SourceFailed(f"it answered {response.status} {response.reason}")
         self.left = response.length
         size = self._start + response.length
         if response.status == 200 and self._start:  # something between us and it does not pass ranges on
-            raise PeerFailed("it sends no ranges")
+            raise SourceFailed("it sends no ranges")
         if response.status == 206 and response.getheader("Content-Range") != f"bytes {self._start}-{size - 1}/{size}":
-            raise PeerFailed(f"it sent another range: {response.getheader('Content-Range')}")
+            raise SourceFailed(f"it sent another range: {response.getheader('Content-Range')}")
         return size
 
     def piece(self) -> memoryview:
@@ -263,7 +251,7 @@ class _Request:
                 filled += count
         except (OSError, ValueError, AttributeError) as exc:  # the last two: closed meanwhile
             if not filled:
-                raise PeerFailed(f"{_reason(exc)} with {self.left} bytes to go") from exc
+                raise SourceFailed(f"{_reason(exc)} with {self.left} bytes to go") from exc
             # What has arrived is good; the next read meets the error again.
         self.left -= filled
         return view[:filled]

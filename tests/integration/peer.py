@@ -15,7 +15,7 @@ import uvicorn
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_cache_manager.fetch import Fetcher
+from gpufaas_cache_manager.fetcher import Fetcher
 from gpufaas_cache_manager.peers import PeerArtifacts, PeerClient
 
 TOKEN = "the cluster's token"

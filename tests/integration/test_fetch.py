@@ -22,7 +22,8 @@ from tests.integration.peer import TOKEN
 from gpufaas_adapters.object_store import object_store
 from gpufaas_cache_manager.artifacts import ArtifactStore, ArtifactWriter, PartialArtifact, storage_errors
 from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_cache_manager.fetch import Fetcher, FetchSettings
+from gpufaas_cache_manager.fetcher import Fetcher
+from gpufaas_cache_manager.filling import FetchSettings
 from gpufaas_cache_manager.object_store import ObjectStore, publish
 from gpufaas_cache_manager.peers import PeerClient
 from gpufaas_core.errors import CorruptArtifact, FetchFailed, StorageFailed, UnknownArtifact

@@ -1,0 +1,183 @@
+"""
+Fetching what a node lacks: from other nodes first, then from the object store; by sha256, resumed where it ended.
+
+An artifact has one transfer at a time, for all who ask. Its bytes go into a partial file (`artifacts.PartialArtifact`)
+that outlives transfer, process and machine, so that the next attempt continues at its last byte, from any source
+(`filling`).
+"""
+
+import asyncio
+import errno
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpufaas_cache_manager.artifacts import ArtifactStore, PartialArtifact
+from gpufaas_cache_manager.bundles import BundleStore
+from gpufaas_cache_manager.filling import FetchSettings, Filling, Threads
+from gpufaas_cache_manager.object_store import ObjectStore
+from gpufaas_cache_manager.sources import PeerReader, Sources
+from gpufaas_core.errors import GpufaasError, StorageFailed
+from gpufaas_core.units import Bytes
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[Bytes, Bytes], None]
+"""Called on the event loop with the bytes that are here, and those of the whole."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Fetcher:
+    """
+    See module. One per artifact store; used on one event loop.
+
+    :param holders: see `Sources`
+    :param announce: called when a digest has come
+    """
+
+    def __init__(
+        self,
+        artifacts: ArtifactStore,
+        bundles: BundleStore,
+        holders: Callable[[str], Awaitable[Sequence[str]]],
+        peers: PeerReader,
+        store: ObjectStore | None = None,
+        announce: Callable[[str], None] = lambda _: None,
+        settings: FetchSettings | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.settings = settings or FetchSettings()
+        self._artifacts = artifacts
+        self._bundles = bundles
+        self._sources = Sources(holders, peers, store, self.settings.distrust_s, rng or random.Random())
+        self._announce = announce
+        self._transfers: dict[str, _Transfer] = {}
+        self._slots = asyncio.Semaphore(self.settings.transfers)
+        self._threads = Threads(self.settings.transfers)
+
+    async def ensure(self, digest: str, *, size: Bytes | None = None, progress: Progress | None = None) -> None:
+        """
+        Return when the artifact *digest* is here. The transfer ends when all who wait for it are cancelled.
+
+        :param size: the bytes that it must have, if that is known; a source of another size is not used
+        :raises UnknownArtifact: no source has it
+        :raises CorruptArtifact: all sources that have it sent wrong bytes; names them
+        :raises FetchFailed: no source could be read, in several rounds; says why for each
+        :raises StorageFailed: it does not fit on this disk, or that cannot be written
+        """
+        while True:
+            if await self._threads.run(self._artifacts.has, digest):
+                return
+            transfer = self._transfers.get(digest)
+            if transfer is None:
+                transfer = self._transfers[digest] = _Transfer(digest, size)
+                transfer.task = asyncio.get_running_loop().create_task(self._transfer(transfer))
+            if not transfer.given_up:
+                break
+            await asyncio.wait([transfer.task])  # it still has the file
+        transfer.waiting += 1
+        if progress is not None:
+            transfer.listeners.append(progress)
+        try:
+            await asyncio.shield(transfer.task)
+        finally:
+            transfer.waiting -= 1
+            if progress is not None:
+                transfer.listeners.remove(progress)
+            if not transfer.waiting and not transfer.task.done():
+                transfer.given_up = True
+                transfer.task.cancel()
+
+    async def ensure_bundle(self, digest: str, *, progress: Progress | None = None) -> None:
+        """
+        Return when bundle *digest* and all weights that it names are here. Cheap when they are.
+
+        :raises InvalidSpec: the artifact is no bundle
+
+        Otherwise as `ensure`.
+        """
+        await self.ensure(digest)
+        manifest = await self._threads.run(self._bundles.manifest, digest)
+        sizes = {weights.sha256: weights.bytes for weights in manifest.weights}
+        here = dict.fromkeys(sizes, 0)
+
+        def on_progress(sha256: str) -> Progress:
+            def said(done: Bytes, _: Bytes) -> None:
+                here[sha256] = done
+                assert progress is not None
+                progress(sum(here.values()), manifest.weight_bytes)
+
+            return said
+
+        tasks = [
+            asyncio.get_running_loop().create_task(
+                self.ensure(sha256, size=size, progress=on_progress(sha256) if progress else None)
+            )
+            for sha256, size in sizes.items()
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def fetching(self) -> dict[str, tuple[Bytes, Bytes]]:
+        """Return what is being fetched: bytes that are here and bytes of the whole (0: not known yet), by digest."""
+        return {digest: (each.here, each.size or 0) for digest, each in self._transfers.items()}
+
+    async def close(self) -> None:
+        """End all transfers; what has come of them stays for the next start."""
+        tasks = [each.task for each in self._transfers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._threads.close()
+
+    # --- one transfer ---
+
+    async def _transfer(self, transfer: "_Transfer") -> None:
+        digest = transfer.digest
+        try:
+            async with self._slots:
+                if await self._threads.run(self._artifacts.has, digest):
+                    return
+                partial = await self._threads.finish(self._artifacts.resume, digest, undo=PartialArtifact.close)
+                filling = Filling(
+                    digest, partial, transfer.expected, self._sources, self.settings, self._threads,
+                    transfer.said, self._artifacts,
+                )  # fmt: skip
+                try:
+                    await filling.fill()
+                    await self._threads.finish(partial.commit)
+                except StorageFailed as exc:
+                    if isinstance(exc.__cause__, OSError) and exc.__cause__.errno in _FULL:
+                        await self._threads.run(partial.discard)  # a full disk harms all others
+                    raise
+                finally:
+                    partial.close()
+        finally:
+            del self._transfers[digest]
+        try:
+            self._announce(digest)
+        except GpufaasError as exc:
+            log.warning("fetch.not_announced digest=%s reason=%s", digest, exc)
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    digest: str
+    expected: Bytes | None
+    size: Bytes | None = None
+    here: Bytes = 0
+    waiting: int = 0
+    given_up: bool = False
+    listeners: list[Progress] = field(default_factory=list)
+    task: asyncio.Task[None] = field(init=False)
+
+    def said(self, here: Bytes, size: Bytes | None) -> None:
+        self.here, self.size = here, size
+        for listener in self.listeners:
+            listener(here, size or 0)

@@ -1,0 +1,268 @@
+"""
+Filling a partial file from its sources, one after another: each continues where the last one ended.
+
+Only the hash of the whole makes the bytes an artifact. When it is wrong and one source sent all of them, that source is
+named and left out; when several did, which one lied cannot be known, so the next attempt takes all from one.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from gpufaas_cache_manager.artifacts import ArtifactStore, PartialArtifact
+from gpufaas_cache_manager.sources import Source, SourceFailed, Sources
+from gpufaas_core.errors import CorruptArtifact, FetchFailed, StorageFailed, UnknownArtifact
+from gpufaas_core.units import Bytes, KiB, Seconds, format_bytes
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_EARLIER: Final = "an earlier attempt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSettings:
+    transfers: int = 4
+    """At once. One fills a 10 Gb/s link; several, since small files (bundles) should not wait behind large ones."""
+    patience_s: Seconds = 5.0
+    """A source that sends nothing for so long is left, and the next continues."""
+    slow_below: Bytes = 64 * KiB
+    """A source that sends fewer bytes per second than this, over `patience_s`, is left if there is another to try."""
+    rounds: int = 4
+    """A fetch is given up after so many rounds over all sources in a row without a new byte."""
+    pause_s: Seconds = 0.5
+    """Between two such rounds; twice as long before each next."""
+    distrust_s: Seconds = 600.0
+    """A source that sent wrong bytes is not asked for them again for so long: it may have been repaired by then."""
+
+
+class Threads:
+    """
+    Threads for files: one per transfer, and two for looks at the disk.
+
+    Not the loop's own threads: hashing must not hold up other users of those.
+    """
+
+    def __init__(self, transfers: int) -> None:
+        self._pool = ThreadPoolExecutor(transfers + 2, "fetch")
+
+    async def run(self, action: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, action, *arguments)
+
+    async def finish(self, action: Callable[..., T], *arguments: object, undo: Callable[[T], None] | None = None) -> T:
+        """Run *action*, and wait for it also when cancelled: its file must not be closed under it. *undo* it then."""
+        future = asyncio.ensure_future(self.run(action, *arguments))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await _settled(future)
+            if undo is not None and future.exception() is None:
+                undo(future.result())
+            raise
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False)
+
+
+class Filling:
+    """
+    See module.
+
+    :param expected: the size that the artifact must have, if that is known
+    :param said: told the bytes that are here, and those of the whole (None: not known yet)
+    """
+
+    def __init__(
+        self,
+        digest: str,
+        partial: PartialArtifact,
+        expected: Bytes | None,
+        sources: Sources,
+        settings: FetchSettings,
+        threads: Threads,
+        said: Callable[[Bytes, Bytes | None], None],
+        artifacts: ArtifactStore,
+    ) -> None:
+        self._digest = digest
+        self._partial = partial
+        self._expected = expected
+        self._sources = sources
+        self._settings = settings
+        self._threads = threads
+        self._said = said
+        self._artifacts = artifacts
+        self._size: Bytes | None = None
+        self._size_doubted = False
+        """Two sources disagree about the size."""
+        self._givers = {_EARLIER} if partial.size else set[str]()
+        """Sources of the bytes that are here."""
+        self._one_source = False
+        """Take all bytes from one source: those of several were wrong."""
+        self._failures: dict[str, str] = {}
+        self._best = self._resumed_at = partial.size
+        self._began = time.monotonic()
+
+    async def fill(self) -> None:
+        """
+        Return when all bytes are in the partial file, and right.
+
+        :raises UnknownArtifact, CorruptArtifact, FetchFailed, StorageFailed: as `Fetcher.ensure`
+        """
+        if self._partial.size and self._partial.whole:
+            return  # only its name was missing
+        fruitless = 0
+        while True:
+            best = self._best
+            absent = await self._round()
+            if absent is None:
+                return
+            left = await self._sources.of(self._digest)
+            if not left or absent == len(left):
+                raise self._why_none()
+            fruitless = 0 if self._best > best else fruitless + 1
+            if fruitless >= self._settings.rounds:
+                said = "; ".join(f"{name}: {reason}" for name, reason in self._failures.items())
+                raise FetchFailed(
+                    f"artifact {self._digest} could not be fetched, {self._partial.size} bytes of it are here: {said}"
+                )
+            if fruitless:
+                # Not on the path of a warm call, and bounded by `rounds`: a holder may be restarting.
+                await asyncio.sleep(self._settings.pause_s * 2 ** (fruitless - 1))
+
+    async def _round(self) -> int | None:
+        """Ask all sources in turn. Return how many do not have it; None: all bytes are here, and right."""
+        partial = self._partial
+        sources, absent = await self._sources.of(self._digest), 0
+        while sources:
+            source = sources.pop(0)
+            if (self._one_source or self._size_doubted) and partial.size and self._givers != {source.name}:
+                await self._restart()
+            try:
+                await self._take(source, others=bool(sources))
+            except SourceFailed as exc:
+                absent += exc.absent
+                self._note(source, exc)
+                continue
+            if partial.whole:
+                log.info(
+                    "fetch.finished digest=%s bytes=%d resumed_at=%d seconds=%.3f source=%s",
+                    self._digest, partial.size, self._resumed_at, time.monotonic() - self._began, source.name,
+                )  # fmt: skip
+                return None
+            if len(self._givers) == 1:
+                self._failures[source.name] = "it gave wrong bytes"
+                reason = f"sha256 of its {partial.size} bytes is {partial.sha256}"
+                self._sources.distrust(self._digest, source.name, reason)
+            else:
+                log.warning("fetch.mixed_up digest=%s sources=%s", self._digest, sorted(self._givers))
+                self._one_source = True
+                sources.insert(0, source)
+            await self._restart()
+        return absent
+
+    def _note(self, source: Source, failure: SourceFailed) -> None:
+        self._failures[source.name] = str(failure)
+        self._best = max(self._best, self._partial.size)
+        if failure.wrong:
+            self._sources.distrust(self._digest, source.name, str(failure))
+        elif not failure.absent:
+            log.warning("fetch.source_failed digest=%s source=%s reason=%s", self._digest, source.name, failure)
+
+    def _why_none(self) -> UnknownArtifact | CorruptArtifact:
+        wrong = [name for name in self._failures if self._sources.is_distrusted(self._digest, name)]
+        if wrong:
+            return CorruptArtifact(
+                f"artifact {self._digest}: wrong bytes from {', '.join(wrong)}, and nobody else has it: deploy it again"
+            )
+        return UnknownArtifact(f"artifact {self._digest} is on no node and in no object store: deploy it again")
+
+    async def _restart(self) -> None:
+        await self._threads.finish(self._partial.restart)
+        self._givers.clear()
+        self._size, self._size_doubted = self._expected, False
+
+    async def _take(self, source: Source, others: bool) -> None:
+        """Take from *source* what is missing. Returns when all bytes are here, right or wrong."""
+        patience_s, partial = self._settings.patience_s, self._partial
+        writing: asyncio.Future[None] | None = None
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(patience_s * 2):
+                    opened = await stack.enter_async_context(source.open(partial.size))
+                self._check_size(opened.size)
+                self._said(partial.size, self._size)
+                pace = _Pace(self._settings)
+                arrived = partial.size
+                while arrived < opened.size:
+                    async with asyncio.timeout(patience_s):
+                        piece = await anext(opened.pieces, None)
+                    if piece is None or arrived + len(piece) > opened.size:
+                        raise SourceFailed(f"it ended at byte {arrived} of {opened.size}")
+                    arrived += len(piece)
+                    if writing is not None:
+                        await asyncio.shield(writing)
+                        self._said(partial.size, self._size)
+                    self._givers.add(source.name)
+                    # Hashed and written while the next piece comes: two pieces in memory, whatever the size.
+                    writing = asyncio.ensure_future(self._threads.run(partial.write, piece))
+                    if (too_slow := pace.after(len(piece))) and others:
+                        raise SourceFailed(too_slow)
+        except TimeoutError:
+            raise SourceFailed(f"it sent nothing for {patience_s:g} s") from None
+        finally:
+            if writing is not None:
+                await _settled(writing)
+        if writing is not None:
+            writing.result()
+            self._said(partial.size, self._size)
+
+    def _check_size(self, size: Bytes) -> None:
+        """:raises SourceFailed, StorageFailed: *size* cannot be right; it does not fit on the disk"""
+        partial = self._partial
+        if self._expected is not None and size != self._expected:
+            raise SourceFailed(f"it has {size} bytes of it, the bundle says {self._expected}", wrong=True)
+        if self._size not in (None, size) or partial.size > size:
+            # This source or the one before has wrong bytes: all of it from one source will tell.
+            self._size_doubted, self._size = True, None
+            raise SourceFailed(f"it has {size} bytes of it, another said otherwise")
+        self._size = size
+        free = self._artifacts.free()
+        if size - partial.size > free:
+            raise StorageFailed(
+                f"cannot write {self._artifacts.root}: artifact {self._digest} needs "
+                f"{format_bytes(size - partial.size)} more and {format_bytes(free)} are free: "
+                "free space there, or start with --data on a larger disk"
+            )
+
+
+class _Pace:
+    """How fast a source sends, over windows of `patience_s`."""
+
+    def __init__(self, settings: FetchSettings) -> None:
+        self._settings = settings
+        self._began = time.monotonic()
+        self._bytes: Bytes = 0
+
+    def after(self, received: Bytes) -> str:
+        """Return why the source is too slow, after *received* more bytes; empty: it is not, as far as is known."""
+        self._bytes += received
+        passed = time.monotonic() - self._began
+        if passed < self._settings.patience_s:
+            return ""
+        sent, self._bytes, self._began = self._bytes, 0, self._began + passed
+        if sent >= self._settings.slow_below * passed:
+            return ""
+        return f"it sent only {format_bytes(sent)} in {passed:.0f} s"
+
+
+async def _settled(future: Awaitable[object]) -> None:
+    """Wait until *future* is done, however often the waiter is cancelled; threads end by themselves."""
+    waited = asyncio.ensure_future(future)
+    while not waited.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([waited])
