@@ -34,6 +34,7 @@ from rich.table import Table
 from gpufaas_adapters.etcd.testing import EtcdProcess
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity, connect
+from gpufaas_cluster.leader import Leader
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core import messages as m
 from gpufaas_core.bundle import WorkerSpec
@@ -151,10 +152,9 @@ async def _store(rounds: int, calls: int) -> dict[str, object]:
                     service.deploy(function)
                     task = None
                     if behind:
-                        writer = WriteBehind(
-                            EtcdState(etcd, leadership.compare()), service.changed_docs, service.doc, leadership.epoch
-                        )
-                        service.on_event = writer.note
+                        state, driver = EtcdState(etcd, leadership.compare()), service.driver
+                        writer = WriteBehind(state, driver.engine.take_changed, driver.doc, leadership.epoch)
+                        service.driver.on_event = writer.note
                         task = asyncio.create_task(writer.run())
                     await _place_and_finish(service, function.id, 200)
                     row.append(await _place_and_finish(service, function.id, calls))
@@ -180,8 +180,9 @@ async def _scheduler_process() -> None:
     """A scheduler without a store: what is measured is the protocol and the engine."""
     server = SchedulerServer(Identity("scheduler", "bench", "b", TOKEN))
     port = await server.open("127.0.0.1:0")
-    server.begin(SchedulerService(Header(policy=os.environ.get("POLICY", "least-wait")).engine()), 1)
-    server.lead(set(), m.Restored())
+    service = SchedulerService(Header(policy=os.environ.get("POLICY", "least-wait")).engine())
+    leader = server.leads = Leader(service, 1)
+    leader.lead(set(), m.Restored())
     print(port, flush=True)
     await asyncio.Event().wait()
 

@@ -41,7 +41,7 @@ class SchedulerApp:
     def __init__(self, options: SchedulerOptions, me: Identity) -> None:
         self._options = options
         self._server = SchedulerServer(me)
-        self._status = Status(ready=lambda: "waits for etcd", metrics=lambda: scheduler_metrics(self._server))
+        self._status = Status(ready=lambda: "waits for etcd", metrics=lambda: scheduler_metrics(self._server.leads))
         self._address = ""
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -68,7 +68,7 @@ class SchedulerApp:
 
     async def _follow_leader(self, etcd: Etcd) -> None:
         async for address in leader_addresses(etcd):
-            self._server.leader = "" if address == self._address else address
+            self._server.address_of_leader = "" if address == self._address else address
 
     async def _lead_in_turn(self, etcd: Etcd) -> None:
         """Lead whenever no other scheduler does."""

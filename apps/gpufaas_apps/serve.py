@@ -180,7 +180,7 @@ class ServeApp:
                 await asyncio.wait_for(stopped.wait(), _COLLECT_EVERY_S)
 
     def _learn(self) -> None:
-        for each in self._scheduler.take_learnt():
+        for each in self._scheduler.engine.take_learnt():
             self._front.keeper.learn(each)
 
     def _watched(self) -> dict[str, Watched]:

@@ -15,6 +15,7 @@ from gpufaas_adapters.etcd.state import EtcdState, read_state
 from gpufaas_apps.options import PolicyOptions
 from gpufaas_apps.process import first_of
 from gpufaas_cache_manager.write_behind import WriteBehind
+from gpufaas_cluster.leader import Leader
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.model import NodeId, Seconds
@@ -51,6 +52,8 @@ class Term:
         self._listed = asyncio.Event()
         """All functions of etcd are in `_entries`."""
         self._drains: asyncio.Queue[tuple[NodeId, bool]] = asyncio.Queue()
+        self._leader: Leader
+        """Since `run`."""
         self._failed: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -68,15 +71,18 @@ class Term:
             self._failed.set_exception(error)
 
     async def _lead(self, service: SchedulerService) -> None:
-        server, leadership = self._server, self._leadership
+        leadership = self._leadership
         awaited = {NodeId(key.removeprefix(_NODES)) for key in await self._etcd.keys(_NODES)}
-        server.may_act = lambda: leadership.still_mine(self._etcd.clock())
         state = EtcdState(self._etcd, leadership.compare())
-        behind = WriteBehind(state, service.changed_docs, service.doc, leadership.epoch)
-        service.on_event = behind.note
-        server.begin(service, leadership.epoch)
-        server.drained = {NodeId(key.removeprefix(_DRAINED)) for key in await self._etcd.keys(_DRAINED)}
-        server.on_drain = lambda node, drain: self._drains.put_nowait((node, drain))
+        behind = WriteBehind(state, service.engine.take_changed, service.driver.doc, leadership.epoch)
+        service.driver.on_event = behind.note
+        leader = self._leader = self._server.leads = Leader(
+            service,
+            leadership.epoch,
+            may_act=lambda: leadership.still_mine(self._etcd.clock()),
+            drained={NodeId(key.removeprefix(_DRAINED)) for key in await self._etcd.keys(_DRAINED)},
+            on_drain=lambda node, drain: self._drains.put_nowait((node, drain)),
+        )
         scaler = Scaler(self._watched, service.status, service.scale)
         try:
             await first_of(
@@ -84,13 +90,13 @@ class Term:
                 self._save_drains(), self._decide(awaited, behind), scaler.run(asyncio.Event()),
             )  # fmt: skip
         finally:
-            if server.serving and not leadership.lost.is_set():
+            if leader.serving and not leadership.lost.is_set():
                 await behind.flush()  # for the next leader
 
     async def _decide(self, awaited: set[NodeId], behind: WriteBehind) -> None:
         """Begin to decide once all functions are known; from then on write down what the engine knows."""
         await self._listed.wait()
-        self._server.lead(awaited, await read_state(self._etcd, TTL_S))
+        self._leader.lead(awaited, await read_state(self._etcd, TTL_S))
         await behind.run()
         await asyncio.Event().wait()  # the lead is lost, which `leadership.lost` is about to say
 
@@ -106,8 +112,8 @@ class Term:
         """Save what was learnt every so often; what is not saved is learnt again."""
         while True:
             await asyncio.sleep(_SAVE_EVERY_S)
-            for each in service.take_learnt():
-                worker = self._server.names.get(each.function)
+            for each in service.engine.take_learnt():
+                worker = self._leader.deployed.workers.get(each.function)
                 if worker is not None:
                     try:
                         await self._store.write_profile(worker.digest, each.kind, each.profile)
@@ -146,17 +152,17 @@ class Term:
         except StorageFailed as exc:
             log.warning("profiles.not_read, are learnt again: %s", exc)
         function = replace(entry.function, profiles={**entry.function.profiles, **profiles})
-        self._server.deploy(function, entry.worker)
+        self._leader.deployed.deploy(function, entry.worker)
         if old is not None and old.function is not None:
-            self._server.remove(old.function.id, drain=True)
+            self._leader.deployed.remove(old.function.id, drain=True)
 
     def _removed(self, name: str) -> None:
         old = self._entries.pop(name, None)
         if old is not None and old.function is not None:
-            self._server.remove(old.function.id, drain=False)
+            self._leader.deployed.remove(old.function.id, drain=False)
 
     def _watched(self) -> dict[str, Watched]:
-        counted, cpu_s = self._server.counted(), self._server.cpu_seconds()
+        counted, cpu_s = self._leader.gateways.counted(), self._leader.nodes.cpu_seconds()
         return {
             name: Watched(entry.record.function_id, rule, *counted[name], cpu_s.get(entry.record.function_id, 0.0))
             for name, entry in self._entries.items()

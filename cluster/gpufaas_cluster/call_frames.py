@@ -62,7 +62,7 @@ class WindowHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ErrorHead(msgspec.Struct, array_like=True, frozen=True):
-    """Header of REFUSED and ERROR; `name` as of `control.error_name`."""
+    """Header of REFUSED and ERROR; `name` as of `error_codes.error_name`."""
 
     name: str
     message: str

@@ -32,6 +32,7 @@ from gpufaas_cluster.call_frames import (
     WindowHead,
 )
 from gpufaas_cluster.connection import Identity, Link, listen
+from gpufaas_cluster.error_codes import error_name
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.environment import measure
 from gpufaas_core.errors import GpufaasError, LeaseRefused, StorageFailed
@@ -508,7 +509,7 @@ class ServedConnection(asyncio.Protocol):
 
 
 def _failure(error: GpufaasError) -> ErrorHead:
-    return ErrorHead(control.error_name(error), str(error), getattr(error, "retry_after_s", 1.0))
+    return ErrorHead(error_name(error), str(error), getattr(error, "retry_after_s", 1.0))
 
 
 def _read(value: bytes, kind: type) -> Any:

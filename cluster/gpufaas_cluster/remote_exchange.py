@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from gpufaas_cluster import control
 from gpufaas_cluster.call_connection import BUFFER, CallConnection
 from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, WindowHead
+from gpufaas_cluster.error_codes import make_error
 from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.errors import GpufaasError, LeaseRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import CHUNK_BYTES, FILE, CallHead, EndHead, Kind, encode_frame, encode_prefix
@@ -171,7 +171,7 @@ class RemoteExchange(AnswerBuffer):
         if kind == NodeKind.REFUSED or kind == NodeKind.ERROR:
             failure = _decode_failure(header)
             self._finish()
-            self._fail_with(control.make_error(failure.name, failure.message, failure.retry_after_s))
+            self._fail_with(make_error(failure.name, failure.message, failure.retry_after_s))
             return True
         return False
 

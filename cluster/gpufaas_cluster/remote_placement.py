@@ -11,6 +11,7 @@ from typing import Final
 
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
+from gpufaas_cluster.error_codes import make_error
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import LeaseRefused, UnknownFunction
 from gpufaas_core.messages import Lease, Outer
@@ -206,7 +207,7 @@ class RemotePlacement:
         waiting = self._waiting.pop(rejected.call, None)
         if waiting is None:
             return
-        error = control.make_error(rejected.code, rejected.message, rejected.retry_after_s)
+        error = make_error(rejected.code, rejected.message, rejected.retry_after_s)
         known = self._functions.get(waiting.function)
         if isinstance(error, UnknownFunction) and known is not None and not waiting.retold and self._link is not None:
             # It was deployed a moment ago, by another gateway: this scheduler will know it when it is told.

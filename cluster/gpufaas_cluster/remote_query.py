@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufaas_cluster import control
 from gpufaas_cluster.call_connection import BUFFER, CallConnection
 from gpufaas_cluster.call_frames import ErrorHead, NodeKind, QueryHead
 from gpufaas_cluster.connection import NotReached
+from gpufaas_cluster.error_codes import make_error
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import Kind, encode_frame
 
@@ -113,7 +113,7 @@ class RemoteQuery:
             self._connection.resume()
         if kind == NodeKind.ERROR:
             failure = _decode_failure(header)
-            self._end(control.make_error(failure.name, failure.message, failure.retry_after_s))
+            self._end(make_error(failure.name, failure.message, failure.retry_after_s))
         elif kind == NodeKind.REPLY:
             self._reply = body
             self._end(None)

@@ -1,39 +1,35 @@
-"""What a scheduler of its own tells Prometheus; the gateways' metrics have what calls met with."""
+"""What a scheduler of its own tells Prometheus; the gateways' metrics count calls and their outcomes."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gpufaas_cluster.leader import Leader
 from gpufaas_core.status_metrics import status_metrics
-
-if TYPE_CHECKING:
-    from gpufaas_cluster.scheduler_server import SchedulerServer
 
 
 class _Collector:
-    def __init__(self, server: "SchedulerServer") -> None:
-        self._server = server
+    def __init__(self, leader: Leader | None) -> None:
+        self._leader = leader
 
     def collect(self) -> Iterable[Metric]:
-        server = self._server
-        leads = server.service is not None
-        yield GaugeMetricFamily("gpufaas_scheduler_leads", "1 where the engine is, 0 on standbys.", float(leads))
-        yield GaugeMetricFamily("gpufaas_scheduler_serving", "1 where calls are placed.", float(server.serving))
-        if server.service is None:
+        leader = self._leader
+        serving = leader is not None and leader.serving
+        yield GaugeMetricFamily("gpufaas_scheduler_leads", "1 where the engine is, 0 on standbys.", leader is not None)
+        yield GaugeMetricFamily("gpufaas_scheduler_serving", "1 where calls are placed.", serving)
+        if leader is None:
             return
-        status = server.service.status()
-        yield GaugeMetricFamily("gpufaas_scheduler_nodes", "Nodes that are connected.", len(server.nodes))
+        status = leader.service.status()
+        yield GaugeMetricFamily("gpufaas_scheduler_nodes", "Nodes that are connected.", len(leader.nodes.by_id))
         yield GaugeMetricFamily("gpufaas_scheduler_waiting", "Calls that wait.", sum(status.queued.values()))
         yield GaugeMetricFamily("gpufaas_scheduler_running", "Calls that run.", sum(status.running.values()))
-        yield CounterMetricFamily(
-            "gpufaas_scheduler_events", "Events that the engine was told.", server.service.changes
-        )
+        events = leader.service.driver.events
+        yield CounterMetricFamily("gpufaas_scheduler_events", "Events that the engine was told.", events)
         yield CounterMetricFamily(
             "gpufaas_scheduler_node_differences",
             "Workers and calls that a node had, or lacked, against what the scheduler knew; each was settled.",
-            server.differences,
+            leader.nodes.differences,
         )
         resident = GaugeMetricFamily("gpufaas_device_residents", "Copies in memory.", labels=["device"])
         for each in status.devices:
@@ -42,8 +38,8 @@ class _Collector:
         yield from status_metrics(status)
 
 
-def scheduler_metrics(server: "SchedulerServer") -> bytes:
-    """Return all of it in Prometheus' text format."""
+def scheduler_metrics(leader: Leader | None) -> bytes:
+    """Return the metrics in Prometheus' text format. *leader*: None on a standby."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(server))
+    registry.register(_Collector(leader))
     return generate_latest(registry)

@@ -24,9 +24,11 @@ __all__ = [
     "ResidentStatus",
     "Seconds",
     "copy_id",
+    "gateway_of",
 ]  # fmt: skip
 
 CallId = NewType("CallId", str)
+"""In a cluster an id ends in ``@GATEWAY``: it is unique without asking anybody, and says whom to answer."""
 FunctionId = NewType("FunctionId", str)
 """A revision of a deployed function, ``NAME.NAMESPACE@REVISION``. Opaque to the engine."""
 CopyId: TypeAlias = str
@@ -39,6 +41,11 @@ DeviceId = NewType("DeviceId", str)
 def copy_id(function: FunctionId, copy: int) -> CopyId:
     """Return the id of copy number *copy* of *function* on whichever device; number 0 is called like the function."""
     return f"{function}#{copy}" if copy else function
+
+
+def gateway_of(call: CallId) -> str:
+    """Return the gateway that *call* was made at: what follows the last ``@`` of its id."""
+    return call.rpartition("@")[2]
 
 
 class Device(Struct, frozen=True):

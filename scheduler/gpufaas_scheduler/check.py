@@ -11,8 +11,8 @@ still so when the answer comes, counts. Calls come from gateways, on other conne
 its way, and only the node can say that it is not to come any more.
 """
 
-from collections.abc import Mapping, Set
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Set
+from typing import NamedTuple
 
 from gpufaas_core.model import CallId, CopyId, DeviceId, copy_id
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot
@@ -58,9 +58,38 @@ def compare(asked: Holding, told: DeviceSnapshot, now: Holding) -> Difference:
     )
 
 
-Absent: TypeAlias = Mapping[DeviceId, Set[CallId]]
+class NodeCheck:
+    """The questions to one node about what it holds, and what its answers lacked."""
 
+    def __init__(self) -> None:
+        self.number = 0
+        """Of the last question."""
+        self.asked: Mapping[DeviceId, Holding] = {}
+        """What the node should have had then; empty once it has answered."""
+        self.doubted: list[tuple[CallId, DeviceId]] = []
+        """Calls that two answers in a row lacked."""
+        self._absent: Mapping[DeviceId, Set[CallId]] = {}
+        """Calls that the last answer lacked."""
 
-def lasting(before: Absent, after: Absent) -> list[tuple[CallId, DeviceId]]:
-    """Return the calls that two answers in a row lacked."""
-    return [(call, device) for device, calls in after.items() for call in calls & before.get(device, frozenset())]
+    def ask(self, held: Mapping[DeviceId, Holding]) -> None:
+        """The next question goes out, while the engine thinks that the node's devices have *held*."""
+        self.number += 1
+        self.asked = held
+
+    def calls(self) -> set[CallId]:
+        """Return the calls that should have run when the question went out."""
+        return {call for each in self.asked.values() for call in each.calls}
+
+    def answer(self, told: Iterable[DeviceSnapshot], held: Mapping[DeviceId, Holding]) -> dict[DeviceId, Difference]:
+        """Take the answer, while the engine thinks that the devices have *held*; return how devices differ."""
+        asked, self.asked = self.asked, {}
+        differences = {
+            each.device.id: compare(asked[each.device.id], each, held[each.device.id])
+            for each in told
+            if each.device.id in asked and each.device.id in held
+        }
+        before, self._absent = self._absent, {id_: each.absent for id_, each in differences.items()}
+        self.doubted = [
+            (call, id_) for id_, calls in self._absent.items() for call in calls & before.get(id_, frozenset())
+        ]
+        return differences

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gpufaas_cluster import control
 from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, QueryHead, WindowHead
+from gpufaas_cluster.error_codes import error_name, make_error
 from gpufaas_core.errors import LeaseRefused, Overloaded
 from gpufaas_core.frames import AnswerHead, CallHead, FrameReader, Kind, encode_frame
 from gpufaas_core.logs import LogQuery
@@ -56,8 +57,8 @@ def test_no_kind_means_two_things() -> None:
 
 @pytest.mark.parametrize("error", [LeaseRefused("no"), Overloaded("full", 2.5)])
 def test_an_error_arrives_as_it_was_raised(error: LeaseRefused | Overloaded) -> None:
-    failure = ErrorHead(control.error_name(error), str(error), getattr(error, "retry_after_s", 1.0))
-    arrived = control.make_error(failure.name, failure.message, failure.retry_after_s)
+    failure = ErrorHead(error_name(error), str(error), getattr(error, "retry_after_s", 1.0))
+    arrived = make_error(failure.name, failure.message, failure.retry_after_s)
 
     assert (type(arrived), str(arrived)) == (type(error), str(error))
     assert getattr(arrived, "retry_after_s", 0) == getattr(error, "retry_after_s", 0)

@@ -10,6 +10,7 @@ import pytest
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity, Link, connect
+from gpufaas_cluster.leader import Leader
 from gpufaas_cluster.remote_placement import WITHOUT_LEADER
 from gpufaas_cluster.remote_scheduler import RemoteScheduler
 from gpufaas_cluster.scheduler_server import SchedulerServer
@@ -49,8 +50,8 @@ class Party:
 
 
 class Rig:
-    def __init__(self, server: SchedulerServer, address: str) -> None:
-        self.server, self.address = server, address
+    def __init__(self, leader: Leader, address: str) -> None:
+        self.leader, self.address = leader, address
         self.parties: list[Party] = []
 
     async def _connected(self, role: control.Role, id_: str) -> Party:
@@ -70,7 +71,7 @@ class Rig:
 
     async def check(self, node: Party, *resident: str, calls: tuple[str, ...] = ()) -> control.CheckNode:
         """Have the nodes asked what they hold; *node* answers that it is this."""
-        self.server._check()
+        self.leader._check()
         asked: control.CheckNode = await node.hears(control.CheckNode)
         device = Device(DeviceId("n1/cpu:0"), "cpu", 100)
         residents = tuple(ResidentSnapshot(FunctionId(each), "d", 10) for each in resident)
@@ -80,7 +81,7 @@ class Rig:
         return asked
 
     def lead(self, *awaited: str) -> None:
-        self.server.lead({NodeId(each) for each in awaited}, Restored())
+        self.leader.lead({NodeId(each) for each in awaited}, Restored())
 
 
 @pytest.fixture
@@ -89,12 +90,12 @@ async def rig() -> AsyncIterator[Rig]:
     server = SchedulerServer(Identity("scheduler", "s1", "boot", TOKEN, "1"))
     port = await server.open("127.0.0.1:0")
     engine = Engine(policy=make_policy("least-wait"), replacement=make_replacement("lru"), epoch=1)
-    server.begin(SchedulerService(engine), 1)
-    server.deploy(
+    leader = server.leads = Leader(SchedulerService(engine), 1)
+    leader.deployed.deploy(
         Function(F, "d", profiles={"*": Profile(3.0, 1.0, 10)}),
         WorkerSpec(function=F, name="f", namespace="openfaas-fn", digest="d", kind="model"),
     )
-    made = Rig(server, f"127.0.0.1:{port}")
+    made = Rig(leader, f"127.0.0.1:{port}")
     yield made
     for each in made.parties:
         each.link.close()
@@ -203,11 +204,10 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
         running = placed if isinstance(placed, Lease) else await placed
         waiting = gateway.place(second, F, 60.0, 512.0)
         assert isinstance(waiting, asyncio.Future)
-        service = rig.server.service
-        assert service is not None
-        while not service.knows(second):
+        engine = rig.leader.service.engine
+        while not engine.knows(second):
             await asyncio.sleep(0.01)
-        assert service._engine._world.calls.by_id[second].size == 512.0
+        assert engine._world.calls.by_id[second].size == 512.0
 
         gateway._link.abort("lost")  # type: ignore[union-attr]
         lease = await waiting
@@ -219,7 +219,7 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
         gateway.over(first)
         node.link.send(control.NodeEvent(Finished(lease.call, lease.device, 1.0)))
         node.link.send(control.NodeEvent(Finished(running.call, running.device, 1.0)))
-        while service.all_calls():
+        while engine.calls():
             await asyncio.sleep(0.01)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
@@ -267,12 +267,11 @@ async def test_a_call_that_is_not_there_twice_is_doubted_and_the_node_ends_it(ri
     node = await rig.node("n1", "f")
     await gateway.sees("n1")
     lease = await granted(gateway, 1)
-    service = rig.server.service
-    assert service is not None
+    engine = rig.leader.service.engine
 
     async def answered() -> None:
         async with asyncio.timeout(10):
-            while rig.server.nodes[NodeId("n1")].asked:
+            while rig.leader.nodes.by_id[NodeId("n1")].check.asked:
                 await asyncio.sleep(0.005)
 
     first = await rig.check(node, "f")
@@ -283,7 +282,7 @@ async def test_a_call_that_is_not_there_twice_is_doubted_and_the_node_ends_it(ri
 
     assert (first.doubted, second.doubted) == ([], []), "the call may be on its way"
     assert third.doubted == [(lease.call, lease.device)]
-    assert service.runs(lease.call), "only its node can tell that it will not come"
+    assert engine.runs(lease.call), "only its node can tell that it will not come"
     await answered()
     await rig.check(node, "f", calls=(lease.call,))
     await answered()
@@ -295,24 +294,23 @@ async def test_a_scheduler_that_stood_still_misses_nothing_that_it_is_told_meanw
     rig.lead()
     node = await rig.node("n1", "f")
     gateway, keeping = await connected_gateway(rig)
-    service = rig.server.service
-    assert service is not None
+    engine = rig.leader.service.engine
     async with asyncio.timeout(10):
         placed = gateway.place(CallId("1@g1.boot"), F, 60.0)
         running = placed if isinstance(placed, Lease) else await placed
 
-        rig.server.may_act = lambda: False
+        rig.leader.may_act = lambda: False
         node.link.send(control.NodeEvent(Finished(running.call, running.device, 1.0)))
         gateway.over(running.call)
         while not node.link.closed:
             await asyncio.sleep(0.005)
         late = gateway.place(CallId("2@g1.boot"), F, 60.0)
         await asyncio.sleep(0.3)
-        rig.server.may_act = lambda: True
+        rig.leader.may_act = lambda: True
         await rig.node("n1", "f")
         lease = late if isinstance(late, Lease) else await late
 
         assert not lease.cold
-        while service.runs(running.call):
+        while engine.runs(running.call):
             await asyncio.sleep(0.005)
     keeping.cancel()

@@ -2,7 +2,7 @@
 
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
-from gpufaas_scheduler.check import Holding, compare, lasting
+from gpufaas_scheduler.check import Holding, NodeCheck, compare
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.state import FunctionState, Model
 
@@ -72,8 +72,12 @@ def test_a_call_is_absent_if_it_ran_before_the_question_and_still_does() -> None
 
 
 def test_a_call_is_doubted_when_two_answers_in_a_row_lack_it() -> None:
-    a, b = DeviceId("n/a"), DeviceId("n/b")
-    one, two = CallId("1"), CallId("2")
+    check, running = NodeCheck(), {DEVICE.id: holding(calls={"1", "2"})}
 
-    assert lasting({}, {a: {one}}) == []
-    assert lasting({a: {one, two}}, {a: {one}, b: {two}}) == [(one, a)]
+    check.ask(running)
+    check.answer([told(running={"2": "f"})], running)
+    assert check.doubted == []
+
+    check.ask(running)
+    check.answer([told()], running)
+    assert check.doubted == [("1", DEVICE.id)]

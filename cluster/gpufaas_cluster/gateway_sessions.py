@@ -1,0 +1,210 @@
+"""
+The gateways that are connected to the scheduler that leads, as the scheduler's end sees them.
+
+A gateway is where the answers to its calls go. One that comes back within `GRACE_S` keeps the calls that run for it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Set
+from typing import Any, Final
+
+import msgspec
+
+from gpufaas_cluster import control
+from gpufaas_cluster.connection import Link
+from gpufaas_cluster.deployed import Deployed
+from gpufaas_cluster.error_codes import error_name
+from gpufaas_cluster.node_sessions import NodeSessions
+from gpufaas_core.errors import GpufaasError, LoadFailed, Overloaded
+from gpufaas_core.messages import Arrived, Lease, Refused, Serving
+from gpufaas_core.model import CallId, DeviceId, NodeId, Seconds, gateway_of
+from gpufaas_scheduler.service import OnAnswer, SchedulerService
+
+log = logging.getLogger(__name__)
+
+GRACE_S: Final[Seconds] = 2.0
+"""A gateway that comes back within this keeps the calls that run for it."""
+
+
+class GatewaySession:
+    """A gateway at the other end of a link."""
+
+    def __init__(self, link: Link, name: str) -> None:
+        self.link = link
+        self.name = name
+        """It ends the ids of the gateway's calls."""
+        self.counted: dict[str, tuple[int, int, int, int]] = {}
+        """See `control.CallCounts`."""
+        self.running: set[CallId] = set()
+        """The calls that it knew to run when it came."""
+        self.gone: asyncio.TimerHandle | None = None
+        self.unreached: frozenset[NodeId] = frozenset()
+        """The nodes that it does not reach."""
+
+    def answer(self, call: CallId, answer: Lease | GpufaasError) -> None:
+        self.running.discard(call)
+        if isinstance(answer, Lease):
+            self.link.send(control.LeaseGranted(answer))
+            return
+        after = answer.retry_after_s if isinstance(answer, Overloaded | LoadFailed) else 0.0
+        self.link.send(control.CallRejected(call, error_name(answer), str(answer), after))
+
+
+class GatewaySessions:
+    """The gateways by name. Calls that they place before `serve` wait."""
+
+    def __init__(self, service: SchedulerService, deployed: Deployed, nodes: NodeSessions) -> None:
+        self.by_name: dict[str, GatewaySession] = {}
+        self._service = service
+        self._deployed = deployed
+        self._nodes = nodes
+        self._loop = asyncio.get_running_loop()
+        self._early: list[tuple[GatewaySession, CallId]] | None = []
+        """Calls that were placed before `serve`; None: it was called."""
+
+    def accept(self, link: Link, hello: control.ClientHello) -> GatewaySession:
+        name = f"{hello.id}.{hello.boot}"
+        gateway = GatewaySession(link, name)
+        before = self.by_name.get(name)
+        if before is not None:
+            if before.gone is not None:
+                before.gone.cancel()
+            before.link.on_lost = lambda _: None
+            before.link.close("it connected again")
+            gateway.counted = before.counted
+        self.by_name[name] = gateway
+        link.on_lost = lambda why: self._lost(gateway, why)
+        self._service.attach(name, gateway.answer)
+        log.info("gateway.connected id=%s", name)
+        return gateway
+
+    def heard(self, gateway: GatewaySession, message: Any) -> None:
+        service = self._service
+        kind = type(message)
+        if kind is control.PlaceCall:
+            if self._early is not None:
+                self._early.append((gateway, message.call))
+            now = service.driver.now()
+            service.handle(
+                Arrived(
+                    message.call, message.function, now + message.timeout_s, message.age_s, message.size,
+                    message.outer, message.endless,
+                ),
+                now,
+            )  # fmt: skip
+        elif kind is control.CancelCall:
+            service.cancel(message.call)
+        elif kind is control.PlaceAgain:
+            self._say_if_unknown(gateway, message.call)
+        elif kind is control.NodeUnreachable:
+            service.report(Refused(message.call, DeviceId(message.device), message.reason, opened=True))
+            self._say_if_unknown(gateway, message.call)
+        elif kind is control.RunningCalls:
+            gateway.running = set(message.running)
+            if self._early is None:
+                self._forget_others(gateway)
+        elif kind is control.CallCounts:
+            gateway.counted = message.functions
+        elif kind is control.DeployFunction:
+            self._deployed.deploy(message.function, message.worker)
+        elif kind is control.RemoveFunction:
+            self._deployed.remove(message.function, message.drain)
+        elif kind is control.ScaleFunction:
+            service.scale(message.function, message.copies)
+        elif kind is control.UnreachedNodes:
+            gateway.unreached = frozenset(message.nodes)
+            self.look_at_reach()
+        elif kind is control.Query:
+            gateway.link.send(self._reply(message))
+
+    def send(self, message: control.Message) -> None:
+        """Send *message* to all gateways."""
+        for gateway in self.by_name.values():
+            gateway.link.send(message)
+
+    def counted(self) -> dict[str, tuple[int, int, int, int]]:
+        """Return what all gateways counted, by the full name of the function."""
+        total: dict[str, tuple[int, int, int, int]] = {}
+        for gateway in self.by_name.values():
+            for name, (a, b, c, d) in gateway.counted.items():
+                begun, finished, inflight, queued = total.get(name, (0, 0, 0, 0))
+                total[name] = (begun + a, finished + b, inflight + c, queued + d)
+        return total
+
+    def look_at_reach(self) -> None:
+        """Have nodes that no gateway reaches get no calls."""
+        told = [each.unreached for each in self.by_name.values() if not each.link.closed]
+        self._nodes.set_unreached({id_ for id_ in self._nodes.by_id if told and all(id_ in each for each in told)})
+
+    def serve(self) -> int:
+        """Have the engine decide; return how many calls were placed before."""
+        service, early = self._service, self._early or []
+        self._early = None
+        answered: set[CallId] = set()
+        for gateway in self.by_name.values():
+            service.attach(gateway.name, _noting(gateway, answered))
+        service.handle(Serving())
+        for gateway in self.by_name.values():
+            service.attach(gateway.name, gateway.answer)
+            self._forget_others(gateway, {call for each, call in early if each is gateway})
+        for gateway, call in early:
+            if call not in answered and (service.engine.runs(call) or not service.engine.knows(call)):
+                # The last leader granted a lease that never arrived: nobody waits under that id.
+                service.cancel(call)
+                gateway.link.send(control.CallUnknown(call))
+        return len(early)
+
+    def forget_orphans(self) -> None:
+        """Cancel the calls of gateways that did not outlive the last leader."""
+        for call in self._service.engine.calls():
+            if gateway_of(call) not in self.by_name:
+                self._service.cancel(call)
+
+    # --- within ---
+
+    def _say_if_unknown(self, gateway: GatewaySession, call: CallId) -> None:
+        if not self._service.engine.knows(call):
+            gateway.link.send(control.CallUnknown(call))
+
+    def _reply(self, query: control.Query) -> control.QueryReply:
+        number = query.number
+        if query.what == "explain":
+            found = self._service.engine.explain(CallId(query.value), self._service.driver.now())
+            return control.QueryReply(number, msgspec.json.encode(found))
+        if query.what not in ("drain", "undrain"):
+            return control.QueryReply(number, error=f"this release cannot answer {query.what!r}")
+        node = self._nodes.by_id.get(NodeId(query.value))
+        if node is None:
+            there = ", ".join(sorted(self._nodes.by_id)) or "none"
+            return control.QueryReply(number, error=f"there is no node {query.value!r}: those that are: {there}")
+        self._nodes.drain(node.id, query.what == "drain")
+        return control.QueryReply(number, msgspec.json.encode(node.view()))
+
+    def _lost(self, gateway: GatewaySession, why: str) -> None:
+        log.warning("gateway.lost id=%s reason=%s", gateway.name, why)
+        self.look_at_reach()
+        gateway.gone = self._loop.call_later(GRACE_S, self._forget, gateway)
+
+    def _forget(self, gateway: GatewaySession) -> None:
+        if self.by_name.get(gateway.name) is gateway:
+            del self.by_name[gateway.name]
+            for call in self._service.calls_of(gateway.name):
+                self._service.cancel(call)
+            self._service.detach(gateway.name)
+
+    def _forget_others(self, gateway: GatewaySession, placed: Set[CallId] = frozenset()) -> None:
+        """Cancel the calls that the engine has of this gateway, and the gateway does not know."""
+        for call in self._service.calls_of(gateway.name):
+            if call not in gateway.running and call not in placed:
+                self._service.cancel(call)
+
+
+def _noting(gateway: GatewaySession, answered: set[CallId]) -> OnAnswer:
+    """Return *gateway*'s `answer`, which adds the calls that it answers to *answered*."""
+
+    def answer(call: CallId, given: Lease | GpufaasError) -> None:
+        answered.add(call)
+        gateway.answer(call, given)
+
+    return answer

@@ -1,0 +1,91 @@
+"""Tells the engine events in their order: gives it the clock, keeps the journal, and wakes it when time is up."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from gpufaas_core.messages import Command, Event, Woken
+from gpufaas_core.model import Seconds
+from gpufaas_core.snapshot import DeviceDoc, EngineDoc, FunctionDoc
+from gpufaas_scheduler.engine import Engine
+
+_FLUSH_WITHIN_S: Final = 0.05
+"""A kill -9 loses at most this much of the journal. A write per event would slow down every call."""
+
+
+class JournalPort(Protocol):
+    def append(self, event: Event, now: Seconds) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class EngineDriver:
+    """
+    The only caller of `Engine.handle`. One event loop owns it, so the engine needs no lock.
+
+    :param carry_out: executes a command of the engine
+    :param on_fatal: gets an exception of the engine, after which the process must end
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        carry_out: Callable[[Command], None],
+        on_fatal: Callable[[BaseException], None],
+        journal: JournalPort | None,
+    ) -> None:
+        self.engine = engine
+        self.on_event: Callable[[], None] = lambda: None
+        """Called after each event: the engine may have changed what is written behind."""
+        self.events = 0
+        """How many the engine was told: as long as it is the same, nothing has changed."""
+        self._carry_out = carry_out
+        self._on_fatal = on_fatal
+        self._journal = journal
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        self._flush: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def handle(self, event: Event, now: Seconds | None = None) -> None:
+        """Tell the engine *event* and carry out what it commands."""
+        if now is None:
+            now = self.now()
+        self.events += 1
+        if self._journal is not None:
+            self._journal.append(event, now)
+            if self._flush is None:
+                self._flush = self._loop.call_later(_FLUSH_WITHIN_S, self._flush_journal)
+        try:
+            commands = self.engine.handle(event, now)
+        except Exception as exc:
+            # A wrong decision made quietly is worse than a stop: the journal replays this one.
+            self._on_fatal(exc)
+            raise
+        self.on_event()
+        for command in commands:
+            self._carry_out(command)
+        wake_at = self.engine.wake_at
+        # An earlier timer than needed is left: it wakes once too often, which is cheaper than a timer per call.
+        if wake_at is not None and (self._timer is None or self._timer_at > wake_at):
+            self._set_timer(wake_at, now)
+
+    def doc(self, key: str) -> DeviceDoc | FunctionDoc | EngineDoc | None:
+        """Return what is to be kept under *key*; see `Engine.doc`."""
+        return self.engine.doc(key, self.now())
+
+    def _set_timer(self, wake_at: Seconds, now: Seconds) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = wake_at
+        self._timer = self._loop.call_later(max(0.0, wake_at - now), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.handle(Woken())
+
+    def _flush_journal(self) -> None:
+        self._flush = None
+        if self._journal is not None:
+            self._journal.flush()
