@@ -7,6 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
+from gpufaas_core.errors import InvalidSpec
+
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _EXAMPLES = "\n\nExamples:\n"
 
@@ -86,6 +89,37 @@ def shows(show: Callable[[Any], object]) -> Callable[[Callable[..., Any]], Calla
         return as_json(call)
 
     return decorate
+
+
+def parsed(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Parameter, Any], T | None]:
+    """Return what reads an option's text, as its ``callback``: *parse*, whose `InvalidSpec` is wrong usage."""
+
+    def read(_: click.Context, parameter: click.Parameter, given: Any) -> T | None:
+        try:
+            return None if given is None else parse(given)
+        except InvalidSpec as exc:
+            raise click.BadParameter(str(exc), param=parameter) from exc
+
+    return read
+
+
+def pairs(given: tuple[str, ...]) -> dict[str, str]:
+    """Read a repeated KEY=VALUE. :raises InvalidSpec: one is not"""
+    found: dict[str, str] = {}
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not equals or not key:
+            raise InvalidSpec(f"{each!r} is not KEY=VALUE")
+        found[key] = value
+    return found
+
+
+def repeated(
+    *names: str, says: str, metavar: str = "K=V", reads: Callable[[Any], Any] | None = pairs
+) -> Callable[[F], F]:
+    """Return an option that may be given several times; *reads* all its values, None: they stay a tuple."""
+    callback = parsed(reads) if reads else None
+    return click.option(*names, multiple=True, callback=callback, metavar=metavar, help=f"{says}; repeatable.")
 
 
 as_json = click.option("-j", "--json", "as_json", is_flag=True, help="Print JSON, for machines.")

@@ -1,10 +1,11 @@
-"""What people read: tables, bars, durations. stdout carries results, stderr everything else."""
+"""How results are printed: tables, bars, durations, JSON. stdout carries results, stderr everything else."""
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,12 +20,17 @@ def show(text: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Say something that is not the result."""
+    """Print on stderr what is not the result."""
     click.echo(text, err=True)
 
 
 def show_json(content: object) -> None:
-    click.echo(json.dumps(content, indent=2, ensure_ascii=False))
+    """Print *content* as JSON: values, and structs of msgspec by the names of their fields."""
+    click.echo(json.dumps(content, indent=2, ensure_ascii=False, default=_of_struct))
+
+
+def _of_struct(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__struct_fields__}
 
 
 def console(err: bool = False, width: int | None = None) -> "Console":
@@ -50,6 +56,24 @@ def aligned(pairs: Sequence[tuple[str, str]], indent: int = 0) -> None:
         click.echo(f"{' ' * indent}{f'{key}:'.ljust(width)}{value}".rstrip())
 
 
+def section(title: str, entries: Mapping[str, str] | Sequence[str], verbose: bool = False) -> None:
+    """Print *entries* under *title*. Empty ones are left out, unless *verbose*."""
+    if not entries:
+        if verbose:
+            show(f"\n{title}: <none>")
+        return
+    show(f"\n{title}:")
+    if isinstance(entries, Mapping):
+        aligned(sorted(entries.items()), indent=1)
+    else:
+        show("\n".join(f" - {each}" for each in entries))
+
+
+def text(value: object) -> str:
+    """Return *value* as a cell of a table: None is empty, booleans as in JSON."""
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def format_seconds(seconds: Seconds) -> str:
     """Return *seconds* for people: ``1.96 s``, ``9.1 ms``, ``85 ms``."""
     if seconds >= 1:
@@ -57,37 +81,38 @@ def format_seconds(seconds: Seconds) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 0.01 else f"{seconds * 1000:.0f} ms"
 
 
+def upload_bar(what: str, size: Bytes) -> AbstractContextManager[Callable[[int], object]]:
+    """Show a progress bar on a terminal; give what takes each step, in bytes."""
+    from rich.progress import DownloadColumn, TransferSpeedColumn
+
+    return _bar(what, size, (DownloadColumn(True), TransferSpeedColumn()), lambda bar, task: partial(bar.advance, task))
+
+
+def progress_bar(what: str, total: int) -> AbstractContextManager[Callable[[int, str], object]]:
+    """Show a progress bar on a terminal; give what takes how much is done, and of what."""
+    from rich.progress import TaskProgressColumn, TimeRemainingColumn
+
+    return _bar(
+        what, total, (TaskProgressColumn(), TimeRemainingColumn()),
+        lambda bar, task: lambda done, of: bar.update(task, completed=done, description=of),
+    )  # fmt: skip
+
+
 @contextmanager
-def upload_bar(what: str, size: Bytes) -> Iterator[Callable[[int], object]]:
-    """A progress bar on a terminal, nothing elsewhere; give what it is to be told of each step, in bytes."""
+def _bar(what: str, total: int, columns: Sequence[Any], teller: Callable[[Any, Any], Any]) -> Iterator[Any]:
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda *_: None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(True), TransferSpeedColumn())
-    with Progress(*columns, console=console(err=True), transient=True) as progress:
-        task = progress.add_task(what, total=size)
-        yield lambda step: progress.advance(task, step)
-
-
-@contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[int, str], object]]:
-    """A progress bar on a terminal, nothing elsewhere; give what it is to be told: how much is done, and of what."""
-    if not sys.stderr.isatty():
-        yield lambda _, __: None
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(err=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda done, of: progress.update(task, completed=done, description=of)
+    text = TextColumn("{task.description}", markup=False)
+    with Progress(text, BarColumn(), *columns, console=console(err=True), transient=True) as bar:
+        yield teller(bar, bar.add_task(what, total=total))
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """A spinner that says what is waited for; on a pipe, each new word is a line. Give how the words are changed."""
+    """Show a spinner on a terminal, lines elsewhere; give what takes each new text."""
     if not sys.stderr.isatty():
         yield lambda text: note(f"  {text}")
         return

@@ -198,7 +198,7 @@ def choose_gateway(flag: str | None, in_file: str | None, env: Mapping[str, str]
 def read_text(path: Path) -> str:
     """:raises BadStack: it is not there, or not readable as UTF-8"""
     if url := url_of(path):
-        from gpufaas_cli.fetch import NotFetched, fetch_text
+        from gpufaas_cli.text_source import NotFetched, fetch_text
 
         try:
             return fetch_text(url)

@@ -4,10 +4,11 @@ import difflib
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
-from gpufaas_cli.fetch import NotFetched, fetch_json
+import msgspec
+
+from gpufaas_cli.text_source import NotFetched, fetch_json
 from gpufaas_core.errors import InvalidSpec
 
 FUNCTIONS_URL: Final = "https://raw.githubusercontent.com/openfaas/store/master/functions.json"
@@ -16,20 +17,19 @@ TEMPLATES_URL: Final = "https://raw.githubusercontent.com/openfaas/store/master/
 _PLATFORMS: Final[Mapping[str, str]] = {"amd64": "x86_64", "aarch64": "arm64", "armv7l": "armhf", "armv6l": "armhf"}
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFunction:
+class StoreFunction(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    title: str
+    title: str = ""
     description: str = ""
     author: str = ""
     repo_url: str = ""
-    images: Mapping[str, str] = field(default_factory=dict)
+    images: dict[str, str] = {}
     """By platform: ``x86_64``, ``arm64``, ``armhf``."""
     fprocess: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    readonly_root_filesystem: bool = False
+    environment: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    readonly_root_filesystem: bool = msgspec.field(name="readOnlyRootFilesystem", default=False)
 
     def image(self, wanted: str) -> str:
         """:raises InvalidSpec: there is none for that platform; says which there are"""
@@ -42,17 +42,24 @@ class StoreFunction:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class StoreTemplate:
-    name: str
-    source: str
+class StoreTemplate(msgspec.Struct, frozen=True, kw_only=True):
+    name: str = msgspec.field(name="template")
+    source: str = ""
     """Who keeps it, as in ``openfaas``."""
-    repository: str
+    repository: str = msgspec.field(name="repo", default="")
     language: str = ""
     platform: str = ""
     description: str = ""
     official: bool = False
     recommended: bool = False
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_Entry = TypeVar("_Entry", StoreFunction, StoreTemplate)
 
 
 def this_platform() -> str:
@@ -68,10 +75,7 @@ def functions(place: str | None = None) -> list[StoreFunction]:
     """
     place = place or os.environ.get("OPENFAAS_STORE") or FUNCTIONS_URL
     content = fetch_json(place)
-    entries = content.get("functions") if isinstance(content, dict) else None
-    if not isinstance(entries, list) or not all(isinstance(each, dict) and each.get("name") for each in entries):
-        raise NotFetched(f"{place}: it is no store of functions: a list is missing under 'functions'")
-    return [_function(each) for each in entries]
+    return _read(place, content.get("functions") if isinstance(content, dict) else None, StoreFunction)
 
 
 def templates(place: str | None = None) -> list[StoreTemplate]:
@@ -81,29 +85,14 @@ def templates(place: str | None = None) -> list[StoreTemplate]:
     :raises NotFetched: it cannot be read, or is no store of templates
     """
     place = place or os.environ.get("OPENFAAS_TEMPLATE_STORE_URL") or TEMPLATES_URL
-    content = fetch_json(place)
-    if not isinstance(content, list) or not all(isinstance(each, dict) and each.get("template") for each in content):
-        raise NotFetched(f"{place}: it is no store of templates: a list of them is expected")
-    return [
-        StoreTemplate(
-            name=_text(each, "template"),
-            source=_text(each, "source"),
-            repository=_text(each, "repo"),
-            language=_text(each, "language"),
-            platform=_text(each, "platform"),
-            description=_text(each, "description"),
-            official=_text(each, "official").lower() == "true",  # a string there, and not a boolean
-            recommended=_text(each, "recommended").lower() == "true",
-        )
-        for each in content
-    ]
+    return _read(place, fetch_json(place), StoreTemplate)
 
 
 def find_function(name: str, store: Sequence[StoreFunction]) -> StoreFunction:
     """By name or title. :raises InvalidSpec: there is none; says which is near"""
     found = next((each for each in store if name.lower() in (each.name.lower(), each.title.lower())), None)
     if found is None:
-        raise InvalidSpec(f"the store has no function {name!r}{_near(name, [each.name for each in store])}")
+        raise InvalidSpec(f"the store has no function {name!r}{_near(name, store)}")
     return found
 
 
@@ -113,36 +102,21 @@ def find_template(name: str, store: Sequence[StoreTemplate]) -> StoreTemplate:
     wanted = rest.partition("@")[0]
     found = [each for each in store if each.name == wanted and (not slash or each.source == source)]
     if not found:
-        raise InvalidSpec(f"the store has no template {name!r}{_near(wanted, [each.name for each in store])}")
+        raise InvalidSpec(f"the store has no template {name!r}{_near(wanted, store)}")
     return min(found, key=lambda each: (not each.recommended, not each.official))
 
 
-def _near(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
+def _read(place: str, content: Any, kind: type[_Entry]) -> list[_Entry]:
+    what = "functions" if kind is StoreFunction else "templates"
+    if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
+        raise NotFetched(f"{place}: it is no store of {what}: it has no list of them")
+    entries = [{key: value for key, value in each.items() if value is not None} for each in content]
+    try:
+        return msgspec.convert(entries, list[kind], strict=False)  # type: ignore[valid-type]  # true is "true" there
+    except msgspec.ValidationError as exc:
+        raise NotFetched(f"{place}: it is no store of {what}: {exc}") from exc
+
+
+def _near(name: str, store: Sequence[_Named]) -> str:
+    near = difflib.get_close_matches(name, [each.name for each in store], n=1)
     return f": did you mean {near[0]!r}?" if near else ": 'list' shows what it has"
-
-
-def _function(entry: Mapping[str, Any]) -> StoreFunction:
-    return StoreFunction(
-        name=_text(entry, "name"),
-        title=_text(entry, "title") or _text(entry, "name"),
-        description=_text(entry, "description"),
-        author=_text(entry, "author"),
-        repo_url=_text(entry, "repo_url"),
-        images=_strings(entry, "images"),
-        fprocess=_text(entry, "fprocess"),
-        environment=_strings(entry, "environment"),
-        labels=_strings(entry, "labels"),
-        annotations=_strings(entry, "annotations"),
-        readonly_root_filesystem=entry.get("readOnlyRootFilesystem") is True,
-    )
-
-
-def _text(entry: Mapping[str, Any], key: str) -> str:
-    value = entry.get(key)
-    return "" if value is None else str(value)
-
-
-def _strings(entry: Mapping[str, Any], key: str) -> dict[str, str]:
-    value = entry.get(key)
-    return {str(name): str(text) for name, text in value.items()} if isinstance(value, dict) else {}

@@ -19,6 +19,8 @@ from gpufaas import Client, GatewayUnreachable, NotAuthorised
 from gpufaas_cli import output
 from gpufaas_core.environment import Environment, measure
 
+Connect = Callable[[], AbstractContextManager[Client]]
+"""Gives a client of the gateway."""
 _ASKED: Final = ("service", "image", "namespace", "constraints", "limits", "requests", "labels", "annotations")
 """Of a deployment, what says where it may run; its environment variables are nobody's business before."""
 
@@ -62,9 +64,7 @@ def this_python() -> Target:
 class Targets:
     """Finds the target of each function; safe to use from several threads."""
 
-    def __init__(
-        self, connect: Callable[[], AbstractContextManager[Client]] | None, offline: bool, must_answer: bool
-    ) -> None:
+    def __init__(self, connect: Connect | None, offline: bool, must_answer: bool) -> None:
         """
         :param connect: gives the gateway; None: there is none to ask
         :param offline: do not ask

@@ -31,7 +31,7 @@ def source_of(stack: Stack, template: TemplateSource) -> str:
 
 
 def template_of(
-    stack: Stack, function: StackFunction, fetches: bool, progress: Callable[[str], None]
+    stack: Stack, function: StackFunction, fetches: bool, progress: Callable[[str], None] = lambda _: None
 ) -> Template | None:
     """
     Return the template of *function*; None for a ``dockerfile``, which has none.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpufaas_cli.build import BuildRequest, build
+from gpufaas_cli.bundles import BuildRequest, build
 from gpufaas_functions.author import Context, Event, to_answer
 
 EXAMPLES = Path(__file__).parent

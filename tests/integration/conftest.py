@@ -25,7 +25,7 @@ from tests.waiting import LIMIT_S, until
 
 from gpufaas import Client
 from gpufaas_adapters.etcd.testing import free_port
-from gpufaas_cli.build import BuildRequest, Built, build
+from gpufaas_cli.bundles import BuildRequest, Built, build
 
 LARGE = 50 * 1024 * 1024
 TORCH, HTTP = "python3-torch", "python3-http"

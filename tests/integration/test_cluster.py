@@ -28,7 +28,7 @@ from websockets.sync.client import connect as connect_sync
 
 from gpufaas import Refused
 from gpufaas_adapters.etcd.testing import etcd_missing
-from gpufaas_cli.build import BuildRequest, build
+from gpufaas_cli.bundles import BuildRequest, build
 from gpufaas_cli.target import Target
 from gpufaas_cluster import control
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from tests.integration.conftest import until
 
-from gpufaas_cli.build import BuildRequest, build
+from gpufaas_cli.bundles import BuildRequest, build
 
 _KEPT_S = 1.1
 """A connection that was idle for longer is not used again: what it takes might not be sent twice."""

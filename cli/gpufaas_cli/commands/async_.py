@@ -1,17 +1,20 @@
-"""``gpufaas async``: what became of calls that nobody waited for. No other OpenFaaS client can ask."""
+"""``gpufaas async``: asynchronous calls. faas-cli has no such command."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import click
 
 from gpufaas import Client, GpufaasError, Refused, UnknownCall
 from gpufaas_cli import declare, flags, output
 
+_call_ids = click.argument("call_ids", nargs=-1, required=True, metavar="CALL_ID...")
+
 
 @declare.group("async")
 def command() -> None:
     """
-    Asynchronous calls: what became of one, taking one back, and those that were given up.
+    Asynchronous calls: show the state of one, cancel it, list and retry those that have failed for good.
 
     Examples:
       echo hi | gpufaas invoke hello --async
@@ -21,52 +24,53 @@ def command() -> None:
     """
 
 
+def _show_call(found: Mapping[str, Any]) -> None:
+    output.aligned([(_heading(key), output.text(value)) for key, value in found.items() if _is_short(value)])
+
+
 @command.command("status")
 @click.argument("call_id")
-@flags.as_json
+@declare.shows(_show_call)
 @flags.client
-def status(call_id: str, as_json: bool, client: Client) -> None:
+def status(call_id: str, client: Client) -> Mapping[str, Any]:
     """
-    Show what became of a call, by the id that 'invoke --async' told.
+    Show the state of a call, by the id that 'invoke --async' shows.
 
     Examples:
       gpufaas async status dcbf8adb-ea70-4fb0-8782-d5aacf82da9a
       gpufaas async status dcbf8adb-ea70-4fb0-8782-d5aacf82da9a --json
     """
     try:
-        found = client.call(call_id)
+        return client.call(call_id)
     except Refused as exc:
         raise _known(exc, call_id) from exc
-    if as_json:
-        output.show_json(found)
-    else:
-        output.aligned([(_heading(key), _text(value)) for key, value in found.items() if _is_short(value)])
+
+
+def _show_calls(found: Sequence[Mapping[str, Any]]) -> None:
+    if not found:
+        output.show("No dead calls.")
+        return
+    keys = list(dict.fromkeys(key for each in found for key, value in each.items() if _is_short(value)))
+    rows = [[output.text(each.get(key)) for key in keys] for each in found]
+    output.table([_heading(key).upper() for key in keys], rows)
 
 
 @command.command("dead")
-@flags.as_json
+@declare.shows(_show_calls)
 @flags.client
-def dead(as_json: bool, client: Client) -> None:
+def dead(client: Client) -> Sequence[Mapping[str, Any]]:
     """
-    List the calls that were given up after their last attempt.
+    List the dead calls: those whose last attempt has failed.
 
     Examples:
       gpufaas async dead
       gpufaas async dead --json | jq -r '.[].callId'
     """
-    found = client.dead_calls()
-    if as_json:
-        output.show_json(found)
-    elif not found:
-        output.show("No dead calls.")
-    else:
-        keys = list(dict.fromkeys(key for each in found for key, value in each.items() if _is_short(value)))
-        rows = [[_text(each.get(key)) for key in keys] for each in found]
-        output.table([_heading(key).upper() for key in keys], rows)
+    return client.dead_calls()
 
 
 @command.command("retry")
-@click.argument("call_ids", nargs=-1, required=True, metavar="CALL_ID...")
+@_call_ids
 @flags.client
 def retry(call_ids: tuple[str, ...], client: Client) -> None:
     """
@@ -80,11 +84,11 @@ def retry(call_ids: tuple[str, ...], client: Client) -> None:
 
 
 @command.command("cancel")
-@click.argument("call_ids", nargs=-1, required=True, metavar="CALL_ID...")
+@_call_ids
 @flags.client
 def cancel(call_ids: tuple[str, ...], client: Client) -> None:
     """
-    Take calls back: one that waits is never executed, one that runs is aborted.
+    Cancel calls: one that waits is never executed, one that runs is aborted.
 
     Examples:
       gpufaas async cancel dcbf8adb-ea70-4fb0-8782-d5aacf82da9a
@@ -109,11 +113,11 @@ def _each(call_ids: tuple[str, ...], act: Callable[[str], None], done: str) -> N
 def _known(exc: Refused, call_id: str) -> GpufaasError:
     if not isinstance(exc, UnknownCall):
         return exc
-    return GpufaasError(f"the gateway knows no call {call_id}: it was never accepted, or is long done, or forgotten")
+    return GpufaasError(f"the gateway knows no call {call_id}: it was never accepted, or ended too long ago")
 
 
 def _is_short(value: object) -> bool:
-    """Whether people read it in a line; the rest is in the JSON."""
+    """Whether a line shows it; the rest is in the JSON."""
     return value is not None and not isinstance(value, dict | list)
 
 
@@ -121,7 +125,3 @@ def _heading(key: str) -> str:
     """``callId`` and ``call_id`` as ``Call id``."""
     words = "".join(f" {char.lower()}" if char.isupper() else char for char in key).replace("_", " ").strip()
     return words[:1].upper() + words[1:]
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,34 +1,30 @@
-"""``gpufaas deploy``. Unlike faas-cli's it never deploys a bundle that is older than its source: see `up`."""
+"""``gpufaas deploy``. Unlike faas-cli's, it never deploys a bundle that is older than its source."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from gpufaas_cli import declare, flags
-from gpufaas_cli.publish import Building, Steps, publish, taken
+from gpufaas_cli import build_flags, declare, flags, pipeline
 from gpufaas_cli.stack import FILE_NAMES, FUNCTION_NAME, Stack, StackFunction, choose_gateway
 
 
 @declare.command("deploy")
 @flags.stack
 @click.option("--image", metavar="IMAGE", help="Deploy this image, without a stack file; with --name.")
-@click.option("--name", metavar="NAME", help="With --image: what the function is called.")
-@flags.building
-@flags.deploying
-@flags.namespace
+@click.option("--name", metavar="NAME", help="With --image: the function's name.")
+@build_flags.building
+@build_flags.deploying
 @flags.gateway
-@flags.as_json
+@declare.as_json
 def command(
-    names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
-    image: str | None, name: str | None, gateway: str | None, as_json: bool,
-    **given: Any,
+    selection: flags.Selection, image: str | None, name: str | None, building: pipeline.Building,
+    overrides: pipeline.Overrides, gateway: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """
     Upload and deploy functions of the stack file, or one by its --image.
 
-    Of functions that run as processes, what was not built yet or has changed since is built first: what runs is what
-    you see. Container images are deployed as they were built and pushed.
+    Functions that run as processes are built first where they were not built yet, or have changed since. Container
+    images are deployed as they were built and pushed.
 
     Examples:
       gpufaas deploy
@@ -36,16 +32,14 @@ def command(
       gpufaas deploy --label com.openfaas.scale.min=1
       gpufaas deploy --image ghcr.io/openfaas/nodeinfo:latest --name nodeinfo
     """
-    extra, building = flags.extra_of(given), taken(Building, given)
     if image or name:
-        stack, functions = _by_image(image, name, names)
-        url = flags.gateway_url(gateway, yaml_file)
+        stack, functions = _by_image(image, name, selection.names)
+        url = flags.gateway_url(gateway, selection.yaml_file)
     else:
-        stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
+        stack, functions = selection.read()
         url = choose_gateway(gateway, stack.gateway)
-    with flags.connect(url) as client:
-        steps = Steps(build=False, push=True, push_images=False, deploy=True)
-        publish(stack, functions, extra, building, steps, client, as_json)
+    steps = pipeline.Steps(build=False, push=True, push_images=False, deploy=True)
+    pipeline.run(stack, functions, steps, flags.connector(url), building, overrides, as_json=as_json)
 
 
 def _by_image(image: str | None, name: str | None, names: tuple[str, ...]) -> tuple[Stack, list[StackFunction]]:

@@ -1,14 +1,13 @@
 """``gpufaas diff``: what the next deploy would change."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from gpufaas import DEFAULT_NAMESPACE
 from gpufaas_cli import declare, flags, output
-from gpufaas_cli.publish import BUNDLE_ANNOTATION, Extra, deployment, image_of
+from gpufaas_cli.pipeline import BUNDLE_ANNOTATION, Overrides, deployment, image_of
 from gpufaas_cli.stack import StackFunction, choose_gateway
 
 _FIELDS: Final = ("image", "envProcess", "readOnlyRootFilesystem")
@@ -24,17 +23,13 @@ _ADDED: Final = frozenset({"faas_function", "uid", "app"})
     "--env", "compared", type=click.Choice(["local", "remote", "all"]), default="local", show_default=True,
     help="Environment variables to compare: those of the stack file, those that are deployed, or both.",
 )  # fmt: skip
-@click.option(
-    "--tag", type=click.Choice(["latest", "sha", "branch", "describe", "digest"]), default="latest",
-    help="What the image's tag says of this version.",
-)  # fmt: skip
+@flags.tag
 @flags.namespace
 @flags.gateway
-@flags.as_json
+@declare.as_json
 def command(
-    names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool, compared: str,
-    tag: str, namespace: str | None, gateway: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    selection: flags.Selection, compared: str, tag: str, namespace: str | None, gateway: str | None, as_json: bool
+) -> None:
     """
     Compare the stack file with what is deployed. It ends with 1 when they differ.
 
@@ -45,13 +40,13 @@ def command(
       gpufaas diff digits --env all
       gpufaas diff --json || gpufaas up
     """
-    stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
+    stack, functions = selection.read()
     found: dict[str, list[tuple[str, str, str]]] = {}
     with flags.connect(choose_gateway(gateway, stack.gateway)) as client:
         spaces = dict.fromkeys(namespace or each.namespace for each in functions)
         deployed = {space: {each.get("name"): each for each in client.functions(space)} for space in spaces}
     for each in functions:
-        body = deployment(each, Extra(namespace=namespace), None, image_of(stack, each, tag))
+        body = deployment(each, Overrides(namespace=namespace), None, image_of(stack, each, tag))
         there = deployed[namespace or each.namespace].get(each.name)
         if differences := _differences(body, there, each, compared):
             found[each.name] = differences

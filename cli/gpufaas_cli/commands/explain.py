@@ -8,7 +8,7 @@ from gpufaas_cli import declare, explanations, flags, output
 
 @declare.command("explain")
 @click.argument("call_id")
-@flags.as_json
+@declare.as_json
 @flags.client
 def command(call_id: str, as_json: bool, client: Client) -> None:
     """

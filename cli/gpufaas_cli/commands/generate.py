@@ -1,31 +1,24 @@
 """``gpufaas generate``: a stack file as resources of Kubernetes, for clusters that run OpenFaaS's operator."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final
-
-import click
 import yaml
 
 from gpufaas import DEFAULT_NAMESPACE
-from gpufaas_cli import declare, flags, output
-from gpufaas_cli.publish import deployment, image_of
+from gpufaas_cli import build_flags, declare, flags, output
+from gpufaas_cli.pipeline import Overrides, deployment, image_of
 
-_API: Final = "openfaas.com/v1"
+_SPEC = {
+    "name": "service", "image": "image", "handler": "envProcess", "labels": "labels", "annotations": "annotations",
+    "environment": "envVars", "limits": "limits", "requests": "requests", "constraints": "constraints",
+    "secrets": "secrets", "readOnlyRootFilesystem": "readOnlyRootFilesystem",
+}  # fmt: skip
+"""Fields of the resource (specs/openfaas.md §11), and what a deployment calls them."""
 
 
 @declare.command("generate")
 @flags.stack
-@click.option(
-    "--tag", type=click.Choice(["latest", "sha", "branch", "describe", "digest"]), default="latest",
-    help="What the image's tag says of this version.",
-)  # fmt: skip
-@flags.deploying
-@flags.namespace
-def command(
-    names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
-    tag: str, **given: Any,
-) -> None:  # fmt: skip
+@flags.tag
+@build_flags.deploying
+def command(selection: flags.Selection, tag: str, overrides: Overrides) -> None:
     """
     Write functions as YAML for kubectl: each as a Function of OpenFaaS's operator.
 
@@ -34,32 +27,14 @@ def command(
       gpufaas generate resize -n dev --tag sha
       gpufaas generate --filter 'cnn-*'
     """
-    stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
-    extra = flags.extra_of(given)
+    stack, functions = selection.read()
     for each in functions:
-        body = deployment(each, extra, None, image_of(stack, each, tag))
+        body = deployment(each, overrides, None, image_of(stack, each, tag))
+        resource = {
+            "apiVersion": "openfaas.com/v1",
+            "kind": "Function",
+            "metadata": {"name": body["service"], "namespace": body.get("namespace") or DEFAULT_NAMESPACE},
+            "spec": {field: body[key] for field, key in _SPEC.items() if body.get(key)},
+        }
         output.show("---")
-        output.show(yaml.safe_dump(_function(body), sort_keys=False, width=10_000).rstrip())
-
-
-def _function(body: Mapping[str, Any]) -> dict[str, object]:
-    """specs/openfaas.md §11"""
-    spec = {
-        "name": body["service"],
-        "image": body["image"],
-        "handler": body.get("envProcess"),
-        "labels": body["labels"],
-        "annotations": body["annotations"],
-        "environment": body.get("envVars"),
-        "limits": body.get("limits"),
-        "requests": body.get("requests"),
-        "constraints": body.get("constraints"),
-        "secrets": body.get("secrets"),
-        "readOnlyRootFilesystem": body.get("readOnlyRootFilesystem"),
-    }
-    return {
-        "apiVersion": _API,
-        "kind": "Function",
-        "metadata": {"name": body["service"], "namespace": body.get("namespace") or DEFAULT_NAMESPACE},
-        "spec": {key: value for key, value in spec.items() if value},
-    }
+        output.show(yaml.safe_dump(resource, sort_keys=False, width=10_000).rstrip())

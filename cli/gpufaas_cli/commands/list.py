@@ -22,7 +22,7 @@ _REASON_CHARS = 160
 @click.option("-q", "--quiet", is_flag=True, help="Only names.")
 @click.option("--sort", type=click.Choice(list(_SORTS)), default="name", show_default=True)
 @flags.namespace
-@flags.as_json
+@declare.as_json
 @flags.client
 def command(
     verbose: bool, quiet: bool, sort: str, namespace: str | None, as_json: bool, client: Client,

@@ -1,8 +1,8 @@
 """
-``gpufaas local-run``: one function on this machine, without deploying it anywhere.
+``gpufaas local-run``: one function on this machine, without deploying it to the platform of others.
 
-A function that runs as a process gets a whole platform of its own for as long: it is the same code that will run it
-later, with the limits that hold there. A container image is run by docker.
+A function that runs as a process gets a platform of its own while it runs: the same code and the same limits hold there
+as on any platform. A container image is run by docker.
 """
 
 import contextlib
@@ -19,13 +19,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from gpufaas import GatewayUnreachable, Refused
-from gpufaas_cli import declare, flags, output
-from gpufaas_cli.publish import Building, Extra, Steps, image_of, needs_gateway, pairs, publish
+from gpufaas_cli import build_flags, declare, flags, output, pipeline
 from gpufaas_cli.stack import Stack, StackFunction
 from gpufaas_core.docker_command import check_engine
 from gpufaas_core.errors import GpufaasError
@@ -39,19 +38,15 @@ _CONTAINER_PORT: Final = 8080
 @declare.command("local-run")
 @click.argument("name", required=False)
 @flags.yaml_file
-@click.option("--envsubst/--no-envsubst", default=True, help="Replace ${NAME} in the stack file from the environment.")
-@click.option(
-    "-p", "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free."
-)
-@click.option("-e", "--env", multiple=True, callback=pairs, metavar="K=V", help="Environment variable; repeatable.")
+@flags.envsubst
+@click.option("-p", "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free port.")
+@build_flags.env
 @click.option("--device", "devices", multiple=True, metavar="DEVICE", help="As of 'gpufaas serve'; repeatable.")
-@click.option("--watch", "watches", is_flag=True, help="Build it again whenever a file of it changes.")
+@click.option("--watch", "watches", is_flag=True, help="Build it again whenever one of its files changes.")
 @click.option("--print", "prints", is_flag=True, help="Containers: print the docker command, and do nothing.")
 @click.option("--build/--no-build", "builds", default=True, help="Containers: build the image first. [default: build]")
 @click.option("--network", metavar="NAME", help="Containers: docker network.")
-@click.option(
-    "-b", "--build-arg", "build_args", multiple=True, callback=pairs, metavar="K=V", help="For build.py; repeatable."
-)
+@build_flags.build_arg
 def command(
     name: str | None, yaml_file: Path | None, envsubst: bool, port: int, env: dict[str, str], devices: tuple[str, ...],
     watches: bool, prints: bool, builds: bool, network: str | None, build_args: dict[str, str],
@@ -65,33 +60,40 @@ def command(
       gpufaas local-run hello --watch
       gpufaas local-run digits --device cpu:0=4GiB
     """
-    stack, functions = flags.selected((name,) if name else (), yaml_file, None, None, envsubst)
+    stack, functions = flags.Selection((name,) if name else (), yaml_file, envsubst=envsubst).read()
     if len(functions) > 1:
-        raise click.UsageError(f"say which of {', '.join(each.name for each in functions)} is to be run")
-    function, building = functions[0], Building(build_args=build_args)
-    if not function.is_built or not needs_gateway(stack, functions):
-        _run_container(stack, function, building, port, env, prints, builds, network)
+        raise click.UsageError(f"name the function to run: one of {', '.join(each.name for each in functions)}")
+    function, building = functions[0], pipeline.Building(build_args=build_args)
+    if not function.is_built or not pipeline.makes_bundles(stack, functions):
+        command = _docker_run(
+            function, pipeline.image_of(stack, function, "latest"), port or _free_port(), env, network
+        )
+        if prints:
+            output.show(" ".join(command))
+            return
+        check_engine(f"running {function.name}, which is a container,")
+        if builds and function.is_built:
+            pipeline.run(stack, [function], pipeline.Steps(), flags.connector(""), building)
+        _run_container(function, command)
         return
-
-    def read() -> tuple[Stack, list[StackFunction]]:
-        return flags.selected((function.name,), yaml_file, None, None, envsubst)
-
-    def again(changed: Stack, which: list[StackFunction]) -> None:
-        # They name machines and devices of where it will run.
-        here = [dataclasses.replace(each, constraints=()) for each in which]
-        publish(changed, here, Extra(env=env), building, Steps(push=True, deploy=True), client)
-
     if function.constraints:
-        output.note(f"Not kept to in a local run: constraints {', '.join(function.constraints)}")
-    with _platform(port, devices) as (url, process), flags.client_of(url) as client:
-        # It ends with the platform, or with this process, which has nothing to lose in it.
-        threading.Thread(target=_tell_logs, args=(url, function.name), daemon=True).start()
+        output.note(f"Ignored in a local run: constraints {', '.join(function.constraints)}")
+    with _platform(port, devices) as (url, process):
+        overrides, steps = pipeline.Overrides(env=env), pipeline.Steps(push=True, deploy=True)
+
+        def act(stack: Stack, functions: list[StackFunction]) -> None:
+            # Constraints name machines and devices of where it will run.
+            here = [dataclasses.replace(each, constraints=()) for each in functions]
+            pipeline.run(stack, here, steps, lambda: flags.client_of(url), building, overrides)
+
+        # A daemon: it ends with the platform, or with this process, and leaves nothing behind.
+        threading.Thread(target=_show_logs, args=(url, function.name), daemon=True).start()
         if watches:
             from gpufaas_cli.commands.up import watch
 
-            watch(read, again)
+            watch(flags.Selection((function.name,), yaml_file, envsubst=envsubst).read, act)
             return
-        again(stack, functions)
+        act(stack, functions)
         output.show(f"Running {function.name} at {url}/function/{function.name}; Ctrl-C ends it.")
         try:
             process.wait()
@@ -100,8 +102,8 @@ def command(
     raise GpufaasError(f"the platform that ran {function.name} ended with status {process.returncode}: see above")
 
 
-def _tell_logs(url: str, name: str) -> None:
-    """What the function prints goes to stderr, from its first deployment on."""
+def _show_logs(url: str, name: str) -> None:
+    """Write what the function prints to stderr, from its first deployment on."""
     while True:
         try:
             with flags.client_of(url) as client, client.logs(name, follow=True) as lines:
@@ -109,19 +111,18 @@ def _tell_logs(url: str, name: str) -> None:
                     output.note(line["text"].rstrip("\n"))
                 return
         except Refused:
-            time.sleep(_DEPLOYED_S)  # not deployed yet: there is nothing to wait on before
+            time.sleep(_DEPLOYED_S)  # it is not deployed yet, and the gateway has no route that waits for that
         except GatewayUnreachable:
             return
 
 
 @contextlib.contextmanager
 def _platform(port: int, devices: tuple[str, ...]) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """Give the URL of a platform that is only ours, and is gone with all that it kept when we are."""
+    """Give the URL of a new platform, which is removed afterwards with all that it stored."""
     data = tempfile.mkdtemp(prefix="gpufaas-local-run-")
     command = [sys.executable, "-m", "gpufaas_cli", "serve", "--port", str(port or _free_port()), "--data", data]
-    for each in devices:
-        command += ["--device", each]
-    # In a session of its own: a Ctrl-C is ours to pass on, when what we do with it is done.
+    command += [word for each in devices for word in ("--device", each)]
+    # In a session of its own: Ctrl-C reaches this process only, which then stops the platform.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield _ready(process), process
@@ -139,7 +140,7 @@ def _platform(port: int, devices: tuple[str, ...]) -> Iterator[tuple[str, "subpr
 
 
 def _ready(process: "subprocess.Popen[str]") -> str:
-    """Read what `serve` says until it is ready; return its URL. It ends by itself when it cannot start."""
+    """Read the output of `serve` until it is ready; return its URL. It ends by itself when it cannot start."""
     assert process.stdout is not None
     url = ""
     for line in process.stdout:
@@ -158,20 +159,9 @@ def _free_port() -> int:
         return port
 
 
-def _run_container(
-    stack: Stack, function: StackFunction, building: Building, port: int, env: dict[str, str], prints: bool,
-    builds: bool, network: str | None,
-) -> None:  # fmt: skip
-    port = port or _free_port()
-    image = image_of(stack, function, "latest")
-    command = _docker_run(function, image, port, env, network)
-    if prints:
-        output.show(" ".join(command))
-        return
-    check_engine(f"running {function.name}, which is a container,")
-    if builds and function.is_built:
-        publish(stack, [function], Extra(), building, Steps(), None)
-    output.show(f"Starting local-run for {function.name} on: http://127.0.0.1:{port}; Ctrl-C ends it.")
+def _run_container(function: StackFunction, command: list[str]) -> None:
+    address = next(each for each in command if each.startswith("-p=")).removeprefix("-p=").rpartition(":")[0]
+    output.show(f"Starting local-run for {function.name} on: http://{address}; Ctrl-C ends it.")
     try:
         done = subprocess.run(command, check=False)
     except KeyboardInterrupt:
@@ -192,9 +182,7 @@ def _docker_run(function: StackFunction, image: str, port: int, env: dict[str, s
         command.append(f"--memory={memory.removesuffix('i').lower()}")
     if (gpus := function.limits.get("nvidia.com/gpu", "0")) not in ("", "0"):
         command.append(f"--gpus={gpus}")
-    environment: dict[str, Any] = {**function.environment, **env}
-    if function.fprocess:
-        environment = {"fprocess": function.fprocess, **environment}
+    environment = {**({"fprocess": function.fprocess} if function.fprocess else {}), **function.environment, **env}
     command += [f"-e={key}={value}" for key, value in environment.items()]
     for each in function.secrets:
         file = Path(".secrets", each)

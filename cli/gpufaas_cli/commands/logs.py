@@ -51,7 +51,7 @@ def _moment(_: click.Context, __: click.Parameter, text: str | None) -> datetime
 @click.option("--show-stream", is_flag=True, help="Say whether each line came through stdout or stderr.")
 @click.option("--time-format", metavar="FORMAT", help="Of times, as strftime has them: %H:%M:%S. Empty: no times.")
 @click.option("-o", "--output", "form", type=click.Choice(["plain", "keyvalue", "json"]), default="plain")
-@flags.as_json
+@declare.as_json
 @flags.namespace
 @flags.client
 def command(

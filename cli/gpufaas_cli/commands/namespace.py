@@ -1,23 +1,22 @@
 """``gpufaas namespace``: groups of functions. ``gpufaas namespaces`` is its ``list``."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import click
 
 from gpufaas import Client, Quota
 from gpufaas_cli import declare, flags, output
-from gpufaas_cli.publish import pairs
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import format_bytes, parse_bytes
 
 _NONE: Final = "none"
-_FIELDS: Final[Mapping[str, str]] = {
-    "max_functions": "maxFunctions", "max_memory": "maxMemory", "max_in_flight": "maxInFlight",
-    "max_waiting": "maxWaiting",
-}  # fmt: skip
-"""Of a quota: options, and what they are called on the wire."""
+
+_described = declare.options(
+    click.argument("name"),
+    declare.repeated("-l", "--label", "labels", says="Label"),
+    declare.repeated("--annotation", "annotations", says="Annotation"),
+)
 
 
 @declare.group("namespace")
@@ -32,22 +31,10 @@ def command() -> None:
     """
 
 
-def _described(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = flags.yaml_file(flags.gateway(function))
-    function = click.option(
-        "--annotation", "annotations", multiple=True, callback=pairs, metavar="K=V", help="Annotation; repeatable."
-    )(function)
-    function = click.option(
-        "-l", "--label", "labels", multiple=True, callback=pairs, metavar="K=V", help="Label; repeatable."
-    )(function)
-    return click.argument("name")(function)
-
-
 @command.command("create")
 @_described
-def create(
-    name: str, labels: dict[str, str], annotations: dict[str, str], gateway: str | None, yaml_file: Path | None
-) -> None:
+@flags.client
+def create(name: str, labels: dict[str, str], annotations: dict[str, str], client: Client) -> None:
     """
     Create a namespace.
 
@@ -55,32 +42,35 @@ def create(
       gpufaas namespace create dev
       gpufaas namespace create dev -l team=a --annotation owner=me
     """
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        client.put_namespace(name, labels, annotations)
+    client.put_namespace(name, labels, annotations)
     output.show(f"Namespace: {name} created")
 
 
 @command.command("update")
 @_described
-def update(
-    name: str, labels: dict[str, str], annotations: dict[str, str], gateway: str | None, yaml_file: Path | None
-) -> None:
+@flags.client
+def update(name: str, labels: dict[str, str], annotations: dict[str, str], client: Client) -> None:
     """
-    Give a namespace other labels and annotations: these, and no others.
+    Replace the labels and annotations of a namespace: those that are not given are removed.
 
     Examples:
       gpufaas namespace update dev -l team=b
     """
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        client.put_namespace(name, labels, annotations, update=True)
+    client.put_namespace(name, labels, annotations, update=True)
     output.show(f"Namespace: {name} updated")
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    output.aligned([("Name", str(found.get("name")))])
+    output.section("Labels", found.get("labels") or {})
+    output.section("Annotations", found.get("annotations") or {})
 
 
 @command.command("get")
 @click.argument("name")
-@flags.as_json
+@declare.shows(_show)
 @flags.client
-def get(name: str, as_json: bool, client: Client) -> None:
+def get(name: str, client: Client) -> Mapping[str, Any]:
     """
     Show a namespace with its labels and annotations.
 
@@ -88,15 +78,7 @@ def get(name: str, as_json: bool, client: Client) -> None:
       gpufaas namespace get dev
       gpufaas namespace get dev --json
     """
-    found: Mapping[str, Any] = client.namespace(name)
-    if as_json:
-        output.show_json(found)
-        return
-    output.aligned([("Name", str(found.get("name", name)))])
-    for title, key in (("Labels", "labels"), ("Annotations", "annotations")):
-        if entries := sorted((found.get(key) or {}).items()):
-            output.show(f"\n{title}:")
-            output.aligned(entries, indent=1)
+    return {"name": name, **client.namespace(name)}
 
 
 @command.command("remove")
@@ -114,9 +96,9 @@ def remove(name: str, client: Client) -> None:
 
 
 @command.command("list")
-@flags.as_json
+@declare.shows(lambda found: output.show("\n - ".join(["Namespaces:", *found])))
 @flags.client
-def list_command(as_json: bool, client: Client) -> None:
+def list_command(client: Client) -> list[str]:
     """
     List the namespaces.
 
@@ -124,54 +106,70 @@ def list_command(as_json: bool, client: Client) -> None:
       gpufaas namespace list
       gpufaas namespaces --json
     """
-    found = client.namespaces()
-    if as_json:
-        output.show_json(found)
-        return
-    output.show("Namespaces:")
-    for each in found:
-        output.show(f" - {each}")
+    return client.namespaces()
 
 
-def _number(_: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
-    if text is None or text == _NONE:
-        return text
+class _Limit(NamedTuple):
+    option: str
+    metavar: str
+    field: str
+    """Of a `Quota`."""
+    used: str
+    """Of what is used."""
+    title: str
+    help: str
+    parse: Callable[[str], int]
+    show: Callable[[int], str]
+
+
+def _number(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise click.BadParameter(
-            f"{text!r} is no whole number: write for example 10, or none for no limit", param=param
-        )
+        raise InvalidSpec(f"{text!r} is no whole number: write for example 10, or none for no limit")
     return int(text)
 
 
-def _size(_: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
-    if text is None or text == _NONE:
-        return text
+def _size(text: str) -> int:
     try:
         return parse_bytes(text)
     except InvalidSpec as exc:
-        raise click.BadParameter(f"{exc}; none is no limit", param=param) from None
+        raise InvalidSpec(f"{exc}; none is no limit") from None
+
+
+_LIMITS: Final = (
+    _Limit("--functions", "N", "maxFunctions", "functions", "functions", "Functions at most.", _number, str),
+    _Limit("--memory", "SIZE", "maxMemory", "memory", "memory", "Memory that they reserve at most, as 8Gi.", _size,
+           format_bytes),
+    _Limit("--in-flight", "N", "maxInFlight", "inFlight", "calls in flight",
+           "Calls at one time at most, those that wait included; each gateway counts its own.", _number, str),
+    _Limit("--waiting", "N", "maxWaiting", "waiting", "calls waiting",
+           "Calls that wait for a device at most; each gateway counts its own.", _number, str),
+)  # fmt: skip
+
+
+def _limit(each: _Limit) -> Any:
+    read = declare.parsed(lambda text: _NONE if text == _NONE else each.parse(text))
+    return click.option(each.option, each.field.lower(), callback=read, metavar=each.metavar, help=each.help)
+
+
+def _show_quota(found: Mapping[str, Any]) -> None:
+    used = found.get("used") or {}
+    rows = []
+    for each in _LIMITS:
+        limit = found.get(each.field)
+        has = each.show(used[each.used]) if each.used in used else "-"
+        rows.append((each.title, has, _NONE if limit is None else each.show(limit)))
+    output.table((str(found["namespace"]), "Used", "Limit"), rows)
 
 
 @command.command("quota")
 @click.argument("name")
-@click.option("--functions", "max_functions", callback=_number, metavar="N", help="Functions at most.")
-@click.option(
-    "--memory", "max_memory", callback=_size, metavar="SIZE", help="Memory that they reserve at most, as 8Gi."
-)
-@click.option(
-    "--in-flight", "max_in_flight", callback=_number, metavar="N",
-    help="Calls at one time at most, those that wait included; each gateway counts its own.",
-)  # fmt: skip
-@click.option(
-    "--waiting", "max_waiting", callback=_number, metavar="N",
-    help="Calls that wait for a device at most; each gateway counts its own.",
-)  # fmt: skip
-@click.option("--clear", is_flag=True, help="Let it have no limits.")
-@flags.as_json
+@declare.options(*map(_limit, _LIMITS))
+@click.option("--clear", is_flag=True, help="Remove all limits.")
+@declare.shows(_show_quota)
 @flags.client
-def quota(name: str, clear: bool, as_json: bool, client: Client, **limits: int | str | None) -> None:
+def quota(name: str, clear: bool, client: Client, **limits: int | str | None) -> Mapping[str, Any]:
     """
-    Show what a namespace may use and uses, or set it: limits that are not given stay, none takes one away.
+    Show the quota of a namespace and what it uses, or set limits. Limits that are not given stay; none removes one.
 
     What is deployed or runs already stays when a limit is lowered.
 
@@ -181,30 +179,15 @@ def quota(name: str, clear: bool, as_json: bool, client: Client, **limits: int |
       gpufaas namespace quota dev --memory none
       gpufaas namespace quota dev --clear
     """
-    given = {
-        field: None if limits[each] == _NONE else limits[each]
-        for each, field in _FIELDS.items()
-        if limits[each] is not None
-    }
+    given = {each.field: value for each in _LIMITS if (value := limits[each.field.lower()]) is not None}
     if clear and given:
-        raise click.UsageError("--clear takes all limits away: give it alone, or the limits that are to be")
+        raise click.UsageError("--clear removes all limits: give it alone, or the limits that are to hold")
     if clear:
         client.remove_quota(name)
     elif given:
         has = client.quota(name)
-        client.put_quota(name, cast(Quota, {field: has.get(field) for field in _FIELDS.values()} | given))
-    found: Mapping[str, Any] = client.quota(name)
-    if as_json:
-        output.show_json(found)
-        return
-    used = found.get("used") or {}
-    rows = []
-    for title, field, count, show in (
-        ("functions", "maxFunctions", "functions", str),
-        ("memory", "maxMemory", "memory", format_bytes),
-        ("calls in flight", "maxInFlight", "inFlight", str),
-        ("calls waiting", "maxWaiting", "waiting", str),
-    ):
-        limit = found.get(field)
-        rows.append((title, show(used[count]) if count in used else "-", _NONE if limit is None else show(limit)))
-    output.table((name, "Used", "Limit"), rows)
+        wanted = {each.field: given.get(each.field, has.get(each.field)) for each in _LIMITS}
+        client.put_quota(
+            name, cast(Quota, {field: None if value == _NONE else value for field, value in wanted.items()})
+        )
+    return {"namespace": name, **client.quota(name)}

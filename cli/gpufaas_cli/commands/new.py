@@ -66,9 +66,9 @@ def command(
       gpufaas new --list
     """
     if list_them:
-        from gpufaas_cli.commands.template import show_templates
+        from gpufaas_cli.commands.template import show_templates, templates_here
 
-        show_templates()
+        show_templates(templates_here())
         return
     if not name:
         raise click.UsageError("name the function, as in 'gpufaas new hello --lang python3-torch'")

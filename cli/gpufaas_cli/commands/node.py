@@ -83,7 +83,7 @@ def command(
 
 
 @command.command("list")
-@flags.as_json
+@declare.as_json
 @flags.client
 def list_nodes(as_json: bool, client: Client) -> None:
     """
@@ -111,7 +111,7 @@ def list_nodes(as_json: bool, client: Client) -> None:
 
 @command.command("describe")
 @click.argument("name")
-@flags.as_json
+@declare.as_json
 @flags.client
 def describe(name: str, as_json: bool, client: Client) -> None:
     """

@@ -1,22 +1,15 @@
-"""``gpufaas push``: what was built goes to where it is run from."""
+"""``gpufaas push``."""
 
-from pathlib import Path
-from typing import Any
-
-from gpufaas_cli import declare, flags
-from gpufaas_cli.publish import Building, Extra, Steps, needs_gateway, publish, taken
+from gpufaas_cli import build_flags, declare, flags, pipeline
 from gpufaas_cli.stack import choose_gateway
 
 
 @declare.command("push")
 @flags.stack
-@flags.building
+@build_flags.building
 @flags.gateway
-@flags.as_json
-def command(
-    names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
-    gateway: str | None, as_json: bool, **given: Any,
-) -> None:  # fmt: skip
+@declare.as_json
+def command(selection: flags.Selection, building: pipeline.Building, gateway: str | None, as_json: bool) -> None:
     """
     Upload what was built: bundles to the gateway, images to their registry. Nothing is deployed.
 
@@ -24,10 +17,7 @@ def command(
       gpufaas push
       gpufaas push resize --tag sha
     """
-    stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
-    building, steps = taken(Building, given), Steps(build=False, push=True)
-    if not needs_gateway(stack, functions):
-        publish(stack, functions, Extra(), building, steps, None, as_json)
-        return
-    with flags.connect(choose_gateway(gateway, stack.gateway)) as client:
-        publish(stack, functions, Extra(), building, steps, client, as_json)
+    stack, functions = selection.read()
+    connect = flags.connector(choose_gateway(gateway, stack.gateway))
+    steps = pipeline.Steps(build=False, push=True)
+    pipeline.run(stack, functions, steps, connect, building, as_json=as_json)

@@ -1,6 +1,4 @@
-"""``gpufaas remove``: one function by name, or those of the stack file."""
-
-from pathlib import Path
+"""``gpufaas remove``: functions by name, or those of the stack file."""
 
 import click
 
@@ -13,26 +11,23 @@ from gpufaas_cli.stack import choose_gateway
 @flags.stack
 @flags.namespace
 @flags.gateway
-def command(
-    names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
-    namespace: str | None, gateway: str | None,
-) -> None:  # fmt: skip
+def command(selection: flags.Selection, namespace: str | None, gateway: str | None) -> None:
     """
-    Remove functions from the gateway: the named ones, else the stack file's. One that is gone is no error.
+    Remove functions from the gateway: the named ones, else the stack file's. One that is not deployed is no error.
 
     Examples:
       gpufaas remove digits
       gpufaas remove                      everything that stack.yaml names
       gpufaas remove -f other.yaml --filter 'cnn-*'
     """
-    if names and yaml_file is None and glob is None and regex is None:
-        # By name it may be any function, not only one of the stack file that happens to be here.
-        targets = [(name, namespace) for name in names]
+    if selection.names and (selection.yaml_file, selection.glob, selection.regex) == (None, None, None):
+        # A name may be that of any function, not only of one in the stack file here.
+        targets = [(name, namespace) for name in selection.names]
         url = flags.gateway_url(gateway)
     else:
-        read, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
+        stack, functions = selection.read()
         targets = [(each.name, namespace or each.namespace) for each in functions]
-        url = choose_gateway(gateway, read.gateway)
+        url = choose_gateway(gateway, stack.gateway)
     failed: list[str] = []
     with flags.connect(url) as client:
         for name, where in targets:

@@ -30,7 +30,7 @@ _LATE_S = 0.05
     "--plots", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Draw the distribution of latency."
 )
 @click.option("--plot-format", type=click.Choice(("svg", "png")), default="svg", show_default=True, help="Of --plots.")
-@flags.as_json
+@declare.as_json
 @flags.gateway
 @flags.yaml_file
 def command(

@@ -173,7 +173,7 @@ def remove(name: str, namespace: str | None, client: Client) -> None:
 
 @command.command("list")
 @flags.namespace
-@flags.as_json
+@declare.as_json
 @flags.client
 def list_command(namespace: str | None, as_json: bool, client: Client) -> None:
     """

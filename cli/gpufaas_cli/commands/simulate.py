@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from gpufaas_cli import declare, explanations, flags, output, simulations
+from gpufaas_cli import declare, explanations, output, simulations
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_scheduler.policies import DEFAULT_POLICY, POLICIES
 
@@ -66,7 +66,7 @@ _STEPS = 1000
     "--explain", type=click.IntRange(0), metavar="CALL",
     help="Say of this call, by its index among the arrivals, what was weighed, what was chosen and why.",
 )  # fmt: skip
-@flags.as_json
+@declare.as_json
 def command(
     policies: tuple[str, ...], seed: int, seeds: int, noise: float | None, noise_of: str, noise_law: str | None,
     drift: float, decisions: Path | None, save_workload: Path | None, plots: Path | None, plot_format: str,

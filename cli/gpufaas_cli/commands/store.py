@@ -1,14 +1,20 @@
 """``gpufaas store``: functions that others have made, by name, from a JSON file at a URL or on this disk."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from gpufaas_cli import declare, flags, output
-from gpufaas_cli.publish import Building, Steps, publish
+from gpufaas_cli import build_flags, declare, flags, output, pipeline
 from gpufaas_cli.stack import FILE_NAMES, FUNCTION_NAME, Stack, StackFunction
+
+if TYPE_CHECKING:
+    from gpufaas_cli.stores import StoreFunction
+
+_DESCRIPTION_CHARS = 60
+
+_url = click.option("-u", "--url", metavar="URL|FILE", help="Store; else OPENFAAS_STORE, else OpenFaaS's.")
+_platform = click.option("-p", "--platform", metavar="NAME", help="x86_64, arm64 or armhf. [default: this machine's]")
 
 
 @declare.group("store")
@@ -22,22 +28,10 @@ def command() -> None:
     """
 
 
-def _url(function: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option("-u", "--url", metavar="URL|FILE", help="Store; else OPENFAAS_STORE, else OpenFaaS's.")(
-        function
-    )
-
-
-def _platform(function: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option("-p", "--platform", metavar="NAME", help="x86_64, arm64 or armhf. [default: this machine's]")(
-        function
-    )
-
-
 @command.command("list")
 @click.option("-v", "--verbose", is_flag=True, help="Descriptions in full, and images.")
 @_platform
-@flags.as_json
+@declare.as_json
 @_url
 def list_command(verbose: bool, platform: str | None, as_json: bool, url: str | None) -> None:
     """
@@ -53,22 +47,35 @@ def list_command(verbose: bool, platform: str | None, as_json: bool, url: str | 
     wanted = platform or stores.this_platform()
     found = [each for each in stores.functions(url) if wanted in each.images or not each.images]
     if as_json:
-        output.show_json([_as_json(each) for each in found])
+        output.show_json(found)
         return
-    headings = ["FUNCTION", "AUTHOR", "DESCRIPTION", *(["IMAGE"] if verbose else [])]
     rows = []
     for each in found:
-        text = each.description if verbose or len(each.description) <= 60 else each.description[:59] + "…"
+        text = each.description
+        if not verbose and len(text) > _DESCRIPTION_CHARS:
+            text = text[: _DESCRIPTION_CHARS - 1] + "…"
         rows.append([each.name, each.author, text, *([each.images.get(wanted, "")] if verbose else [])])
     output.show()
-    output.table(headings, rows)
+    output.table(["FUNCTION", "AUTHOR", "DESCRIPTION", *(["IMAGE"] if verbose else [])], rows)
     output.show()
 
 
-@declare.command("describe")
+def _show(found: "StoreFunction", platform: str) -> None:
+    image = found.images.get(platform) or f"none for {platform}; some for {', '.join(sorted(found.images))}"
+    output.aligned(
+        [("Title", found.title or found.name), ("Name", found.name), ("Author", found.author),
+         ("Description", found.description), ("Image", image), ("Process", found.fprocess or "<default>"),
+         ("Repo URL", found.repo_url)]
+    )  # fmt: skip
+    output.section("Environment", found.environment)
+    output.section("Labels", found.labels)
+    output.section("Annotations", found.annotations)
+
+
+@command.command("describe")
 @click.argument("name")
 @_platform
-@flags.as_json
+@declare.as_json
 @_url
 def describe(name: str, platform: str | None, as_json: bool, url: str | None) -> None:
     """
@@ -81,48 +88,24 @@ def describe(name: str, platform: str | None, as_json: bool, url: str | None) ->
     from gpufaas_cli import stores
 
     found = stores.find_function(name, stores.functions(url))
-    if as_json:
-        output.show_json(_as_json(found))
-        return
-    wanted = platform or stores.this_platform()
-    output.aligned(
-        [
-            ("Title", found.title),
-            ("Name", found.name),
-            ("Author", found.author),
-            ("Description", found.description),
-            ("Image", found.images.get(wanted) or f"none for {wanted}; some for {', '.join(sorted(found.images))}"),
-            ("Process", found.fprocess or "<default>"),
-            ("Repo URL", found.repo_url),
-        ]
-    )
-    for title, entries in (
-        ("Environment", found.environment),
-        ("Labels", found.labels),
-        ("Annotations", found.annotations),
-    ):
-        if entries:
-            output.show(f"\n{title}:")
-            output.aligned(sorted(entries.items()), indent=1)
+    output.show_json(found) if as_json else _show(found, platform or stores.this_platform())
 
 
-command.add_command(describe)
 command.add_command(describe, "inspect")
 
 
 @command.command("deploy")
 @click.argument("name")
-@click.option("--name", "called", metavar="NAME", help="What the function is called here. [default: as in the store]")
+@click.option("--name", "called", metavar="NAME", help="The function's name here. [default: as in the store]")
 @_platform
 @_url
-@flags.deploying
-@flags.namespace
+@build_flags.deploying
 @flags.gateway
 @flags.yaml_file
-@flags.as_json
+@declare.as_json
 def deploy(
-    name: str, called: str | None, platform: str | None, url: str | None, gateway: str | None, yaml_file: Path | None,
-    as_json: bool, **given: Any,
+    name: str, called: str | None, platform: str | None, url: str | None, overrides: pipeline.Overrides,
+    gateway: str | None, yaml_file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """
     Deploy a function of a store, by its name or title.
@@ -149,12 +132,6 @@ def deploy(
         readonly_root_filesystem=found.readonly_root_filesystem,
     )
     stack = Stack(path=Path(FILE_NAMES[0]), gateway=None, functions={called: function})
-    with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
-        steps = Steps(build=False, deploy=True)
-        publish(stack, [function], flags.extra_of(given), Building(), steps, client, as_json)
-
-
-def _as_json(function: Any) -> dict[str, Any]:
-    import dataclasses
-
-    return dataclasses.asdict(function)
+    connect = flags.connector(flags.gateway_url(gateway, yaml_file))
+    steps = pipeline.Steps(build=False, deploy=True)
+    pipeline.run(stack, [function], steps, connect, overrides=overrides, as_json=as_json)

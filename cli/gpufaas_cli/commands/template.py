@@ -1,6 +1,5 @@
-"""``gpufaas template``: list those that are here, pull more from git, and find them in a store."""
+"""``gpufaas template``: lists those that are here, pulls more from git, and finds them in a store."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +9,12 @@ from gpufaas_cli import declare, flags, output
 from gpufaas_core.errors import GpufaasError
 
 _HERE: Final = Path("template")
+_overwrite = declare.options(
+    click.option("--overwrite/--no-overwrite", default=True,
+                 help="Replace templates of the same name. [default: overwrite]"),
+    click.option("--debug", is_flag=True, hidden=True, expose_value=False),  # faas-cli's
+)  # fmt: skip
+_url = click.option("-u", "--url", metavar="URL|FILE", help="Store; else OPENFAAS_TEMPLATE_STORE_URL, else OpenFaaS's.")
 
 
 @declare.group("template")
@@ -24,9 +29,21 @@ def command() -> None:
     """
 
 
+def show_templates(found: list[dict[str, Any]]) -> None:
+    rows = [(each["name"], each["language"], each["kind"] or "image", each["description"]) for each in found]
+    output.table(("NAME", "LANGUAGE", "KIND", "DESCRIPTION"), rows)
+
+
+def templates_here() -> list[dict[str, Any]]:
+    from gpufaas_templates import list_templates
+
+    keys = ("name", "language", "kind", "description")
+    return [{key: getattr(each, key) for key in keys} for each in list_templates([_HERE])]
+
+
 @command.command("list")
-@flags.as_json
-def list_command(as_json: bool) -> None:
+@declare.shows(show_templates)
+def list_command() -> list[dict[str, Any]]:
     """
     List the templates that functions can be made from.
 
@@ -34,20 +51,14 @@ def list_command(as_json: bool) -> None:
       gpufaas template list
       gpufaas template list --json
     """
-    show_templates(as_json)
-
-
-def _pulling(function: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--overwrite/--no-overwrite", default=True, help="Replace templates of the same name. [default: overwrite]"
-    )(click.option("--debug", is_flag=True, hidden=True)(function))
+    return templates_here()
 
 
 @command.command("pull")
 @click.argument("source", required=False, metavar="[URL[#REF]|stack]")
-@_pulling
+@_overwrite
 @flags.yaml_file
-def pull(source: str | None, overwrite: bool, debug: bool, yaml_file: Path | None) -> None:  # noqa: ARG001
+def pull(source: str | None, overwrite: bool, yaml_file: Path | None) -> None:
     """
     Copy the templates of a git repository into template/. REF is a branch, a tag or sha-COMMIT.
 
@@ -62,14 +73,14 @@ def pull(source: str | None, overwrite: bool, debug: bool, yaml_file: Path | Non
     from gpufaas_cli import repository, templating
     from gpufaas_cli.stack import read_stack
 
-    if source == "stack":
-        stack = read_stack(yaml_file)
-        if not stack.templates:
-            raise GpufaasError(f"{stack.path} names no templates: list them under configuration.templates")
-        for each in stack.templates:
-            _pull(templating.source_of(stack, each), stack.folder / _HERE, overwrite, only=templating.bare(each.name))
+    if source != "stack":
+        _pull(source or repository.default_repository(), _HERE, overwrite)
         return
-    _pull(source or repository.default_repository(), _HERE, overwrite)
+    stack = read_stack(yaml_file)
+    if not stack.templates:
+        raise GpufaasError(f"{stack.path} names no templates: list them under configuration.templates")
+    for each in stack.templates:
+        _pull(templating.source_of(stack, each), stack.folder / _HERE, overwrite, only=templating.bare(each.name))
 
 
 def _pull(source: str, into: Path, overwrite: bool, only: str | None = None) -> None:
@@ -95,15 +106,12 @@ def store() -> None:
     """
 
 
-_url = click.option("-u", "--url", metavar="URL|FILE", help="Store; else OPENFAAS_TEMPLATE_STORE_URL, else OpenFaaS's.")
-
-
 @store.command("list")
 @click.option("-r", "--recommended", is_flag=True, help="Only recommended ones.")
 @click.option("-o", "--official", is_flag=True, help="Only official ones.")
 @click.option("-p", "--platform", metavar="NAME", help="Only those for this platform.")
 @click.option("-v", "--verbose", is_flag=True, help="Language, platform and repository as well.")
-@flags.as_json
+@declare.as_json
 @_url
 def store_list(
     recommended: bool, official: bool, platform: str | None, verbose: bool, as_json: bool, url: str | None
@@ -127,7 +135,7 @@ def store_list(
     ]
     found.sort(key=lambda each: (not each.recommended, each.official, each.name))
     if as_json:
-        output.show_json([_as_json(each) for each in found])
+        output.show_json(found)
         return
     headings = ["NAME", "RECOMMENDED", "DESCRIPTION", "SOURCE"]
     rows = [[each.name, f"[{'x' if each.recommended else ' '}]", each.description, each.source] for each in found]
@@ -140,40 +148,27 @@ def store_list(
 
 @store.command("describe")
 @click.argument("name")
-@flags.as_json
 @_url
-def describe(name: str, as_json: bool, url: str | None) -> None:
+@declare.shows(lambda found: output.aligned([(key.capitalize(), output.text(value)) for key, value in found.items()]))
+def describe(name: str, url: str | None) -> dict[str, Any]:
     """
     Show all about one template of a store; SOURCE/NAME where several have its name.
 
     Examples:
       gpufaas template store describe golang-middleware
     """
+    import msgspec
+
     from gpufaas_cli import stores
 
-    found = stores.find_template(name, stores.templates(url))
-    if as_json:
-        output.show_json(_as_json(found))
-        return
-    output.aligned(
-        [
-            ("Name", found.name),
-            ("Description", found.description),
-            ("Language", found.language),
-            ("Platform", found.platform),
-            ("Source", found.source),
-            ("Repository", found.repository),
-            ("Official", str(found.official).lower()),
-            ("Recommended", str(found.recommended).lower()),
-        ]
-    )
+    return msgspec.structs.asdict(stores.find_template(name, stores.templates(url)))
 
 
 @store.command("pull")
 @click.argument("name", metavar="[SOURCE/]NAME[@REF]")
-@_pulling
+@_overwrite
 @_url
-def store_pull(name: str, overwrite: bool, debug: bool, url: str | None) -> None:  # noqa: ARG001
+def store_pull(name: str, overwrite: bool, url: str | None) -> None:
     """
     Copy the repository of a template of the store into template/.
 
@@ -186,25 +181,3 @@ def store_pull(name: str, overwrite: bool, debug: bool, url: str | None) -> None
     found = stores.find_template(name, stores.templates(url))
     ref = name.partition("@")[2]
     _pull(f"{found.repository.partition('#')[0]}#{ref}" if ref else found.repository, _HERE, overwrite)
-
-
-def _as_json(template: Any) -> dict[str, Any]:
-    import dataclasses
-
-    return dataclasses.asdict(template)
-
-
-def show_templates(as_json: bool = False) -> None:
-    from gpufaas_templates import list_templates
-
-    found = list_templates([_HERE])
-    if as_json:
-        output.show_json(
-            [
-                {"name": each.name, "language": each.language, "kind": each.kind, "description": each.description}
-                for each in found
-            ]
-        )
-        return
-    rows = [(each.name, each.language, each.kind or "image", each.description) for each in found]
-    output.table(("NAME", "LANGUAGE", "KIND", "DESCRIPTION"), rows)

@@ -27,7 +27,7 @@ _FULL = 0.9  # of a device: from here on the bar is yellow, since the next model
 @click.option(
     "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, metavar="SECONDS", help="Between looks."
 )
-@flags.as_json
+@declare.as_json
 @flags.client
 def command(once: bool, interval: float, as_json: bool, client: Client) -> None:
     """

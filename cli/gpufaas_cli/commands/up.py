@@ -7,10 +7,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from gpufaas_cli import declare, flags, output
-from gpufaas_cli.publish import Building, Steps, needs_gateway, publish, taken
+from gpufaas_cli import build_flags, declare, flags, output, pipeline
 from gpufaas_cli.stack import Stack, StackFunction, choose_gateway
 from gpufaas_core.errors import GpufaasError
+
+_Act = Callable[[Stack, list[StackFunction]], None]
 
 
 @declare.command("up")
@@ -20,15 +21,14 @@ from gpufaas_core.errors import GpufaasError
 @click.option("--publish", "buildx", is_flag=True, help="Images: build for several platforms and push, with buildx.")
 @click.option("--platforms", metavar="LIST", help="With --publish, as in linux/amd64,linux/arm64.")
 @click.option("--watch", "watches", is_flag=True, help="Do it again whenever a file changes, until Ctrl-C.")
-@flags.remote_builder
-@flags.building
-@flags.deploying
-@flags.namespace
+@build_flags.remote
+@build_flags.building
+@build_flags.deploying
 @flags.gateway
-@flags.as_json
+@declare.as_json
 def command(
-    names: tuple[str, ...], yaml_file: Path | None, glob: str | None, regex: str | None, envsubst: bool,
-    skip_push: bool, skip_deploy: bool, buildx: bool, watches: bool, gateway: str | None, as_json: bool, **given: Any,
+    selection: flags.Selection, skip_push: bool, skip_deploy: bool, buildx: bool, watches: bool, remote: Any,
+    building: pipeline.Building, overrides: pipeline.Overrides, gateway: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """
     Build, upload and deploy the functions of the stack file. What the gateway has already is not sent again.
@@ -41,43 +41,29 @@ def command(
       gpufaas up --publish --remote-builder http://gateway:8080 --payload-secret payload.txt
       gpufaas up -f other.yaml --json
     """
-    ctx = click.get_current_context()
-    if not buildx:
-        if ctx.get_parameter_source("remote_builder") is ParameterSource.COMMANDLINE:
-            raise click.UsageError("--remote-builder goes with --publish: 'up' alone builds with docker here")
-        given["remote_builder"] = None  # of the environment
-    given["remote"] = flags.remote_of(given)
-    extra, building = flags.extra_of(given), taken(Building, given)
-    steps = Steps(
+    if not buildx and click.get_current_context().get_parameter_source("remote_builder") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--remote-builder goes with --publish: 'up' alone builds with docker here")
+    builder = build_flags.remote_builder(remote, building) if buildx else None
+    steps = pipeline.Steps(
         push=not skip_push or not skip_deploy, deploy=not skip_deploy, buildx=buildx, push_images=not skip_push
     )
+    stack, functions = selection.read()
+    connect = flags.connector(choose_gateway(gateway, stack.gateway))
 
-    stack, functions = flags.selected(names, yaml_file, glob, regex, envsubst)
-    if skip_deploy and not watches and not needs_gateway(stack, functions):
-        publish(stack, functions, extra, building, steps, None, as_json)
-        return
-    with flags.connect(choose_gateway(gateway, stack.gateway)) as client:
-        if not watches:
-            publish(stack, functions, extra, building, steps, client, as_json)
-            return
+    def act(stack: Stack, functions: list[StackFunction]) -> None:
+        pipeline.run(stack, functions, steps, connect, building, overrides, builder, as_json)
 
-        def again(changed: Stack, which: list[StackFunction]) -> None:
-            publish(changed, which, extra, building, steps, client)
-
-        watch(lambda: flags.selected(names, yaml_file, glob, regex, envsubst), again)
+    watch(selection.read, act) if watches else act(stack, functions)
 
 
-_Read = Callable[[], tuple[Stack, list[StackFunction]]]
-
-
-def watch(read: _Read, again: Callable[[Stack, list[StackFunction]], None]) -> None:
-    """Do *again* with all that *read* gives, then with what has changed, until Ctrl-C."""
-    from gpufaas_cli.watch import changes
+def watch(read: Callable[[], tuple[Stack, list[StackFunction]]], act: _Act) -> None:
+    """Do *act* with all that *read* gives, then with what has changed, until Ctrl-C."""
+    from gpufaas_cli.file_changes import changes
 
     known = [read()]  # the last that could be read
     try:
         changed_files = changes(lambda: watched(*known[-1]))  # what is written while the first is built counts, too
-        _attempt(again, *known[-1])
+        _attempt(act, *known[-1])
         for changed in changed_files:
             try:
                 known[:] = [read()]
@@ -85,7 +71,7 @@ def watch(read: _Read, again: Callable[[Stack, list[StackFunction]], None]) -> N
                 output.note(f"gpufaas: {exc}")
                 continue
             stack, functions = known[-1]
-            _attempt(again, stack, concerned(functions, changed))
+            _attempt(act, stack, concerned(functions, changed))
     except KeyboardInterrupt:
         output.note("Stopped watching.")
 
@@ -97,17 +83,17 @@ def watched(stack: Stack, functions: Sequence[StackFunction]) -> list[Path]:
 
 
 def concerned(functions: Sequence[StackFunction], changed: set[Path]) -> list[StackFunction]:
-    """Return those of *functions* whose own folder has something *changed* in it; all, when anything else has."""
+    """Return those of *functions* with something *changed* in their own folder; all, when anything else has changed."""
     folders = [each.handler for each in functions if each.handler]
     if any(not any(path.is_relative_to(folder) for folder in folders) for path in changed):
         return list(functions)
     return [each for each in functions if each.handler and any(path.is_relative_to(each.handler) for path in changed)]
 
 
-def _attempt(again: Callable[[Stack, list[StackFunction]], None], stack: Stack, functions: list[StackFunction]) -> None:
-    """A function with a mistake in it is why one watches: it ends nothing."""
+def _attempt(act: _Act, stack: Stack, functions: list[StackFunction]) -> None:
+    """Do *act*. A mistake in a function does not end the watch: it waits for the correction."""
     try:
-        again(stack, functions)
+        act(stack, functions)
     except click.exceptions.Exit:
         pass
     except GpufaasError as exc:

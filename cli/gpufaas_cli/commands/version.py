@@ -12,7 +12,7 @@ from gpufaas_core.revision import git_revision
 
 @declare.command("version")
 @click.option("--short-version", "short", is_flag=True, help="Only this CLI's version.")
-@flags.as_json
+@declare.as_json
 @flags.gateway
 @flags.yaml_file
 def command(short: bool, as_json: bool, gateway: str | None, yaml_file: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from gpufaas_cli import declare, flags, output, simulations
+from gpufaas_cli import declare, output, simulations
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import DeviceId
 from gpufaas_core.units import parse_bytes
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     "--rate", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, metavar="FACTOR",
     help="The same calls, so many times as fast after each other.",
 )  # fmt: skip
-@flags.as_json
+@declare.as_json
 def command(
     journal: Path, added: tuple[str, ...], removed: tuple[str, ...], policy: str | None, o3_limit: int | None,
     wait_bound: float | None, replacement: str | None, rate: float, as_json: bool,

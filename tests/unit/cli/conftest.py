@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.unit.cli.wire_log import WireLog
 
-from gpufaas_cli.build import BuildRequest, Built, build
+from gpufaas_cli.bundles import BuildRequest, Built, build
 from gpufaas_cli.main import cli
 from gpufaas_core.errors import InvalidSpec
 

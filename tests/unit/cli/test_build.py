@@ -15,7 +15,7 @@ from tests.unit.cli.conftest import HTTP, Project, Wheels, content_of
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
-from gpufaas_cli.build import BuildRequest, build
+from gpufaas_cli.bundles import BuildRequest, build
 from gpufaas_cli.skeletons import new_function
 from gpufaas_core.bundle import Manifest
 from gpufaas_core.errors import InvalidSpec, StorageFailed

@@ -833,7 +833,7 @@ def test_a_quota_is_shown_set_limit_by_limit_and_cleared() -> None:
         (("none",), 1, "namespace none not found"),
         (("openfaas-fn", "--functions", "-1"), 2, "'-1' is no whole number: write for example 10, or none"),
         (("openfaas-fn", "--memory", "much"), 2, "'much'"),
-        (("openfaas-fn", "--clear", "--waiting", "1"), 2, "--clear takes all limits away"),
+        (("openfaas-fn", "--clear", "--waiting", "1"), 2, "--clear removes all limits"),
     ],
 )
 def test_what_is_no_quota_is_said(arguments: tuple[str, ...], status: int, message: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from tests.unit.cli.wire_log import WireLog
 
-from gpufaas_cli.image import tagged
+from gpufaas_cli.images import tagged
 from gpufaas_core.errors import InvalidSpec
 
 Run = Callable[..., Result]
@@ -384,4 +384,4 @@ def test_local_run_prints_dockers_command(run: Run, here: Path) -> None:
         "-p=127.0.0.1:8081:8080", "--network=n", "--read-only", "--tmpfs=/tmp", "--memory=64m", "--gpus=1",
         "-e=A=file", "-e=B=flag", f"-v={here}/.secrets/key:/var/openfaas/secrets/key:ro", "me/fn:0.1",
     ]  # fmt: skip
-    assert "say which of fn, raw" in run("local-run").stderr
+    assert "one of fn, raw" in run("local-run").stderr

@@ -16,8 +16,8 @@ from click.testing import Result
 from tests.unit.cli.wire_log import Reply, WireLog
 
 from gpufaas_cli.commands.up import concerned
+from gpufaas_cli.file_changes import changes
 from gpufaas_cli.stack import BadStack, StackFunction, read_stack
-from gpufaas_cli.watch import changes
 
 Run = Callable[..., Result]
 GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))

@@ -5,18 +5,13 @@ from pathlib import Path
 from typing import Final
 
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.units import Bytes
 
 _TIMEOUT_S: Final = 5.0  # as faas-cli waits for its stores
-_MOST: Final = 16 << 20  # of a text that is held in memory; stores are some 50 KB
+_MOST: Final = 16 << 20  # bytes that are held in memory; stores have some 50 KB
 
 
 class NotFetched(GpufaasError):
-    """It is not there, cannot be reached, or is not what was asked for."""
-
-
-def is_url(text: str) -> bool:
-    return text.lower().startswith(("http://", "https://"))
+    """The text is missing, cannot be reached, or is not what was asked for."""
 
 
 def fetch_text(place: str) -> str:
@@ -25,31 +20,24 @@ def fetch_text(place: str) -> str:
 
     :raises NotFetched: says where it looked
     """
-    content = fetch_bytes(place)
     try:
-        return content.decode("utf-8-sig")
+        is_url = place.lower().startswith(("http://", "https://"))
+        return (_download(place) if is_url else Path(place).expanduser().read_bytes()).decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise NotFetched(f"{place}: it is not text in UTF-8 (byte {exc.start})") from exc
-
-
-def fetch_bytes(place: str, most: Bytes = _MOST) -> bytes:
-    """:raises NotFetched: as of `fetch_text`, or there are more than *most*"""
-    try:
-        return _download(place, most) if is_url(place) else Path(place).expanduser().read_bytes()
     except OSError as exc:
         raise NotFetched(f"{place}: {exc.strerror or exc}") from exc
 
 
 def fetch_json(place: str) -> object:
     """:raises NotFetched: as of `fetch_text`, or it is not JSON"""
-    text = fetch_text(place)
     try:
-        return json.loads(text)
+        return json.loads(fetch_text(place))
     except ValueError as exc:
         raise NotFetched(f"{place}: it is not JSON: {exc}") from exc
 
 
-def _download(url: str, most: Bytes) -> bytes:
+def _download(url: str) -> bytes:
     import httpx
 
     content = bytearray()
@@ -59,8 +47,8 @@ def _download(url: str, most: Bytes) -> bytes:
                 raise NotFetched(f"{url}: it answers {answer.status_code} {answer.reason_phrase}".rstrip())
             for part in answer.iter_bytes():
                 content += part
-                if len(content) > most:
-                    raise NotFetched(f"{url}: it is larger than {most >> 20} MiB: is it the right address?")
+                if len(content) > _MOST:
+                    raise NotFetched(f"{url}: it is larger than {_MOST >> 20} MiB: is it the right address?")
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise NotFetched(f"{url}: it cannot be reached: {exc or type(exc).__name__}") from exc
     return bytes(content)

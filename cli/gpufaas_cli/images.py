@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpufaas_cli.build import BuildRequest, check_name, copied, copy_tree, walk
+from gpufaas_cli.bundles import BuildRequest, check_name, copied, copy_tree, walk
 from gpufaas_core.docker_command import NoDocker, ask, check_engine, environment, has_buildkit
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_templates import Template, bounded_yaml

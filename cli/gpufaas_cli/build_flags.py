@@ -1,0 +1,96 @@
+"""Options of the commands that build and deploy functions."""
+
+from pathlib import Path
+
+import click
+from click import option
+
+from gpufaas_cli import declare, flags
+from gpufaas_cli.declare import repeated
+from gpufaas_cli.pipeline import Building, Overrides
+from gpufaas_cli.remote_builder import RemoteBuilder, read_payload_secret, read_public_key
+
+_PATH = click.Path(path_type=Path)
+
+build_arg = repeated("-b", "--build-arg", "build_args", says="For build.py or the Dockerfile")
+env = repeated("-e", "--env", says="Environment variable, over the stack file's")
+label = repeated("-l", "--label", "labels", says="Label, over the stack file's")
+annotation = repeated("--annotation", "annotations", says="Annotation, over the stack file's")
+shrinkwrap = option("--shrinkwrap", is_flag=True, help="Only write the build context, in build/.")
+
+building = declare.gathered(
+    "building", Building,
+    build_arg,
+    repeated("-o", "--build-option", "build_options", says="Packages of the template", metavar="NAME", reads=None),
+    repeated("--build-label", "build_labels", says="Label of images"),
+    option("--copy-extra", multiple=True, type=_PATH, metavar="PATH", help="Put it beside the handler; repeatable."),
+    flags.tag,
+    option("--parallel", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Build N at once."),
+    option("--no-cache", is_flag=True, help="Images: build every layer again."),
+    option("--squash", is_flag=True, help="Images: squash the layers, where the engine can."),
+    option("--pull", is_flag=True, help="Images: look for newer base images."),
+    option("--disable-stack-pull", is_flag=True, help="Do not pull templates that are missing."),
+    option("--offline", is_flag=True, help="Bundles: do not ask the gateway which packages its nodes provide; "
+                 "assume those of this Python."),
+    option("-q", "--quiet", is_flag=True, help="Do not show what docker prints."),
+)  # fmt: skip
+
+deploying = declare.options(
+    declare.gathered(
+        "overrides", Overrides,
+        env,
+        label,
+        annotation,
+        repeated("--secret", "secrets", says="Secret that it may read", metavar="NAME", reads=None),
+        repeated("--constraint", "constraints", says="Where it may run", reads=None),
+        option("--fprocess", metavar="COMMAND", help="The process that a watchdog starts."),
+        option("--update/--no-update", default=True, help="Update functions that are deployed. [default: update]"),
+        option("--replace", is_flag=True, help="Remove the function first, instead of updating it."),
+        option("--readonly", is_flag=True, help="Containers: a root filesystem that cannot be written."),
+        option("--read-template/--no-read-template", default=True,
+                     help="Send the process that an image's template names."),
+        option("--cpu-limit", metavar="CORES", help="CPU limit, as in 100m."),
+        option("--memory-limit", metavar="SIZE", help="Memory limit, as in 128Mi."),
+        option("--cpu-request", metavar="CORES", help="CPU request, as in 100m."),
+        option("--memory-request", metavar="SIZE", help="Memory request, as in 128Mi."),
+        flags.namespace,
+    ),
+    flags.deploy_timeout,
+)  # fmt: skip
+
+
+def _remote(
+    remote_builder: str | None, payload_secret: Path | None, builder_public_key: str | None
+) -> tuple[str | None, Path | None, str | None]:
+    return remote_builder, payload_secret, builder_public_key
+
+
+remote = declare.gathered(
+    "remote", _remote,
+    option("--remote-builder", metavar="URL", envvar="OPENFAAS_REMOTE_BUILDER",
+                 help="Build images there: no docker is needed here. [env: OPENFAAS_REMOTE_BUILDER]"),
+    option("--payload-secret", metavar="FILE", envvar="OPENFAAS_PAYLOAD_SECRET", type=_PATH,
+                 help="Has the secret that builds are signed with. [env: OPENFAAS_PAYLOAD_SECRET]"),
+    option("--builder-public-key", metavar="FILE|KEY", envvar="OPENFAAS_BUILDER_PUBLIC_KEY",
+                 help="Key that seals build_secrets; else the builder is asked. [env: OPENFAAS_BUILDER_PUBLIC_KEY]"),
+)  # fmt: skip
+"""Who builds images where there is no docker; for `remote_builder`."""
+
+
+def remote_builder(given: tuple[str | None, Path | None, str | None], building: Building) -> RemoteBuilder | None:
+    """
+    Return the builder that the options of `remote` name, if they name one.
+
+    :raises click.UsageError: *building* asks for what no remote builder does
+    :raises InvalidSpec: a file that they name cannot be used
+    """
+    url, secret, key = given
+    if not url:
+        return None
+    if secret is None:
+        raise click.UsageError("--remote-builder needs --payload-secret FILE, with the secret that the builder knows")
+    unknown = {"--extra-tag": building.extra_tags, "--build-label": building.build_labels, "--squash": building.squash}
+    for flag, value in unknown.items():
+        if value:
+            raise click.UsageError(f"{flag} cannot be asked of a remote builder")
+    return RemoteBuilder(url, read_payload_secret(secret), read_public_key(key) if key else None, flags.verifies())

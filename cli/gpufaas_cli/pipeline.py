@@ -1,0 +1,405 @@
+"""
+From stack file to running functions: what ``build``, ``push``, ``publish``, ``deploy`` and ``up`` have in common.
+
+One function after the other is built, pushed and deployed. What fails with one does not stop the others, and is counted
+at the end. A gateway that cannot be reached stops all: the next function would not reach it either.
+
+A function becomes one of two things. From a template that runs as a process (`Template.kind`), a bundle, which is
+uploaded to the gateway; from any other, or a Dockerfile, a container image, which docker builds and pushes.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from gpufaas import Client, GatewayUnreachable, NotAuthorised, function_path
+from gpufaas_cli import images, output
+from gpufaas_cli.bundles import BuildRequest, Built, build
+from gpufaas_cli.remote_builder import RemoteBuilder
+from gpufaas_cli.stack import Stack, StackFunction
+from gpufaas_cli.target import Connect, Targets
+from gpufaas_cli.templating import template_of
+from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.remote_build import BuildConfig
+from gpufaas_core.units import format_bytes
+from gpufaas_templates import Template
+
+BUNDLE_ANNOTATION: Final = "gpufaas.bundle"
+_SHORT: Final = 12
+_Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the flags add to every deployment, or put in place of what the stack file says."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    secrets: Sequence[str] = ()
+    constraints: Sequence[str] = ()
+    namespace: str | None = None
+    fprocess: str | None = None
+    memory_limit: str | None = None
+    cpu_limit: str | None = None
+    memory_request: str | None = None
+    cpu_request: str | None = None
+    readonly: bool = False
+    update: bool = True
+    """False: a function that is deployed already is an error."""
+    replace: bool = False
+    """Remove the function first, instead of updating it."""
+    read_template: bool = True
+    """Send the process that an image's template names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Building:
+    """How to build, from the flags."""
+
+    build_args: Mapping[str, str] = field(default_factory=dict)
+    build_options: Sequence[str] = ()
+    build_labels: Mapping[str, str] = field(default_factory=dict)
+    copy_extra: Sequence[Path] = ()
+    tag: str = "latest"
+    parallel: int = 1
+    no_cache: bool = False
+    squash: bool = False
+    pull: bool = False
+    quiet: bool = False
+    """Do not show what docker prints."""
+    shrinkwrap: bool = False
+    """Only write the build context."""
+    disable_stack_pull: bool = False
+    platforms: str | None = None
+    extra_tags: Sequence[str] = ()
+    offline: bool = False
+    """Do not ask the gateway what its nodes provide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What is done with each function. Bundles are built in any case: what is up to date is no work."""
+
+    build: bool = True
+    push: bool = False
+    push_images: bool = True
+    """False: `push` is of bundles only."""
+    deploy: bool = False
+    buildx: bool = False
+    """Images are built for several platforms and pushed in one go."""
+
+    @property
+    def done(self) -> str:
+        return "deployed" if self.deploy else "pushed" if self.push else "built"
+
+
+@dataclass(frozen=True, slots=True)
+class _Image:
+    name: str
+    template: Template | None
+
+
+_Made = Built | _Image | None
+
+
+def deployment(
+    function: StackFunction, flags: Overrides, digest: str | None, image: str | None = None, fprocess: str | None = None
+) -> dict[str, object]:
+    """
+    Return the body of a deployment (specs/openfaas.md §4.1). Empty fields are left out, but for labels and annotations,
+    which faas-cli always sends.
+
+    :param image: in place of the stack file's, as a tag was added to it
+    :param fprocess: of its template: used when neither flags nor stack file name one
+    """
+    annotations = {**function.annotations, **flags.annotations}
+    if digest is not None:
+        annotations[BUNDLE_ANNOTATION] = digest
+    limits, requests = dict(function.limits), dict(function.requests)
+    limits |= {key: text for key, text in (("memory", flags.memory_limit), ("cpu", flags.cpu_limit)) if text}
+    requests |= {key: text for key, text in (("memory", flags.memory_request), ("cpu", flags.cpu_request)) if text}
+    body: dict[str, object] = {
+        "service": function.name,
+        "image": image or function.image or f"{function.name}:latest",
+        "namespace": flags.namespace or function.namespace,
+        "envProcess": flags.fprocess or function.fprocess or fprocess,
+        "envVars": {**function.environment, **flags.env},
+        "constraints": list(function.constraints or flags.constraints),
+        "secrets": list(dict.fromkeys((*function.secrets, *flags.secrets))),
+        "labels": {**function.labels, **flags.labels},
+        "annotations": annotations,
+        "limits": limits,
+        "requests": requests,
+        "readOnlyRootFilesystem": function.readonly_root_filesystem or flags.readonly,
+    }
+    return {key: value for key, value in body.items() if value or key in ("labels", "annotations")}
+
+
+def image_of(stack: Stack, function: StackFunction, tag: str) -> str:
+    """Return the function's image, with what ``--tag`` adds to it."""
+    image = function.image or f"{function.name}:latest"
+    return image if tag == "latest" else images.tagged(image, tag, function.handler, stack.folder)
+
+
+def makes_bundles(stack: Stack, functions: Sequence[StackFunction]) -> bool:
+    """Return whether one of them becomes a bundle. A template that has yet to be pulled may make one: it counts."""
+    for each in functions:
+        try:
+            template = template_of(stack, each, fetches=False) if each.is_built else None
+        except InvalidSpec:
+            return True
+        if template is not None and template.kind is not None:
+            return True
+    return False
+
+
+def run(
+    stack: Stack,
+    functions: Sequence[StackFunction],
+    steps: Steps,
+    connect: Connect,
+    building: Building = Building(),
+    overrides: Overrides = Overrides(),
+    remote: RemoteBuilder | None = None,
+    as_json: bool = False,
+) -> None:
+    """
+    Do *steps* with each of *functions*. Ends the process with 1 when one of them failed.
+
+    :param connect: gives the gateway that bundles are sent to, and functions deployed at; where *steps* need none, it
+        is asked what its nodes provide, if it answers
+    :param remote: builds and pushes images, instead of docker here
+    :raises GatewayUnreachable, NotAuthorised: at once
+    """
+    pipeline = _Pipeline(stack, steps, building, overrides, remote, as_json)
+    if steps.deploy or (steps.push and not building.shrinkwrap and makes_bundles(stack, functions)):
+        with connect() as client:
+            client.info()  # a build may take minutes: say first that the gateway is not there
+            pipeline.run(functions, Targets(lambda: nullcontext(client), building.offline, must_answer=True), client)
+    else:
+        pipeline.run(functions, Targets(connect, building.offline, must_answer=False), None)
+
+
+@dataclass(frozen=True)
+class _Pipeline:
+    stack: Stack
+    steps: Steps
+    building: Building
+    flags: Overrides
+    remote: RemoteBuilder | None
+    as_json: bool
+
+    def run(self, functions: Sequence[StackFunction], targets: Targets, client: Client | None) -> None:
+        results: list[dict[str, Any]] = [{"name": each.name} for each in functions]
+        with self._making(functions, targets, results) as making:
+            for function, make, result in zip(functions, making, results, strict=True):
+                try:
+                    made = make()
+                    if not self.building.shrinkwrap:
+                        self._deliver(client, function, made, result)
+                except (GatewayUnreachable, NotAuthorised):
+                    raise
+                except GpufaasError as exc:
+                    first, *rest = str(exc).splitlines() or [type(exc).__name__]
+                    if sys.stderr.isatty():  # elsewhere these lines were shown as they came
+                        for line in rest:
+                            output.note(line)
+                    output.note(f"gpufaas: {function.name}: {first}")
+                    result["error"] = first
+        if self.as_json:
+            output.show_json(results)
+        if failed := [result["name"] for result in results if "error" in result]:
+            output.note(
+                f"gpufaas: {len(failed)} of {len(results)} functions not {self.steps.done}: {', '.join(failed)}"
+            )
+            raise click.exceptions.Exit(1)
+
+    def _say(self, text: str) -> None:
+        if not self.as_json:
+            output.show(text)
+
+    # --- building ---
+
+    @contextmanager
+    def _making(
+        self, functions: Sequence[StackFunction], targets: Targets, results: Sequence[dict[str, Any]]
+    ) -> Iterator[list[Callable[[], _Made]]]:
+        """
+        Give for each function what builds it: at once when it is called, or in one of ``--parallel`` threads that have
+        begun. Building is work of other processes (pip, build.py, docker) and of the disk.
+        """
+
+        def make(index: int, alone: bool) -> _Made:
+            function = functions[index]
+            return self._make(function, targets, results[index], alone) if function.is_built else None
+
+        if self.building.parallel <= 1 or len(functions) < 2:
+            yield [lambda index=index: make(index, True) for index in range(len(functions))]  # type: ignore[misc]
+            return
+        with ThreadPoolExecutor(self.building.parallel) as pool:
+            begun = [pool.submit(make, index, False) for index in range(len(functions))]
+            try:
+                yield [each.result for each in begun]
+            finally:
+                for each in begun:
+                    each.cancel()
+
+    def _make(self, function: StackFunction, targets: Targets, result: dict[str, Any], alone: bool) -> _Made:
+        with output.waiting(f"Building {function.name}") if alone else _lines_of(function.name) as shown:
+            progress = _unheard if self.building.quiet else shown
+            template = template_of(self.stack, function, not self.building.disable_stack_pull, progress)
+            request = self._request(function, template, targets)
+            if self.building.shrinkwrap:
+                folder = images.make_context(request, template)
+                result["context"] = str(folder)
+                self._say(f"Shrink-wrapped: {function.name} in {folder}.")
+                return None
+            if template is None or template.kind is None:
+                return self._make_image(function, request, template, result, progress)
+            self._say(f"Building: {function.name} with template {function.lang}.")
+            built = build(request, progress)
+        result |= {"digest": built.digest, "up_to_date": built.up_to_date, "seconds": round(built.seconds, 3)}
+        weights = f" and {format_bytes(built.manifest.weight_bytes)} of weights" if built.weights else ""
+        how = "was up to date" if built.up_to_date else f"in {output.format_seconds(built.seconds)}"
+        size = f"{format_bytes(built.bundle_tar.stat().st_size)}{weights}"
+        self._say(f"Built: {function.name} {built.digest[:_SHORT]}, {size}, {how}.")
+        return built
+
+    def _request(self, function: StackFunction, template: Template | None, targets: Targets) -> BuildRequest:
+        assert function.lang is not None
+        assert function.handler is not None
+        root = self.stack.root
+        return BuildRequest(
+            name=function.name,
+            lang=template.name if template else function.lang,
+            handler=function.handler if root == Path() else function.handler.absolute(),
+            build_args={**function.build_args, **self.building.build_args},
+            annotations={**function.annotations, **self.flags.annotations},
+            copy=list(dict.fromkeys((*self.stack.copy, *self.building.copy_extra))),
+            build_root=self.stack.folder / "build",
+            template_dirs=self.stack.template_dirs(),
+            root=root,
+            target=lambda: targets.of(deployment(function, self.flags, None)),
+        )
+
+    def _make_image(
+        self,
+        function: StackFunction,
+        request: BuildRequest,
+        template: Template | None,
+        result: dict[str, Any],
+        progress: _Progress,
+    ) -> _Image:
+        given = self.building
+        name = result["image"] = image_of(self.stack, function, given.tag)
+        if not self.steps.build:
+            return _Image(name, template)
+        options = images.ImageOptions(
+            build_args=request.build_args,
+            build_options=tuple(dict.fromkeys((*function.build_options, *given.build_options))),
+            labels=given.build_labels,
+            secrets=function.build_secrets,
+            no_cache=given.no_cache,
+            squash=given.squash,
+            pull=given.pull,
+            platforms=given.platforms or function.platforms,
+            extra_tags=given.extra_tags,
+        )
+        context = images.make_context(request, template)
+        self._say(f"Building: {name} with {function.lang} template. Please wait..")
+        if self.remote is not None:
+            platforms = tuple(each.strip() for each in (options.platforms or "linux/amd64").split(","))
+            arguments = images.build_arguments(template, options)
+            config = BuildConfig(name, arguments, platforms, not self.steps.push_images)
+            secrets = {each: Path(path) for each, path in options.secrets.items()}
+            self.remote.build(config, context, secrets, progress)
+            how = f"built by {self.remote.url}"
+        elif self.steps.buildx:
+            images.publish_image(name, context, template, options, progress)
+            how = "built and pushed"
+        else:
+            images.build_image(name, context, template, options, progress)
+            how = "built"
+        self._say(f"Image: {name} {how}.")
+        return _Image(name, template)
+
+    # --- pushing and deploying ---
+
+    def _deliver(self, client: Client | None, function: StackFunction, made: _Made, result: dict[str, Any]) -> None:
+        if self.steps.push and isinstance(made, Built):
+            assert client is not None
+            self._upload(client, function, made, result)
+        if self.steps.push and self.steps.push_images and not self.steps.buildx and isinstance(made, _Image):
+            self._push_image(function, made.name)
+        if self.steps.deploy:
+            assert client is not None
+            self._deploy(client, function, made, result)
+        elif made is None:
+            self._say(
+                f"Skipping: {function.name} is deployed by its image {function.image}, there is nothing to build."
+            )
+
+    def _upload(self, client: Client, function: StackFunction, built: Built, result: dict[str, Any]) -> None:
+        """Send bundle and weights, but for what the gateway has."""
+        sent = 0
+        files = [(built.digest, built.bundle_tar, "bundle")]
+        for digest, path, what in [*files, *((each.sha256, path, path.name) for each, path in built.weights)]:
+            if not client.has_artifact(digest):
+                size = path.stat().st_size
+                with output.upload_bar(f"{function.name}: {what}", size) as progress:
+                    client.put_artifact(digest, path, progress)
+                sent += size
+        result["uploaded_bytes"] = sent
+        if sent:
+            self._say(f"Uploaded: {format_bytes(sent)}.")
+
+    def _push_image(self, function: StackFunction, name: str) -> None:
+        if "/" not in name:
+            self._say(f"Not pushed: {name} names no registry or user; it stays in the engine that built it.")
+            return
+        self._say(f"Pushing {function.name} [{name}]")
+        with output.waiting(f"Pushing {function.name}") as progress:
+            images.push_image(name, _unheard if self.building.quiet else progress)
+
+    def _deploy(self, client: Client, function: StackFunction, made: _Made, result: dict[str, Any]) -> None:
+        digest = made.digest if isinstance(made, Built) else None
+        template = made.template if isinstance(made, _Image) else None
+        fprocess = images.fprocess_of(template) if self.flags.read_template else None
+        image = None if self.building.tag == "latest" else image_of(self.stack, function, self.building.tag)
+        self._say(f"Deploying: {function.name}.")
+        body = deployment(function, self.flags, digest, image, fprocess)
+        replace = self.flags.replace
+        with output.waiting(f"Deploying {function.name}"):
+            status, reason = client.deploy(body, update=self.flags.update and not replace, replace=replace)
+        namespace = self.flags.namespace or function.namespace
+        result |= {"status": status, "url": client.shown + function_path(function.name, namespace)}
+        if not self.as_json:
+            reserves = "" if digest is None else _reserves(client, function.name, namespace)
+            output.show(f"\nDeployed. {status} {reason}.\nURL: {result['url']}\n{reserves}")
+
+
+def _unheard(_: str) -> None: ...
+
+
+@contextmanager
+def _lines_of(name: str) -> Iterator[_Progress]:
+    """Where several are built at once: each line begins with its function."""
+    yield lambda text: output.note(f"  {name}: {text}")
+
+
+def _reserves(client: Client, name: str, namespace: str | None) -> str:
+    """Return a line about the memory that the function reserves, and why so much; empty: the gateway does not say."""
+    try:
+        ours = client.function(name, namespace, usage=False).get("gpufaas") or {}
+    except GpufaasError:
+        return ""  # it is deployed all the same
+    if not ours.get("memory") or not ours.get("memoryReason"):
+        return ""
+    return f"Reserves {format_bytes(int(ours['memory']))}: {ours['memoryReason']}.\n"
