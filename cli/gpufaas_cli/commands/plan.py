@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import click
 import msgspec
 
-from gpufaas_cli import flags, output
+from gpufaas_cli import declare, output
 
 
 class _Plan(NamedTuple):
@@ -48,7 +48,7 @@ def command() -> None:
 
 
 def _make(name: str, plan: _Plan) -> click.Command:
-    @flags.as_json
+    @declare.as_json
     def run(file: BinaryIO, as_json: bool, explain: bool, **options: Any) -> None:
         from gpufaas_scheduler.plans import problem
 
