@@ -147,7 +147,9 @@ def test_one_argument_too_many_is_one_line_and_exit_code_2(run: Run, path: tuple
         for word in (each.opts[-1], next(iter(getattr(each.type, "choices", "a"))))
     ]
 
-    result = run(*path, *asked, *(["a"] * len(EVERY[path].params)), "too-many")
+    reads = any(isinstance(each.type, click.File) for each in EVERY[path].params)  # it is opened first: stdin is there
+
+    result = run(*path, *asked, *(["-" if reads else "a"] * len(EVERY[path].params)), "too-many")
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert "unexpected extra argument" in result.stderr
