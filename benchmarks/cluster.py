@@ -196,8 +196,8 @@ async def _play(port: int, seconds: float, cpu_s: "CpuClock") -> dict[str, objec
         link = await connect(f"127.0.0.1:{port}", Identity("node", name, "b", TOKEN))
 
         def on_message(message: object, link: object = link) -> None:
-            if isinstance(message, control.ExecuteCommand) and isinstance(message.command, m.Start | m.Load):
-                load = message.command.lease if isinstance(message.command, m.Start) else message.command
+            if isinstance(message, control.ExecuteCommand) and isinstance(message.command, m.StartCall | m.LoadCopy):
+                load = message.command.lease if isinstance(message.command, m.StartCall) else message.command
                 link.send(control.NodeEvent(m.Loaded(load.function, load.device, 0.001, 10)))  # type: ignore[attr-defined]
 
         link.attend(on_message, lambda why: print("node lost:", why))

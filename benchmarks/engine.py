@@ -32,10 +32,10 @@ from gpufaas_core.messages import (
     Finished,
     FunctionDeployed,
     Lease,
-    Load,
+    LoadCopy,
     Loaded,
     Scaled,
-    Start,
+    StartCall,
 )
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_core.units import GiB, MiB
@@ -78,7 +78,7 @@ class Bench:
         for i in range(devices):
             self.engine.handle(DeviceJoined(Device(DeviceId(f"n{i}/cuda:0"), "gpu", 16 * GiB)), 0.0)
         self.number = 0
-        self.running: list[tuple[float, int, Lease | Load]] = []
+        self.running: list[tuple[float, int, Lease | LoadCopy]] = []
         self.cold = 0
         while len(self.running) < devices or self.engine.queue_length < queue:
             self.arrive(0.0)
@@ -96,7 +96,7 @@ class Bench:
     def finish(self) -> tuple[int, float]:
         """End the call that ends next; return the nanoseconds that it took, and when that was."""
         now, _, lease = heappop(self.running)
-        while isinstance(lease, Load):  # a policy's own: in no call's life, so not in the figure
+        while isinstance(lease, LoadCopy):  # a policy's own: in no call's life, so not in the figure
             load_s = self.profiles[lease.function].load_s
             self.obey(self.engine.handle(Loaded(lease.function, lease.device, load_s, 0), now), now)
             now, _, lease = heappop(self.running)
@@ -112,10 +112,10 @@ class Bench:
 
     def obey(self, commands: list[Command], now: float) -> None:
         for command in commands:
-            if isinstance(command, Load):
+            if isinstance(command, LoadCopy):
                 heappush(self.running, (now + self.profiles[command.function].load_s, command.number, command))
                 continue
-            assert isinstance(command, Start)
+            assert isinstance(command, StartCall)
             lease = command.lease
             profile = self.profiles[lease.function]
             took = profile.service_s * (0.9 + 0.2 * self.rng.random()) + (profile.load_s if lease.cold else 0.0)
@@ -150,7 +150,7 @@ def shared_path(calls: int, copies: int = 1) -> list[float]:
     loads = engine.handle(Scaled(echo, copies), 0.1)
     while loads:
         load = loads.pop()
-        assert isinstance(load, Load)
+        assert isinstance(load, LoadCopy)
         loads += engine.handle(Loaded(echo, device, 0.1, 0, load.copy), 0.1)
     assert len(engine.status(0.1).devices[0].resident) == copies
     took = []

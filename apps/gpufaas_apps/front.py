@@ -33,7 +33,7 @@ from gpufaas_gateway.function_api import UsageOf
 from gpufaas_gateway.invoke import Invocations
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
-from gpufaas_gateway.node_api import Cluster, node_routes
+from gpufaas_gateway.node_api import ClusterNodes, node_routes
 from gpufaas_gateway.origins import FromWorkers
 from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.ports import (
@@ -72,7 +72,7 @@ class Parts:
     node: NodePort
     workers: Workers
     usage_of: UsageOf
-    nodes: Cluster
+    nodes: ClusterNodes
     origins: Origins
     async_queue: AsyncQueue
     builds: Builds | None

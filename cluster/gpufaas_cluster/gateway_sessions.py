@@ -17,7 +17,7 @@ from gpufaas_cluster.deployed import Deployed
 from gpufaas_cluster.error_codes import error_name
 from gpufaas_cluster.node_sessions import NodeSessions
 from gpufaas_core.errors import GpufaasError, LoadFailed, Overloaded
-from gpufaas_core.messages import Arrived, Lease, Refused, Serving
+from gpufaas_core.messages import Arrived, Lease, NodeRefused, Serving
 from gpufaas_core.model import CallId, DeviceId, NodeId, Seconds, gateway_of
 from gpufaas_scheduler.service import OnAnswer, SchedulerService
 
@@ -98,7 +98,7 @@ class GatewaySessions:
         elif kind is control.PlaceAgain:
             self._say_if_unknown(gateway, message.call)
         elif kind is control.NodeUnreachable:
-            service.report(Refused(message.call, DeviceId(message.device), message.reason, opened=True))
+            service.report(NodeRefused(message.call, DeviceId(message.device), message.reason, opened=True))
             self._say_if_unknown(gateway, message.call)
         elif kind is control.RunningCalls:
             gateway.running = set(message.running)

@@ -15,7 +15,17 @@ import msgspec
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.messages import Abort, DeviceDrained, DeviceLeft, Evict, Lease, Load, Resize, Start, WorkerExited
+from gpufaas_core.messages import (
+    Abort,
+    DeviceDrained,
+    DeviceLeft,
+    Evict,
+    Lease,
+    LoadCopy,
+    Resize,
+    StartCall,
+    WorkerExited,
+)
 from gpufaas_core.model import Bytes, CallId, Device, DeviceId, FunctionId, NodeId, NodeView, Seconds
 from gpufaas_core.snapshot import NodeSnapshot
 from gpufaas_scheduler.check import NodeCheck
@@ -50,10 +60,10 @@ class NodeSession:
         self.check = NodeCheck()
 
     def open(self, lease: Lease) -> object:
-        self.link.send(control.ExecuteCommand(Start(lease)))
+        self.link.send(control.ExecuteCommand(StartCall(lease)))
         return None
 
-    def load(self, command: Load) -> None:
+    def load(self, command: LoadCopy) -> None:
         self.link.send(control.ExecuteCommand(command))
 
     def evict(self, function: FunctionId, device: DeviceId, copy: int = 0) -> None:

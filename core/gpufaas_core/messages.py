@@ -120,7 +120,7 @@ class Arrived(Struct, frozen=True, tag=True):
     """Its deadline is that of its start: once it runs, it may go on (a WebSocket)."""
 
 
-class Cancelled(Struct, frozen=True, tag=True):
+class CallerLeft(Struct, frozen=True, tag="Cancelled"):
     """The caller is gone. A waiting call gives its place up; a running one is aborted, and `Finished` still comes."""
 
     call: CallId
@@ -137,7 +137,7 @@ class Loaded(Struct, frozen=True, tag=True):
     copy: int = 0
 
 
-class LoadFailed(Struct, frozen=True, tag=True):
+class CopyFailed(Struct, frozen=True, tag="LoadFailed"):
     """
     The worker did not get ready; it has ended and its memory is free. Its calls were answered by the node, unless it
     ran out of memory, or is `blameless`: then they are refused, and placed again.
@@ -194,7 +194,7 @@ class WorkerExited(Struct, frozen=True, tag=True):
     copy: int = 0
 
 
-class Refused(Struct, frozen=True, tag=True):
+class NodeRefused(Struct, frozen=True, tag="Refused"):
     """The node took nothing of the call: it is placed again, with its arrival number and its passes."""
 
     call: CallId
@@ -230,15 +230,15 @@ class Serving(Struct, frozen=True, tag=True):
 
 
 Event = (
-    DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | Cancelled
-    | Loaded | LoadFailed | Finished | Measured | Resized | WorkerExited | Refused | Woken | Restored | Serving
+    DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | CallerLeft
+    | Loaded | CopyFailed | Finished | Measured | Resized | WorkerExited | NodeRefused | Woken | Restored | Serving
 )  # fmt: skip
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-class Start(Struct, frozen=True, tag=True):
+class StartCall(Struct, frozen=True, tag="Start"):
     """Grant the lease: to the node that opens it, and to the gateway that waits for it."""
 
     lease: Lease
@@ -262,7 +262,7 @@ class Abort(Struct, frozen=True, tag=True):
     device: DeviceId
 
 
-class Load(Struct, frozen=True, tag=True):
+class LoadCopy(Struct, frozen=True, tag="Load"):
     """Load without a call (a minimum or a desired number of copies, a prefetch)."""
 
     epoch: int
@@ -295,7 +295,7 @@ class Resize(Struct, frozen=True, tag=True):
     copy: int = 0
 
 
-Command = Start | Reject | Abort | Load | Evict | Resize
+Command = StartCall | Reject | Abort | LoadCopy | Evict | Resize
 
 
 class Learnt(Struct, frozen=True):

@@ -11,7 +11,7 @@ from gpufaas_core.model import EngineStatus, NodeView
 from gpufaas_gateway.answers import json_answer
 
 
-class Cluster(Protocol):
+class ClusterNodes(Protocol):
     """What is known of the nodes."""
 
     def nodes(self) -> list[NodeView]: ...
@@ -27,7 +27,7 @@ class Cluster(Protocol):
         ...
 
 
-def node_routes(cluster: Cluster) -> APIRouter:
+def node_routes(cluster: ClusterNodes) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/system/nodes")
@@ -53,7 +53,7 @@ def node_routes(cluster: Cluster) -> APIRouter:
     return routes
 
 
-def _find(cluster: Cluster, name: str) -> NodeView:
+def _find(cluster: ClusterNodes, name: str) -> NodeView:
     nodes = cluster.nodes()
     for each in nodes:
         if each.id == name:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import LeaseRefused, UnknownFunction, WorkerCrashed
 from gpufaas_core.frames import STREAM, UPGRADE, CallHead
-from gpufaas_core.messages import Finished, Lease, Refused
+from gpufaas_core.messages import Finished, Lease, NodeRefused
 from gpufaas_core.model import CallId, DeviceId, FunctionId, copy_id
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange
@@ -39,31 +39,31 @@ class Leases:
         """
         Open *lease*: on a miss, evict its victims and start its worker. Idempotent: command or call, the first opens.
 
-        None: it was refused, and `Refused` is reported.
+        None: it was refused, and `NodeRefused` is reported.
         """
         exchange = self._leases.get(lease.call)
         if exchange is not None and not (exchange.finished and exchange.lease.number < lease.number):
             return exchange
         if lease.call in self._revoked and lease.number <= self._revoked[lease.call]:
-            self._host.report(Refused(lease.call, lease.device, "the call was given up before its lease came"))
+            self._host.report(NodeRefused(lease.call, lease.device, "the call was given up before its lease came"))
             return None
         device = self._devices.get(lease.device)
         spec = self._specs.get(lease.function)
         if lease.epoch < self.epoch or device is None or spec is None or self.closing:
             self._host.report(
-                Refused(lease.call, lease.device, "unknown device or function, or a lease of an older scheduler")
+                NodeRefused(lease.call, lease.device, "unknown device or function, or a lease of an older scheduler")
             )
             return None
         self.epoch = lease.epoch
         worker = device.workers.get(copy_id(lease.function, lease.copy))
         if lease.number < 0 and (worker is None or worker.state is not WorkerState.READY):
             # Nobody leads, so nothing may be evicted or reserved for it.
-            self._host.report(Refused(lease.call, lease.device, "its worker is not ready, and no scheduler leads"))
+            self._host.report(NodeRefused(lease.call, lease.device, "its worker is not ready, and no scheduler leads"))
             return None
         if worker is None and lease.cold:
             worker = self._host.start(device, spec, lease)
         if worker is None:
-            self._host.report(Refused(lease.call, lease.device, "its worker is not there any more"))
+            self._host.report(NodeRefused(lease.call, lease.device, "its worker is not there any more"))
             return None
         worker.used_at = now = time.monotonic()
         exchange = Exchange(lease, worker, asyncio.get_running_loop(), now)

@@ -12,8 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.messages import DeviceLeft, Event, Lease, Load, Resized
-from gpufaas_core.messages import LoadFailed as LoadFailedFact
+from gpufaas_core.messages import CopyFailed, DeviceLeft, Event, Lease, LoadCopy, Resized
 from gpufaas_core.model import Bytes, CallId, Device, DeviceId, FunctionId, Seconds, copy_id
 from gpufaas_core.snapshot import NodeSnapshot
 from gpufaas_gpu_manager.defined import Functions
@@ -132,14 +131,14 @@ class Node:
         """As `Leases.abort`."""
         self.leases.abort(call, device)
 
-    def load(self, command: Load) -> None:
+    def load(self, command: LoadCopy) -> None:
         """Load without a call."""
         if command.epoch < self.leases.epoch:
             return  # its scheduler has been replaced, and the one that did knows nothing of this
         device, spec = self._devices.get(command.device), self.functions.specs.get(command.function)
         if device is None or spec is None or self.leases.closing:
             reason = "unknown device or function"
-            self.report(LoadFailedFact(command.function, command.device, reason, copy=command.copy))
+            self.report(CopyFailed(command.function, command.device, reason, copy=command.copy))
         elif copy_id(command.function, command.copy) not in device.workers:
             self.host.start(device, spec, command)
 

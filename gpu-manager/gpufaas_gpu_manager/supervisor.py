@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
-from gpufaas_core.messages import Event, Lease, Load
+from gpufaas_core.messages import Event, Lease, LoadCopy
 from gpufaas_core.model import Bytes, FunctionId, Seconds
 from gpufaas_gpu_manager.cpu_time import cpu_seconds
 from gpufaas_gpu_manager.exchange import Exchange
@@ -99,7 +99,7 @@ class Supervisor:
         self._workers[worker.number] = worker
         return worker
 
-    def start(self, device: WorkerDevice, spec: WorkerSpec, command: Lease | Load) -> Worker:
+    def start(self, device: WorkerDevice, spec: WorkerSpec, command: Lease | LoadCopy) -> Worker:
         """Have a worker started on *device* when the victims that *command* names have made room for it."""
         for victim in command.victims:
             device.end(victim)

@@ -14,8 +14,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.descriptors import is_lack
 from gpufaas_core.errors import GpufaasError, LoadFailed, OutOfMemory, WorkerCrashed
 from gpufaas_core.frames import FailedHead, ReadyHead
-from gpufaas_core.messages import Loaded, Measured, WorkerExited
-from gpufaas_core.messages import LoadFailed as LoadFailedFact
+from gpufaas_core.messages import CopyFailed, Loaded, Measured, WorkerExited
 from gpufaas_core.model import Bytes, copy_id
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.cpu_time import state_of
@@ -327,7 +326,7 @@ class Worker(SlotOwner):
             pass  # the engine asked for it, and knows
         elif loading:
             self.host.report(
-                LoadFailedFact(self.spec.function, self.device.id, reason, again_with_more, self.copy, self._blameless)
+                CopyFailed(self.spec.function, self.device.id, reason, again_with_more, self.copy, self._blameless)
             )
         else:
             if ran_out:

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, LeaseRefused, OutOfMemory, WorkerCrashed
-from gpufaas_core.messages import Event, Finished, Measured, Refused
+from gpufaas_core.messages import Event, Finished, Measured, NodeRefused
 from gpufaas_core.model import Bytes, CallId, DeviceId, Seconds
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.devices import NodeDevice
@@ -182,7 +182,7 @@ class WorkerCalls:
     def refuse(self, exchange: Exchange, reason: str) -> None:
         """Nothing of the call was taken: the scheduler, and then the gateway, place it again."""
         lease = exchange.lease
-        self._host.report(Refused(lease.call, lease.device, reason))
+        self._host.report(NodeRefused(lease.call, lease.device, reason))
         exchange.fail(LeaseRefused(f"{lease.device} could not give call {lease.call} to its worker: {reason}"))
 
     def ran_out(self, said: bytes) -> OutOfMemory:

@@ -18,7 +18,7 @@ _TOLERANCE: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class FunctionLoad:
     """Of a function, over all of its copies, now."""
 
     rps: float = 0.0
@@ -46,7 +46,7 @@ class History:
     """(when, copies needed), oldest first: each higher than all that follow it, and all younger than the window."""
 
 
-def desired_copies(rule: ScalingRule, load: Load, current: int, now: Seconds, history: History) -> int:
+def desired_copies(rule: ScalingRule, load: FunctionLoad, current: int, now: Seconds, history: History) -> int:
     """
     Return how many copies the function should have, within the bounds of *rule*; 0 only where that is allowed or is so.
 
@@ -65,7 +65,7 @@ def desired_copies(rule: ScalingRule, load: Load, current: int, now: Seconds, hi
     return min(max(rule.floor, needed), max(rule.floor, rule.max))
 
 
-def needed_copies(rule: ScalingRule, load: Load) -> int:
+def needed_copies(rule: ScalingRule, load: FunctionLoad) -> int:
     """Return how many copies *load* needs, whatever the bounds; 0 for no load."""
     match rule.type:
         case "capacity":
@@ -79,7 +79,7 @@ def needed_copies(rule: ScalingRule, load: Load) -> int:
     return math.ceil(amount / (rule.target * rule.target_proportion) - _TOLERANCE)
 
 
-def remember(rule: ScalingRule, load: Load, now: Seconds, history: History) -> History:
+def remember(rule: ScalingRule, load: FunctionLoad, now: Seconds, history: History) -> History:
     """Return *history* with *load* at *now*. O(needs), which are at most as many as there are different numbers."""
     needed = needed_copies(rule, load)
     needs = [each for each in history.needs if _fresh(rule, each[0], now) and each[1] > needed]

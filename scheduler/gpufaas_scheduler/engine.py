@@ -56,13 +56,13 @@ def _serving(world: World, _event: m.Serving) -> None:
 HANDLERS: Final[dict[type[m.Event], Callable[[World, Any], None]]] = {
     m.Arrived: calls.arrived,
     m.Finished: calls.finished,
-    m.Cancelled: calls.cancelled,
+    m.CallerLeft: calls.cancelled,
     m.Loaded: workers.loaded,
-    m.LoadFailed: workers.load_failed,
+    m.CopyFailed: workers.load_failed,
     m.Measured: workers.measured,
     m.Resized: workers.resized,
     m.WorkerExited: workers.worker_exited,
-    m.Refused: calls.refused,
+    m.NodeRefused: calls.refused,
     m.Woken: calls.woken,
     m.DeviceJoined: joins.device_joined,
     m.DeviceLeft: fleet.device_left,
@@ -81,8 +81,8 @@ _LISTENING: Final = {
 """Between `Restored` and `Serving`."""
 
 _TANGLING: Final = frozenset((
-    m.DeviceLeft, m.DeviceDrained, m.Measured, m.Resized, m.LoadFailed, m.WorkerExited, m.Refused, m.FunctionDeployed,
-    m.Scaled, m.Serving,
+    m.DeviceLeft, m.DeviceDrained, m.Measured, m.Resized, m.CopyFailed, m.WorkerExited, m.NodeRefused,
+    m.FunctionDeployed, m.Scaled, m.Serving,
 ))  # fmt: skip
 """Events after which a nested call may have no place any more that it had a claim to."""
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from gpufaas_core.model import EngineStatus, FunctionId, Seconds
 from gpufaas_core.scaling import ScalingRule
-from gpufaas_scheduler.autoscale import History, Load, desired_copies, remember
+from gpufaas_scheduler.autoscale import FunctionLoad, History, desired_copies, remember
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,9 @@ class Watched:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Tracked:
     history: History
-    load: Load = field(default_factory=Load)
+    load: FunctionLoad = field(default_factory=FunctionLoad)
     samples: deque[tuple[Seconds, Watched]] = field(default_factory=deque)
     """Of the last `RATE_S`, and the one before."""
 
@@ -67,7 +67,7 @@ class Scaler:
         self._status = status
         self._scale = scale
         self._every_s = every_s
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _Tracked] = {}
 
     async def run(self, stopped: asyncio.Event) -> None:
         """`tick` every so often until *stopped*."""
@@ -88,7 +88,7 @@ class Scaler:
         status = self._status()
         copies = _copies(status)
         for name, each in watched.items():
-            seen = self._seen.setdefault(name, _Seen(History(now)))
+            seen = self._seen.setdefault(name, _Tracked(History(now)))
             self._observe(seen, each, now)
             current = status.desired.get(each.function, copies.get(each.function, 0))
             wanted = desired_copies(each.rule, seen.load, current, now, seen.history)
@@ -96,12 +96,12 @@ class Scaler:
                 log.info("function.scaled id=%s copies=%d before=%d", each.function, wanted, current)
                 self._scale(each.function, wanted)
 
-    def load(self, name: str) -> Load | None:
+    def load(self, name: str) -> FunctionLoad | None:
         """Return what was measured of a function at the last tick; None: it has no rule, or was not looked at yet."""
         seen = self._seen.get(name)
         return None if seen is None else seen.load
 
-    def _observe(self, seen: _Seen, new: Watched, now: Seconds) -> None:
+    def _observe(self, seen: _Tracked, new: Watched, now: Seconds) -> None:
         samples = seen.samples
         while len(samples) > 1 and now - samples[1][0] >= RATE_S:
             samples.popleft()
@@ -116,7 +116,7 @@ class Scaler:
                 times = [sample.cpu_s for _, sample in samples] + [new.cpu_s]
                 used_s = sum(max(0.0, later - before) for before, later in pairwise(times))
                 millicores = 1000 * used_s / (now - since)
-        seen.load = Load(rps, new.inflight, millicores, new.queued, arrived)
+        seen.load = FunctionLoad(rps, new.inflight, millicores, new.queued, arrived)
         seen.history = remember(new.rule, seen.load, now, seen.history)
         samples.append((now, new))
 

@@ -25,7 +25,7 @@ from gpufaas_core.errors import (
 from gpufaas_core.messages import (
     Abort,
     Arrived,
-    Cancelled,
+    CallerLeft,
     Command,
     DeviceJoined,
     Event,
@@ -33,13 +33,13 @@ from gpufaas_core.messages import (
     FunctionDeployed,
     FunctionRemoved,
     Lease,
-    Load,
+    LoadCopy,
+    NodeRefused,
     Outer,
-    Refused,
     Reject,
     Resize,
     Scaled,
-    Start,
+    StartCall,
 )
 from gpufaas_core.model import (
     Bytes,
@@ -63,7 +63,7 @@ class NodeCommands(Protocol):
 
     def open(self, lease: Lease) -> object: ...
 
-    def load(self, command: Load) -> None: ...
+    def load(self, command: LoadCopy) -> None: ...
 
     def evict(self, function: FunctionId, device: DeviceId, copy: int = 0) -> None: ...
 
@@ -173,7 +173,7 @@ class SchedulerService:
         """The caller of *call* is gone, or its time is up: remove it from the queue, or stop it."""
         self._waiting.pop(call, None)
         self._refused.pop(call, None)
-        self.handle(Cancelled(call))
+        self.handle(CallerLeft(call))
 
     # --- gateways of other processes ---
 
@@ -203,7 +203,7 @@ class SchedulerService:
 
     def report(self, fact: Event) -> None:
         """A node says what happened."""
-        if isinstance(fact, Refused) and fact.call != self._placing and self._answer_of(fact.call) is None:
+        if isinstance(fact, NodeRefused) and fact.call != self._placing and self._answer_of(fact.call) is None:
             # Its gateway asks for the next lease when it learns of the refusal, which may be after that is granted.
             self._waiting[fact.call] = self._refused[fact.call] = self._loop.create_future()
         self.handle(fact)
@@ -231,7 +231,7 @@ class SchedulerService:
 
     def _carry_out(self, command: Command) -> None:
         nodes = self._nodes
-        if isinstance(command, Start):
+        if isinstance(command, StartCall):
             lease = command.lease
             self._answer(lease.call, lease)
             if lease.cold:
@@ -246,7 +246,7 @@ class SchedulerService:
             node.resize(command.function, command.device, command.memory, command.copy)
         elif isinstance(command, Evict):
             nodes.get(command.device, _LEFT).evict(command.function, command.device, command.copy)
-        elif isinstance(command, Load):
+        elif isinstance(command, LoadCopy):
             nodes.get(command.device, _LEFT).load(command)
 
     def _answer_of(self, call: CallId) -> OnAnswer | None:

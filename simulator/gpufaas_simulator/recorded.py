@@ -203,7 +203,7 @@ class _Outcomes:
                 self.devices[device_id].left_at = now
                 self.record.release_all(device_id, now)
                 self._lose(now, device_id)
-            case m.WorkerExited(function, on, copy=copy) | m.LoadFailed(function, on, copy=copy):
+            case m.WorkerExited(function, on, copy=copy) | m.CopyFailed(function, on, copy=copy):
                 self.record.release(function, copy, on, now)
                 self._lose(now, on, (function, copy))
             case m.Finished(call, _, service_s, ok):
@@ -211,17 +211,17 @@ class _Outcomes:
                     self._end(call, now, COMPLETED if ok else FAILED)
                     self.record.ended[self.number[call]] = now
                     self.record.service_s[self.number[call]] = service_s
-            case m.Refused(call, _):
+            case m.NodeRefused(call, _):
                 if (ran := self.running.pop(call, None)) is not None and ran[0].cold:
                     self.record.release(ran[0].function, ran[0].copy, ran[0].device, now)
-            case m.Cancelled(call):
+            case m.CallerLeft(call):
                 if call in self.number and call not in self.running:
                     self.record.outcome[self.number[call]] = FAILED
 
     def commanded(self, command: m.Command, now: Seconds) -> None:
         record = self.record
         match command:
-            case m.Start(lease) if lease.call in self.number:
+            case m.StartCall(lease) if lease.call in self.number:
                 at = self.number[lease.call]
                 record.outcome[at] = PENDING
                 record.start[at] = HIT
@@ -232,7 +232,7 @@ class _Outcomes:
                 record.device[at] = self.devices[lease.device].index
                 record.starts.append(at)
                 self.running[lease.call] = (lease, now)
-            case m.Load(_, _, function, _, device_id, _, victims, copy):
+            case m.LoadCopy(_, _, function, _, device_id, _, victims, copy):
                 record.prefetches += 1
                 record.hold(function, device_id, copy, victims, now)
             case m.Evict(function, device_id, copy):

@@ -242,9 +242,9 @@ class Simulation:
     def _obey(self, commands: list[m.Command]) -> None:
         for command in commands:
             kind = type(command)
-            if kind is m.Start:
+            if kind is m.StartCall:
                 self._start(command.lease)  # type: ignore[union-attr]
-            elif isinstance(command, m.Load):
+            elif isinstance(command, m.LoadCopy):
                 self._load(command)
             elif isinstance(command, m.Evict):
                 self._evict(command)
@@ -294,7 +294,7 @@ class Simulation:
 
         self._at(begin, number, device, tell)
 
-    def _load(self, command: m.Load) -> None:
+    def _load(self, command: m.LoadCopy) -> None:
         device = self._devices[command.device]
         function, victims = command.function, command.victims
         cost = self._revisions.cost(function, device.kind)

@@ -20,8 +20,7 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemory, WorkerCrashed
 from gpufaas_core.frames import FILE, INLINE, STREAM, UPGRADE, AnswerHead, CallHead
 from gpufaas_core.logs import Printed
-from gpufaas_core.messages import Event, Finished, Lease, Loaded, WorkerExited
-from gpufaas_core.messages import LoadFailed as LoadFailedFact
+from gpufaas_core.messages import CopyFailed, Event, Finished, Lease, Loaded, WorkerExited
 from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
@@ -429,7 +428,7 @@ async def test_one_that_cannot_start_says_why(rig: Rig) -> None:
     with pytest.raises(LoadFailed, match=r"status 1[\s\S]*this cannot work"):
         await rig.call(function, cold=True)
 
-    assert len(rig.facts_of(LoadFailedFact)) == 1
+    assert len(rig.facts_of(CopyFailed)) == 1
     assert rig.node.reserved(DEVICE) == 0
 
 

@@ -16,7 +16,7 @@ from gpufaas_cluster.call_server import CallServer
 from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_core.logs import FunctionLogs
-from gpufaas_core.messages import Refused
+from gpufaas_core.messages import NodeRefused
 from gpufaas_core.model import CallId, DeviceId, NodeId, NodeView
 
 Node = gpufaas_gpu_manager.node.Node
@@ -43,7 +43,7 @@ class NodeOverTcp(Node):
         self.remote.set_nodes([NodeView(NodeId("local"), f"127.0.0.1:{self._server.port}", self.devices())])
 
     def _unreachable(self, call: CallId, device: str, reason: str) -> None:
-        self.report(Refused(call, DeviceId(device), reason))
+        self.report(NodeRefused(call, DeviceId(device), reason))
 
     async def close(self) -> None:
         await super().close()

@@ -25,8 +25,18 @@ from gpufaas_core.errors import (
 )
 from gpufaas_core.frames import CallHead
 from gpufaas_core.logs import Printed
-from gpufaas_core.messages import DeviceLeft, Event, Finished, Lease, Loaded, Measured, Refused, Resized, WorkerExited
-from gpufaas_core.messages import LoadFailed as LoadFailedFact
+from gpufaas_core.messages import (
+    CopyFailed,
+    DeviceLeft,
+    Event,
+    Finished,
+    Lease,
+    Loaded,
+    Measured,
+    NodeRefused,
+    Resized,
+    WorkerExited,
+)
 from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, copy_id
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
@@ -279,9 +289,9 @@ async def test_a_load_beyond_its_reservation_fails_cleanly_and_says_that_it_was_
     with pytest.raises(LeaseRefused, match="MemoryError"):  # the scheduler knows whether there is more
         await rig.call(rig.lease(function, cold=True))
 
-    await eventually(lambda: rig.facts_of(LoadFailedFact))
-    fact = rig.facts_of(LoadFailedFact)[0]
-    assert isinstance(fact, LoadFailedFact)
+    await eventually(lambda: rig.facts_of(CopyFailed))
+    fact = rig.facts_of(CopyFailed)[0]
+    assert isinstance(fact, CopyFailed)
     assert fact.out_of_memory
     assert rig.node.reserved(DEVICE) == 0
 
@@ -412,7 +422,7 @@ async def test_a_call_that_comes_after_it_was_aborted_takes_nothing(rig: Rig) ->
         await rig.call(lease)
 
     assert rig.node.workers() == []
-    assert [each.call for each in rig.facts_of(Refused)] == [lease.call]  # type: ignore[union-attr]
+    assert [each.call for each in rig.facts_of(NodeRefused)] == [lease.call]  # type: ignore[union-attr]
 
 
 async def test_what_the_scheduler_doubts_is_over_if_it_is_not_there_and_goes_on_if_it_is(rig: Rig) -> None:
@@ -441,7 +451,7 @@ async def test_a_worker_that_dies_while_the_body_of_a_call_comes_has_taken_nothi
 
     with pytest.raises(LeaseRefused):
         await rig.call(lease)
-    assert [each.call for each in rig.facts_of(Refused)] == [lease.call]  # type: ignore[union-attr]
+    assert [each.call for each in rig.facts_of(NodeRefused)] == [lease.call]  # type: ignore[union-attr]
 
 
 @pytest.mark.usefixtures("warm_fork_servers")
@@ -475,7 +485,7 @@ async def test_a_newer_lease_of_a_call_whose_first_load_failed_loads_again(rig: 
     function = await rig.function("second", source)
     first = rig.lease(function, cold=True)
     rig.node.open(first)
-    await eventually(lambda: rig.facts_of(LoadFailedFact))
+    await eventually(lambda: rig.facts_of(CopyFailed))
     flag.touch()
 
     again = replace(rig.lease(function, cold=True), call=first.call)
@@ -560,7 +570,7 @@ async def test_a_lease_that_cannot_be_opened_is_refused_and_nothing_is_taken(rig
     with pytest.raises(LeaseRefused):
         rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
 
-    assert isinstance(rig.facts[0], Refused)
+    assert isinstance(rig.facts[0], NodeRefused)
 
 
 async def test_whichever_of_command_and_call_comes_first_opens_the_lease(rig: Rig) -> None:
@@ -631,12 +641,12 @@ async def test_a_crash_before_the_call_comes_is_told_to_the_call_and_does_not_lo
     function = await rig.function("dies", "import os\ndef load(device): os._exit(3)\ndef handle(m, e, c): pass")
     lease = rig.lease(function, cold=True)
     rig.node.open(lease)
-    await eventually(lambda: rig.facts_of(LoadFailedFact))
+    await eventually(lambda: rig.facts_of(CopyFailed))
 
     with pytest.raises(GpufaasError, match="exit status 3"):
         await rig.call(lease)
 
-    assert len(rig.facts_of(LoadFailedFact)) == 1
+    assert len(rig.facts_of(CopyFailed)) == 1
 
 
 async def test_a_snapshot_says_what_is_in_memory_and_what_runs(rig: Rig, tmp_path: Path) -> None:
@@ -691,7 +701,7 @@ async def test_what_an_older_scheduler_granted_is_refused_once_a_newer_one_has_s
     assert rig.node.snapshot().epoch == 7
     with pytest.raises(LeaseRefused):
         await rig.call(rig.lease(function))
-    assert [each.call for each in rig.facts if isinstance(each, Refused)] == [CallId("c2")]
+    assert [each.call for each in rig.facts if isinstance(each, NodeRefused)] == [CallId("c2")]
 
 
 # --- what is not here is fetched ---
@@ -750,7 +760,7 @@ async def test_a_fetch_that_fails_fails_the_load_with_its_reason(rig: Rig) -> No
     with pytest.raises(LoadFailed, match=r"big\.ns did not load on n/cpu:0: artifact abc could not be fetched"):
         await rig.call(rig.lease(function, cold=True))
 
-    assert len(rig.facts_of(LoadFailedFact)) == 1
+    assert len(rig.facts_of(CopyFailed)) == 1
     assert rig.node.reserved(DEVICE) == 0
     assert rig.node.workers() == []
 
@@ -772,7 +782,7 @@ async def test_a_worker_evicted_while_it_fetches_gives_up_and_its_memory_is_free
         head, _, _ = await exchange.answer()
 
     assert head.status == 200
-    assert not rig.facts_of(LoadFailedFact)
+    assert not rig.facts_of(CopyFailed)
     assert rig.node.reserved(DEVICE) == lease.memory
 
 

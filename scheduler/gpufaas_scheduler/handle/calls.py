@@ -286,7 +286,7 @@ def _recovers(world: World, owner: FunctionState, failing: backoff.Backoff, cold
         balance(world, owner)
 
 
-def cancelled(world: World, event: m.Cancelled) -> None:
+def cancelled(world: World, event: m.CallerLeft) -> None:
     call = world.calls.by_id.get(event.call)
     if call is None or call.aborted:
         if world.lost.pop(event.call, None) is None:
@@ -297,7 +297,7 @@ def cancelled(world: World, event: m.Cancelled) -> None:
         give_up(world, call)
 
 
-def refused(world: World, event: m.Refused) -> None:
+def refused(world: World, event: m.NodeRefused) -> None:
     lost = world.lost.pop(event.call, None)
     if lost is not None and lost.device is not None and lost.device.id == event.device:
         place_again(world, lost, event.reason)

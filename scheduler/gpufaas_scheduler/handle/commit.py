@@ -98,7 +98,7 @@ def try_load(world: World, action: contract.Load) -> str | None:
     device.free_at = model.ready_at
     world.cluster.set_busy(device)
     world.lease = number = world.lease + 1
-    world.out.append(m.Load(world.epoch, number, owner.id, owner.digest, device.id, model.memory, names))
+    world.out.append(m.LoadCopy(world.epoch, number, owner.id, owner.digest, device.id, model.memory, names))
     return None
 
 

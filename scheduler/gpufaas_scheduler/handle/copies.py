@@ -145,7 +145,7 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
         return False
     model, names = reserve(world, device, owner, victims)
     world.lease = number = world.lease + 1
-    load = m.Load(world.epoch, number, owner.id, owner.digest, device.id, model.memory, names, model.copy)
+    load = m.LoadCopy(world.epoch, number, owner.id, owner.digest, device.id, model.memory, names, model.copy)
     world.out.append(load)
     if not owner.exclusive:
         serve_fifo(world, owner)  # its slots are free from now on, see `free_copy`

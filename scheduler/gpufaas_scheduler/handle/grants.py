@@ -64,7 +64,7 @@ def start(world: World, call: Call, device: DeviceState, model: Model | None, vi
         world.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, names, local,
         model.copy, None if call.ends is None else call.ends - now,
     )  # fmt: skip
-    world.out.append(m.Start(lease))
+    world.out.append(m.StartCall(lease))
 
 
 def reserve(
@@ -178,4 +178,4 @@ def grant_again(world: World, call: Call, device: DeviceState, model: Model) -> 
         world.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, victims,
         copy=model.copy, within_s=None if call.ends is None else call.ends - world.cluster.now,
     )  # fmt: skip
-    world.out.append(m.Start(lease))
+    world.out.append(m.StartCall(lease))

@@ -19,7 +19,7 @@ _MAX_LOST: Final = 10_000
 
 
 def _resident(
-    world: World, event: m.Loaded | m.LoadFailed | m.Measured | m.Resized | m.WorkerExited
+    world: World, event: m.Loaded | m.CopyFailed | m.Measured | m.Resized | m.WorkerExited
 ) -> tuple[DeviceState, Model] | None:
     """Return the copy that *event* is about, and its device; None: the engine has taken it away."""
     state = world.devices.get(event.device)
@@ -60,7 +60,7 @@ def loaded(world: World, event: m.Loaded) -> None:
         world.freed = True
 
 
-def load_failed(world: World, event: m.LoadFailed) -> None:
+def load_failed(world: World, event: m.CopyFailed) -> None:
     found = _resident(world, event)
     if found is None or not found[1].loading:
         world.ignored["LoadFailed"] += 1

@@ -39,9 +39,31 @@ from gpufaas_scheduler.policies.load_balance import LoadBalance
 from gpufaas_scheduler.policies.locality import DEFAULT_O3_LIMIT, Locality
 
 __all__ = [
-    "DEFAULT_O3_LIMIT", "DEFAULT_POLICY", "DEFAULT_WAIT_BOUND_S", "ENTRY_POINTS", "POLICIES", "Action", "CountPass",
-    "DeviceView", "EnqueueLocal", "Explaining", "FunctionView", "Load", "Option", "Plan", "Promise", "QueueView",
-    "Refusal", "ResidentView", "SchedulingPolicy", "Settings", "Start", "View", "WaitingCall", "Why", "make_policy",
+    "DEFAULT_O3_LIMIT",
+    "DEFAULT_POLICY",
+    "DEFAULT_WAIT_BOUND_S",
+    "ENTRY_POINTS",
+    "POLICIES",
+    "Action",
+    "CountPass",
+    "DeviceView",
+    "EnqueueLocal",
+    "Explaining",
+    "FunctionView",
+    "Load",
+    "Option",
+    "Plan",
+    "PolicyOptions",
+    "Promise",
+    "QueueView",
+    "Refusal",
+    "ResidentView",
+    "SchedulingPolicy",
+    "Start",
+    "View",
+    "WaitingCall",
+    "Why",
+    "make_policy",
 ]  # fmt: skip
 
 ENTRY_POINTS: Final = "gpufaas.policies"
@@ -50,7 +72,7 @@ DEFAULT_POLICY: Final = "least-wait"
 """Of `serve`, of the simulator, and of journals that name none."""
 
 
-class Settings(Struct, frozen=True):
+class PolicyOptions(Struct, frozen=True):
     """What people set for a policy; each takes what it knows."""
 
     o3_limit: int = DEFAULT_O3_LIMIT
@@ -59,7 +81,7 @@ class Settings(Struct, frozen=True):
     """least-wait: a call that would wait for longer has one device reserved; one call at a time."""
 
 
-POLICIES: Final[Mapping[str, Callable[[Settings], SchedulingPolicy]]] = {
+POLICIES: Final[Mapping[str, Callable[[PolicyOptions], SchedulingPolicy]]] = {
     "lb": lambda _: LoadBalance(),
     "lalb": lambda _: Locality("lalb", limit=0),
     "lalb-o3": lambda settings: Locality("lalb-o3", limit=settings.o3_limit),
@@ -82,7 +104,7 @@ def make_policy(
     if not 0 <= wait_bound_s < float("inf"):
         raise InvalidSpec(f"the wait bound is a number of seconds, 0 or more, not {wait_bound_s}")
     if name in POLICIES:
-        return POLICIES[name](Settings(o3_limit, wait_bound_s))
+        return POLICIES[name](PolicyOptions(o3_limit, wait_bound_s))
     from importlib.metadata import entry_points  # 15 ms that only a foreign policy costs
 
     plugins = {each.name: each for each in entry_points(group=ENTRY_POINTS)}

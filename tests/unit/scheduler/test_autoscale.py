@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufaas_core.scaling import TYPES, ScalingRule
-from gpufaas_scheduler.autoscale import History, Load, desired_copies, remember
+from gpufaas_scheduler.autoscale import FunctionLoad, History, desired_copies, remember
 
 QUIET = History(0.0)
 
@@ -13,17 +13,18 @@ QUIET = History(0.0)
 @pytest.mark.parametrize(
     ("rule", "load", "copies"),
     [
-        (ScalingRule(type="capacity", target=5, target_proportion=1.0), Load(inflight=15), 3),  # OpenFaaS's own example
-        (ScalingRule(type="capacity", target=5, target_proportion=1.0), Load(inflight=16), 4),
-        (ScalingRule(type="rps"), Load(rps=45, inflight=1), 1),
-        (ScalingRule(type="rps"), Load(rps=46, inflight=1), 2),
-        (ScalingRule(type="cpu", target=500, target_proportion=0.5), Load(cpu_millicores=900, inflight=1), 4),
-        (ScalingRule(type="queue", target=10, target_proportion=1.0), Load(queued=95), 10),
-        (ScalingRule(type="rps", max=3), Load(rps=1e6, inflight=1), 3),
-        (ScalingRule(type="rps", min=2), Load(rps=1, inflight=1), 2),
+        # The first is an example of OpenFaaS.
+        (ScalingRule(type="capacity", target=5, target_proportion=1.0), FunctionLoad(inflight=15), 3),
+        (ScalingRule(type="capacity", target=5, target_proportion=1.0), FunctionLoad(inflight=16), 4),
+        (ScalingRule(type="rps"), FunctionLoad(rps=45, inflight=1), 1),
+        (ScalingRule(type="rps"), FunctionLoad(rps=46, inflight=1), 2),
+        (ScalingRule(type="cpu", target=500, target_proportion=0.5), FunctionLoad(cpu_millicores=900, inflight=1), 4),
+        (ScalingRule(type="queue", target=10, target_proportion=1.0), FunctionLoad(queued=95), 10),
+        (ScalingRule(type="rps", max=3), FunctionLoad(rps=1e6, inflight=1), 3),
+        (ScalingRule(type="rps", min=2), FunctionLoad(rps=1, inflight=1), 2),
     ],
 )
-def test_the_load_of_the_function_over_the_aim_of_a_copy(rule: ScalingRule, load: Load, copies: int) -> None:
+def test_the_load_of_the_function_over_the_aim_of_a_copy(rule: ScalingRule, load: FunctionLoad, copies: int) -> None:
     assert desired_copies(rule, load, 1, 0.0, QUIET) == copies
 
 
@@ -32,7 +33,7 @@ def test_up_at_once_and_down_when_the_window_is_over() -> None:
     copies, history, seen = 1, QUIET, []
 
     for now, inflight in enumerate([1, 8, 2, 4, *[1] * 40]):
-        load = Load(inflight=inflight)
+        load = FunctionLoad(inflight=inflight)
         history = remember(rule, load, float(now), history)
         copies = desired_copies(rule, load, copies, float(now), history)
         seen.append(copies)
@@ -42,36 +43,39 @@ def test_up_at_once_and_down_when_the_window_is_over() -> None:
 
 def test_without_a_window_it_follows_the_load() -> None:
     rule = ScalingRule(type="capacity", target=1, target_proportion=1.0, down_window_s=0)
-    history = remember(rule, Load(inflight=8), 0.0, QUIET)
+    history = remember(rule, FunctionLoad(inflight=8), 0.0, QUIET)
 
-    assert desired_copies(rule, Load(inflight=2), 8, 1.0, remember(rule, Load(inflight=2), 1.0, history)) == 2
+    assert (
+        desired_copies(rule, FunctionLoad(inflight=2), 8, 1.0, remember(rule, FunctionLoad(inflight=2), 1.0, history))
+        == 2
+    )
 
 
 def test_to_zero_after_so_long_without_a_call() -> None:
     rule = ScalingRule(zero=True, zero_duration_s=60)
-    history = remember(rule, Load(arrived=True), 100.0, QUIET)
+    history = remember(rule, FunctionLoad(arrived=True), 100.0, QUIET)
 
-    assert desired_copies(rule, Load(), 1, 159.0, history) == 1
-    assert desired_copies(rule, Load(), 1, 160.0, history) == 0
-    assert desired_copies(rule, Load(inflight=1), 1, 1000.0, history) == 1
+    assert desired_copies(rule, FunctionLoad(), 1, 159.0, history) == 1
+    assert desired_copies(rule, FunctionLoad(), 1, 160.0, history) == 0
+    assert desired_copies(rule, FunctionLoad(inflight=1), 1, 1000.0, history) == 1
 
 
 def test_never_to_zero_where_that_is_not_allowed() -> None:
-    assert desired_copies(ScalingRule(), Load(), 1, 1e6, QUIET) == 1
+    assert desired_copies(ScalingRule(), FunctionLoad(), 1, 1e6, QUIET) == 1
 
 
 def test_what_was_scaled_to_zero_stays_there_until_a_call_comes() -> None:
     rule = ScalingRule(min=2)
 
-    assert desired_copies(rule, Load(), 0, 0.0, QUIET) == 0
-    assert desired_copies(rule, Load(arrived=True), 0, 0.0, QUIET) == 2
+    assert desired_copies(rule, FunctionLoad(), 0, 0.0, QUIET) == 0
+    assert desired_copies(rule, FunctionLoad(arrived=True), 0, 0.0, QUIET) == 2
 
 
 def test_factor_0_switches_it_off_but_not_its_bounds() -> None:
     rule = ScalingRule(factor=0, max=5)
 
-    assert desired_copies(rule, Load(rps=1e6, inflight=9), 3, 0.0, QUIET) == 3
-    assert desired_copies(rule, Load(rps=1e6, inflight=9), 8, 0.0, QUIET) == 5
+    assert desired_copies(rule, FunctionLoad(rps=1e6, inflight=9), 3, 0.0, QUIET) == 3
+    assert desired_copies(rule, FunctionLoad(rps=1e6, inflight=9), 8, 0.0, QUIET) == 5
 
 
 # --- properties -------------------------------------------------------------------------------------------------------
@@ -89,12 +93,17 @@ RULES = st.builds(
     down_window_s=st.sampled_from([0.0, 5.0, 30.0]),
 )
 LOADS = st.builds(
-    Load, st.floats(0, 1e5), st.integers(0, 1000), st.floats(0, 1e6), st.integers(0, 10_000), arrived=st.booleans()
+    FunctionLoad,
+    st.floats(0, 1e5),
+    st.integers(0, 1000),
+    st.floats(0, 1e6),
+    st.integers(0, 10_000),
+    arrived=st.booleans(),
 )
 STEPS = st.lists(st.tuples(st.sampled_from([0.5, 1.0, 20.0]), LOADS), max_size=30)
 
 
-def past(rule: ScalingRule, steps: list[tuple[float, Load]]) -> tuple[History, float]:
+def past(rule: ScalingRule, steps: list[tuple[float, FunctionLoad]]) -> tuple[History, float]:
     history, now = QUIET, 0.0
     for seconds, load in steps:
         now += seconds
@@ -103,7 +112,9 @@ def past(rule: ScalingRule, steps: list[tuple[float, Load]]) -> tuple[History, f
 
 
 @given(RULES, STEPS, LOADS, st.integers(0, 100))
-def test_bounds_are_respected(rule: ScalingRule, steps: list[tuple[float, Load]], load: Load, current: int) -> None:
+def test_bounds_are_respected(
+    rule: ScalingRule, steps: list[tuple[float, FunctionLoad]], load: FunctionLoad, current: int
+) -> None:
     history, now = past(rule, steps)
 
     copies = desired_copies(rule, load, current, now, history)
@@ -114,13 +125,13 @@ def test_bounds_are_respected(rule: ScalingRule, steps: list[tuple[float, Load]]
 
 @given(RULES, STEPS, LOADS, LOADS, st.integers(0, 100))
 def test_more_load_never_means_fewer_copies(
-    rule: ScalingRule, steps: list[tuple[float, Load]], one: Load, other: Load, current: int
+    rule: ScalingRule, steps: list[tuple[float, FunctionLoad]], one: FunctionLoad, other: FunctionLoad, current: int
 ) -> None:
-    less = Load(
+    less = FunctionLoad(
         min(one.rps, other.rps), min(one.inflight, other.inflight), min(one.cpu_millicores, other.cpu_millicores),
         min(one.queued, other.queued), one.arrived and other.arrived,
     )  # fmt: skip
-    more = Load(
+    more = FunctionLoad(
         max(one.rps, other.rps), max(one.inflight, other.inflight), max(one.cpu_millicores, other.cpu_millicores),
         max(one.queued, other.queued), one.arrived or other.arrived,
     )  # fmt: skip
@@ -131,7 +142,7 @@ def test_more_load_never_means_fewer_copies(
 
 @given(RULES, STEPS, LOADS, st.integers(0, 100))
 def test_a_constant_load_comes_to_one_number_and_stays(
-    rule: ScalingRule, steps: list[tuple[float, Load]], load: Load, copies: int
+    rule: ScalingRule, steps: list[tuple[float, FunctionLoad]], load: FunctionLoad, copies: int
 ) -> None:
     history, now = past(rule, steps)
     seen = []

@@ -8,7 +8,7 @@ from gpufaas_scheduler.handle.waiting import MAX_REFUSALS
 from gpufaas_scheduler.world.backoff import restored
 
 F, A = FunctionId("f"), DeviceId("a")
-NO_FILE = m.LoadFailed(F, A, "no such file")
+NO_FILE = m.CopyFailed(F, A, "no such file")
 EXIT = m.WorkerExited(F, A, "killed by signal 9")
 
 
@@ -103,7 +103,7 @@ def test_a_probe_that_its_caller_gives_up_lets_the_next_one_try() -> None:
     world.call("busy", "g")
     world.now = 1.0
     world.call("probe", "f")
-    world.tell(m.Cancelled(world.waiting and next(iter(world.waiting))))  # type: ignore[arg-type]
+    world.tell(m.CallerLeft(world.waiting and next(iter(world.waiting))))  # type: ignore[arg-type]
 
     world.call("next", "f")
 
@@ -119,7 +119,7 @@ def test_a_minimum_of_copies_is_loaded_again_when_the_time_is_over_and_not_befor
     world.now = 1.0
     [load] = world.tell(m.Woken())
 
-    assert isinstance(load, m.Load)
+    assert isinstance(load, m.LoadCopy)
     assert world.engine.wake_at is None
     world.tell(NO_FILE)
     assert world.engine.wake_at == 3.0
@@ -167,7 +167,7 @@ def test_a_copy_more_that_does_not_load_leaves_the_others_serving_and_is_tried_a
     world.loaded("f", "a")
     world.device("b", 10)
     for _ in range(3):
-        world.tell(m.LoadFailed(F, DeviceId("b"), "no such file"))
+        world.tell(m.CopyFailed(F, DeviceId("b"), "no such file"))
     assert world.status.failing == {}
 
     world.call("c", "f")
@@ -177,7 +177,7 @@ def test_a_copy_more_that_does_not_load_leaves_the_others_serving_and_is_tried_a
 
     world.now = 1.0
     [load] = world.tell(m.Woken())
-    assert isinstance(load, m.Load)
+    assert isinstance(load, m.LoadCopy)
 
 
 def test_a_node_that_can_start_no_worker_says_nothing_of_the_function() -> None:
@@ -187,7 +187,7 @@ def test_a_node_that_can_start_no_worker_says_nothing_of_the_function() -> None:
     world.device("a")
     world.call("c", "f")
     for _ in range(MAX_REFUSALS):
-        world.engine.handle(m.LoadFailed(F, A, "no descriptors", blameless=True), world.now)
+        world.engine.handle(m.CopyFailed(F, A, "no descriptors", blameless=True), world.now)
         world.refuse("c")
 
     assert world.rejected == [("c", "refused")]
@@ -201,7 +201,7 @@ def test_a_minimum_that_no_worker_can_be_started_for_is_tried_again_later() -> N
     world.deploy("f", min_copies=1)
     world.device("a")
     for _ in range(3):
-        world.tell(m.LoadFailed(F, A, "no descriptors", blameless=True))
+        world.tell(m.CopyFailed(F, A, "no descriptors", blameless=True))
 
     assert world.out == []
     assert world.engine.wake_at == 1.0

@@ -180,7 +180,7 @@ def test_a_load_that_ran_out_of_memory_is_widened_to_the_largest_device_that_it_
     world.deploy("f", size=10)
     world.call("c1", "f")
 
-    world.tell(m.LoadFailed(FunctionId("f"), DeviceId("b"), "no memory", out_of_memory=True))
+    world.tell(m.CopyFailed(FunctionId("f"), DeviceId("b"), "no memory", out_of_memory=True))
     world.call("c2", "f")
 
     assert world.started == [("c2", "b")]

@@ -16,9 +16,9 @@ def test_a_minimum_of_copies_is_loaded_one_at_a_time() -> None:
 
     world.deploy("f", min_copies=2)
 
-    assert world.out == [m.Load(1, 1, FunctionId("f"), "digest of f", DeviceId("a"), 10)]
+    assert world.out == [m.LoadCopy(1, 1, FunctionId("f"), "digest of f", DeviceId("a"), 10)]
     world.loaded("f", "a")
-    assert world.out == [m.Load(1, 2, FunctionId("f"), "digest of f", DeviceId("b"), 10)]
+    assert world.out == [m.LoadCopy(1, 2, FunctionId("f"), "digest of f", DeviceId("b"), 10)]
 
 
 def test_a_call_joins_a_copy_that_is_loading_without_one() -> None:
@@ -59,7 +59,7 @@ def test_a_copy_that_has_no_room_is_loaded_when_there_is() -> None:
 
     world.finish("pins")
 
-    assert isinstance(world.out[-1], m.Load)
+    assert isinstance(world.out[-1], m.LoadCopy)
     assert world.out[-1].victims == ("f",)
 
 
@@ -76,7 +76,7 @@ def test_who_waits_for_a_slot_gets_one_of_the_next_copy_as_soon_as_it_is_loaded(
 
     world.deploy("echo", slots=1, min_copies=2)
 
-    assert [type(each) for each in world.out] == [m.Load]
+    assert [type(each) for each in world.out] == [m.LoadCopy]
     world.finish("runs")
     assert world.started == [("waits", "a")]
     world.loaded("echo", "b")
@@ -219,7 +219,7 @@ def test_a_copy_that_dies_is_replaced_under_its_number_and_the_others_serve_on()
 
     world.tell(m.WorkerExited(FunctionId("echo"), DeviceId("a"), "killed", 1))
 
-    assert world.out == [m.Load(1, 7, FunctionId("echo"), "digest of echo", DeviceId("a"), 10, (), 1)]
+    assert world.out == [m.LoadCopy(1, 7, FunctionId("echo"), "digest of echo", DeviceId("a"), 10, (), 1)]
     assert world.ended == {"c1"}
     world.loaded("echo", "a", 1)
     world.call("next", "echo")

@@ -25,7 +25,7 @@ def an_engine(policy: str, *functions: str, exclusive: bool = True) -> Engine:
 
 
 def starts(commands: list[m.Command]) -> list[m.Lease]:
-    return [each.lease for each in commands if isinstance(each, m.Start)]
+    return [each.lease for each in commands if isinstance(each, m.StartCall)]
 
 
 @pytest.mark.parametrize("policy", ["lb", "lalb", "lalb-o3", "least-wait"])
@@ -73,13 +73,13 @@ def test_a_minimum_of_copies_is_kept_elsewhere() -> None:
     commands = engine.handle(
         m.FunctionDeployed(Function(FunctionId("f"), "f", profiles={"*": profile}, min_copies=1)), 0.0
     )
-    (load,) = [each for each in commands if isinstance(each, m.Load)]
+    (load,) = [each for each in commands if isinstance(each, m.LoadCopy)]
     engine.handle(m.Loaded(FunctionId("f"), load.device, 1.0, 40), 1.0)
 
     commands = engine.handle(m.DeviceDrained(load.device), 2.0)
 
     assert [each.device for each in commands if isinstance(each, m.Evict)] == [load.device]
-    assert [each.device for each in commands if isinstance(each, m.Load)] == [B if load.device == A else A]
+    assert [each.device for each in commands if isinstance(each, m.LoadCopy)] == [B if load.device == A else A]
 
 
 @pytest.mark.parametrize("policy", ["lb", "lalb", "lalb-o3", "least-wait"])

@@ -48,7 +48,7 @@ class Both:
     def at(self, time: float, event: m.Event) -> None:
         """Completions come before arrivals at the same instant."""
         self.serial += 1
-        heappush(self.calendar, (time, isinstance(event, m.Arrived | m.Cancelled), self.serial, event))
+        heappush(self.calendar, (time, isinstance(event, m.Arrived | m.CallerLeft), self.serial, event))
 
     def go(self) -> int:
         """Run to the end; return the number of decisions that were compared."""
@@ -72,9 +72,9 @@ class Both:
                 self.literal.finish(device)
             case m.Loaded(function, device):
                 self.literal.loaded(device, function)
-            case m.Refused(_, device):
+            case m.NodeRefused(_, device):
                 self.literal.refuse(device)
-            case m.Cancelled(call):
+            case m.CallerLeft(call):
                 self.literal.cancel(call)
             case m.DeviceJoined(device):
                 self.literal.join(device.id, device.memory)
@@ -89,7 +89,7 @@ class Both:
         rejected = []
         for command in self.engine.handle(event, now):
             match command:
-                case m.Start(lease):
+                case m.StartCall(lease):
                     done.append(
                         literal.Decision(now, lease.call, lease.device, not lease.cold, lease.victims, lease.local)
                     )
@@ -106,7 +106,7 @@ class Both:
         service_off, load_off, refused = fates.pop() if len(fates) > 1 else fates[0]
         function = next(each for each in self.functions if each.name == lease.function)
         if refused:
-            self.at(now + TICK, m.Refused(lease.call, lease.device, "no"))
+            self.at(now + TICK, m.NodeRefused(lease.call, lease.device, "no"))
             return
         load_s = max(TICK, function.load_s + load_off * TICK) if lease.cold else 0.0
         service_s = max(TICK, function.service_s + service_off * TICK)
@@ -153,7 +153,7 @@ def test_decisions_are_those_of_the_literal_scan(
         both.fates[call] = list(fates)
         both.at(now, m.Arrived(call, FunctionId(f"f{function % len(functions)}")))
         if cancelled is not None:
-            both.at(now + cancelled * TICK, m.Cancelled(call))
+            both.at(now + cancelled * TICK, m.CallerLeft(call))
     gone = set()
     for ticks, number in changes:
         if number < len(devices) and number not in gone:

@@ -47,18 +47,18 @@ def test_a_minimum_of_copies_is_widened_without_a_call_too() -> None:
     world.device("a", 100 * MiB)
     world.deploy("f", size=30 * MiB, min_copies=1)
 
-    world.tell(m.LoadFailed(FunctionId("f"), DeviceId("a"), "out of memory", True))
+    world.tell(m.CopyFailed(FunctionId("f"), DeviceId("a"), "out of memory", True))
 
-    assert [each.memory for each in world.out if isinstance(each, m.Load)] == [60 * MiB]
+    assert [each.memory for each in world.out if isinstance(each, m.LoadCopy)] == [60 * MiB]
 
 
 def out_of_memory(world: World, call: str) -> None:
     """Its load hits the reservation: the node says so, and refuses the call."""
     lease = world.running[call]
-    world.tell(m.LoadFailed(lease.function, lease.device, "out of memory", True, lease.copy))
+    world.tell(m.CopyFailed(lease.function, lease.device, "out of memory", True, lease.copy))
     world.ended.discard(call)
     world.running[call] = lease
-    world.tell(m.Refused(lease.call, lease.device, "out of memory"))
+    world.tell(m.NodeRefused(lease.call, lease.device, "out of memory"))
 
 
 def test_a_load_that_ran_out_of_memory_has_the_whole_device_at_last() -> None:
@@ -68,7 +68,7 @@ def test_a_load_that_ran_out_of_memory_has_the_whole_device_at_last() -> None:
     world.call("c1", "f")
     assert world.running["c1"].memory == 30
 
-    world.tell(m.LoadFailed(FunctionId("f"), DeviceId("a"), "out of memory", True))
+    world.tell(m.CopyFailed(FunctionId("f"), DeviceId("a"), "out of memory", True))
     world.call("c2", "f")
 
     assert world.running["c2"].memory == 50  # twice, but no more than the device
@@ -96,10 +96,12 @@ def test_a_call_whose_lease_comes_to_the_node_after_its_worker_died_is_placed_ag
     world.call("hit", "f")
     world.tell(m.WorkerExited(FunctionId("f"), DeviceId("a"), "killed"))
 
-    out = world.engine.handle(m.Refused(CallId("hit"), DeviceId("a"), "its worker is not there any more"), world.now)
-    again = world.engine.handle(m.Refused(CallId("nobody"), DeviceId("a"), "late"), world.now)
+    out = world.engine.handle(
+        m.NodeRefused(CallId("hit"), DeviceId("a"), "its worker is not there any more"), world.now
+    )
+    again = world.engine.handle(m.NodeRefused(CallId("nobody"), DeviceId("a"), "late"), world.now)
 
-    assert [(start.lease.call, start.lease.cold) for start in out if isinstance(start, m.Start)] == [("hit", True)]
+    assert [(start.lease.call, start.lease.cold) for start in out if isinstance(start, m.StartCall)] == [("hit", True)]
     assert again == []
 
 
@@ -110,9 +112,9 @@ def test_a_call_that_its_worker_took_with_it_is_not_placed_again() -> None:
     world.call("runs", "f")
     world.tell(m.WorkerExited(FunctionId("f"), DeviceId("a"), "killed"))
 
-    world.engine.handle(m.Cancelled(CallId("runs")), world.now)  # its gateway has had the error, and says so
+    world.engine.handle(m.CallerLeft(CallId("runs")), world.now)  # its gateway has had the error, and says so
 
-    assert world.engine.handle(m.Refused(CallId("runs"), DeviceId("a"), "late"), world.now) == []
+    assert world.engine.handle(m.NodeRefused(CallId("runs"), DeviceId("a"), "late"), world.now) == []
 
 
 def test_facts_that_do_not_fit_are_counted_and_change_nothing() -> None:
@@ -126,11 +128,11 @@ def test_facts_that_do_not_fit_are_counted_and_change_nothing() -> None:
         m.Finished(CallId("nobody"), DeviceId("a"), 1.0),
         m.Finished(CallId("c"), DeviceId("b"), 1.0),
         m.Loaded(FunctionId("g"), DeviceId("a"), 1.0, 1),
-        m.LoadFailed(FunctionId("f"), DeviceId("b"), "late"),
+        m.CopyFailed(FunctionId("f"), DeviceId("b"), "late"),
         m.Measured(FunctionId("g"), DeviceId("a"), 1),
         m.WorkerExited(FunctionId("g"), DeviceId("a"), "late"),
-        m.Refused(CallId("nobody"), DeviceId("a"), "late"),
-        m.Cancelled(CallId("nobody")),
+        m.NodeRefused(CallId("nobody"), DeviceId("a"), "late"),
+        m.CallerLeft(CallId("nobody")),
         m.DeviceLeft(DeviceId("b"), "late"),
         m.FunctionRemoved(FunctionId("g")),
         m.Scaled(FunctionId("g"), 2),

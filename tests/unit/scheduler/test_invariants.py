@@ -131,7 +131,7 @@ def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: 
     refused = [each for each in world.log if isinstance(each, m.Reject | m.Abort)]
     assert all(isinstance(each, m.Reject) and each.code == "no_room" for each in refused)
     calls = {call: function for call, function in calls.items() if call not in {each.call for each in refused}}
-    served = {each.lease.call: each.lease.function for each in world.log if isinstance(each, m.Start)}
+    served = {each.lease.call: each.lease.function for each in world.log if isinstance(each, m.StartCall)}
     assert served == calls
     assert set(world.copies) <= {"other", f"f@{revision}"}, "an old revision was left behind"
     if not model:  # there is room for every copy that was asked for
@@ -206,7 +206,7 @@ def step(world, choice: int, number: int, rng: random.Random) -> None:  # type: 
         world.refuse(running[pick % len(running)])
     elif kind == 13 and loading:
         function, device, copy = loading[pick % len(loading)]
-        world.tell(m.LoadFailed(function, device, "broken", pick % 2 == 0, copy))
+        world.tell(m.CopyFailed(function, device, "broken", pick % 2 == 0, copy))
     elif kind == 14 and loading:
         world.loaded(*loading[pick % len(loading)])
     elif kind == 15 and held:
@@ -219,7 +219,7 @@ def step(world, choice: int, number: int, rng: random.Random) -> None:  # type: 
         world.tell(m.Measured(function, device, rng.randint(1, 40) << 20, copy, pick % 5 == 0))
     elif kind == 17:
         known = [*running, *sorted(world.waiting), "nobody"]
-        world.tell(m.Cancelled(CallId(known[pick % len(known)])))
+        world.tell(m.CallerLeft(CallId(known[pick % len(known)])))
     elif kind == 18:
         devices = [each.device for each in world.status.devices]
         if devices and pick % 2:

@@ -83,7 +83,7 @@ def test_a_takeover_is_replayed_too(tmp_path: Path) -> None:
 
     commands = [each for _, given in replay(path) for each in given]
 
-    assert [each.lease.number for each in commands if isinstance(each, m.Start)] == [8]
+    assert [each.lease.number for each in commands if isinstance(each, m.StartCall)] == [8]
 
 
 def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def record(header: Header, journal: Journal, rng: random.Random) -> list[list[m.
         journal.append(event, now)
         commands = engine.handle(event, now)
         recorded.append(commands)
-        running.extend(command.lease for command in commands if isinstance(command, m.Start))
+        running.extend(command.lease for command in commands if isinstance(command, m.StartCall))
 
     for number in range(3):
         tell(m.DeviceJoined(Device(DeviceId(f"d{number}"), "gpu", 8 << 30)))
@@ -121,9 +121,9 @@ def record(header: Header, journal: Journal, rng: random.Random) -> list[list[m.
             lease = running.pop(rng.randrange(len(running)))
             kind = rng.random()
             if kind < 0.05:
-                tell(m.Refused(lease.call, lease.device, "no"))
+                tell(m.NodeRefused(lease.call, lease.device, "no"))
             elif lease.cold and kind < 0.1:
-                tell(m.LoadFailed(lease.function, lease.device, "broken", True, lease.copy))
+                tell(m.CopyFailed(lease.function, lease.device, "broken", True, lease.copy))
             else:
                 if lease.cold:
                     tell(m.Loaded(lease.function, lease.device, rng.uniform(1, 4), 1 << 30, lease.copy))

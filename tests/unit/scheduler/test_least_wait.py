@@ -23,7 +23,7 @@ def least_wait(bound: float = 30.0):  # type: ignore[no-untyped-def]
 
 
 def leases(world) -> list[m.Lease]:  # type: ignore[no-untyped-def]
-    return [each.lease for each in world.out if isinstance(each, m.Start)]
+    return [each.lease for each in world.out if isinstance(each, m.StartCall)]
 
 
 # --- where ---
@@ -68,7 +68,7 @@ def test_a_duplicate_is_evicted_before_the_last_copy_of_a_function_that_is_calle
     world.now += 10
     world.call("c", "new")
     world.now += 4
-    (lease,) = [each.lease for each in world.log if isinstance(each, m.Start) and each.lease.call == "c"]
+    (lease,) = [each.lease for each in world.log if isinstance(each, m.StartCall) and each.lease.call == "c"]
 
     assert "once" not in lease.victims
 
@@ -90,7 +90,7 @@ def test_a_call_waits_for_its_holder_when_that_is_sooner_than_a_load() -> None:
     world.call("d", "f")
 
     assert not leases(world)
-    assert [each.function for each in world.out if isinstance(each, m.Load)] == []
+    assert [each.function for each in world.out if isinstance(each, m.LoadCopy)] == []
     world.now += 1
     world.finish("c")
     assert [(each.call, each.cold) for each in leases(world)] == [("d", False)]
@@ -151,15 +151,15 @@ def test_no_call_waits_beside_an_idle_device_for_longer_than_was_estimated_and_a
             world.now, _, number, function, event = heappop(coming)
             world.tell(event or m.Arrived(CallId(f"c{number}"), FunctionId(function)))
         for command in world.out:
-            if isinstance(command, m.Start | m.Load):
+            if isinstance(command, m.StartCall | m.LoadCopy):
                 serial += 1
-                lease = command.lease if isinstance(command, m.Start) else command
+                lease = command.lease if isinstance(command, m.StartCall) else command
                 at = world.now
-                if isinstance(command, m.Load) or lease.cold:
+                if isinstance(command, m.LoadCopy) or lease.cold:
                     at += load_s[lease.function]
                     loaded = m.Loaded(lease.function, lease.device, load_s[lease.function], 0)
                     heappush(coming, (at, -1, serial, lease.function, loaded))
-                if isinstance(command, m.Start):
+                if isinstance(command, m.StartCall):
                     service_s = rng.choice([0.1, 0.5, 1.0, 1.0, 5.0, 40.0])
                     finished = m.Finished(lease.call, lease.device, service_s)
                     heappush(coming, (at + service_s, 0, serial, lease.function, finished))
@@ -221,20 +221,20 @@ def test_a_replica_is_loaded_beside_a_call_that_waits_and_keeps_its_device_busy(
     world.call("c0", "f")
     world.now += 3
     world.finish("c0")
-    loads: list[m.Load] = []
+    loads: list[m.LoadCopy] = []
     number = 0
     while not loads and number < 40:
         number += 1
         world.now += 0.5
         world.call(f"c{number}", "f")
-        loads += [each for each in world.out if isinstance(each, m.Load)]
+        loads += [each for each in world.out if isinstance(each, m.LoadCopy)]
         world.now += 0.5
         for call in sorted(world.running):
             world.finish(call)
-            loads += [each for each in world.out if isinstance(each, m.Load)]
+            loads += [each for each in world.out if isinstance(each, m.LoadCopy)]
         world.call(f"again{number}", "f")
         world.call(f"more{number}", "f")
-        loads += [each for each in world.out if isinstance(each, m.Load)]
+        loads += [each for each in world.out if isinstance(each, m.LoadCopy)]
 
     copies = [each for device in world.status.devices for each in device.resident]
     assert len(copies) == 2, "demand for more than one device has more than one"
@@ -410,9 +410,9 @@ def test_a_load_that_failed_is_not_asked_for_again_by_the_policy() -> None:
     world.device("d0", 10)
     world.deploy("f", size=10)
     world.call("a", "f")
-    assert [each.function for each in world.out if isinstance(each, m.Load)] == ["f"]
+    assert [each.function for each in world.out if isinstance(each, m.LoadCopy)] == ["f"]
 
-    world.tell(m.LoadFailed(FunctionId("f"), world.status.devices[0].device.id, "no", False))
+    world.tell(m.CopyFailed(FunctionId("f"), world.status.devices[0].device.id, "no", False))
 
     assert "failed" in policy.refusal.reason
     assert not world.status.devices[0].busy

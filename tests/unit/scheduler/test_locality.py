@@ -135,7 +135,7 @@ def test_a_model_larger_than_a_device_goes_to_the_larger_one_and_blocks_nobody()
     world.call("occupies", "large")
     world.call("waits", "large", deadline=50.0)
     assert world.running["occupies"].device == "b"
-    world.tell(m.Cancelled(CallId("waits")))
+    world.tell(m.CallerLeft(CallId("waits")))
 
     world.call("c", "small")
 

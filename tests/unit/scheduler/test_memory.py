@@ -71,7 +71,7 @@ def test_what_is_lent_goes_to_whoever_needs_it_before_anybody_is_evicted() -> No
     world.call("c", "g")
 
     assert resizes(world) == [("f", 150)]  # no more than is lacking, and before the lease
-    assert isinstance(world.out[-1], m.Start)
+    assert isinstance(world.out[-1], m.StartCall)
     assert world.out[-1].lease.victims == ()
 
 

@@ -57,7 +57,7 @@ def test_a_node_that_comes_back_without_having_heard_of_an_abort_is_told_again()
     engine.handle(m.FunctionDeployed(Function(function, "d", profiles={"*": Profile(1.0, 1.0, 60)})), 0.0)
     engine.handle(m.DeviceJoined(device), 0.0)
     engine.handle(m.Arrived(call, function), 0.0)
-    assert engine.handle(m.Cancelled(call), 1.0) == [m.Abort(call, device.id)]
+    assert engine.handle(m.CallerLeft(call), 1.0) == [m.Abort(call, device.id)]
     resident = ResidentSnapshot(function, "d", 60)
 
     for abandoned, told in ((False, [m.Abort(call, device.id)]), (True, [])):

@@ -26,10 +26,10 @@ def test_a_function_that_is_scaled_up_gets_its_copies_one_after_the_other() -> N
 
     world.scale("echo", 2)
 
-    assert world.out == [m.Load(1, 1, FunctionId("echo"), "digest of echo", DeviceId("a"), 10)]
+    assert world.out == [m.LoadCopy(1, 1, FunctionId("echo"), "digest of echo", DeviceId("a"), 10)]
     assert world.status.desired == {"echo": 2}
     world.loaded("echo", "a")
-    assert world.out == [m.Load(1, 2, FunctionId("echo"), "digest of echo", DeviceId("b"), 10)]
+    assert world.out == [m.LoadCopy(1, 2, FunctionId("echo"), "digest of echo", DeviceId("b"), 10)]
 
 
 def test_calls_that_waited_are_spread_over_the_copies_that_run_the_fewest() -> None:
@@ -178,7 +178,7 @@ def test_scaling_up_takes_the_memory_of_idle_copies_and_of_nobody_else() -> None
     world.scale("echo", 2)
 
     (load,) = world.out
-    assert isinstance(load, m.Load)
+    assert isinstance(load, m.LoadCopy)
     assert (load.device, load.victims) == ("b", ("idle",))
     world.loaded("echo", "b")
     assert world.out == []
@@ -200,7 +200,7 @@ def test_copies_beyond_the_minimum_give_way_and_come_back_when_there_is_room() -
     assert world.out == []  # f is idle now, but who gives way does not push
     assert world.status.desired == {"echo": 1}
     world.tell(m.FunctionRemoved(FunctionId("f")))
-    assert [type(each) for each in world.out] == [m.Evict, m.Load]
+    assert [type(each) for each in world.out] == [m.Evict, m.LoadCopy]
 
 
 def test_a_copy_that_gave_way_comes_back_when_calls_wait_for_it() -> None:
@@ -214,7 +214,7 @@ def test_a_copy_that_gave_way_comes_back_when_calls_wait_for_it() -> None:
     world.call("waits", "echo")
 
     (load,) = world.out
-    assert isinstance(load, m.Load)
+    assert isinstance(load, m.LoadCopy)
     assert load.victims == ("f",)
     world.loaded("echo", load.device)
     assert world.started == [("waits", load.device)]
@@ -297,7 +297,7 @@ def test_copies_that_cannot_be_loaded_do_not_fail_a_function_that_serves() -> No
     world = warm_copies(1, devices="ab")
     world.scale("echo", 2)
     for _ in range(3):
-        world.tell(m.LoadFailed(FunctionId("echo"), DeviceId("b"), "broken"))
+        world.tell(m.CopyFailed(FunctionId("echo"), DeviceId("b"), "broken"))
 
     world.call("c", "echo")
 
@@ -306,7 +306,7 @@ def test_copies_that_cannot_be_loaded_do_not_fail_a_function_that_serves() -> No
     assert world.out == []  # nor is it tried before its time: test_backoff.py
     world.now += 1.0
     world.scale("echo", 2)
-    assert isinstance(world.out[0], m.Load)
+    assert isinstance(world.out[0], m.LoadCopy)
 
 
 def test_scaling_what_is_not_there_changes_nothing() -> None:

@@ -69,7 +69,7 @@ class Nodes:
 
     def obey(self, command: m.Command, now: float) -> None:
         match command:
-            case m.Start(lease):
+            case m.StartCall(lease):
                 if lease.cold:
                     self._begin(lease, now)
                 workers = self.workers[lease.device]
@@ -77,7 +77,7 @@ class Nodes:
                 worker = workers[key] = workers.pop(key)
                 worker.used_at = now
                 self.running[lease.device][lease.call] = Running(lease, now)
-            case m.Load():
+            case m.LoadCopy():
                 self._begin(command, now)
             case m.Evict(function, device, copy):
                 self.end(device, copy_id(function, copy))
@@ -89,7 +89,7 @@ class Nodes:
     def memory_of(self, command: m.Resize) -> int:
         return self.workers[command.device][copy_id(command.function, command.copy)].memory
 
-    def _begin(self, command: m.Lease | m.Load, now: float) -> None:
+    def _begin(self, command: m.Lease | m.LoadCopy, now: float) -> None:
         for victim in command.victims:
             self.end(command.device, victim)
         key = copy_id(command.function, command.copy)
@@ -161,7 +161,7 @@ class Site:
             if isinstance(command, m.Resize) and command.memory < self.nodes.memory_of(command):
                 answers.append(m.Resized(command.function, command.device, command.memory, command.copy))
             self.nodes.obey(command, self.now)
-            if isinstance(command, m.Start):
+            if isinstance(command, m.StartCall):
                 self.waiting.pop(command.lease.call, None)
             elif isinstance(command, m.Reject):
                 self.waiting.pop(command.call, None)
@@ -232,7 +232,7 @@ class Site:
         elif kind == 16 and loading:
             device, worker = loading[pick % len(loading)]
             self.nodes.end(device, copy_id(worker.function, worker.copy))
-            self.tell(m.LoadFailed(worker.function, device, "broken", pick % 2 == 0, worker.copy))
+            self.tell(m.CopyFailed(worker.function, device, "broken", pick % 2 == 0, worker.copy))
         elif kind == 17 and workers:
             device, worker = workers[pick % len(workers)]
             self.nodes.end(device, copy_id(worker.function, worker.copy))
@@ -244,7 +244,7 @@ class Site:
             known = [*sorted(self.waiting), *sorted(each.lease.call for each in running), CallId("nobody")]
             call = known[pick % len(known)]
             self.waiting.pop(call, None)
-            self.tell(m.Cancelled(call))
+            self.tell(m.CallerLeft(call))
         elif kind == 20:
             self.tell(m.Scaled(FunctionId(f"f{pick % 8}"), (pick // 8) % 6))
         elif kind == 21 and running:
@@ -272,7 +272,7 @@ class Site:
             self.nodes.end(lease.device, copy_id(lease.function, lease.copy))
         if not running.abandoned:
             self.waiting[lease.call] = (lease.function, self.now, None)
-        self.tell(m.Refused(lease.call, lease.device, "no"))
+        self.tell(m.NodeRefused(lease.call, lease.device, "no"))
 
     def come_or_go(self, pick: int) -> None:
         names = sorted(self.nodes.devices)
@@ -331,9 +331,9 @@ def comparable(commands: list[m.Command]) -> list[object]:
     ended = sorted(repr(each) for each in commands if isinstance(each, m.Abort | m.Reject))
     others: list[object] = []
     for each in commands:
-        if isinstance(each, m.Start):
+        if isinstance(each, m.StartCall):
             others.append(msgspec.structs.replace(each.lease, epoch=0))
-        elif isinstance(each, m.Load):
+        elif isinstance(each, m.LoadCopy):
             others.append(msgspec.structs.replace(each, epoch=0))
         elif not isinstance(each, m.Abort | m.Reject):
             others.append(each)
@@ -482,7 +482,7 @@ def joined(*residents: ResidentSnapshot, running: tuple[RunningCall, ...] = ()) 
 
 
 def starts(commands: list[m.Command]) -> list[tuple[str, bool]]:
-    return [(each.lease.call, each.lease.cold) for each in commands if isinstance(each, m.Start)]
+    return [(each.lease.call, each.lease.cold) for each in commands if isinstance(each, m.StartCall)]
 
 
 def test_a_node_that_was_away_keeps_its_models_and_its_running_calls() -> None:
@@ -520,7 +520,7 @@ def test_a_lease_that_had_not_reached_a_node_that_came_back_is_granted_anew_when
     engine.handle(m.Arrived(CallId("c1"), FunctionId("f")), 0.0)
     engine.handle(joined(holds("f")), 1.0)
 
-    commands = engine.handle(m.Refused(CallId("c1"), A.id, "an older lease"), 1.5)
+    commands = engine.handle(m.NodeRefused(CallId("c1"), A.id, "an older lease"), 1.5)
 
     assert starts(commands) == [("c1", False)]
 
@@ -595,8 +595,8 @@ def test_a_gateway_that_missed_its_lease_gets_it_again() -> None:
 
     (again,) = engine.handle(m.Arrived(CallId("c"), FunctionId("f"), age_s=1.0), 1.0)
 
-    assert isinstance(start, m.Start)
-    assert isinstance(again, m.Start)
+    assert isinstance(start, m.StartCall)
+    assert isinstance(again, m.StartCall)
     assert msgspec.structs.replace(again.lease, number=start.lease.number) == start.lease
     assert again.lease.number > start.lease.number
 

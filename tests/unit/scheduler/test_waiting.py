@@ -44,7 +44,7 @@ def test_a_waiting_call_that_is_cancelled_gives_its_place_up() -> None:
     world.call("runs", "f")
     world.call("c", "f")
 
-    world.tell(m.Cancelled(CallId("c")))
+    world.tell(m.CallerLeft(CallId("c")))
     world.finish("runs")
 
     assert world.started == []
@@ -57,7 +57,7 @@ def test_a_running_call_that_is_cancelled_is_aborted_and_still_finishes() -> Non
     world.device("a")
     world.call("c", "f")
 
-    world.tell(m.Cancelled(CallId("c")))
+    world.tell(m.CallerLeft(CallId("c")))
 
     assert world.out == [m.Abort(CallId("c"), DeviceId("a"))]
     assert world.on("a").busy

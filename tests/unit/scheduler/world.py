@@ -93,7 +93,7 @@ class World:
         return self.tell(m.Finished(CallId(call), lease.device, service_s, ok))
 
     def refuse(self, call: str, *, opened: bool = False) -> list[m.Command]:
-        return self.tell(m.Refused(CallId(call), self.running[call].device, "no", opened))
+        return self.tell(m.NodeRefused(CallId(call), self.running[call].device, "no", opened))
 
     def warm(self, function: str, device: str) -> None:
         """Make *function* resident on the only idle device, *device*."""
@@ -103,7 +103,7 @@ class World:
         self.finish(name)
 
     def tell(self, event: m.Event) -> list[m.Command]:
-        if isinstance(event, m.Refused):
+        if isinstance(event, m.NodeRefused):
             lease = self.running[event.call]
             held = self.on(lease.device).resident
             self.dropped = any(
@@ -115,12 +115,12 @@ class World:
         self._follow(event)
         check(self.engine.status(self.now), self)
         for command in self.out:
-            if isinstance(command, m.Start) and not command.lease.local:
+            if isinstance(command, m.StartCall) and not command.lease.local:
                 place = where(command.lease)
                 assert place not in draining & self.draining, f"{place} is surplus and got a new call"
         if isinstance(event, m.Arrived) and event.call in self.running:
             self._check_choice(self.running[event.call])
-        if isinstance(event, m.Arrived | m.Finished | m.Cancelled | m.Loaded | m.Measured | m.Woken | m.Scaled):
+        if isinstance(event, m.Arrived | m.Finished | m.CallerLeft | m.Loaded | m.Measured | m.Woken | m.Scaled):
             for function in self.functions.keys() - self.removed:  # nobody's worker is gone: who would evict it?
                 least = min(self.functions[function].min_copies, copies.get(function, 0))
                 assert self.copies.get(function, 0) >= least, f"{function} has fewer than its minimum"
@@ -146,7 +146,7 @@ class World:
                 if call in self.running and self.running[call].device == device:
                     del self.running[call]
                     self.ended.add(call)
-            case m.Refused(call):
+            case m.NodeRefused(call):
                 lease = self.running.pop(call)
                 self.orphans.discard(call)
                 if call in self.aborted:
@@ -155,10 +155,10 @@ class World:
                     self.waiting[call] = lease.function
                 if lease.cold and self.dropped:
                     self.orphans |= {name for name, each in self.running.items() if where(each) == where(lease)}
-            case m.Cancelled(call):
+            case m.CallerLeft(call):
                 if self.waiting.pop(call, None) is not None:
                     self.ended.add(call)
-            case m.LoadFailed() | m.WorkerExited():
+            case m.CopyFailed() | m.WorkerExited():
                 self._over(lambda lease: where(lease) == where(event))
             case m.DeviceLeft(device):
                 self._over(lambda lease: lease.device == device, orphans=True)
@@ -172,7 +172,7 @@ class World:
                 self.removed.add(function)
         for command in self.out:
             match command:
-                case m.Start(lease):
+                case m.StartCall(lease):
                     assert lease.call in self.waiting, f"{lease.call} was started without waiting"
                     del self.waiting[lease.call]
                     self.running[lease.call] = lease
@@ -259,7 +259,7 @@ def where(what) -> tuple[str, ...]:  # type: ignore[no-untyped-def]
 
 
 def starts(commands: Sequence[m.Command]) -> list[tuple[str, str]]:
-    return [(each.lease.call, each.lease.device) for each in commands if isinstance(each, m.Start)]
+    return [(each.lease.call, each.lease.device) for each in commands if isinstance(each, m.StartCall)]
 
 
 def check(status: EngineStatus, world: World) -> None:

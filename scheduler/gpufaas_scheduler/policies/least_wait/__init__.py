@@ -45,7 +45,7 @@ from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S
 
 
 class LeastWait:
-    """See module. `wait_bound_s`: see `policies.Settings`."""
+    """See module. `wait_bound_s`: see `policies.PolicyOptions`."""
 
     name = "least-wait"
     pass_limit = 0

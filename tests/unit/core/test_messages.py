@@ -1,0 +1,37 @@
+"""What journals and other versions of a service have written is still read, by the tags of the messages."""
+
+import msgspec
+import pytest
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import CallId, DeviceId, FunctionId
+
+CALL, DEVICE, FUNCTION = CallId("c"), DeviceId("n/cpu:0"), FunctionId("f.ns@1")
+LEASE = m.Lease(1, 2, CALL, FUNCTION, "d", DEVICE, False, 10)
+
+
+@pytest.mark.parametrize(
+    ("written", "means"),
+    [
+        ('{"type":"Cancelled","call":"c"}', m.CallerLeft(CALL)),
+        (
+            '{"type":"LoadFailed","function":"f.ns@1","device":"n/cpu:0","reason":"r"}',
+            m.CopyFailed(FUNCTION, DEVICE, "r"),
+        ),
+        ('{"type":"Refused","call":"c","device":"n/cpu:0","reason":"r"}', m.NodeRefused(CALL, DEVICE, "r")),
+        (
+            '{"type":"Start","lease":{"epoch":1,"number":2,"call":"c","function":"f.ns@1","digest":"d",'
+            '"device":"n/cpu:0","cold":false,"memory":10}}',
+            m.StartCall(LEASE),
+        ),
+        (
+            '{"type":"Load","epoch":1,"number":2,"function":"f.ns@1","digest":"d","device":"n/cpu:0","memory":10}',
+            m.LoadCopy(1, 2, FUNCTION, "d", DEVICE, 10),
+        ),
+    ],
+)
+def test_a_message_has_the_tag_that_it_always_had(written: str, means: m.Event | m.Command) -> None:
+    side = m.Command if isinstance(means, m.Command) else m.Event
+
+    assert msgspec.json.decode(written, type=side) == means
+    assert msgspec.json.decode(msgspec.json.encode(means))["type"] == msgspec.json.decode(written)["type"]
