@@ -15,8 +15,8 @@ from gpufaas_cluster.remote_placement import WITHOUT_LEADER
 from gpufaas_cluster.remote_scheduler import RemoteScheduler
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.messages import Evict, Finished, Lease, Restored
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId, Profile
+from gpufaas_core.messages import Arrived, Command, Event, Evict, Finished, Lease, Restored
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId, Profile, Seconds
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
@@ -193,8 +193,19 @@ async def connected_gateway(rig: Rig) -> tuple[RemoteScheduler, "asyncio.Task[No
     return gateway, keeping
 
 
-async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody(rig: Rig) -> None:
+async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its gateway lost the link while it waited, and sent it straight to a node: no place is kept for it."""
+    arrived: list[Arrived] = []
+    handle = Engine.handle
+
+    def watched(engine: Engine, event: Event, now: Seconds) -> list[Command]:
+        if isinstance(event, Arrived):
+            arrived.append(event)
+        return handle(engine, event, now)
+
+    monkeypatch.setattr(Engine, "handle", watched)
     rig.lead()
     node = await rig.node("n1", "f")
     gateway, keeping = await connected_gateway(rig)
@@ -207,7 +218,7 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
         engine = rig.leader.service.engine
         while not engine.knows(second):
             await asyncio.sleep(0.01)
-        assert engine._world.calls.by_id[second].size == 512.0
+        assert [each.size for each in arrived] == [0.0, 512.0]
 
         gateway._link.abort("lost")  # type: ignore[union-attr]
         lease = await waiting

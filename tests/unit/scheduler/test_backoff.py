@@ -5,7 +5,7 @@ from tests.unit.scheduler.world import World
 from gpufaas_core import messages as m
 from gpufaas_core.model import DeviceId, FunctionId
 from gpufaas_scheduler.handle.waiting import MAX_REFUSALS
-from gpufaas_scheduler.world.backoff import restored
+from gpufaas_scheduler.world.backoff import Backoff, restored
 
 F, A = FunctionId("f"), DeviceId("a")
 NO_FILE = m.CopyFailed(F, A, "no such file")
@@ -222,13 +222,13 @@ def test_a_function_that_is_removed_meanwhile_is_not_tried_again() -> None:
 
 
 def test_a_scheduler_that_takes_over_waits_for_as_long_as_its_predecessor_would_have() -> None:
-    world = failing()
-    world.now = 0.25
-    left = next(each.backoff for each in world.engine._world.functions.values())
-    assert left is not None
+    left = Backoff()
+    left.reason = "no such file"
+    for _ in range(3):
+        left.failed(0.0)
 
-    taken_over = restored(left.doc(world.now), 100.0)  # on a clock of its own
+    taken_over = restored(left.doc(0.25), 100.0)  # on a clock of its own
 
-    assert taken_over.left_s(100.0) == left.left_s(world.now) == 0.75
-    assert (taken_over.failures, taken_over.reason) == (left.failures, left.reason)
-    assert 100.0 - taken_over.since == world.now - left.since
+    assert taken_over.left_s(100.0) == left.left_s(0.25) == 0.75
+    assert (taken_over.failures, taken_over.reason) == (3, "no such file")
+    assert 100.0 - taken_over.since == 0.25

@@ -1,7 +1,7 @@
 """Where a call stands: what the table allows, and that what it does not allow changes nothing."""
 
 import pytest
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.world import World, state_of
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId
@@ -71,7 +71,7 @@ def test_an_illegal_step_in_the_book_changes_nothing() -> None:
 
 def test_a_call_that_runs_is_not_started_and_one_that_is_over_does_not_end() -> None:
     engine = with_a_call_on_a()
-    world = engine._world
+    world = state_of(engine)
     call = world.calls.by_id[CallId("c")]
     device, model = call.device, call.model
     assert device is not None

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.examples import examples
+from tests.unit.scheduler.world import state_of
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
@@ -705,7 +706,7 @@ def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: i
         site.deploy(FunctionId(f"f{number}"), None)
     for _ in range(steps):
         site.step(rng.randrange(2**16))
-    cluster = site.engine._world.cluster
+    cluster = state_of(site.engine).cluster
     without = {FunctionId(f"f{number}") for number in range(8) if rng.random() < 0.3}
     for device_state in list(cluster.devices.values()):  # as if all were idle: else nothing waits that could be a hit
         if device_state.idle_key is None and not device_state.closed and rng.random() < 0.7:
@@ -713,8 +714,8 @@ def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: i
 
     hits = [
         call
-        for call in site.engine._world.calls
+        for call in state_of(site.engine).calls
         if call.state == WAITING and call.function not in without
         and any(key[2].id in call.owner.holders for key in cluster.idle_devices)
     ]  # fmt: skip
-    assert site.engine._world.view.oldest_hit(without, None) is min(hits, key=lambda call: call.number, default=None)
+    assert state_of(site.engine).view.oldest_hit(without, None) is min(hits, key=lambda call: call.number, default=None)

@@ -299,7 +299,6 @@ def test_a_call_is_estimated_by_its_size() -> None:
     assert service.estimate_s == pytest.approx(4.5, rel=0.1)
     assert service.size == 450.0
     assert world.on("a").estimated_finish_s == pytest.approx(4.5, rel=0.2)
-    assert world.engine._world.view.estimate_s(world.engine._world.calls.by_id["large"], "gpu") == service.estimate_s
 
 
 def test_a_time_that_a_worker_cannot_mean_is_not_learnt() -> None:

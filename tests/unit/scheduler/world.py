@@ -7,6 +7,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, EngineStatus, Function, FunctionId, Profile
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import DEFAULT_POLICY, SchedulingPolicy, make_policy
+from gpufaas_scheduler.world.world import World as State
 
 
 class World:
@@ -251,6 +252,11 @@ def two_devices(policy: str = "lalb-o3", **options: object) -> World:
     world.warm("g", "b")
     world.finish("occupy")
     return world
+
+
+def state_of(engine: Engine) -> State:
+    """Return what *engine* decides from, for tests of its parts. All others ask the engine itself."""
+    return engine._world
 
 
 def where(what) -> tuple[str, ...]:  # type: ignore[no-untyped-def]

@@ -14,7 +14,6 @@ from click.testing import Result
 from gpufaas_core import messages as m
 from gpufaas_core.messages import Command, Event
 from gpufaas_core.model import FunctionId, Seconds
-from gpufaas_scheduler.engine import Engine
 from gpufaas_simulator.explicit import read_workload, workload_json
 from gpufaas_simulator.nodes import Noise
 from gpufaas_simulator.noise import Law, bimodal, load_noise, lognormal, pareto, service_noise
@@ -44,32 +43,21 @@ def test_a_true_time_is_the_same_on_every_kind_of_device(small: dict[str, Any], 
     assert list(record.service_s) == [0.5, 7.5]
 
 
-class Watched(Engine):
-    """Keeps what it is told and what it decides."""
-
-    heard: list[tuple[Event, list[Command]]]
-
-    def handle(self, event: Event, now: Seconds) -> list[Command]:
-        commands = super().handle(event, now)
-        self.heard.append((event, commands))
-        return commands
-
-
 def test_the_scheduler_is_told_of_the_mean_and_hears_the_true_time_when_the_call_is_over(
-    small: dict[str, Any], written: Write
+    small: dict[str, Any], written: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def heard(infer_s: float) -> list[tuple[Event, list[Command]]]:
         small["arrivals"] = [[0, "f", infer_s], [1, "g"], [1.5, "f"], [2, "g"]]
-        made = engine_header("least-wait").engine()
-        engine = Watched(
-            policy=made.policy,
-            replacement=made._world.cluster.replacement,
-            max_queue=made._world.max_queue,
-            learn=False,
-        )
-        engine.heard = []
+        engine = engine_header("least-wait").engine()
+        handle, found = engine.handle, []
+
+        def watched(event: Event, now: Seconds) -> list[Command]:
+            found.append((event, commands := handle(event, now)))
+            return commands
+
+        monkeypatch.setattr(engine, "handle", watched)
         Simulation(read_workload(written(small)), engine).run()
-        return engine.heard
+        return found
 
     usual, long = heard(1.25), heard(40.0)
     # The load of the first call is over at 2.5 s and the usual call at 3.75 s: until then all is the same.
