@@ -505,6 +505,7 @@ def test_a_stop_lets_running_calls_end_and_keeps_the_others_for_the_next_start(
     assert platform.stop() == 0
 
 
+@pytest.mark.slow
 def test_accepted_calls_survive_kills(make_platform: Make, receiver: Receiver) -> None:
     survive(make_platform(*LOCAL), receiver, calls=1_000, kills=4, seed=1)
 

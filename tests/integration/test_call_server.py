@@ -443,7 +443,7 @@ async def test_a_node_that_is_killed_fails_its_calls_at_once_and_is_found_again(
 
     await process.kill()
     with pytest.raises(WorkerCrashed, match="node n was lost"):
-        await asyncio.wait_for(exchange.answer(), 2.0)
+        await asyncio.wait_for(exchange.answer(), LIMIT_S)
     await eventually(lambda: not rig.nodes.nodes[0].linked)
     with pytest.raises(LeaseRefused):
         await rig.call(function)
@@ -580,4 +580,4 @@ async def test_a_question_to_a_node_that_is_gone_is_not_waited_for(rig: Rig) -> 
     await rig.processes[0].kill()
 
     with pytest.raises(NotReached):
-        await asyncio.wait_for(node.ask("usage", "f"), 2.0)
+        await asyncio.wait_for(node.ask("usage", "f"), LIMIT_S)

@@ -139,6 +139,7 @@ def remove_all(platform: Platform) -> None:
 
 
 @pytest.mark.timeout(FUZZ_S + 20)
+@pytest.mark.slow
 def test_what_the_document_describes_is_answered_as_it_says(target: Platform, tmp_path: Path) -> None:
     document = target.http.get("/openapi.json").json()
     path = tmp_path / "openapi.json"

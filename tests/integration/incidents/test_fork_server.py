@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from tests.integration.conftest import ECHO, ECHO_MODEL, HTTP, LIMIT_S, Platform, all_ended, until
+from tests.integration.conftest import ECHO, ECHO_MODEL, HTTP, Platform, all_ended, until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -27,7 +27,7 @@ def test_a_stopped_fork_server_is_replaced_and_its_workers_go_on(make_platform: 
     answer = waiting.result()
 
     assert (answer.status_code, answer.text) == (200, "placed on the next one")
-    assert time.monotonic() - began < LIMIT_S
+    assert time.monotonic() - began < 40.0, "one that hangs without being stopped is given 60 s"
     assert platform.http.get("/readyz").status_code == 200
     again = platform.call(warm, b"still loaded")
     assert (again.text, again.headers["x-gpufaas-start"]) == ("still loaded", "hit")

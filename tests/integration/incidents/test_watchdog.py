@@ -79,8 +79,6 @@ def test_its_log_says_where_it_stands_and_one_signal_ends_it_in_the_end(stuck: P
     until(lambda: "loop.stands" in stuck.said(), "its stacks are in the log", 20.0)
     assert "stuck_policy.py" in stuck.said()
 
-    began = time.monotonic()
     stuck.signal(signal.SIGTERM)
 
     assert stuck.wait() == 1
-    assert time.monotonic() - began < 25.0

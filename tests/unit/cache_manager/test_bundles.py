@@ -209,6 +209,7 @@ def test_a_bundle_is_bounded_while_it_is_unpacked(tmp_path: Path) -> None:
         assert list((tmp_path / "bundles").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_whatever_is_wrong_in_a_bundle_is_the_authors(stores: Stores) -> None:
     """Never an error of the disk, and never one that nobody expected."""
     whole = tar_of({"gpufaas.json": msgspec.json.encode(manifest_of()), "function/handler.py": b"x" * 3000})

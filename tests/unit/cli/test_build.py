@@ -5,7 +5,6 @@ import importlib.metadata
 import json
 import os
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -385,13 +384,11 @@ def test_what_is_provided_is_not_installed_again(project: Project, monkeypatch: 
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     text = "# what is here\nnumpy>=1\nPyYAML  # comment\nhttpx ; python_version > '3'\nno==1; sys_platform == 'beos'\n"
     project.write("fn/requirements.txt", text)
-    began = time.perf_counter()
 
     built = project.build()
 
     assert built.manifest.requirements == ()
     assert not any(name.startswith("site/") for name in content_of(built))
-    assert time.perf_counter() - began < 2
 
 
 @pytest.mark.slow

@@ -135,6 +135,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_weights(tmp_path / "none.safetensors")
 
 
+@pytest.mark.slow
 def test_an_exported_program_runs_without_its_source(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval()
     x = torch.randn(5, 3)
@@ -161,7 +162,7 @@ def test_pickles_are_loaded_when_the_author_allowed_it(tmp_path: Path, monkeypat
     assert load_weights(tmp_path / "model.pt")["weight"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("name", ["model.pt2", "model.pt"])
+@pytest.mark.parametrize("name", [pytest.param("model.pt2", marks=pytest.mark.slow), "model.pt"])
 def test_other_damaged_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("GPUFAAS_ALLOW_PICKLE", "1")
     (tmp_path / name).write_bytes(b"garbage")
