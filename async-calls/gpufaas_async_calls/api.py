@@ -11,10 +11,10 @@ import time
 import uuid
 from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
-import msgspec
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, HTTPException, Path, Query
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from gpufaas_async_calls.call import INLINE_BODY, AcceptedCall, Body, CallStatus, Header
@@ -25,17 +25,18 @@ from gpufaas_core.errors import (
     CallCancelled,
     DeadlineExceeded,
     GpufaasError,
-    InvalidSpec,
     StorageFailed,
     UnknownFunction,
 )
-from gpufaas_gateway.answers import error_answer
 from gpufaas_gateway.call_body import Caller, too_large
 from gpufaas_gateway.call_headers import told_size
 from gpufaas_gateway.catalogue import Catalogue, Deployed
-from gpufaas_gateway.errors import Unavailable
+from gpufaas_gateway.errors import BadQuery, CallEnded, Unavailable, UnknownCall
 from gpufaas_gateway.invoke import AsgiCaller, Receive, Send, send_whole
 from gpufaas_gateway.request import Answer, refusal
+from gpufaas_gateway.spec import DEFAULT_NAMESPACE
+from gpufaas_gateway.typed_routes import refuses, router
+from gpufaas_gateway.wire import InNamespace, Number
 
 PREFIX: Final = b"/async-function/"
 METHOD: Final = "POST"
@@ -179,6 +180,25 @@ class AsyncInvocations:
             raise
 
 
+_Id = Annotated[str, Path(description="X-Call-Id of the call")]
+_Time = Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})]
+
+
+class AsyncCall(Struct, rename="camel"):
+    """What may be told of a call: never its body, headers or answer."""
+
+    call_id: str
+    function: str
+    state: str
+    attempts: int
+    callback_attempts: int
+    status: Annotated[int | None, Meta(description="of the last execution")]
+    reason: str | None
+    accepted_at: _Time
+    ended_at: _Time
+    due_at: _Time
+
+
 def async_routes(
     calls: AsyncCalls, invocations: AsyncInvocations, is_function: Callable[[str], bool] = lambda _: False
 ) -> APIRouter:
@@ -189,84 +209,84 @@ def async_routes(
     :param invocations: are served in front of the router, which has them too: it says which methods a path has
     :param is_function: by a name as URLs have it: whoever asks for a function's path has mistaken the method
     """
-    router = APIRouter()
-    router.add_route("/async-function/{name:path}", cast(Any, invocations), methods=[METHOD], include_in_schema=False)
+    routes = router()
+    routes.add_route("/async-function/{name:path}", cast(Any, invocations), methods=[METHOD], include_in_schema=False)
 
-    @router.get("/async/{call}")
-    async def status(call: str) -> Response:
-        found = await calls.status(call)
-        return _unknown(call) if found is None else _json(_shown(found))
+    @routes.get("/async/{call}", responses=refuses(UnknownCall))
+    async def describe_call(call: _Id) -> AsyncCall:
+        """What became of an asynchronous call."""
+        return _shown(call, await calls.status(call))
 
     # Ids are what callers say: they may have slashes, which `auth.CleanPaths` leaves alone only here.
-    @router.get("/async-function/{name:path}")
-    async def status_here(name: str) -> Response:
+    @routes.get("/async-function/{name:path}", responses={405: {}, **refuses(UnknownCall)})
+    async def describe_call_here(name: _Id) -> AsyncCall:
+        """What became of an asynchronous call."""
         found = await calls.status(name)
         if found is None and is_function(name.partition("/")[0]):
             raise HTTPException(405)
-        return _unknown(name) if found is None else _json(_shown(found))
+        return _shown(name, found)
 
-    @router.delete("/async-function/{name:path}")
-    async def cancel(name: str) -> Response:
+    @routes.delete(
+        "/async-function/{name:path}", status_code=202, responses=refuses(UnknownCall, CallEnded, StorageFailed)
+    )
+    async def cancel_call(name: _Id) -> None:
         state = await calls.cancel(name)
-        if state == "cancelled":
-            return Response(status_code=202)
         if state is None:
-            return _unknown(name)
-        return error_answer(409, f"call {name[:128]!r} has ended ({state}): there is nothing left to cancel")
+            raise _unknown(name)
+        if state != "cancelled":
+            raise CallEnded(f"call {name[:128]!r} has ended ({state}): there is nothing left to cancel")
 
-    @router.get("/system/async/dead")
-    async def dead(request: Request) -> Response:
-        function = request.query_params.get("function") or None
-        namespace = request.query_params.get("namespace") or "openfaas-fn"
-        if function is not None and "." not in function:
-            function = f"{function}.{namespace}"
-        try:
-            limit = int(request.query_params.get("limit") or 1000)
-        except ValueError as exc:
-            raise InvalidSpec(f"limit: {exc}") from exc
-        return _json([_shown(each) for each in await calls.dead(function, min(max(1, limit), _MOST_LISTED))])
+    @routes.get("/system/async/dead", responses=refuses(BadQuery))
+    async def list_dead_letters(
+        function: Annotated[str, Query(description="the function, in full or in its namespace")] = "",
+        namespace: InNamespace = None,
+        limit: Annotated[Number, Query(description="at most so many, 1000 unless given")] = None,
+    ) -> list[AsyncCall]:
+        if function and "." not in function:
+            function = f"{function}.{namespace or DEFAULT_NAMESPACE}"
+        found = await calls.dead(function or None, min(max(1, limit or 1000), _MOST_LISTED))
+        return [_shown(each.id, each) for each in found]
 
-    @router.post("/system/async/dead/{call}/retry")
-    async def retry(call: str) -> Response:
-        return Response(status_code=202) if await calls.retry(call) else _not_dead(call)
+    @routes.post("/system/async/dead/{call}/retry", status_code=202, responses=refuses(UnknownCall, StorageFailed))
+    async def retry_dead_letter(call: _Id) -> None:
+        if not await calls.retry(call):
+            raise _not_dead(call)
 
-    @router.delete("/system/async/dead/{call}")
-    async def discard(call: str) -> Response:
-        return Response(status_code=202) if await calls.discard(call) else _not_dead(call)
+    @routes.delete("/system/async/dead/{call}", status_code=202, responses=refuses(UnknownCall, StorageFailed))
+    async def discard_dead_letter(call: _Id) -> None:
+        if not await calls.discard(call):
+            raise _not_dead(call)
 
-    return router
+    return routes
 
 
-def _shown(status: CallStatus) -> dict[str, object]:
-    """As JSON: camel case as in OpenFaaS's types, and times that its clients can read."""
-    return {
-        "callId": status.id,
-        "function": status.function,
-        "state": status.state,
-        "attempts": status.attempts,
-        "callbackAttempts": status.deliveries,
-        "status": status.status,
-        "reason": status.reason,
-        "acceptedAt": _time(status.accepted_at),
-        "endedAt": _time(status.ended_at),
-        "dueAt": _time(status.due_at),
-    }
+def _shown(call: str, status: CallStatus | None) -> AsyncCall:
+    """:raises UnknownCall: there is none of the id *call*"""
+    if status is None:
+        raise _unknown(call)
+    return AsyncCall(
+        status.id,
+        status.function,
+        status.state,
+        status.attempts,
+        status.deliveries,
+        status.status,
+        status.reason,
+        _time(status.accepted_at),
+        _time(status.ended_at),
+        _time(status.due_at),
+    )
 
 
 def _time(at: float | None) -> str | None:
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat()
 
 
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+def _not_dead(call: str) -> UnknownCall:
+    return UnknownCall(f"there is no dead letter {call[:128]!r}: GET /system/async/dead lists them")
 
 
-def _not_dead(call: str) -> Response:
-    return error_answer(404, f"there is no dead letter {call[:128]!r}: GET /system/async/dead lists them")
-
-
-def _unknown(call: str) -> Response:
-    return error_answer(
-        404,
-        f"there is no asynchronous call {call[:128]!r}, or it ended too long ago (functions are called with POST)",
+def _unknown(call: str) -> UnknownCall:
+    return UnknownCall(
+        f"there is no asynchronous call {call[:128]!r}, or it ended too long ago (functions are called with POST)"
     )

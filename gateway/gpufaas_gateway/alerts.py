@@ -3,14 +3,14 @@
 import math
 from typing import Final
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter
 
 from gpufaas_core.errors import GpufaasError, UnknownFunction
-from gpufaas_gateway.answers import error_answer, read_body, starting
 from gpufaas_gateway.catalogue import Deployed, replicas_of
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.ports import Scheduler
-from gpufaas_gateway.wire import AlertMessage, parse
+from gpufaas_gateway.typed_routes import refuses, router
+from gpufaas_gateway.wire import AlertMessage
 
 # OpenFaaS's own defaults (§8).
 _MIN: Final = 1
@@ -18,14 +18,13 @@ _MAX: Final = 20
 _FACTOR: Final = 10
 
 
-def add_alert_route(app: FastAPI, deployer: Deployer, scheduler: Scheduler) -> None:
+def alert_routes(deployer: Deployer, scheduler: Scheduler) -> APIRouter:
     catalogue = deployer.catalogue
+    routes = router(catalogue)
 
-    @app.post("/system/alert")
-    async def alert(request: Request) -> Response:
-        message = parse(AlertMessage, await read_body(request))
-        if not catalogue.loaded:
-            return starting()
+    @routes.post("/system/alert", responses=refuses(GpufaasError))
+    async def alert(message: AlertMessage) -> None:
+        """AlertManager's webhook."""
         failed = []
         for each in message.alerts:
             name = each.labels.function_name or ""
@@ -39,7 +38,10 @@ def add_alert_route(app: FastAPI, deployer: Deployer, scheduler: Scheduler) -> N
                     deployer.scale(found, asked)
             except GpufaasError as exc:
                 failed.append(str(exc))
-        return error_answer(500, "\n".join(failed)) if failed else Response()
+        if failed:
+            raise GpufaasError("\n".join(failed))
+
+    return routes
 
 
 def wanted(function: Deployed, replicas: int, firing: bool) -> int:

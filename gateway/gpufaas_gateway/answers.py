@@ -1,38 +1,21 @@
-"""What the management routes have in common: how a body is read, and how they answer."""
+"""How the bodies of management requests are read, and answers are encoded."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
 import msgspec
-from fastapi import Request, Response
-from fastapi.responses import PlainTextResponse
+from fastapi import Request
 
 from gpufaas_core.errors import BodyTooLarge
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
-from gpufaas_gateway.errors import BodyTooSlow, headers_of
+from gpufaas_gateway.errors import BodyTooSlow
 
 _MAX_JSON: Final[Bytes] = 4 * MiB  # 1 MB is the most that etcd takes for one value; room for people who find out
 _PATIENCE_S: Final[Seconds] = 30.0  # between two pieces of a body; what a head may take in all
 _MAX_JSON_S: Final[Seconds] = 60.0
 
 encode: Final = msgspec.json.Encoder().encode
-
-
-def json_answer(content: object) -> Response:
-    return Response(encode(content), media_type="application/json")
-
-
-def error_answer(status: int, text: str) -> Response:
-    return PlainTextResponse(f"{text}\n", status_code=status, headers=headers_of())
-
-
-def starting() -> Response:
-    return PlainTextResponse(
-        "the platform is starting: its functions are not all loaded\n",
-        status_code=503,
-        headers={**headers_of(), "Retry-After": "1"},
-    )
 
 
 async def read_body(request: Request) -> bytes:

@@ -11,21 +11,23 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from gpufaas_core.errors import GpufaasError
-from gpufaas_gateway.alerts import add_alert_route
+from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_gateway.alerts import alert_routes
 from gpufaas_gateway.deploy import Deployer
-from gpufaas_gateway.environments import add_environment_routes
-from gpufaas_gateway.errors import METHODS, headers_of, status_of
-from gpufaas_gateway.function_api import UsageOf, add_deploy_routes, add_function_routes, add_log_route
+from gpufaas_gateway.environments import environment_routes
+from gpufaas_gateway.errors import METHODS, BadQuery, headers_of, status_of
+from gpufaas_gateway.function_api import UsageOf, function_routes, log_routes
 from gpufaas_gateway.metrics import Metrics
-from gpufaas_gateway.platform_api import add_artifact_routes, add_health_routes, add_pages, add_status_routes
+from gpufaas_gateway.platform_api import artifact_routes, health_routes, page_routes, status_routes
 from gpufaas_gateway.ports import Artifacts, FunctionLogs, Scheduler, Secrets
-from gpufaas_gateway.resource_api import add_namespace_routes, add_quota_routes, add_secret_routes
+from gpufaas_gateway.resource_api import namespace_routes, quota_routes, secret_routes
+from gpufaas_gateway.wire import explain_errors
 
 _CLIENT_GONE: Final = 499  # in the middle of its body: nothing was taken, and nobody reads this
 
@@ -54,23 +56,34 @@ def management_app(
     :param gone: devices of this process that were given up, a line for each
     """
     catalogue = deployer.catalogue
-    app = FastAPI(title="gpufaas", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(version=version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(GpufaasError, _platform_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _nobody_there)
-    add_function_routes(app, catalogue, scheduler, usage_of)
-    add_deploy_routes(app, deployer, logs)
-    add_alert_route(app, deployer, scheduler)
-    add_namespace_routes(app, deployer)
-    add_quota_routes(app, deployer)
-    add_secret_routes(app, deployer, secrets)
-    add_environment_routes(app, deployer)
-    add_log_route(app, catalogue, logs)
-    add_status_routes(app, catalogue, scheduler, metrics, version, commit, orchestration)
-    add_artifact_routes(app, artifacts)
-    add_health_routes(app, catalogue, scheduler, fault, gone)
-    add_pages(app, version)
+    for routes in (
+        function_routes(deployer, scheduler, logs, usage_of),
+        alert_routes(deployer, scheduler),
+        namespace_routes(deployer),
+        quota_routes(deployer),
+        secret_routes(deployer, secrets),
+        environment_routes(deployer),
+        log_routes(catalogue, logs),
+        status_routes(catalogue, scheduler, metrics, version, commit, orchestration),
+        artifact_routes(artifacts),
+        health_routes(catalogue, scheduler, fault, gone),
+        page_routes(app),
+    ):
+        app.include_router(routes)
     return app
+
+
+async def _invalid(request: Request, exc: Exception) -> Response:
+    """400 for a body as in OpenFaaS, and not FastAPI's 422, which is for queries."""
+    assert isinstance(exc, RequestValidationError)
+    errors = exc.errors()
+    kind = BadQuery if all(each["loc"][0] == "query" for each in errors) else InvalidSpec
+    return await _platform_error(request, kind(explain_errors(errors)))
 
 
 async def _platform_error(_: Request, exc: Exception) -> Response:

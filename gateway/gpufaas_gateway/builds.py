@@ -15,13 +15,13 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final
+from typing import IO, Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
-from gpufaas_core.errors import BodyTooLarge, GpufaasError, InvalidSpec, Overloaded, StorageFailed
+from gpufaas_core.errors import BodyTooLarge, GpufaasError, InvalidSpec, Overloaded, StorageFailed, UnknownName
 from gpufaas_core.remote_build import (
     BUILD_PATH,
     CONFIG,
@@ -36,13 +36,16 @@ from gpufaas_core.remote_build import (
 )
 from gpufaas_core.sealing import ALGORITHM, key_id, public_of, unseal
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
-from gpufaas_gateway.answers import encode, error_answer, json_answer, pieces
-from gpufaas_gateway.errors import BodyTooSlow
+from gpufaas_gateway.answers import encode, pieces
+from gpufaas_gateway.errors import BadSignature, BodyTooSlow
 from gpufaas_gateway.ports import ImageBuilder
+from gpufaas_gateway.typed_routes import json_of, lines_of, refuses, router
+from gpufaas_gateway.wire import PublicKey
 
 log = logging.getLogger(__name__)
 
-_FORBIDDEN: Final = 403  # and not 401, after which browsers and scripts try a password
+_OFF: Final = "this platform builds no images: start it with 'gpufaas serve --builder-secret FILE'"
+_SIGNED_BY: Final = "HMAC-SHA256 of the body with the payload secret"
 _AT_ONCE: Final = 16
 """Builds that are received, wait, or run; each has at most two files as large as a body."""
 _RETRY_AFTER_S: Final[Seconds] = 10.0
@@ -103,7 +106,7 @@ class Builds:
         """
         given = request.headers.get(SIGNATURE_HEADER, "").strip()
         if not _SIGNATURE.fullmatch(given):
-            return _unsigned()
+            raise _unsigned()
         if self.begun >= _AT_ONCE:
             raise Overloaded(f"{_AT_ONCE} builds wait already: try again", _RETRY_AFTER_S)
         self.begun += 1
@@ -113,7 +116,7 @@ class Builds:
             async with asyncio.timeout(_RECEIVE_S):
                 is_signed = await self._receive(request, body, given)
             if not is_signed:
-                return _unsigned()
+                raise _unsigned()
             job = _Job(body)
             task = asyncio.create_task(self._run(job))
             self._jobs.add(task)
@@ -133,7 +136,7 @@ class Builds:
                 said += last.log
         finally:
             task.cancel()
-        return json_answer(msgspec.structs.replace(last, log=said[-_LINES_KEPT:]))
+        return Response(encode(msgspec.structs.replace(last, log=said[-_LINES_KEPT:])), media_type="application/json")
 
     def _end(self, job: "_Job", task: "asyncio.Task[None]") -> None:
         """Also of a task that was cancelled before its first step."""
@@ -239,31 +242,40 @@ async def _lines(job: _Job) -> AsyncIterator[bytes]:
 
 def build_routes(builds: Builds | None) -> APIRouter:
     """:param builds: None: the platform does not build"""
-    router = APIRouter()
+    routes = router()
+    answers = json_of(BuildStatus)
+    answers["content"] |= lines_of(BuildStatus, NDJSON)["content"]
 
-    @router.post(BUILD_PATH)
-    async def build(request: Request) -> Response:
-        return _off() if builds is None else await builds.answer(request)
-
-    @router.get(PUBLIC_KEY_PATH)
-    async def public_key() -> Response:
+    @routes.post(
+        BUILD_PATH,
+        responses={
+            200: answers,
+            **refuses(BadSignature, UnknownName, BodyTooSlow, BodyTooLarge, Overloaded, StorageFailed),
+        },
+        openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
+    )
+    async def build(
+        request: Request, _signature: Annotated[str, Header(alias=SIGNATURE_HEADER, description=_SIGNED_BY)] = ""
+    ) -> Response:
+        """Build an image of sources, as a remote builder."""
         if builds is None:
-            return _off()
-        key = builds.public_key
-        return json_answer({"key_id": key_id(key), "algorithm": ALGORITHM, "public_key": key})
+            raise UnknownName(_OFF)
+        return await builds.answer(request)
 
-    return router
+    @routes.get(PUBLIC_KEY_PATH, responses=refuses(UnknownName))
+    async def describe_key() -> PublicKey:
+        """The key that build secrets are sealed for."""
+        if builds is None:
+            raise UnknownName(_OFF)
+        return PublicKey(key_id(builds.public_key), ALGORITHM, builds.public_key)
+
+    return routes
 
 
-def _off() -> Response:
-    return error_answer(404, "this platform builds no images: start it with 'gpufaas serve --builder-secret FILE'")
-
-
-def _unsigned() -> Response:
-    return error_answer(
-        _FORBIDDEN,
+def _unsigned() -> BadSignature:
+    return BadSignature(
         f"{SIGNATURE_HEADER}: it is missing, or not of this body and the payload secret of this platform "
-        "(serve --builder-secret)",
+        "(serve --builder-secret)"
     )
 
 

@@ -162,9 +162,9 @@ class Deployer:
         self.catalogue.drop(old)
 
     def used(self, namespace: str) -> dict[str, int]:
-        """Return what *namespace* has of what a quota bounds, by the fields of the wire; calls only while they are."""
+        """Return what *namespace* has of what a quota bounds; calls only while they have a limit."""
         functions, gate = self.catalogue.all(namespace), self.quotas.gate(namespace)
-        calls = {} if gate is None else {"inFlight": gate.in_flight, "waiting": gate.waiting}
+        calls = {} if gate is None else {"in_flight": gate.in_flight, "waiting": gate.waiting}
         return {"functions": len(functions), "memory": sum(each.reserved for each in functions), **calls}
 
     async def deploy(self, spec: FunctionSpec, update: bool) -> Deployed:

@@ -2,24 +2,28 @@
 
 from typing import Final
 
-import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter
 
-from gpufaas_gateway.answers import json_answer, read_body, starting
+from gpufaas_core.environment import Environment
 from gpufaas_gateway.deploy import Deployer
-from gpufaas_gateway.wire import FunctionDeployment, parse
+from gpufaas_gateway.spec import FunctionSpec
+from gpufaas_gateway.typed_routes import router
+from gpufaas_gateway.wire import FunctionDeployment
 
 _PATH: Final = "/system/environments"
 
 
-def add_environment_routes(app: FastAPI, deployer: Deployer) -> None:
-    @app.get(_PATH)
-    async def of_all_nodes() -> Response:
-        return json_answer(msgspec.to_builtins(await deployer.environments()))
+def environment_routes(deployer: Deployer) -> APIRouter:
+    routes = router()
 
-    @app.post(_PATH)
-    async def of_nodes_for_a_function(request: Request) -> Response:
-        asked = parse(FunctionDeployment, await read_body(request))
-        if not deployer.catalogue.loaded:
-            return starting()
-        return json_answer(msgspec.to_builtins(await deployer.environments(asked.spec())))
+    @routes.get(_PATH)
+    async def list_environments() -> list[Environment]:
+        """Python, the wheels that it takes, and the packages of each node."""
+        return await deployer.environments()
+
+    @routes.post(_PATH)
+    async def list_environments_for_a_function(asked: FunctionDeployment) -> list[Environment]:
+        """The same, of the nodes on which the function may run."""
+        return await deployer.environments(asked.to(FunctionSpec))
+
+    return routes

@@ -2,136 +2,147 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from datetime import datetime
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
 from gpufaas_core.constraints import MEMORY
-from gpufaas_core.errors import InvalidSpec, UnknownFunction
+from gpufaas_core.errors import (
+    FunctionExists,
+    InvalidSpec,
+    LoadFailed,
+    StorageFailed,
+    UnknownFunction,
+)
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.model import EngineStatus, FunctionId
 from gpufaas_core.units import Bytes
-from gpufaas_gateway.answers import encode, error_answer, json_answer, read_body, starting
+from gpufaas_gateway.answers import encode
 from gpufaas_gateway.catalogue import Catalogue, Deployed, replicas_of
 from gpufaas_gateway.deploy import Deployer
+from gpufaas_gateway.errors import BadQuery, QuotaExceeded
 from gpufaas_gateway.function_state import Copies, copies_of, state_of
 from gpufaas_gateway.ports import FunctionLogs, Scheduler
-from gpufaas_gateway.spec import DEFAULT_NAMESPACE
-from gpufaas_gateway.wire import DeleteFunctionRequest, FunctionDeployment, ScaleServiceRequest, parse, spec_fields
+from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionSpec
+from gpufaas_gateway.typed_routes import lines_of, refuses, router
+from gpufaas_gateway.wire import (
+    DeleteFunctionRequest,
+    FunctionDeployment,
+    FunctionStatus,
+    InNamespace,
+    InPath,
+    Moment,
+    Number,
+    ScaleServiceRequest,
+    Usage,
+    Yes,
+    timestamp,
+)
 
 UsageOf = Callable[[FunctionId], Awaitable[tuple[float, Bytes] | None]]
 """Millicores and bytes that a function's workers use now, all of them together; None: it has none."""
 
-_TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's ParseBool
+_FUNCTIONS: Final = "/system/functions"
 _NDJSON: Final = "application/x-ndjson"
-_UNPROCESSABLE: Final = 422
 
 
-def add_function_routes(app: FastAPI, catalogue: Catalogue, scheduler: Scheduler, usage_of: UsageOf | None) -> None:
-    """Add those that tell."""
+def function_routes(
+    deployer: Deployer, scheduler: Scheduler, logs: FunctionLogs, usage_of: UsageOf | None
+) -> APIRouter:
+    catalogue = deployer.catalogue
+    routes = router(catalogue)
+    refused = refuses(QuotaExceeded, LoadFailed, StorageFailed)
 
-    @app.get("/system/functions")
-    async def list_functions(request: Request) -> Response:
-        if not catalogue.loaded:
-            return starting()
+    @routes.get(_FUNCTIONS)
+    async def list_functions(namespace: InNamespace = None) -> list[FunctionStatus]:
         status = scheduler.status()
         copies = copies_of(status)
-        functions = catalogue.all(request.query_params.get("namespace") or DEFAULT_NAMESPACE)
-        return json_answer(
-            [{**_status_of(each, status, copies), "invocationCount": each.invocations} for each in functions]
-        )
+        listed = []
+        for each in catalogue.all(namespace or DEFAULT_NAMESPACE):
+            shown = _status_of(each, status, copies)
+            shown.invocation_count = each.invocations
+            listed.append(shown)
+        return listed
 
-    @app.get("/system/function/{name}")
-    async def describe_function(name: str, request: Request) -> Response:
-        if not catalogue.loaded:
-            return starting()
-        found = find(catalogue, name, request.query_params.get("namespace"))
+    @routes.get("/system/function/{name}", responses=refuses(UnknownFunction, BadQuery))
+    async def describe_function(
+        name: InPath,
+        namespace: InNamespace = None,
+        usage: Annotated[Yes, Query(description="with what its workers hold")] = None,
+    ) -> FunctionStatus:
+        found = find(catalogue, name, namespace)
         now = scheduler.status()
         status = _status_of(found, now, copies_of(now))
-        if request.query_params.get("usage", "") in _TRUE:
-            used = await usage_of(found.function_id) if usage_of is not None else None
-            if used is not None:
-                status["usage"] = {"cpu": round(used[0], 3), "totalMemoryBytes": used[1]}
-        return json_answer(status)
+        used = await usage_of(found.function_id) if usage and usage_of is not None else None
+        if used is not None:
+            status.usage = Usage(cpu=round(used[0], 3), total_memory_bytes=used[1])
+        return status
 
+    @routes.post(_FUNCTIONS, status_code=202, responses={**refused, **refuses(FunctionExists)})
+    async def deploy_function(asked: FunctionDeployment, namespace: InNamespace = None) -> None:
+        await deployer.deploy(spec_of(asked, namespace), update=False)
 
-def add_deploy_routes(app: FastAPI, deployer: Deployer, logs: FunctionLogs) -> None:
-    """Add those that change."""
-    catalogue = deployer.catalogue
+    # 200 makes faas-cli say that a rolling update was attempted, and that is what an update is.
+    @routes.put(_FUNCTIONS, status_code=200, responses={**refused, **refuses(UnknownFunction)})
+    async def update_function(asked: FunctionDeployment, namespace: InNamespace = None) -> None:
+        await deployer.deploy(spec_of(asked, namespace), update=True)
 
-    @app.post("/system/functions")
-    async def create_function(request: Request) -> Response:
-        return await deploy(request, update=False)
+    def spec_of(asked: FunctionDeployment, namespace: str | None) -> FunctionSpec:
+        spec = asked.to(FunctionSpec)
+        return msgspec.structs.replace(spec, namespace=namespace) if spec.namespace is None and namespace else spec
 
-    @app.put("/system/functions")
-    async def update_function(request: Request) -> Response:
-        return await deploy(request, update=True)
-
-    async def deploy(request: Request, update: bool) -> Response:
-        asked = parse(FunctionDeployment, await read_body(request))
-        if not catalogue.loaded:
-            return starting()
-        spec = asked.spec()
-        if spec.namespace is None and (namespace := request.query_params.get("namespace")):
-            spec = msgspec.structs.replace(spec, namespace=namespace)
-        await deployer.deploy(spec, update)
-        # 200 makes faas-cli say that a rolling update was attempted, and that is what an update is.
-        return Response(status_code=200 if update else 202)
-
-    @app.delete("/system/functions")
-    async def remove_function(request: Request) -> Response:
-        asked = parse(DeleteFunctionRequest, await read_body(request))
-        if not catalogue.loaded:
-            return starting()
-        found = find(catalogue, asked.function_name, asked.namespace or request.query_params.get("namespace"))
+    @routes.delete(_FUNCTIONS, status_code=202, responses=refuses(UnknownFunction, StorageFailed))
+    async def remove_function(asked: DeleteFunctionRequest, namespace: InNamespace = None) -> None:
+        found = find(catalogue, asked.function_name, asked.namespace or namespace)
         await deployer.remove(found.name, found.namespace)
         await asyncio.to_thread(logs.drop, found.name, found.namespace)
-        return Response(status_code=202)
 
-    @app.post("/system/scale-function/{name}")
-    async def scale_function(name: str, request: Request) -> Response:
-        asked = parse(ScaleServiceRequest, await read_body(request))
-        if not catalogue.loaded:
-            return starting()
-        found = find(catalogue, name, asked.namespace or request.query_params.get("namespace"))
+    @routes.post("/system/scale-function/{name}", status_code=202, responses=refuses(UnknownFunction))
+    async def scale_function(name: InPath, asked: ScaleServiceRequest, namespace: InNamespace = None) -> None:
+        """Ask for so many copies."""
+        found = find(catalogue, name, asked.namespace or namespace)
         if asked.service_name not in (None, "", name, found.name, found.full_name):
             raise InvalidSpec(f"serviceName: it is {asked.service_name[:80]!r}, but the path names {found.full_name}")
         deployer.scale(found, asked.replicas)
-        return Response(status_code=202)
+
+    return routes
 
 
-def add_log_route(app: FastAPI, catalogue: Catalogue, logs: FunctionLogs) -> None:
-    @app.get("/system/logs")
-    async def function_logs(request: Request) -> Response:
-        query = request.query_params
-        name = query.get("name")
+def log_routes(catalogue: Catalogue, logs: FunctionLogs) -> APIRouter:
+    routes = router()
+
+    @routes.get(
+        "/system/logs",
+        responses={200: lines_of(LogLine, _NDJSON), **refuses(InvalidSpec, UnknownFunction, BadQuery)},
+    )
+    async def read_logs(
+        name: Annotated[str, Query(description="the function")] = "",
+        namespace: InNamespace = None,
+        instance: Annotated[str, Query(description="only lines of this worker")] = "",
+        call_id: Annotated[str, Query(alias="callId", description="only lines of the call with this X-Call-Id")] = "",
+        tail: Annotated[Number, Query(description="the last so many lines; 0 or less: all")] = None,
+        since: Annotated[Moment, Query(description="not earlier lines")] = None,
+        follow: Annotated[Yes, Query(description="go on with lines as they are printed")] = None,
+    ) -> Response:
+        """What a function printed."""
         if not name:
-            return error_answer(400, "name: the query names no function: add ?name=FUNCTION")
-        try:
-            tail = int(query.get("tail") or 0)
-            since = _moment(query["since"]) if query.get("since") else None
-        except ValueError as exc:
-            return error_answer(_UNPROCESSABLE, f"tail or since: {exc}")
-        key = key_of(name, query.get("namespace"))
+            raise InvalidSpec("name: the query names no function: add ?name=FUNCTION")
+        key = key_of(name, namespace)
         deployed = catalogue.find(key)
         name, namespace = (deployed.name, deployed.namespace) if deployed else _split(key)
         # What a deployment that failed has printed is read before there is a function.
         if deployed is None and not await asyncio.to_thread(logs.known, name, namespace):
             raise UnknownFunction(f"function {name[:80]} in {namespace[:80]} is not deployed, and has left no logs")
-        asked = LogQuery(name, namespace, since, tail, query.get("instance") or "", query.get("callId") or "")
-        if query.get("follow", "") in _TRUE:
-            lines = logs.follow(asked)
-            return StreamingResponse(_each(lines), media_type=_NDJSON)
+        asked = LogQuery(name, namespace, since, tail or 0, instance, call_id)
+        if follow:
+            return StreamingResponse(_each(logs.follow(asked)), media_type=_NDJSON)
+        # The whole log of one that prints much is 20 MB: in a thread.
+        return Response(await asyncio.to_thread(lambda: _lines(logs.query(asked))), media_type=_NDJSON)
 
-        def kept() -> bytes:
-            """In a thread: the whole log of one that prints much is 20 MB."""
-            return b"".join(map(_line, logs.query(asked)))
-
-        return Response(await asyncio.to_thread(kept), media_type=_NDJSON)
+    return routes
 
 
 def find(catalogue: Catalogue, name: str, namespace: str | None) -> Deployed:
@@ -155,38 +166,22 @@ def _split(key: str) -> tuple[str, str]:
     return (name, namespace) if dot else (key, DEFAULT_NAMESPACE)
 
 
-def _moment(text: str) -> datetime:
-    """
-    Return an RFC 3339 time.
-
-    :raises ValueError: it is none, or has no zone
-    """
-    # A '+' that a client forgot to encode arrives as a space.
-    moment = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
-    if moment.tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone: write for example 2026-11-20T22:50:53Z")
-    if not 1970 <= moment.year < 9999:
-        # Go's zero time is of the year 1, and beyond both ends a change of zone overflows.
-        return moment.replace(year=1970 if moment.year < 1970 else 9998, month=1, day=1)
-    return moment
-
-
 async def _each(lines: AsyncIterator[LogLine]) -> AsyncIterator[bytes]:
     async for line in lines:
-        yield _line(line)
+        yield _lines([line])
 
 
-def _line(line: LogLine) -> bytes:
-    return encode(line) + b"\n"
+def _lines(lines: Iterable[LogLine]) -> bytes:
+    return b"".join(encode(each) + b"\n" for each in lines)
 
 
-def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[FunctionId, Copies]) -> dict[str, object]:
+def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[FunctionId, Copies]) -> FunctionStatus:
     """Return FunctionStatus (openfaas.md §4.2), and beside it what only we know, under ``gpufaas``."""
     replicas = replicas_of(deployed, status)
     copies = all_copies.get(deployed.function_id) or Copies()
     callable_now = deployed.unavailable is None
     failing = deployed.function_id in status.failing
-    ours: dict[str, object] = {
+    ours: dict[str, Any] = {
         **state_of(deployed, status, copies, time.time()),
         "revision": deployed.record.revision,
         "bundle": deployed.spec.digest,
@@ -222,11 +217,24 @@ def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[Fun
             }
     else:
         ours["unavailable"] = deployed.unavailable
-    return {
-        **spec_fields(deployed.record),
-        "replicas": replicas,
+    spec = deployed.record.spec
+    return FunctionStatus(
+        name=deployed.name,
+        image=spec.image,
+        namespace=deployed.namespace,
+        env_process=spec.env_process,
+        env_vars=spec.env_vars,
+        constraints=spec.constraints,
+        secrets=spec.secrets,
+        limits=spec.limits,
+        requests=spec.requests,
+        read_only_root_filesystem=spec.read_only_root_filesystem,
+        labels={**(spec.labels or {}), "faas_function": deployed.name},  # clients expect this one
+        annotations=spec.annotations or {},
+        created_at=timestamp(deployed.record.created_at),
+        replicas=replicas,
         # Ready is what can be called, and an idle function can be: loading is part of its first call. One that was
         # scaled to nothing can be called too, but who scaled it waits to see 0. What does not load is not ready.
-        "availableReplicas": max(0 if failing else min(1, replicas), copies.ready) if callable_now else 0,
-        "gpufaas": ours,
-    }
+        available_replicas=max(0 if failing else min(1, replicas), copies.ready) if callable_now else 0,
+        gpufaas=ours,
+    )

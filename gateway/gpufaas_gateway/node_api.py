@@ -1,14 +1,14 @@
-"""The nodes of a cluster: who is there, what is wrong with them, and letting one go. OpenFaaS has no such routes."""
+"""The nodes of a cluster: what they have and run, and taking one out of use. OpenFaaS has no such routes."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
 from fastapi import APIRouter
-from starlette.responses import Response
+from msgspec import Struct
 
-from gpufaas_core.errors import UnknownName
+from gpufaas_core.errors import InvalidSpec, UnknownName
 from gpufaas_core.model import EngineStatus, NodeView
-from gpufaas_gateway.answers import json_answer
+from gpufaas_core.units import Bytes, Seconds
+from gpufaas_gateway.typed_routes import refuses, router
 
 
 class ClusterNodes(Protocol):
@@ -22,74 +22,94 @@ class ClusterNodes(Protocol):
         """
         Let *node* take no new calls, or take it back.
 
-        :raises GpufaasError: there is no such node, or nobody leads
+        :raises GpufaasError: there is no such node, or no scheduler leads
         """
         ...
 
 
-def node_routes(cluster: ClusterNodes) -> APIRouter:
-    routes = APIRouter()
+class DeviceShown(Struct, rename="camel"):
+    id: str
+    kind: str
+    memory: Bytes
+    used: Bytes
+    running: int
+    """Calls."""
+    resident: list[str]
+    """Functions, once for each copy."""
+    labels: dict[str, str]
+
+
+class NodeShown(Struct, rename="camel"):
+    name: str
+    address: str
+    state: str
+    """``ready``; ``draining`` while calls run, then ``drained``."""
+    note: str
+    version: str
+    joined_seconds: Seconds
+    running: int
+    resident_copies: int
+    devices: list[DeviceShown]
+
+
+def node_routes(nodes: ClusterNodes) -> APIRouter:
+    routes = router()
 
     @routes.get("/system/nodes")
-    async def nodes() -> Response:
-        return json_answer([_described(each, cluster.status()) for each in cluster.nodes()])
+    async def list_nodes() -> list[NodeShown]:
+        return [_shown(each, nodes.status()) for each in nodes.nodes()]
 
-    @routes.get("/system/nodes/{name}")
-    async def node(name: str) -> Response:
-        return json_answer(_described(_find(cluster, name), cluster.status()))
+    @routes.get("/system/nodes/{name}", responses=refuses(UnknownName))
+    async def describe_node(name: str) -> NodeShown:
+        return _shown(_find(nodes, name), nodes.status())
 
-    @routes.post("/system/nodes/{name}/drain")
-    async def drain(name: str) -> Response:
-        _find(cluster, name)
-        await cluster.drain(name, True)
-        return Response(status_code=202)
+    @routes.post("/system/nodes/{name}/drain", status_code=202, responses=refuses(UnknownName, InvalidSpec))
+    async def drain_node(name: str) -> None:
+        """Let it take no new calls."""
+        _find(nodes, name)
+        await nodes.drain(name, True)
 
-    @routes.delete("/system/nodes/{name}/drain")
-    async def undrain(name: str) -> Response:
-        _find(cluster, name)
-        await cluster.drain(name, False)
-        return Response(status_code=202)
+    @routes.delete("/system/nodes/{name}/drain", status_code=202, responses=refuses(UnknownName, InvalidSpec))
+    async def undrain_node(name: str) -> None:
+        """Let it take calls again."""
+        _find(nodes, name)
+        await nodes.drain(name, False)
 
     return routes
 
 
-def _find(cluster: ClusterNodes, name: str) -> NodeView:
-    nodes = cluster.nodes()
-    for each in nodes:
-        if each.id == name:
-            return each
-    there = ", ".join(sorted(each.id for each in nodes)) or "none"
-    raise UnknownName(f"there is no node {name[:80]!r}: those that are here: {there}")
+def _find(nodes: ClusterNodes, name: str) -> NodeView:
+    there = nodes.nodes()
+    found = next((each for each in there if each.id == name), None)
+    if found is None:
+        names = ", ".join(sorted(each.id for each in there)) or "none"
+        raise UnknownName(f"there is no node {name[:80]!r}: those that are here: {names}")
+    return found
 
 
-def _described(node: NodeView, status: EngineStatus) -> dict[str, Any]:
-    devices = []
-    running = resident = 0
-    for each in status.devices:
-        if each.device.node != node.id:
-            continue
-        busy = sum(one.running for one in each.resident)
-        running += busy
-        resident += len(each.resident)
-        devices.append(
-            {
-                "id": each.device.id,
-                "kind": each.device.kind,
-                "memory": each.device.memory,
-                "used": each.used,
-                "running": busy,
-                "resident": [one.function for one in each.resident],
-                "labels": msgspec.to_builtins(each.device.labels),
-            }
+def _shown(node: NodeView, status: EngineStatus) -> NodeShown:
+    devices = [
+        DeviceShown(
+            id=each.device.id,
+            kind=each.device.kind,
+            memory=each.device.memory,
+            used=each.used,
+            running=sum(one.running for one in each.resident),
+            resident=[one.function for one in each.resident],
+            labels=dict(each.device.labels),
         )
-    return {
-        "name": node.id,
-        "address": node.address,
-        "state": ("draining" if running else "drained") if node.draining else "ready",
-        "note": node.note,
-        "version": node.version,
-        "joinedSeconds": round(node.joined_s, 1),
-        "running": running,
-        "residentCopies": resident,
-        "devices": devices,
-    }
+        for each in status.devices
+        if each.device.node == node.id
+    ]
+    running = sum(each.running for each in devices)
+    return NodeShown(
+        name=node.id,
+        address=node.address,
+        state=("draining" if running else "drained") if node.draining else "ready",
+        note=node.note,
+        version=node.version,
+        joined_seconds=round(node.joined_s, 1),
+        running=running,
+        resident_copies=sum(len(each.resident) for each in devices),
+        devices=devices,
+    )

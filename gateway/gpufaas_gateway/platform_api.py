@@ -3,122 +3,147 @@
 import asyncio
 import platform
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Path, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
-from gpufaas_core.errors import CorruptArtifact
-from gpufaas_core.model import CallId, EngineStatus
+from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed
+from gpufaas_core.model import CallId, EngineStatus, Explanation
 from gpufaas_core.status_metrics import full_name_of
 from gpufaas_core.units import Bytes, MiB
-from gpufaas_gateway.answers import encode, error_answer, json_answer, pieces, starting
+from gpufaas_gateway.answers import encode, pieces
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.docs_page import render
-from gpufaas_gateway.errors import UnknownCall
+from gpufaas_gateway.errors import BodyTooSlow, NotReady, Starting, UnknownCall
 from gpufaas_gateway.metrics import CONTENT_TYPE, Metrics
-from gpufaas_gateway.openapi import document
+from gpufaas_gateway.openapi import describe
 from gpufaas_gateway.page import PAGE
 from gpufaas_gateway.ports import Artifacts, Scheduler
-from gpufaas_gateway.spec import check_digest
+from gpufaas_gateway.typed_routes import get_and_head, json_of, refuses, router
+from gpufaas_gateway.wire import Digest, GatewayInfo, Provider, Version
 
 _WRITE_BYTES: Final[Bytes] = 1 * MiB  # one hop to a thread per MiB of an upload, and not one per TCP segment
+_ARTIFACT: Final = "/system/artifacts/{digest}"
+_BYTES: Final = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
 
 
-def add_status_routes(
-    app: FastAPI,
+def status_routes(
     catalogue: Catalogue,
     scheduler: Scheduler,
     metrics: Metrics,
     version: str,
     commit: str,
     orchestration: Callable[[], str],
-) -> None:
-    @app.get("/system/info")
-    async def info() -> Response:
-        # faas-cli dies with a nil pointer when one of these is missing.
-        release = {"commit_message": "", "sha": commit, "release": version}
-        provider = {"provider": "gpufaas", "orchestration": orchestration(), "version": release}
-        return json_answer({"provider": provider, "version": release, "arch": platform.machine() or "unknown"})
+) -> APIRouter:
+    routes = router()
 
-    @app.get("/system/status")
-    async def status() -> Response:
+    @routes.get("/system/info")
+    async def describe_platform() -> GatewayInfo:
+        release = Version("", commit, version)
+        return GatewayInfo(Provider("gpufaas", orchestration(), release), release, platform.machine() or "unknown")
+
+    @routes.get("/system/status", responses={200: json_of(EngineStatus)})
+    async def describe_status() -> Response:
+        """Devices, queues and what is resident."""
         whole = _whole_status(scheduler.status(), catalogue)
-        return json_answer({**whole, "asyncQueues": metrics.queues()})
+        return Response(encode({**whole, "asyncQueues": metrics.queues()}), media_type="application/json")
 
-    @app.get("/system/explain/{call}")
-    async def explain(call: str) -> Response:
+    @routes.get("/system/explain/{call}", responses=refuses(UnknownCall))
+    async def explain_call(call: Annotated[str, Path(description="X-Call-Id of the call")]) -> Explanation:
+        """Why a call was started where it was, or waits."""
         found = await scheduler.explain(CallId(call))
         if found is None:
             raise UnknownCall(
                 f"call {call!r} is not known: only calls of model functions that wait, or are among the last ones that "
                 "were started, can be explained. Its id is X-Call-Id of the answer"
             )
-        return json_answer(msgspec.to_builtins(found))
+        return found
 
-    @app.api_route("/metrics", methods=["GET", "HEAD"])
-    async def show_metrics() -> Response:
-        return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+    @get_and_head(routes, "/metrics")
+    async def show_metrics() -> PlainTextResponse:
+        """Prometheus's."""
+        return PlainTextResponse(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    return routes
 
 
-def add_artifact_routes(app: FastAPI, artifacts: Artifacts) -> None:
-    @app.head("/system/artifacts/{digest}")
-    async def has_artifact(digest: str) -> Response:
-        check_digest(digest, "path")
+def artifact_routes(artifacts: Artifacts) -> APIRouter:
+    routes = router()
+
+    @routes.head(_ARTIFACT, responses={404: {}})
+    async def has_artifact(digest: Digest) -> Response:
+        """Whether it was uploaded."""
         return Response(status_code=200 if await asyncio.to_thread(artifacts.has, digest) else 404)
 
-    @app.put("/system/artifacts/{digest}")
-    async def put_artifact(digest: str, request: Request) -> Response:
-        check_digest(digest, "path")
+    @routes.put(_ARTIFACT, status_code=201, openapi_extra=_BYTES, responses=refuses(BodyTooSlow, StorageFailed))
+    async def upload_artifact(digest: Digest, request: Request) -> None:
+        """A bundle or weights."""
         if await asyncio.to_thread(artifacts.has, digest):
             async for _ in pieces(request):
                 pass  # read to its end: a client that is cut off in mid-upload would not see the answer
-            return Response(status_code=201)
+            return
         try:
             await _receive(request, artifacts, digest)
         except CorruptArtifact as exc:
-            return error_answer(400, str(exc))
-        return Response(status_code=201)
+            raise InvalidSpec(str(exc)) from exc
+
+    return routes
 
 
-def add_health_routes(
-    app: FastAPI, catalogue: Catalogue, scheduler: Scheduler, fault: Callable[[], str], gone: Sequence[str]
-) -> None:
-    @app.api_route("/healthz", methods=["GET", "HEAD"])
-    async def healthz() -> Response:
-        return PlainTextResponse("OK") if catalogue.loaded else starting()
+def health_routes(
+    catalogue: Catalogue, scheduler: Scheduler, fault: Callable[[], str], gone: Sequence[str]
+) -> APIRouter:
+    routes = router(catalogue)
 
-    @app.api_route("/readyz", methods=["GET", "HEAD"])
-    async def readyz() -> Response:
-        if not catalogue.loaded:
-            return starting()
+    @get_and_head(routes, "/healthz")
+    async def show_health() -> PlainTextResponse:
+        """Whether it serves."""
+        return PlainTextResponse("OK")
+
+    @get_and_head(routes, "/readyz", responses=refuses(Starting, NotReady))
+    async def show_readiness() -> PlainTextResponse:
+        """Whether calls would find a device."""
         if not scheduler.status().devices:
-            return error_answer(503, "; ".join(gone) or "no device has joined yet: calls would wait")
+            raise NotReady("; ".join(gone) or "no device has joined yet: calls would wait")
         if reason := fault():
-            return error_answer(503, f"{reason}; functions that are loaded answer meanwhile")
+            raise NotReady(f"{reason}; functions that are loaded answer meanwhile")
         return PlainTextResponse("\n".join(["OK", *gone]))
 
+    return routes
 
-def add_pages(app: FastAPI, version: str) -> None:
-    @app.api_route("/", methods=["GET", "HEAD"])
-    async def root() -> Response:
+
+def page_routes(app: FastAPI) -> APIRouter:
+    """:param app: which the document describes"""
+    routes = router()
+
+    async def described() -> dict[str, Any]:
+        # In a thread, once: it takes as long as some hundred calls.
+        if app.openapi_schema is None:
+            app.openapi_schema = await asyncio.to_thread(describe, app)
+        return app.openapi_schema
+
+    @get_and_head(routes, "/", status_code=307)
+    async def go_to_page() -> RedirectResponse:
         return RedirectResponse("/ui/", status_code=307)
 
-    @app.get("/ui/")
-    async def ui() -> Response:
+    @routes.get("/ui/")
+    async def show_functions() -> HTMLResponse:
+        """A page that lists functions."""
         return HTMLResponse(PAGE)
 
-    described = document(version)
-    description, docs_page = encode(described), render(described)
+    @routes.get("/docs")
+    async def show_api() -> HTMLResponse:
+        """This document as a page."""
+        return HTMLResponse(render(await described()))
 
-    @app.get("/docs")
-    async def docs() -> Response:
-        return HTMLResponse(docs_page)
+    @routes.get("/openapi.json")
+    async def describe_api() -> dict[str, Any]:
+        """This document."""
+        return await described()
 
-    @app.get("/openapi.json")
-    async def openapi() -> Response:
-        return Response(description, media_type="application/json")
+    return routes
 
 
 async def _receive(request: Request, artifacts: Artifacts, digest: str) -> None:

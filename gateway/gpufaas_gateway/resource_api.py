@@ -1,152 +1,147 @@
-"""The management routes of what functions live in and read: namespaces and quotas, secrets (openfaas.md §3.8, §3.9)."""
+"""The management routes of what functions live in and read: namespaces, quotas, secrets (openfaas.md §3.8, §3.9)."""
 
 import asyncio
 from typing import Final
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter
+from msgspec.structs import asdict
 
-from gpufaas_core.errors import InvalidSpec
-from gpufaas_gateway.answers import json_answer, read_body, starting
+from gpufaas_core.errors import InvalidSpec, NameTaken, StorageFailed, UnknownName
 from gpufaas_gateway.deploy import Deployer
+from gpufaas_gateway.errors import NotEmpty
 from gpufaas_gateway.ports import Secrets
-from gpufaas_gateway.spec import DEFAULT_NAMESPACE, check_secret
-from gpufaas_gateway.wire import FunctionNamespace, NamespaceQuota, Secret, namespace_fields, parse, quota_fields
+from gpufaas_gateway.spec import DEFAULT_NAMESPACE, Namespace, Quota, check_secret
+from gpufaas_gateway.typed_routes import refuses, router
+from gpufaas_gateway.wire import (
+    FunctionNamespace,
+    InNamespace,
+    NamespaceQuota,
+    NamespaceStatus,
+    QuotaStatus,
+    QuotaUsed,
+    Secret,
+    SecretName,
+)
 
 # The documentation says one thing, the SDKs another, faas-cli adds a slash: all of them are meant (§3.2, appendix C).
 _ALL: Final = ("/system/namespaces", "/system/namespaces/", "/system/namespace", "/system/namespace/")
 _ONE: Final = ("/system/namespace/{name}", "/system/namespaces/{name}")
+_QUOTA: Final = "/system/namespace/{name}/quota"
+_SECRETS: Final = "/system/secrets"
 
 
-def add_namespace_routes(app: FastAPI, deployer: Deployer) -> None:
-    catalogue, namespaces = deployer.catalogue, deployer.namespaces
+def namespace_routes(deployer: Deployer) -> APIRouter:
+    routes, namespaces = router(deployer.catalogue), deployer.namespaces
 
-    async def show_all() -> Response:
+    async def list_namespaces() -> list[str]:
         # Strings, not objects: Go clients cannot read anything else.
-        return json_answer(namespaces.names()) if catalogue.loaded else starting()
+        return namespaces.names()
 
-    async def show(name: str) -> Response:
-        return json_answer(namespace_fields(namespaces.get(name))) if catalogue.loaded else starting()
+    async def describe_namespace(name: str) -> NamespaceStatus:
+        return NamespaceStatus(**asdict(namespaces.get(name)))
 
-    async def create(request: Request) -> Response:
-        asked = await read(request)
-        if not catalogue.loaded:
-            return starting()
-        await namespaces.create(asked.namespace())
-        return Response(status_code=201)
+    async def create_namespace(asked: FunctionNamespace) -> None:
+        await create_namespace_by_path(asked.name, asked)
 
-    async def update(request: Request) -> Response:
-        asked = await read(request)
-        if not catalogue.loaded:
-            return starting()
-        await namespaces.update(asked.namespace())
-        return Response(status_code=202)
+    async def update_namespace(asked: FunctionNamespace) -> None:
+        await update_namespace_by_path(asked.name, asked)
 
-    async def remove(request: Request) -> Response:
-        asked = await read(request)
-        if not catalogue.loaded:
-            return starting()
-        await namespaces.remove(asked.name)
-        return Response(status_code=202)
+    async def remove_namespace(asked: FunctionNamespace) -> None:
+        await remove_namespace_by_path(asked.name, asked)
 
-    async def read(request: Request) -> FunctionNamespace:
+    async def create_namespace_by_path(name: str, asked: FunctionNamespace | None = None) -> None:
+        await namespaces.create(named(name, asked))
+
+    async def update_namespace_by_path(name: str, asked: FunctionNamespace | None = None) -> None:
+        await namespaces.update(named(name, asked))
+
+    async def remove_namespace_by_path(name: str, asked: FunctionNamespace | None = None) -> None:
+        await namespaces.remove(named(name, asked).name)
+
+    def named(name: str, asked: FunctionNamespace | None) -> Namespace:
         """Return what is asked for: the name may be in the path, in the body, or in both."""
-        name: str | None = request.path_params.get("name")
-        body = await read_body(request)
-        if name is not None and not body:
-            return FunctionNamespace(name=name)
-        asked = parse(FunctionNamespace, body)
-        if name is not None and asked.name not in ("", name):
+        if asked is None:
+            return Namespace(name)
+        if asked.name not in ("", name):
             raise InvalidSpec(f"name: the body says {asked.name[:80]!r}, the path {name[:80]!r}: which one is meant?")
-        if not (name or asked.name):
+        if not name:
             raise InvalidSpec("name is missing")
-        return asked.model_copy(update={"name": name or asked.name})
+        return Namespace(name, asked.labels, asked.annotations)
 
+    exists, unknown = refuses(NameTaken, StorageFailed), refuses(UnknownName, StorageFailed)
+    in_use = refuses(UnknownName, NotEmpty, StorageFailed)
     for path in _ALL:
-        app.get(path)(show_all)
+        routes.get(path)(list_namespaces)
+        routes.post(path, status_code=201, responses=exists)(create_namespace)
+        routes.put(path, status_code=202, responses=unknown)(update_namespace)
+        routes.delete(path, status_code=202, responses=in_use)(remove_namespace)
     for path in _ONE:
-        app.get(path)(show)
-    for path in (*_ALL, *_ONE):
-        app.post(path)(create)
-        app.put(path)(update)
-        app.delete(path)(remove)
+        routes.get(path, responses=refuses(UnknownName))(describe_namespace)
+        routes.post(path, status_code=201, responses=exists)(create_namespace_by_path)
+        routes.put(path, status_code=202, responses=unknown)(update_namespace_by_path)
+        routes.delete(path, status_code=202, responses=in_use)(remove_namespace_by_path)
+    return routes
 
 
-def add_quota_routes(app: FastAPI, deployer: Deployer) -> None:
+def quota_routes(deployer: Deployer) -> APIRouter:
     """Ours: OpenFaaS has no quotas."""
-    catalogue, namespaces, quotas = deployer.catalogue, deployer.namespaces, deployer.quotas
+    routes, namespaces, quotas = router(deployer.catalogue), deployer.namespaces, deployer.quotas
 
-    @app.get("/system/namespace/{name}/quota")
-    async def show_quota(name: str) -> Response:
-        if not catalogue.loaded:
-            return starting()
+    @routes.get(_QUOTA, responses=refuses(UnknownName))
+    async def describe_quota(name: str) -> QuotaStatus:
+        """What a namespace may use, and uses."""
         namespaces.get(name)
-        return json_answer(quota_fields(name, quotas.get(name), deployer.used(name)))
+        return QuotaStatus(namespace=name, used=QuotaUsed(**deployer.used(name)), **asdict(quotas.get(name)))
 
-    @app.put("/system/namespace/{name}/quota")
-    async def set_quota(name: str, request: Request) -> Response:
-        asked = parse(NamespaceQuota, await read_body(request))
-        if not catalogue.loaded:
-            return starting()
+    @routes.put(_QUOTA, status_code=202, responses=refuses(UnknownName, StorageFailed))
+    async def set_quota(name: str, asked: NamespaceQuota) -> None:
         namespaces.get(name)
         if asked.namespace not in (None, name):
             raise InvalidSpec(
                 f"namespace: the body says {asked.namespace[:80]!r}, the path {name[:80]!r}: which one is meant?"
             )
         with namespaces.entered(name):
-            await quotas.put(name, asked.quota())
-        return Response(status_code=202)
+            await quotas.put(name, asked.to(Quota))
 
-    @app.delete("/system/namespace/{name}/quota")
-    async def clear_quota(name: str) -> Response:
-        if not catalogue.loaded:
-            return starting()
+    @routes.delete(_QUOTA, status_code=202, responses=refuses(UnknownName, StorageFailed))
+    async def remove_quota(name: str) -> None:
         namespaces.get(name)
         with namespaces.entered(name):
             await quotas.remove(name)
-        return Response(status_code=202)
+
+    return routes
 
 
-def add_secret_routes(app: FastAPI, deployer: Deployer, secrets: Secrets) -> None:
-    catalogue, namespaces = deployer.catalogue, deployer.namespaces
+def secret_routes(deployer: Deployer, secrets: Secrets) -> APIRouter:
+    routes, namespaces = router(deployer.catalogue), deployer.namespaces
 
-    @app.get("/system/secrets")
-    async def list_secrets(request: Request) -> Response:
-        if not catalogue.loaded:
-            return starting()
-        namespace = request.query_params.get("namespace") or DEFAULT_NAMESPACE
+    @routes.get(_SECRETS, responses=refuses(StorageFailed))
+    async def list_secrets(namespace: InNamespace = None) -> list[SecretName]:
+        """Their names, without their values."""
+        namespace = namespace or DEFAULT_NAMESPACE
         names = await asyncio.to_thread(secrets.names, namespace) if namespace in namespaces.names() else []
-        return json_answer([{"name": name, "namespace": namespace} for name in names])
+        return [SecretName(name=name, namespace=namespace) for name in names]
 
-    @app.post("/system/secrets")
-    async def create_secret(request: Request) -> Response:
-        asked, namespace = await read(request)
-        value = asked.bytes_of_value()
-        if not catalogue.loaded:
-            return starting()
+    @routes.post(_SECRETS, status_code=201, responses=refuses(NameTaken, StorageFailed))
+    async def create_secret(asked: Secret, namespace: InNamespace = None) -> None:
+        namespace, value = where(asked, namespace), asked.bytes_of_value()
         with namespaces.entered(namespace):
             await asyncio.to_thread(secrets.create, namespace, asked.name, value)
-        return Response(status_code=201)
 
-    @app.put("/system/secrets")
-    async def update_secret(request: Request) -> Response:
-        asked, namespace = await read(request)
-        value = asked.bytes_of_value()
-        if not catalogue.loaded:
-            return starting()
+    @routes.put(_SECRETS, status_code=202, responses=refuses(UnknownName, StorageFailed))
+    async def update_secret(asked: Secret, namespace: InNamespace = None) -> None:
+        namespace, value = where(asked, namespace), asked.bytes_of_value()
         namespaces.get(namespace)
         await asyncio.to_thread(secrets.update, namespace, asked.name, value)
-        return Response(status_code=202)
 
-    @app.delete("/system/secrets")
-    async def remove_secret(request: Request) -> Response:
-        asked, namespace = await read(request)
-        if not catalogue.loaded:
-            return starting()
+    @routes.delete(_SECRETS, status_code=202, responses=refuses(UnknownName, StorageFailed))
+    async def remove_secret(asked: Secret, namespace: InNamespace = None) -> None:
+        namespace = where(asked, namespace)
         namespaces.get(namespace)
         await asyncio.to_thread(secrets.remove, namespace, asked.name)
-        return Response(status_code=202)
 
-    async def read(request: Request) -> tuple[Secret, str]:
-        asked = parse(Secret, await read_body(request))
+    def where(asked: Secret, namespace: str | None) -> str:
         check_secret(asked.name)
-        return asked, asked.namespace or request.query_params.get("namespace") or DEFAULT_NAMESPACE
+        return asked.namespace or namespace or DEFAULT_NAMESPACE
+
+    return routes

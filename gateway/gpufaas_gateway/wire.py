@@ -1,23 +1,26 @@
 """
-OpenFaaS's JSON on the wire (openfaas.md §4), in and out. The only module of the gateway that knows pydantic.
+OpenFaaS's JSON on the wire (openfaas.md §4): bodies and parameters that routes take, and what they answer.
 
-Lenient where real clients are loose: unknown fields are ignored, and null is absent. Strict in types: a number is not
-a string. Errors name the field.
+Bodies are pydantic models, which FastAPI checks and describes: lenient where real clients are loose (unknown fields are
+ignored, null is absent), strict in types (a number is not a string). Answers are msgspec structs.
 """
 
 import base64
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+import msgspec
+from fastapi import Path, Query
+from msgspec import Meta, Struct
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
-from pydantic.json_schema import models_json_schema
 
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.units import parse_bytes
-from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
+from gpufaas_core.units import Bytes, parse_bytes
+from gpufaas_gateway.spec import check_digest
 
-_Model = TypeVar("_Model", bound=BaseModel)
+_Struct = TypeVar("_Struct", bound=Struct)
 
 _ERRORS_SHOWN: Final = 5
 _Required = Annotated[str, Field(min_length=1)]
@@ -38,10 +41,54 @@ _Size = Annotated[
     Field(ge=0, le=2**63 - 1),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}], "description": "bytes, or 8Gi"}),
 ]
+_Resources = Annotated[
+    dict[str, str | None],
+    AfterValidator(lambda given: {name: value for name, value in given.items() if value is not None}),
+]
+
+# --- parameters ---
+
+
+def _moment(text: object) -> object:
+    """Return an RFC 3339 time with its zone, within the years that every zone can show."""
+    if not isinstance(text, str) or not text:
+        return None
+    # A '+' that a client forgot to encode arrives as a space.
+    moment = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone: write for example 2026-11-20T22:50:53Z")
+    if not 1970 <= moment.year < 9999:
+        # Go's zero time is of the year 1, and beyond both ends a change of zone overflows.
+        return moment.replace(year=1970 if moment.year < 1970 else 9998, month=1, day=1)
+    return moment
+
+
+def _digest(digest: str) -> str:
+    check_digest(digest, "path")
+    return digest
+
+
+_OrEmpty: Final = BeforeValidator(lambda text: text or None)
+InPath = Annotated[str, Path(description="NAME or NAME.NAMESPACE")]
+InNamespace = Annotated[str | None, Query(alias="namespace", description="openfaas-fn unless given")]
+Digest = Annotated[
+    str,
+    Path(description="sha256 of the content", json_schema_extra={"pattern": "^[0-9a-f]{64}$"}),
+    AfterValidator(_digest),
+]
+Yes = Annotated[bool | None, _OrEmpty]
+Number = Annotated[int | None, _OrEmpty]
+Moment = Annotated[datetime | None, BeforeValidator(_moment)]
+
+# --- bodies ---
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", alias_generator=to_camel)
+
+    def to(self, kind: type[_Struct]) -> _Struct:
+        """Return the fields that the struct *kind* has."""
+        return msgspec.convert(self, kind, from_attributes=True)
 
 
 class FunctionDeployment(_Body):
@@ -54,25 +101,9 @@ class FunctionDeployment(_Body):
     secrets: list[str] | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-    limits: dict[str, str | None] | None = None
-    requests: dict[str, str | None] | None = None
+    limits: _Resources | None = None
+    requests: _Resources | None = None
     read_only_root_filesystem: bool | None = None
-
-    def spec(self) -> FunctionSpec:
-        return FunctionSpec(
-            service=self.service,
-            image=self.image,
-            namespace=self.namespace,
-            env_process=self.env_process,
-            env_vars=self.env_vars,
-            constraints=None if self.constraints is None else tuple(self.constraints),
-            secrets=None if self.secrets is None else tuple(self.secrets),
-            labels=self.labels,
-            annotations=self.annotations,
-            limits=_present(self.limits),
-            requests=_present(self.requests),
-            read_only_root_filesystem=self.read_only_root_filesystem,
-        )
 
 
 class DeleteFunctionRequest(_Body):
@@ -84,9 +115,6 @@ class FunctionNamespace(_Body):
     name: str = ""
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-
-    def namespace(self) -> Namespace:
-        return Namespace(self.name, self.labels, self.annotations)
 
 
 class NamespaceQuota(_Body):
@@ -104,14 +132,6 @@ class NamespaceQuota(_Body):
     max_in_flight: _Limit | None = None
     max_waiting: _Limit | None = None
     used: Any = None
-
-    def quota(self) -> Quota:
-        return Quota(
-            max_functions=self.max_functions,
-            max_memory=self.max_memory,
-            max_in_flight=self.max_in_flight,
-            max_waiting=self.max_waiting,
-        )
 
 
 class Secret(_Body):
@@ -138,7 +158,7 @@ class Secret(_Body):
 
 class ScaleServiceRequest(_Body):
     service_name: str | None = None
-    replicas: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    replicas: _Limit
     namespace: str | None = None
 
 
@@ -158,103 +178,128 @@ class AlertMessage(_Body):
     alerts: list[Alert] = []
 
 
-def parse(model: type[_Model], body: bytes) -> _Model:
-    """
-    Return *body*, JSON, as *model*.
-
-    :raises InvalidSpec: it is not JSON, or a field is missing or of a wrong type; says which
-    """
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as exc:
-        errors = exc.errors(include_url=False, include_input=False, include_context=False)
-        shown = [_describe(tuple(error["loc"]), error["type"], error["msg"]) for error in errors[:_ERRORS_SHOWN]]
-        if any(error["type"] == "extra_forbidden" for error in errors):
-            shown.append(f"known are {', '.join(each.alias or name for name, each in model.model_fields.items())}")
-        if len(errors) > _ERRORS_SHOWN:
-            shown.append(f"and {len(errors) - _ERRORS_SHOWN} more")
-        raise InvalidSpec("; ".join(shown)) from None  # the original shows the values, which may be secrets
+def explain_errors(errors: Sequence[Any]) -> str:
+    """Return in one line what pydantic found wrong, field by field; without the values, which may be secrets."""
+    shown = [_explain(tuple(each["loc"])[1:], each["type"], each["msg"]) for each in errors[:_ERRORS_SHOWN]]
+    if any(each["type"] == "extra_forbidden" for each in errors):
+        known = (each.alias or name for name, each in NamespaceQuota.model_fields.items())
+        shown.append(f"known are {', '.join(known)}")
+    if len(errors) > _ERRORS_SHOWN:
+        shown.append(f"and {len(errors) - _ERRORS_SHOWN} more")
+    return "; ".join(shown)
 
 
-def body_schemas(reference: str) -> dict[str, Any]:
-    """Return the JSON schemas of all bodies by name. *reference* is how they refer to each other, with ``{model}``."""
-    bodies = (
-        FunctionDeployment, DeleteFunctionRequest, FunctionNamespace, NamespaceQuota, Secret, ScaleServiceRequest,
-        AlertMessage,
-    )  # fmt: skip
-    _, found = models_json_schema([(each, "validation") for each in bodies], ref_template=reference)
-    schemas: dict[str, Any] = found["$defs"]
-    return schemas
-
-
-def spec_fields(record: FunctionRecord) -> dict[str, object]:
-    """
-    Return what was deployed, as FunctionStatus shows it (§4.2): identical, and absent where it was absent, but for the
-    label that clients expect.
-    """
-    spec = record.spec
-    given: dict[str, object] = {
-        "envProcess": spec.env_process,
-        "envVars": spec.env_vars,
-        "constraints": spec.constraints,
-        "secrets": spec.secrets,
-        "limits": spec.limits,
-        "requests": spec.requests,
-        "readOnlyRootFilesystem": spec.read_only_root_filesystem,
-    }
-    return {
-        "name": record.name,
-        "image": spec.image,
-        "namespace": record.namespace,
-        **{field: value for field, value in given.items() if value is not None},
-        "labels": {**(spec.labels or {}), "faas_function": record.name},
-        "annotations": spec.annotations or {},
-        "createdAt": timestamp(record.created_at),
-    }
-
-
-def namespace_fields(namespace: Namespace) -> dict[str, object]:
-    """Return FunctionNamespace (§4.3); absent where it was absent."""
-    given = {"labels": namespace.labels, "annotations": namespace.annotations}
-    return {"name": namespace.name, **{field: value for field, value in given.items() if value is not None}}
-
-
-def quota_fields(namespace: str, quota: Quota, used: dict[str, int]) -> dict[str, object]:
-    """Return the limits as `NamespaceQuota` takes them, absent where there is none, and what is in use of them."""
-    limits = {
-        "maxFunctions": quota.max_functions,
-        "maxMemory": quota.max_memory,
-        "maxInFlight": quota.max_in_flight,
-        "maxWaiting": quota.max_waiting,
-    }
-    return {
-        "namespace": namespace,
-        **{field: limit for field, limit in limits.items() if limit is not None},
-        "used": used,
-    }
-
-
-def timestamp(unix_s: float) -> str:
-    """Return RFC 3339 with a zone; without one, Go clients cannot read the whole list."""
-    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _present(resources: dict[str, str | None] | None) -> dict[str, str] | None:
-    if resources is None:
-        return None
-    return {name: value for name, value in resources.items() if value is not None}
-
-
-def _describe(where: tuple[int | str, ...], kind: str, message: str) -> str:
-    if kind == "json_invalid":
-        return f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}"
+def _explain(where: tuple[int | str, ...], kind: str, message: str) -> str:
     field = ".".join(map(str, where)) or "the body"
     match kind:
         case "missing" | "string_too_short":
             return f"{field} is missing"
+        case "model_attributes_type" | "dict_type":
+            return f"{field}: input should be an object"
+        case "list_type":
+            return f"{field}: input should be a valid array"
         case "extra_forbidden":
             return f"{field} is not a field that is known here"
         case "value_error":
             return f"{field}: {message.removeprefix('Value error, ')}"
         case _:
             return f"{field}: {message[:1].lower()}{message[1:]}"
+
+
+# --- answers ---
+
+_Count = Annotated[int, Meta(ge=0)]
+
+
+class _Answer(Struct, rename="camel", omit_defaults=True):
+    """What is None is left out."""
+
+
+class Usage(_Answer):
+    cpu: Annotated[float, Meta(description="millicores")]
+    total_memory_bytes: _Count
+
+
+class FunctionStatus(_Answer, kw_only=True):
+    """What was deployed (§4.2), identical, and absent where it was absent; and how it is."""
+
+    name: str
+    image: str
+    namespace: str
+    env_process: str | None = None
+    env_vars: dict[str, str] | None = None
+    constraints: tuple[str, ...] | None = None
+    secrets: tuple[str, ...] | None = None
+    limits: dict[str, str] | None = None
+    requests: dict[str, str] | None = None
+    read_only_root_filesystem: bool | None = None
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    created_at: Annotated[datetime, Meta(tz=True)]
+    replicas: _Count
+    available_replicas: _Count
+    gpufaas: Annotated[dict[str, Any], Meta(description="what only this platform knows of it")]
+    invocation_count: Annotated[int | None, Meta(description="in lists only")] = None
+    usage: Usage | None = None
+
+
+class NamespaceStatus(_Answer):
+    """A namespace (§4.3); absent where it was absent."""
+
+    name: str
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class QuotaUsed(_Answer):
+    functions: _Count
+    memory: Annotated[Bytes, Meta(ge=0, description="bytes")]
+    in_flight: Annotated[int | None, Meta(description="at this gateway; where calls have a limit")] = None
+    waiting: Annotated[int | None, Meta(description="at this gateway; where calls have a limit")] = None
+
+
+class QuotaStatus(_Answer, kw_only=True):
+    """The limits as `NamespaceQuota` takes them, absent where there is none, and what is in use of them."""
+
+    namespace: str
+    max_functions: int | None = None
+    max_memory: Annotated[Bytes | None, Meta(description="bytes")] = None
+    max_in_flight: int | None = None
+    max_waiting: int | None = None
+    used: QuotaUsed
+
+
+class SecretName(_Answer):
+    name: str
+    namespace: str
+
+
+class Version(Struct):
+    """faas-cli ends with a nil pointer when a field is missing."""
+
+    commit_message: str
+    sha: str
+    release: str
+
+
+class Provider(Struct):
+    provider: str
+    orchestration: str
+    version: Version
+
+
+class GatewayInfo(Struct):
+    provider: Provider
+    version: Version
+    arch: str
+
+
+class PublicKey(Struct):
+    key_id: str
+    algorithm: str
+    public_key: str
+
+
+def timestamp(unix_s: float) -> datetime:
+    """Return a time with a zone; without one, Go clients cannot read the whole list."""
+    return datetime.fromtimestamp(unix_s, UTC)

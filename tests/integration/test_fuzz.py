@@ -121,7 +121,7 @@ def hinted(document: Any, digest: str) -> Any:
                 schema["properties"][name] = {"anyOf": [{"enum": known[name]}, field]}
     for operations in document["paths"].values():
         for operation in operations.values():
-            operation["parameters"] = [each for each in operation["parameters"] if each["name"] != "follow"]
+            operation["parameters"] = [each for each in operation.get("parameters", ()) if each["name"] != "follow"]
             for parameter in operation["parameters"]:
                 if parameter["name"] in known:
                     parameter["schema"] = {"anyOf": [{"enum": known[parameter["name"]]}, parameter["schema"]]}

@@ -214,7 +214,7 @@ async def test_an_unavailable_function_is_listed_with_its_reason(tmp_path: Path,
     ("body", "message"),
     [
         (b"{", "the body is not JSON: EOF"),
-        (b"", "the body is not JSON"),
+        (b"", "the body is missing"),
         (b"\xff\xfe", "the body is not JSON"),
         (b"[" * 5000, "the body is not JSON: recursion limit"),
         (b"[]", "the body: input should be an object"),

@@ -5,29 +5,53 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import APIRouter
 from tests.unit.gateway.conftest import Gateway
 
 from gpufaas_async_calls.api import AsyncInvocations, async_routes
 from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_async_calls.testing import FakeCallbacks, MemoryAsyncQueue
+from gpufaas_core.model import EngineStatus, NodeView
 from gpufaas_gateway.auth import is_public
 from gpufaas_gateway.builds import build_routes
-from gpufaas_gateway.errors import METHODS
-from gpufaas_gateway.openapi import document
+from gpufaas_gateway.errors import METHODS, QuotaExceeded
+from gpufaas_gateway.node_api import node_routes
+from gpufaas_gateway.openapi import describe
 
-INVOCATIONS = {(method, "/function/{name}") for method in METHODS}
-"""Served without FastAPI, so that no route can be walked."""
-
-
-@pytest.fixture
-def described() -> dict[str, Any]:
-    return document("0.1.0")
-
-
-def operations(described: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(method.upper(), path): op for path, ops in described["paths"].items() for method, op in ops.items()}
+NAMESPACES = ("/system/namespaces", "/system/namespaces/", "/system/namespace", "/system/namespace/")
+OPERATIONS = {
+    "/": "get head",
+    "/async-function/{name}": "delete get post",
+    "/async/{call}": "get",
+    "/build": "post",
+    "/docs": "get",
+    "/function/{name}": " ".join(METHODS).lower(),
+    "/healthz": "get head",
+    "/metrics": "get head",
+    "/openapi.json": "get",
+    "/publickey": "get",
+    "/readyz": "get head",
+    "/system/alert": "post",
+    "/system/artifacts/{digest}": "head put",
+    "/system/async/dead": "get",
+    "/system/async/dead/{call}": "delete",
+    "/system/async/dead/{call}/retry": "post",
+    "/system/environments": "get post",
+    "/system/explain/{call}": "get",
+    "/system/function/{name}": "get",
+    "/system/functions": "delete get post put",
+    "/system/info": "get",
+    "/system/logs": "get",
+    **dict.fromkeys((*NAMESPACES, "/system/namespace/{name}", "/system/namespaces/{name}"), "delete get post put"),
+    "/system/namespace/{name}/quota": "delete get put",
+    "/system/nodes": "get",
+    "/system/nodes/{name}": "get",
+    "/system/nodes/{name}/drain": "delete post",
+    "/system/scale-function/{name}": "post",
+    "/system/secrets": "delete get post put",
+    "/system/status": "get",
+    "/ui/": "get",
+}
 
 
 async def never(*_: Any) -> None: ...
@@ -38,37 +62,47 @@ def served(calls: AsyncCalls) -> AsyncInvocations:
 
 
 @pytest.fixture
-def included(tmp_path: Path) -> list[APIRouter]:
-    """Routes that the composition root adds."""
-
+def whole(gateway: Gateway, tmp_path: Path) -> Gateway:
+    """With the routes that the composition root adds."""
     calls = AsyncCalls(MemoryAsyncQueue(tmp_path), never, FakeCallbacks(), lambda _: RetryPolicy())
-    return [async_routes(calls, served(calls)), build_routes(None)]
+    for each in (async_routes(calls, served(calls)), build_routes(None), node_routes(NoNodes())):
+        gateway.app.include_router(each)
+    return gateway
 
 
-async def test_it_has_every_route_and_no_other(
-    gateway: Gateway, included: list[APIRouter], described: dict[str, Any]
-) -> None:
-    routes = [*gateway.app.routes, *(route for each in included for route in each.routes)]
+class NoNodes:
+    def nodes(self) -> list[NodeView]:
+        return []
 
-    served = {
-        (method, route.path.replace(":path", ""))  # type: ignore[attr-defined]
-        for route in routes
-        for method in route.methods  # type: ignore[attr-defined]
-    }
+    def status(self) -> EngineStatus:
+        return EngineStatus("lalb-o3", (), {}, {})
 
-    assert set(operations(described)) == served | INVOCATIONS
+    async def drain(self, node: str, drain: bool) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def described(whole: Gateway) -> dict[str, Any]:
+    return describe(whole.app)
+
+
+def operations(described: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(method.upper(), path): op for path, ops in described["paths"].items() for method, op in ops.items()}
+
+
+def test_it_has_the_routes_that_clients_rely_on(described: dict[str, Any]) -> None:
+    found = {path: " ".join(sorted(methods)) for path, methods in described["paths"].items()}
+
+    assert {path: " ".join(sorted(methods.split())) for path, methods in OPERATIONS.items()} == found
 
 
 async def test_every_path_refuses_other_methods_and_names_those_that_it_has(
-    gateway: Gateway, included: list[APIRouter], described: dict[str, Any]
+    whole: Gateway, described: dict[str, Any]
 ) -> None:
-    for each in included:
-        gateway.app.include_router(each)
-
     for path, methods in described["paths"].items():
-        if ("GET", path) not in INVOCATIONS:
+        if path != "/function/{name}":
             for method in ("TRACE", *(each for each in METHODS if each.lower() not in methods)):
-                answer = await gateway.client.request(method, path.replace("{", "").replace("}", ""))
+                answer = await whole.client.request(method, path.replace("{", "").replace("}", ""))
                 assert (answer.status_code, answer.text) == (405, ""), (method, path)
                 assert answer.headers["allow"].lower().split(", ") == sorted(methods), (method, path)
 
@@ -85,9 +119,9 @@ async def test_to_get_a_function_of_asynchronous_calls_is_to_mistake_the_method(
     assert unknown.status_code == 404
 
 
-async def test_it_is_served_behind_the_password(gateway: Gateway, described: dict[str, Any]) -> None:
-    refused = await gateway.stranger.get("/openapi.json")
-    answer = await gateway.admin.get("/openapi.json")
+async def test_it_is_served_behind_the_password(whole: Gateway, described: dict[str, Any]) -> None:
+    refused = await whole.stranger.get("/openapi.json")
+    answer = await whole.admin.get("/openapi.json")
 
     assert refused.status_code == 401
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
@@ -103,10 +137,26 @@ def test_it_asks_for_a_password_where_the_gateway_does(described: dict[str, Any]
 
 def test_what_a_path_names_is_described_and_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
     for (method, path), op in operations(described).items():
-        named = {each["name"] for each in op["parameters"] if each["in"] == "path"}
+        named = {each["name"] for each in op.get("parameters", ()) if each["in"] == "path"}
         assert named == set(re.findall(r"{(\w+)}", path)), (method, path)
         assert op["responses"], (method, path)
 
     references = set(re.findall(r"'#/components/schemas/(\w+)'", repr(described)))
     assert references <= set(described["components"]["schemas"])
-    assert {"FunctionDeployment", "Secret", "FunctionStatus"} <= references
+    assert {"FunctionDeployment", "Secret", "FunctionStatus", "EngineStatus", "NodeShown"} <= references
+
+
+def test_a_route_says_what_it_takes_and_with_which_errors_it_ends(described: dict[str, Any]) -> None:
+    """Bodies from the models that check them, statuses and words from the one table of errors."""
+    deploy = operations(described)["POST", "/system/functions"]
+    logs = operations(described)["GET", "/system/logs"]
+
+    assert deploy["requestBody"]["content"] == {
+        "application/json": {"schema": {"$ref": "#/components/schemas/FunctionDeployment"}}
+    }
+    assert {int(status) for status in deploy["responses"]} >= {202, 400, 401, 403, 408, 409, 413, 502, 503, 507}
+    assert deploy["responses"]["403"]["description"] == " ".join((QuotaExceeded.__doc__ or "").split())
+    assert "422" not in deploy["responses"]
+    assert {each["name"] for each in logs["parameters"]} == {
+        "name", "namespace", "instance", "callId", "tail", "since", "follow",
+    }  # fmt: skip

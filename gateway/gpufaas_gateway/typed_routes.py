@@ -1,0 +1,125 @@
+"""
+Routes whose handlers are typed, so that FastAPI checks what comes and describes it (`openapi`).
+
+A handler takes what `wire` declares and returns one of its structs; `refuses` says with which errors it may end.
+"""
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+
+from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_gateway.answers import encode, read_body
+from gpufaas_gateway.catalogue import Catalogue
+from gpufaas_gateway.errors import Starting, status_of
+
+Responses = dict[int | str, dict[str, Any]]
+
+SCHEMAS: Final = "x-schemas"
+"""In the description of an answer: the schemas that it refers to. `openapi` moves them to where they belong."""
+TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
+
+
+class Route(APIRoute):
+    """
+    A route whose handler returns what its annotation says: types of msgspec as JSON, None as no body, or a Response.
+
+    A body is read as JSON whatever its Content-Type, as in OpenFaaS.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        returned = inspect.signature(endpoint).return_annotation
+        is_response = inspect.isclass(returned) and issubclass(returned, Response)
+        if returned is not None and not is_response:
+            status = options.get("status_code") or 200
+            options["responses"] = {**(options.get("responses") or {}), status: json_of(returned)}
+            endpoint = _encoded(endpoint)
+        options |= {"response_model": None, "response_class": returned if is_response else Response}
+        super().__init__(path, endpoint, **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def read_first(request: Request) -> Response:
+            return await handle(_JsonRequest(request, await read_body(request)))
+
+        return handle if self.body_field is None else read_first
+
+
+class _JsonRequest(Request):
+    """A request whose body was read."""
+
+    def __init__(self, request: Request, body: bytes) -> None:
+        """:raises InvalidSpec: *body* is not JSON"""
+        headers = [each for each in request.scope["headers"] if each[0] != b"content-type"]
+        super().__init__({**request.scope, "headers": [*headers, (b"content-type", b"application/json")]})
+        self._read = body
+        try:
+            self._parsed = from_json(body) if body else None
+        except ValueError as exc:
+            raise InvalidSpec(f"the body is not JSON: {exc}") from None
+
+    async def body(self) -> bytes:
+        return self._read
+
+    async def json(self) -> Any:
+        return self._parsed
+
+
+def _encoded(handler: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[Response]]:
+    @functools.wraps(handler)
+    async def answer(*args: Any, **options: Any) -> Response:
+        return Response(encode(await handler(*args, **options)), media_type="application/json")
+
+    return answer
+
+
+def router(catalogue: Catalogue | None = None) -> APIRouter:
+    """Return a router of typed routes. With *catalogue* they are refused until it is loaded."""
+
+    async def check_started() -> None:
+        if catalogue is not None and not catalogue.loaded:
+            raise Starting("the platform is starting: its functions are not all loaded")
+
+    if catalogue is None:
+        return APIRouter(route_class=Route)
+    return APIRouter(route_class=Route, dependencies=[Depends(check_started)], responses=refuses(Starting))
+
+
+def get_and_head(routes: APIRouter, path: str, **options: Any) -> Callable[[Callable[..., Any]], None]:
+    """Return a decorator that adds a handler for both methods."""
+
+    def add(handler: Callable[..., Any]) -> None:
+        for method in ("GET", "HEAD"):
+            routes.add_api_route(path, handler, methods=[method], **options)
+
+    return add
+
+
+def json_of(returned: Any) -> dict[str, Any]:
+    """Return the description of an answer: JSON of the type *returned*."""
+    (schema,), schemas = msgspec.json.schema_components([returned], ref_template="#/components/schemas/{name}")
+    schemas = msgspec.json.decode(msgspec.json.encode(schemas))  # defaults that are tuples are lists then
+    return {"content": {"application/json": {"schema": schema}}, SCHEMAS: schemas}
+
+
+def lines_of(each: type[msgspec.Struct], media_type: str) -> dict[str, Any]:
+    """Return the description of an answer: JSON of *each* in every line."""
+    schema = {"type": "string", "description": f"one {each.__name__}, JSON, in every line"}
+    return {"content": {media_type: {"schema": schema}}, SCHEMAS: json_of(each)[SCHEMAS]}
+
+
+def refuses(*errors: type[GpufaasError]) -> Responses:
+    """Return the descriptions of answers that tell of *errors*, by the statuses that `errors.STATUS` gives them."""
+    described: Responses = {}
+    for each in errors:
+        answer = described.setdefault(status_of(each), {"description": "", "content": TEXT})
+        about = " ".join((each.__doc__ or "").split("\n\n")[0].split())
+        answer["description"] = f"{answer['description']} {about}".strip()
+    return described
