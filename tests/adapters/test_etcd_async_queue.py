@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpufaas_adapters.etcd.async_queue import BODIES, CALLS, DEAD, ENDED, GATEWAYS, MAX_BODY, PIECE, EtcdAsyncQueue
+from gpufaas_adapters.etcd.async_queue import EtcdAsyncQueue
+from gpufaas_adapters.etcd.async_queue.records import BODIES, CALLS, DEAD, ENDED, GATEWAYS, MAX_BODY, PIECE
 from gpufaas_adapters.etcd.client import Etcd, EtcdSettings
 from gpufaas_adapters.etcd.testing import EtcdProcess
 from gpufaas_async_calls.call import AcceptedCall, Body, Dead, Deliver, Done, KeptAnswer, Retry, Waiting
@@ -69,7 +70,7 @@ class Gateway:
         """As SIGKILL does: nobody keeps its lease alive, and nothing is given back."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self.queue._registration._task.cancel()
+        self.queue.owner.registration._task.cancel()
         await self.etcd.close()
 
 
@@ -158,7 +159,7 @@ async def test_a_gateway_that_lost_its_lease_works_on_nothing_that_is_anothers(
     await first.write([accepted(str(number)) for number in range(5)], [])
     running = await first.claim(2)
 
-    etcd_server.ctl("lease", "revoke", f"{first.queue._registration.lease.id:x}")
+    etcd_server.ctl("lease", "revoke", f"{first.queue.owner.registration.lease.id:x}")
     await second.until(lambda: sum(each.count for each in second.found) == 5)
     await first.until(lambda: len(first.lost) == 5)
 

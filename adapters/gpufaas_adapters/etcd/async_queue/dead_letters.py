@@ -1,0 +1,91 @@
+"""`DeadLetters`: calls that are not tried again unless an operator asks for it."""
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from gpufaas_adapters.etcd.async_queue.bodies import Bodies
+from gpufaas_adapters.etcd.async_queue.owned import OwnedCall
+from gpufaas_adapters.etcd.async_queue.owner import Owner
+from gpufaas_adapters.etcd.async_queue.records import (
+    CALLS,
+    DEAD,
+    CallRecord,
+    bodies_of,
+    by_name,
+    encode,
+    path_of,
+    read_calls,
+)
+from gpufaas_adapters.etcd.client import DoDelete, DoDeletePrefix, DoPut, Etcd, present, unchanged
+from gpufaas_async_calls.call import CallStatus, Phase
+from gpufaas_core.units import Seconds
+
+_LOOKED_AT: Final = 100
+"""All of them are read to find those that are too many: only after so many new ones."""
+
+
+class DeadLetters:
+    """:param kept_s: for how long they are kept, at most *kept* of them"""
+
+    def __init__(self, etcd: Etcd, bodies: Bodies, kept_s: Seconds, kept: int) -> None:
+        self._etcd = etcd
+        self._bodies = bodies
+        self._kept_s = kept_s
+        self._kept = kept
+        self._new = 0
+
+    def added(self) -> None:
+        """One more is about to be written."""
+        self._new += 1
+
+    async def list(self, function: str | None, limit: int) -> list[CallStatus]:
+        found = read_calls((await self._etcd.range(DEAD)).items)
+        chosen = [each.record.seen() for each in found if function in (None, each.record.function)]
+        return sorted(chosen, key=lambda each: each.ended_at or 0.0)[:limit]
+
+    async def requeue(self, name: str, now: float, owner: Owner) -> OwnedCall | None:
+        """
+        Make the latest of this id a call of *owner*.
+
+        :raises StorageAway: etcd does not answer, and it may have been done; or the owner's lease has ended
+        """
+        while found := read_calls((await self._etcd.range(by_name(DEAD, name))).items):
+            item, key, record = found[-1]
+            phase: Phase = "queued" if record.answer is None else "callback"
+            changed = replace(
+                record, phase=phase, due_at=now, ended_at=None, deliveries=0, exhausted=None, reason=None,
+                attempts=record.attempts if record.answer else 0, owner=owner.name,
+            )  # fmt: skip
+            done = await self._etcd.txn(
+                (unchanged(item.key, item.mod_revision), present(owner.path)),
+                (DoDelete(item.key), DoPut(path_of(CALLS, record.id, key), encode(changed))),
+            )
+            if done.succeeded:
+                return OwnedCall(key, changed, done.revision)
+            if await self._etcd.get(owner.path) is None:
+                raise owner.lease_ended()
+        return None
+
+    async def discard(self, name: str) -> bool:
+        """Forget those of this id; return whether there were any."""
+        found = read_calls((await self._etcd.range(by_name(DEAD, name))).items)
+        for _, key, record in found:
+            await self._forget(key, record)
+        return bool(found)
+
+    async def prune(self) -> None:
+        """Forget those that are too old, or too many; now and then."""
+        if self._new < _LOOKED_AT:
+            return
+        self._new = 0
+        found = read_calls((await self._etcd.range(DEAD)).items)
+        dead = sorted(found, key=lambda each: each.record.ended_at or 0.0)
+        newest = dead[-1].record.ended_at or 0.0 if dead else 0.0
+        for number, (_, key, record) in enumerate(dead):
+            if number < len(dead) - self._kept or (record.ended_at or 0.0) < newest - self._kept_s:
+                await self._forget(key, record)
+
+    async def _forget(self, key: int, record: CallRecord) -> None:
+        await self._etcd.txn((), (DoDelete(path_of(DEAD, record.id, key)), DoDeletePrefix(bodies_of(key))))
+        self._bodies.remove_files(key)

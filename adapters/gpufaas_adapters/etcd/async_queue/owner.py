@@ -1,0 +1,66 @@
+"""`Owner`: this gateway, in this life of it, as the owner of calls."""
+
+import secrets
+
+from gpufaas_adapters.etcd.async_queue.records import GATEWAYS, GatewayRecord, encode
+from gpufaas_adapters.etcd.client import Etcd, EtcdLease
+from gpufaas_adapters.etcd.election import Registration, register
+from gpufaas_core.errors import StorageAway
+
+
+class Owner:
+    """Made by `register`."""
+
+    @classmethod
+    async def register(cls, etcd: Etcd, gateway: str, ttl_s: int) -> "Owner":
+        """:raises StorageFailed: etcd is away, or refuses"""
+        name = f"{gateway}-{secrets.token_hex(4)}"
+        path = f"{GATEWAYS}{name}"
+        registration = await register(etcd, path, encode(GatewayRecord(gateway)), ttl_s=ttl_s)
+        try:
+            # Keys of calls begin with the revision at which we came: no other life of a gateway has it.
+            item = await etcd.get(path)
+            if item is None:
+                raise _lease_ended(etcd)
+            await registration.put(path, encode(GatewayRecord(gateway, item.create_revision)))
+        except BaseException:
+            await registration.close()
+            raise
+        return cls(etcd, name, registration, item.create_revision)
+
+    def __init__(self, etcd: Etcd, name: str, registration: Registration, base: int) -> None:
+        self.name = name
+        self.path = f"{GATEWAYS}{name}"
+        """A key that is there as long as we are seen."""
+        self.registration = registration
+        self._etcd = etcd
+        self._base = base
+        self._serial = 0
+        self._known_under = registration.lease
+        """The lease under which we know which calls are ours; under a later one they may be another's."""
+
+    def new_key(self) -> int:
+        """Return a key for a call that no other gateway has."""
+        self._serial += 1
+        return self._base << 32 | self._serial
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether another lease is in use than when we last read what is ours: others may have taken it over."""
+        return self.registration.lease is not self._known_under
+
+    def may_claim(self) -> bool:
+        """Whether no other gateway can be about to take our calls over."""
+        lease = self.registration.lease
+        return not self.is_unsure and not lease.lost.is_set() and lease.confirmed(self._etcd.clock())
+
+    def lease_ended(self) -> StorageAway:
+        return _lease_ended(self._etcd)
+
+    def is_sure_under(self, lease: EtcdLease) -> None:
+        """What is ours was read while *lease* was in use."""
+        self._known_under = lease
+
+
+def _lease_ended(etcd: Etcd) -> StorageAway:
+    return StorageAway(f"this gateway's lease in etcd at {etcd.endpoint} has ended, and is being renewed: ask again")

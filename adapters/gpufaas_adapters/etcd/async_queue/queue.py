@@ -1,0 +1,240 @@
+"""`EtcdAsyncQueue`: the port's methods, over the parts that are in this package."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from gpufaas_adapters.etcd.async_queue.bodies import Bodies
+from gpufaas_adapters.etcd.async_queue.dead_letters import DeadLetters
+from gpufaas_adapters.etcd.async_queue.owned import OwnedCalls, RefusedCalls, counted
+from gpufaas_adapters.etcd.async_queue.owner import Owner
+from gpufaas_adapters.etcd.async_queue.records import (
+    CALLS,
+    CANCELLED,
+    DEAD,
+    ENDED,
+    Found,
+    by_name,
+    encode,
+    key_of,
+    read_calls,
+)
+from gpufaas_adapters.etcd.async_queue.takeover import Takeover
+from gpufaas_adapters.etcd.async_queue.writer import Writer
+from gpufaas_adapters.etcd.blocking import Blocking
+from gpufaas_adapters.etcd.client import DoPut, DoRange, Etcd, unchanged
+from gpufaas_adapters.etcd.election import TTL_S
+from gpufaas_async_calls.call import AcceptedCall, CallStatus, CancelledCall, ClaimedCall, Outcome, Phase, Waiting
+from gpufaas_async_calls.spool_file import SpoolFile
+from gpufaas_core.errors import StorageAway, StorageFailed
+from gpufaas_core.units import Seconds
+
+_TOLD_S: Final = 60
+"""How long a gateway that was away may learn that a call of its own was cancelled; then it finds it gone."""
+_AGAIN_S: Final[Seconds] = 1.0
+
+
+class EtcdAsyncQueue:
+    """
+    Made by `open`. The port's methods block, and are called from other threads than that of *etcd*'s loop; those that
+    are coroutines belong to that loop.
+
+    A `write` that etcd does not answer may have been done in part or whole: outcomes are told again by who told them,
+    and calls that were not acknowledged are deleted as soon as etcd answers, unless this gateway dies before.
+    """
+
+    @classmethod
+    async def open(
+        cls,
+        etcd: Etcd,
+        gateway: str,
+        folder: Path,
+        *,
+        done_kept_s: int = 900,
+        dead_kept_s: Seconds = 7 * 86_400.0,
+        dead_kept: int = 10_000,
+        ttl_s: int = TTL_S,
+    ) -> "EtcdAsyncQueue":
+        """
+        Say that this gateway is there, and take over the calls of those that are not.
+
+        :param gateway: its id; another life of it is another owner
+        :param folder: of large bodies, while this process works on them; emptied here
+        :param done_kept_s: for how long the status of a done or cancelled call can be asked for
+        :param dead_kept_s: the same of dead letters, which keep their requests; at most *dead_kept*
+        :raises StorageFailed: etcd is away, or refuses
+        """
+        bodies = Bodies(etcd, folder)
+        dead_letters = DeadLetters(etcd, bodies, dead_kept_s, dead_kept)
+        queue = cls(etcd, await Owner.register(etcd, gateway, ttl_s), bodies, dead_letters, done_kept_s)
+        try:
+            await queue._takeover.take_over()
+            await bodies.remove_orphans()
+        except BaseException:
+            await queue.stop()
+            raise
+        return queue
+
+    def __init__(self, etcd: Etcd, owner: Owner, bodies: Bodies, dead_letters: DeadLetters, done_kept_s: int) -> None:
+        self.owner = owner
+        self._etcd = etcd
+        self._blocking = Blocking(etcd)
+        self._bodies = bodies
+        self._owned = OwnedCalls(bodies)
+        self._dead_letters = dead_letters
+        self._refused_calls = RefusedCalls(etcd)
+        self._writer = Writer(etcd, owner, self._owned, self._refused_calls, bodies, dead_letters, done_kept_s)
+        self._lock = asyncio.Lock()
+        self._takeover = Takeover(etcd, owner, self._owned, self._refused_calls, self._lock)
+
+    async def stop(self) -> None:
+        """Leave what this gateway owns to the others, now."""
+        await self.owner.registration.close()
+
+    async def follow(
+        self,
+        on_found: Callable[[Sequence[Waiting]], None],
+        on_lost: Callable[[int, str, bool], None],
+        on_trouble: Callable[[StorageFailed], None] | None = None,
+    ) -> None:
+        """
+        Take over the calls of gateways that end, for ever; to be begun after `waiting` was asked.
+
+        :param on_found: told how many calls are ours now that were not
+        :param on_lost: told of a call that is ours no more (its key, its function, whether it was claimed): it was
+            cancelled through another gateway, or taken over while we could not be seen
+        :raises EtcdRefused: we may not watch
+        """
+        self._owned.on_found, self._owned.on_lost = on_found, on_lost
+        await self._takeover.follow(on_trouble)
+
+    # --- AsyncQueue ---
+
+    def write(self, accepted: Sequence[AcceptedCall], outcomes: Sequence[Outcome]) -> None:
+        async def write() -> None:
+            async with self._lock:
+                await self._refused_calls.delete()
+                await self._writer.write(accepted, outcomes)
+                await self._dead_letters.prune()
+
+        self._blocking(write())
+
+    def claim(self, phase: Phase, function: str, now: float, limit: int) -> tuple[list[ClaimedCall], float | None]:
+        return self._blocking(self._claim(phase, function, now, limit))
+
+    def cancel(self, calls: Sequence[str], now: float) -> list[list[CancelledCall]]:
+        async def cancel() -> list[list[CancelledCall]]:
+            async with self._lock:
+                await self._refused_calls.delete()
+                return [await self._cancel(call, now) for call in calls]
+
+        return self._blocking(cancel())
+
+    def get(self, call: str) -> CallStatus | None:
+        """Whether a call runs is known of our own only: one of another gateway is ``queued``."""
+        return self._blocking(self._get(call))
+
+    def list_dead(self, function: str | None = None, limit: int = 1000) -> list[CallStatus]:
+        return self._blocking(self._dead_letters.list(function, limit))
+
+    def requeue(self, call: str, now: float) -> Waiting | None:
+        return self._blocking(self._requeue(call, now))
+
+    def discard(self, call: str) -> bool:
+        async def discard() -> bool:
+            async with self._lock:
+                return await self._dead_letters.discard(call)
+
+        return self._blocking(discard())
+
+    def waiting(self) -> list[Waiting]:
+        """Of our own calls: other gateways count theirs."""
+
+        async def look() -> list[Waiting]:
+            return counted(self._owned.all())
+
+        return self._blocking(look())
+
+    def new_file(self) -> SpoolFile:
+        return self._bodies.new_file()
+
+    def close(self) -> None:
+        """`stop`, from another thread."""
+        self._blocking(self.stop())
+
+    # --- on the loop ---
+
+    async def _claim(
+        self, phase: Phase, function: str, now: float, limit: int
+    ) -> tuple[list[ClaimedCall], float | None]:
+        async with self._lock:
+            due = self._owned.due(phase, function, limit)
+            if due and not self.owner.may_claim():
+                # Others may be about to take them over: nobody works on them until etcd has answered.
+                return [], max(due[0][0], now + _AGAIN_S)
+            chosen = [call for at, call in due if at <= now]
+            bodies = await self._bodies.load([(call.key, call.record) for call in chosen])
+            claimed: list[ClaimedCall] = []
+            for call in chosen:
+                if call.key in bodies:
+                    self._owned.claim(call)
+                    claimed.append(call.record.claimed(call.key, *bodies[call.key]))
+                else:
+                    self._owned.lose(call)  # another gateway owns it by now, and has ended it
+            left = self._owned.due(phase, function, 1)
+            return claimed, left[0][0] if left else None
+
+    async def _cancel(self, name: str, now: float) -> list[CancelledCall]:
+        cancelled: list[CancelledCall] = []
+        for _ in range(10):  # as often as one was changed meanwhile
+            found = read_calls((await self._etcd.range(by_name(CALLS, name))).items)
+            if not found:
+                break
+            for each in found:
+                if await self._cancel_one(each, now):
+                    key, record = each.key, each.record
+                    is_claimed = self._owned.is_claimed(key)
+                    if (call := self._owned.get(key)) is not None:
+                        self._owned.drop(call)
+                    if not is_claimed:
+                        self._bodies.remove_files(key)
+                    is_ours = record.owner == self.owner.name
+                    cancelled.append(CancelledCall(key, record.function, is_claimed, is_ours))
+        return cancelled
+
+    async def _cancel_one(self, found: Found, now: float) -> bool:
+        """Return whether it was done: not if the call was changed meanwhile."""
+        item, key, record = found
+        status = replace(record.seen(), state="cancelled", due_at=None, ended_at=now, reason="it was cancelled")
+        operations = await self._writer.ending(key, status)
+        if record.owner != self.owner.name:
+            told = await self._etcd.grant_once(_TOLD_S)
+            operations.append(DoPut(f"{CANCELLED}{record.owner}/{key:024x}", encode({"id": record.id}), told))
+        return (await self._etcd.txn((unchanged(item.key, item.mod_revision),), operations)).succeeded
+
+    async def _get(self, name: str) -> CallStatus | None:
+        found = (await self._etcd.txn((), [DoRange(by_name(each, name)) for each in (CALLS, DEAD, ENDED)])).found
+        seen: list[tuple[float, int, CallStatus]] = []
+        for _, key, record in [*read_calls(found[0]), *read_calls(found[1])]:
+            status = record.seen(is_running=self._owned.is_claimed(key))
+            seen.append((status.accepted_at, key, status))
+        for item in found[2]:
+            status = msgspec.json.decode(item.value, type=CallStatus)
+            seen.append((status.accepted_at, key_of(item.key), status))
+        return max(seen, key=lambda each: each[:2])[2] if seen else None
+
+    async def _requeue(self, name: str, now: float) -> Waiting | None:
+        async with self._lock:
+            try:
+                call = await self._dead_letters.requeue(name, now, self.owner)
+            except StorageAway:
+                self._takeover.look()  # it may have been done
+                raise
+            if call is None:
+                return None
+            self._owned.add(call)
+            return counted([call])[0]

@@ -1,0 +1,140 @@
+"""`Takeover`: calls that become ours when another gateway ends, and cease to be when we could not be seen."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Final
+
+from msgspec.structs import replace
+
+from gpufaas_adapters.etcd.async_queue.owned import OwnedCall, OwnedCalls, RefusedCalls
+from gpufaas_adapters.etcd.async_queue.owner import Owner
+from gpufaas_adapters.etcd.async_queue.records import CALLS, CANCELLED, GATEWAYS, Found, encode, key_of, read_calls
+from gpufaas_adapters.etcd.async_queue.steps import WriteStep, commit
+from gpufaas_adapters.etcd.client import Deleted, DoPut, Etcd, Listed, Put, absent, present, unchanged
+from gpufaas_core.errors import StorageAway, StorageFailed
+from gpufaas_core.units import Seconds
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S: Final[Seconds] = 1.0
+
+
+class Takeover:
+    """:param lock: held by each task that changes calls"""
+
+    def __init__(
+        self, etcd: Etcd, owner: Owner, owned: OwnedCalls, refused_calls: RefusedCalls, lock: asyncio.Lock
+    ) -> None:
+        self._etcd = etcd
+        self._owner = owner
+        self._owned = owned
+        self._refused_calls = refused_calls
+        self._lock = lock
+        self._look = asyncio.Event()
+        self._on_trouble: Callable[[StorageFailed], None] = lambda _: None
+
+    def look(self) -> None:
+        """A request that etcd did not answer may have made a call ours: find out."""
+        self._look.set()
+
+    async def follow(self, on_trouble: Callable[[StorageFailed], None] | None) -> None:
+        """:raises EtcdRefused: we may not watch"""
+        self._on_trouble = on_trouble or self._on_trouble
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_gateways())
+            tasks.create_task(self._follow_cancelled())
+            tasks.create_task(self._follow_doubts())
+
+    async def take_over(self) -> None:
+        """
+        Make ours what belongs to gateways that are not there, and find what is ours without our knowing. Several
+        gateways do this at once: each call has one winner.
+        """
+        mine: list[OwnedCall] = []
+        try:
+            async with self._lock:
+                await self._refused_calls.delete()
+                alive = {key.removeprefix(GATEWAYS) for key in await self._etcd.keys(GATEWAYS)}
+                steps: list[WriteStep] = []
+                for found in read_calls((await self._etcd.range(CALLS)).items):
+                    item, key, record = found
+                    if record.owner == self._owner.name and self._owned.get(key) is None:
+                        # Won, or taken from the dead letters, by a request whose answer did not reach us.
+                        mine.append(OwnedCall(key, record, item.mod_revision))
+                        self._owned.add(mine[-1])
+                    elif record.owner != self._owner.name and record.owner not in alive:
+                        steps.append(self._taken(found, mine))
+                secrets.SystemRandom().shuffle(steps)  # so that two survivors seldom want the same ones
+                await commit(self._etcd, steps)
+        finally:
+            if mine:
+                log.info("async.taken_over calls=%d", len(mine))
+                self._owned.found(mine)
+
+    def _taken(self, found: Found, mine: list[OwnedCall]) -> WriteStep:
+        item, key, before = found
+        call = OwnedCall(key, replace(before, owner=self._owner.name), 0)
+
+        def done(revision: int) -> None:
+            call.revision = revision
+            self._owned.add(call)
+            mine.append(call)
+
+        async def not_won() -> None:
+            pass
+
+        compares = [
+            unchanged(item.key, item.mod_revision), absent(f"{GATEWAYS}{before.owner}"), present(self._owner.path),
+        ]  # fmt: skip
+        return WriteStep(compares, [DoPut(item.key, encode(call.record))], done, not_won)
+
+    async def _reconcile(self) -> None:
+        """We could not be seen for a while: learn what is still ours."""
+        async with self._lock:
+            lease = self._owner.registration.lease
+            there = {found.key: found for found in read_calls((await self._etcd.range(CALLS)).items)}
+            for call in self._owned.all():
+                found = there.get(call.key)
+                if found is None or found.record.owner != self._owner.name or found.item.mod_revision != call.revision:
+                    self._owned.lose(call)
+            self._owner.is_sure_under(lease)
+        await self.take_over()
+
+    async def _follow_gateways(self) -> None:
+        async with aclosing(self._etcd.watch(GATEWAYS, on_trouble=self._on_trouble)) as changes:
+            async for change in changes:
+                match change:
+                    case Put(item) if item.key == self._owner.path and self._owner.is_unsure:
+                        await self._until_answered(self._reconcile)
+                    case Deleted(key) if key == self._owner.path:
+                        pass  # until it is there again, nothing of ours can be claimed
+                    case Deleted() | Listed():
+                        await self._until_answered(self.take_over)
+                    case Put():
+                        pass
+
+    async def _follow_doubts(self) -> None:
+        while True:
+            await self._look.wait()
+            self._look.clear()
+            await self._until_answered(self.take_over)
+
+    async def _follow_cancelled(self) -> None:
+        prefix = f"{CANCELLED}{self._owner.name}/"
+        async with aclosing(self._etcd.watch(prefix, on_trouble=self._on_trouble)) as changes:
+            async for change in changes:
+                if isinstance(change, Put):
+                    async with self._lock:
+                        if (call := self._owned.get(key_of(change.item.key))) is not None:
+                            self._owned.lose(call)
+
+    async def _until_answered(self, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                return await work()
+            except StorageAway as exc:
+                self._on_trouble(exc)
+                await asyncio.sleep(_AGAIN_S)

@@ -1,0 +1,180 @@
+"""`Writer`: writes calls that were accepted, and what became of those that were claimed."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, assert_never
+
+from msgspec.structs import replace
+
+from gpufaas_adapters.etcd.async_queue.bodies import Bodies
+from gpufaas_adapters.etcd.async_queue.dead_letters import DeadLetters
+from gpufaas_adapters.etcd.async_queue.owned import OwnedCall, OwnedCalls, RefusedCalls
+from gpufaas_adapters.etcd.async_queue.owner import Owner
+from gpufaas_adapters.etcd.async_queue.records import (
+    CALLS,
+    DEAD,
+    ENDED,
+    AnswerRecord,
+    CallRecord,
+    bodies_of,
+    body_of,
+    encode,
+    path_of,
+    read_calls,
+)
+from gpufaas_adapters.etcd.async_queue.steps import WriteStep, commit
+from gpufaas_adapters.etcd.client import DoDelete, DoDeletePrefix, DoPut, Etcd, Operation, present, unchanged
+from gpufaas_async_calls.call import AcceptedCall, CallStatus, Dead, Deliver, Done, Outcome, Redeliver, Retry
+from gpufaas_core.units import Seconds
+
+log = logging.getLogger(__name__)
+
+_BUCKET_S: Final[Seconds] = 60.0
+"""Calls that end within so long share a lease: etcd keeps leases in memory, and forgets them one by one."""
+
+
+class Writer:
+    """:param done_kept_s: for how long the status of a done or cancelled call is kept"""
+
+    def __init__(
+        self,
+        etcd: Etcd,
+        owner: Owner,
+        owned: OwnedCalls,
+        refused_calls: RefusedCalls,
+        bodies: Bodies,
+        dead_letters: DeadLetters,
+        done_kept_s: int,
+    ) -> None:
+        self._etcd = etcd
+        self._owner = owner
+        self._owned = owned
+        self._refused_calls = refused_calls
+        self._bodies = bodies
+        self._dead_letters = dead_letters
+        self._done_kept_s = done_kept_s
+        self._ended_lease = (0, -2 * _BUCKET_S)
+
+    async def write(self, accepted: Sequence[AcceptedCall], outcomes: Sequence[Outcome]) -> None:
+        taken: list[OwnedCall] = []
+        refused: list[AcceptedCall] = []
+        try:
+            settled = [await self._settled(outcome) for outcome in outcomes]
+            steps = [step for step in settled if step is not None]
+            steps += [await self._accepted(call, taken, refused) for call in accepted]
+            await commit(self._etcd, steps)
+            if refused:
+                raise self._owner.lease_ended()
+        except BaseException:
+            for call in taken:
+                self._owned.drop(call)
+                self._bodies.release(call.key)  # its sender removes them
+            self._refused_calls.add(taken)
+            raise
+
+    async def _accepted(self, call: AcceptedCall, taken: list[OwnedCall], refused: list[AcceptedCall]) -> WriteStep:
+        key = self._owner.new_key()
+        body, puts = await self._bodies.store(key, "request", call.body)
+        owned = OwnedCall(key, CallRecord.of(call, self._owner.name, body), 0)
+        taken.append(owned)
+
+        def done(revision: int) -> None:
+            owned.revision = revision
+            self._owned.add(owned)
+
+        async def not_done() -> None:
+            refused.append(call)
+
+        put = DoPut(path_of(CALLS, call.id, key), encode(owned.record))
+        return WriteStep([present(self._owner.path)], [put, *puts], done, not_done)
+
+    async def _settled(self, outcome: Outcome) -> WriteStep | None:
+        """Return how *outcome* is written; None: the claim only ends, because the call is not ours any more."""
+        call = self._owned.get(outcome.key)
+        if call is None:
+            left = outcome.answer.body if isinstance(outcome, Deliver) else b""
+            self._bodies.remove_files(outcome.key, *([left] if isinstance(left, Path) else []))
+            return None
+        if not call.is_claimed:
+            return None  # it was told before, to a write that failed later
+        changed, operations = await self._rewritten(call, outcome)
+
+        def done(revision: int) -> None:
+            self._owned.drop(call)
+            if changed is not None:
+                self._owned.add(OwnedCall(call.key, changed, revision))
+            elif isinstance(outcome, Done):
+                self._bodies.remove_files(call.key)
+
+        compares = [unchanged(path_of(CALLS, call.record.id, call.key), call.revision)]
+        return WriteStep(compares, operations, done, lambda: self._refused(call, outcome))
+
+    async def _refused(self, call: OwnedCall, outcome: Outcome) -> None:
+        """The call was written by another since: find out whether it is ours still."""
+        record, key = call.record, call.key
+        item = await self._etcd.get(path_of(CALLS, record.id, key))
+        found = read_calls(() if item is None else (item,))
+        self._owned.drop(call)
+        ends = isinstance(outcome, Done | Dead)  # then its teller counts it out
+        if found and found[0].record.owner == self._owner.name:
+            # It was written by a request whose answer did not reach us; or another gateway had it for a while.
+            again = OwnedCall(key, found[0].record, found[0].item.mod_revision)
+            self._owned.add(again)
+            if ends:
+                self._owned.found([again])
+            return
+        self._bodies.remove_files(key)
+        log.warning("async.outcome_dropped call=%s function=%s", record.id, record.function)
+        if not ends:
+            self._owned.on_lost(key, record.function, False)
+
+    async def _rewritten(self, call: OwnedCall, outcome: Outcome) -> tuple[CallRecord | None, list[Operation]]:
+        """Return the call as it waits on (None: it does not), and the operations that write what became of it."""
+        record, key = call.record, call.key
+        at = path_of(CALLS, record.id, key)
+        puts: list[DoPut] = []
+        match outcome:
+            case Done():
+                status = replace(
+                    record.seen(), state="done", due_at=None, ended_at=outcome.at, status=outcome.status,
+                    attempts=outcome.attempts, reason=None,
+                )  # fmt: skip
+                return None, await self.ending(key, status)
+            case Dead():
+                self._dead_letters.added()
+                dead = replace(
+                    record, phase="dead", due_at=None, ended_at=outcome.at, attempts=outcome.attempts,
+                    status=outcome.status, reason=outcome.reason, answer=record.answer if outcome.undelivered else None,
+                )  # fmt: skip
+                of_answer = [] if outcome.undelivered else [DoDeletePrefix(body_of(key, "answer"))]
+                return None, [DoDelete(at), DoPut(path_of(DEAD, record.id, key), encode(dead)), *of_answer]
+            case Retry():
+                changed = replace(
+                    record, due_at=outcome.at, attempts=outcome.attempts, status=outcome.status, reason=outcome.reason
+                )
+            case Deliver():
+                answer = outcome.answer
+                body, puts = await self._bodies.store(key, "answer", answer.body)
+                changed = replace(
+                    record, phase="callback", due_at=outcome.at, attempts=outcome.attempts, status=answer.status,
+                    exhausted=outcome.exhausted, reason=outcome.exhausted, answer=AnswerRecord.of(answer, body),
+                )  # fmt: skip
+            case Redeliver():
+                changed = replace(record, due_at=outcome.at, deliveries=outcome.deliveries, reason=outcome.reason)
+            case _:
+                assert_never(outcome)
+        return changed, [DoPut(at, encode(changed)), *puts]
+
+    async def ending(self, key: int, status: CallStatus) -> list[Operation]:
+        """Return the operations by which of a call only its *status* stays, for a while."""
+        lease, granted_at = self._ended_lease
+        now = self._etcd.clock()
+        if now - granted_at >= _BUCKET_S:
+            lease = await self._etcd.grant_once(self._done_kept_s + round(_BUCKET_S))
+            self._ended_lease = lease, now
+        return [
+            DoDelete(path_of(CALLS, status.id, key)),
+            DoDeletePrefix(bodies_of(key)),
+            DoPut(path_of(ENDED, status.id, key), encode(status), lease),
+        ]
