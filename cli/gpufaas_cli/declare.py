@@ -122,4 +122,15 @@ def repeated(
     return click.option(*names, multiple=True, callback=callback, metavar=metavar, help=f"{says}; repeatable.")
 
 
+def resources(read: Callable[[str], str] = str) -> Callable[[F], F]:
+    """Return the options ``memory_limit``, ``cpu_limit``, ``memory_request`` and ``cpu_request``."""
+    kinds = (("Memory", "SIZE", "128Mi"), ("CPU", "CORES", "100m"))
+    return options(*(
+        click.option(f"--{what.lower()}-{kind}", metavar=metavar, callback=parsed(read),
+                     help=f"{what} {kind}, as in {as_in}.")
+        for kind in ("limit", "request")
+        for what, metavar, as_in in kinds
+    ))  # fmt: skip
+
+
 as_json = click.option("-j", "--json", "as_json", is_flag=True, help="Print JSON, for machines.")

@@ -33,9 +33,12 @@ def _kept(key: str, read: Callable[..., Any] = lambda _, __, value: value) -> di
     return {"expose_value": False, "callback": keep}
 
 
+gateway_only = click.option(
+    "-g", "--gateway", metavar="URL", help="Gateway; else the stack file's, else OPENFAAS_URL, else 127.0.0.1:8080."
+)
+
 gateway = declare.options(
-    click.option("-g", "--gateway", metavar="URL",
-                 help="Gateway; else the stack file's, else OPENFAAS_URL, else 127.0.0.1:8080."),
+    gateway_only,
     click.option("-k", "--token", metavar="TOKEN", **_kept(_TOKEN),
                  help="Bearer token for the gateway, instead of the login."),
     click.option("--tls-no-verify", is_flag=True, **_kept(_NO_VERIFY),

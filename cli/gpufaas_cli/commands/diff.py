@@ -8,13 +8,13 @@ import click
 from gpufaas import DEFAULT_NAMESPACE
 from gpufaas_cli import declare, flags, output
 from gpufaas_cli.pipeline import BUNDLE_ANNOTATION, Overrides, deployment, image_of
-from gpufaas_cli.stack import StackFunction, choose_gateway
+from gpufaas_cli.stack import choose_gateway
 
 _FIELDS: Final = ("image", "envProcess", "readOnlyRootFilesystem")
 _MAPS: Final = ("envVars", "labels", "annotations", "limits", "requests")
 _LISTS: Final = ("constraints", "secrets")
-_ADDED: Final = frozenset({"faas_function", "uid", "app"})
-"""Labels that gateways add to what was deployed."""
+_ADDED: Final = {"labels": {"faas_function", "uid", "app"}, "annotations": {BUNDLE_ANNOTATION}}
+"""Keys that gateways and builds add to what the stack file says."""
 
 
 @declare.command("diff")
@@ -33,7 +33,7 @@ def command(
     """
     Compare the stack file with what is deployed. It ends with 1 when they differ.
 
-    Code is not compared, but by the image's tag: 'gpufaas up' knows what has changed there.
+    Code is compared by the image's tag only: 'gpufaas up' finds what has changed there.
 
     Examples:
       gpufaas diff
@@ -48,21 +48,17 @@ def command(
     for each in functions:
         body = deployment(each, Overrides(namespace=namespace), None, image_of(stack, each, tag))
         there = deployed[namespace or each.namespace].get(each.name)
-        if differences := _differences(body, there, each, compared):
+        differences = [("function", each.name, "")] if there is None else _differences(body, there, compared)
+        if differences:
             found[each.name] = differences
     if as_json:
-        told = {
-            name: [{"field": key, "stack": ours, "deployed": theirs} for key, ours, theirs in differences]
-            for name, differences in found.items()
-        }
-        output.show_json(told)
+        keys = ("field", "stack", "deployed")
+        output.show_json({name: [dict(zip(keys, each, strict=True)) for each in found[name]] for name in found})
     else:
         for name, differences in found.items():
             output.show(f"{name}:")
-            rows = [
-                (f"- {key}: {ours}" if ours else "", f"+ {key}: {theirs}" if theirs else "")
-                for key, ours, theirs in differences
-            ]
+            rows = [(f"- {key}: {ours}" if ours else "", f"+ {key}: {theirs}" if theirs else "")
+                    for key, ours, theirs in differences]  # fmt: skip
             output.table((stack.path.name, "deployed"), rows)
             output.show()
         output.show("Differences found" if found else "No differences found")
@@ -70,20 +66,12 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _differences(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any] | None, function: StackFunction, compared: str
-) -> list[tuple[str, str, str]]:
-    """Return what differs: the field, and what each side has; empty where a side has it not."""
-    if theirs is None:
-        return [("function", function.name, "")]
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], compared: str) -> list[tuple[str, str, str]]:
+    """Return what differs: the field, and what each side has; empty where a side does not have it."""
     found = [(key, _text(ours.get(key)), _text(theirs.get(key))) for key in _FIELDS]
     for key in _MAPS:
         here, there = dict(ours.get(key) or {}), dict(theirs.get(key) or {})
-        names = {*here, *there}
-        if key == "labels":
-            names -= _ADDED - here.keys()
-        if key == "annotations":
-            names -= {BUNDLE_ANNOTATION} - here.keys()
+        names = {*here, *there} - (_ADDED.get(key, set()) - here.keys())
         if key == "envVars" and compared != "all":
             names = set(here if compared == "local" else there)
         found += [(f"{key}.{name}", _text(here.get(name)), _text(there.get(name))) for name in sorted(names)]
@@ -97,4 +85,4 @@ def _differences(
 
 
 def _text(value: object) -> str:
-    return "" if value is None or value is False else str(value).lower() if value is True else str(value)
+    return "" if value is False else output.text(value)

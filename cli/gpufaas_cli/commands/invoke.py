@@ -8,44 +8,40 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import BinaryIO
 
 import click
 
 from gpufaas import BrokeOff, Client, Stream, Timing
 from gpufaas_cli import declare, flags, output
+from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Seconds
 
 _ACCEPTED = 202
 _CHUNK = 1 << 16
-_WHOLE = 1 << 20  # up to here a piped body is sent with its length, as functions of old like it
+_WHOLE = 1 << 20  # bytes; a piped body up to this size is sent with its length, which old functions need
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
 
-def _header_pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> list[tuple[str, str]]:
+def _headers(given: tuple[str, ...]) -> list[tuple[str, str]]:
     found = []
     for each in given:
         key, colon, value = each.partition(":")
         if not colon:
             key, colon, value = each.partition("=")
             if colon:
-                output.note(f"WARNING! -H '{key}=...' is how it was written of old: write -H '{key}: ...'")
+                output.note(f"WARNING! -H '{key}=...' is the old form: write -H '{key}: ...'")
         if not colon or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", key.strip()):
-            raise click.BadParameter(f"{each!r} is not 'NAME: VALUE'", param=parameter)
+            raise InvalidSpec(f"{each!r} is not 'NAME: VALUE'")
         if any(ord(char) < 32 and char != "\t" for char in value):
-            raise click.BadParameter(f"the value of {key!r} has a line break or control character", param=parameter)
+            raise InvalidSpec(f"the value of {key!r} has a line break or control character")
         found.append((key.strip(), value.strip()))
     return found
 
 
-def _query_pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> list[tuple[str, str]]:
-    found = []
-    for each in given:
-        key, equals, value = each.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{each!r} is not KEY=VALUE", param=parameter)
-        found.append((key, value))
-    return found
+def _query(given: tuple[str, ...]) -> list[tuple[str, str]]:
+    if wrong := next((each for each in given if "=" not in each), None):
+        raise InvalidSpec(f"{wrong!r} is not KEY=VALUE")
+    return [(key, value) for key, _, value in (each.partition("=") for each in given)]
 
 
 @declare.command("invoke")
@@ -53,19 +49,19 @@ def _query_pairs(_: click.Context, parameter: click.Parameter, given: tuple[str,
 @click.option("-d", "--data", metavar="TEXT", help="Body, instead of stdin.")
 @click.option("-m", "--method", type=click.Choice(_METHODS, case_sensitive=False), default="POST", show_default=True)
 @click.option("--content-type", default="text/plain", show_default=True, metavar="TYPE")
-@click.option("-H", "--header", "headers", multiple=True, callback=_header_pairs, metavar="'K: V'", help="Repeatable.")
-@click.option("--query", multiple=True, callback=_query_pairs, metavar="K=V", help="Repeatable.")
-@click.option("--timing", is_flag=True, help="Say on stderr where the time went, hit or miss, and which device.")
-@click.option("-a", "--async", "asynchronous", is_flag=True, help="Have it called later; say by which id to ask.")
+@declare.repeated("-H", "--header", "headers", says="Header", metavar="'K: V'", reads=_headers)
+@declare.repeated("--query", says="Parameter of the URL", reads=_query)
+@click.option("--timing", is_flag=True, help="Show on stderr hit or miss, the device, and the time of each phase.")
+@click.option("-a", "--async", "asynchronous", is_flag=True, help="Have it called later; show the call's id.")
 @click.option("--sign", metavar="HEADER", help="Sign the body with --key, by HMAC-SHA256, in this header.")
 @click.option("--key", metavar="KEY", help="The key for --sign.")
-@click.option("--auth", "says_who", is_flag=True, help="Send the login or token to the function too.")
+@click.option("--auth", "sends_login", is_flag=True, help="Send the login or token to the function too.")
 @flags.namespace
 @flags.client
 def command(
     name: str, data: str | None, method: str, content_type: str, headers: list[tuple[str, str]],
-    query: list[tuple[str, str]], timing: bool, asynchronous: bool, sign: str | None, key: str | None, says_who: bool,
-    namespace: str | None, client: Client,
+    query: list[tuple[str, str]], timing: bool, asynchronous: bool, sign: str | None, key: str | None,
+    sends_login: bool, namespace: str | None, client: Client,
 ) -> None:  # fmt: skip
     """
     Call a function and write its answer to stdout as it comes. The body is stdin, unless that is a terminal.
@@ -80,7 +76,7 @@ def command(
       gpufaas invoke report --async -H "X-Callback-Url: http://gateway:8080/function/done" < year.csv
       gpufaas invoke hook --sign X-Hub-Signature-256 --key "$SECRET" < event.json
     """
-    if (sign is None) != (key is None) or sign == "" or key == "":
+    if bool(sign) != bool(key) or sign == "" or key == "":
         raise click.UsageError("--sign HEADER and --key KEY go together")
     content, size = (data.encode(), None) if data is not None else _stdin()
     if content is not None and not any(key.lower() == "content-type" for key, _ in headers):
@@ -88,31 +84,27 @@ def command(
     if size is not None:
         headers.append(("Content-Length", str(size)))
     if sign and key:
-        content = _whole(content)
+        content = content if isinstance(content, bytes) else b"".join(content or ())  # the signature is sent before it
         headers.append((sign, f"sha256={hmac.new(key.encode(), content, hashlib.sha256).hexdigest()}"))
-    if says_who and client.authorization:
+    if sends_login and client.authorization:
         headers.append(("Authorization", client.authorization))
     began = time.perf_counter()
-    broke_off = False
     with client.stream(
         name, content, namespace=namespace, method=method.upper(), query=query, headers=headers, later=asynchronous,
         check=False,
     ) as answer:  # fmt: skip
-        try:
-            first_s = _write(answer, began)
-        except BrokeOff:
-            broke_off, first_s = True, time.perf_counter() - began
+        first_s = _write(answer, began)
     total_s = time.perf_counter() - began
     if asynchronous and answer.status == _ACCEPTED:
         output.note("Function submitted asynchronously.")
-        if call_id := answer.headers.get("X-Call-Id"):
-            output.note(f"Call id: {call_id}")
+        if answer.call_id:
+            output.note(f"Call id: {answer.call_id}")
         return
     if timing:
-        output.note(describe_timing(answer.headers, total_s, first_s))
+        output.note(describe_timing(answer.headers, total_s, total_s if first_s is None else first_s))
     logs = f"gpufaas logs {name.partition('/')[0]}" + (f" -n {namespace}" if namespace else "")
-    if broke_off:
-        call = f", call {answer.headers['X-Call-Id']}" if "X-Call-Id" in answer.headers else ""
+    if first_s is None:
+        call = f", call {answer.call_id}" if answer.call_id else ""
         output.note(f"gpufaas: the answer of {name} broke off after it had begun{call}: {logs!r} says why")
         raise click.exceptions.Exit(1)
     if answer.status >= 300:
@@ -128,85 +120,73 @@ def command(
 def describe_timing(headers: Mapping[str, str], total_s: Seconds, first_s: Seconds) -> str:
     """
     Return a line for people, such as ``miss on local/cpu:0: 1.96 s = queue 0.1 ms + load 1.90 s + run 58 ms + rest
-    1.2 ms``. The rest is the network, and what gateway and node need for themselves.
+    1.2 ms``. The rest is the network, and the time that gateway and node need themselves.
 
     :param total_s: from sending the request to the end of the answer
-    :param first_s: ... to the first byte of its body
+    :param first_s: from sending the request to the first byte of the answer's body
     """
     timing = Timing.of(headers)
-    start, device, phases = timing.start, timing.device, list(timing.phases.items())
     # True of functions with and without a model, and of a hit on a worker that is still loading.
-    what = {"hit": "hit (its worker was there)", "miss": "miss (its worker was started)"}.get(start or "", start or "")
-    where = " on ".join(filter(None, (what, device)))
+    what = {"hit": "hit (its worker was there)", "miss": "miss (its worker was started)"}.get(
+        timing.start or "", timing.start
+    )
+    where = " on ".join(filter(None, (what, timing.device)))
     if not where:
         own = headers.get("X-OpenFaaS-Internal")
         where = "answered by the platform, not by the function" if own else "no word from the platform about its start"
+    phases = list(timing.phases.items())
     if not phases:
         return f"{where}: {output.format_seconds(total_s)}"
-    known = sum(seconds for _, seconds in phases)
     # An answer that streams goes on after its phases were told; that time is the function's, not overhead.
-    phases.append(("rest", max(0.0, first_s - known)))
+    phases.append(("rest", max(0.0, first_s - sum(seconds for _, seconds in phases))))
     if total_s - first_s >= 0.001:
         phases.append(("answer", total_s - first_s))
-    told = " + ".join(_told(name, seconds, timing.parts.get(name, {})) for name, seconds in phases)
-    return f"{where}: {output.format_seconds(total_s)} = {told}"
+    shown = " + ".join(_phase(name, seconds, timing.parts.get(name, {})) for name, seconds in phases)
+    return f"{where}: {output.format_seconds(total_s)} = {shown}"
 
 
-def _told(name: str, seconds: Seconds, parts: Mapping[str, Seconds]) -> str:
-    # Parts under a tenth of a millisecond would only be read.
+def _phase(name: str, seconds: Seconds, parts: Mapping[str, Seconds]) -> str:
+    # Parts under a tenth of a millisecond tell nothing.
     shown = [f"{part} {output.format_seconds(took)}" for part, took in parts.items() if took >= 0.0001]
     return f"{name} {output.format_seconds(seconds)}" + (f" ({', '.join(shown)})" if shown else "")
 
 
 def _stdin() -> tuple[bytes | Iterator[bytes] | None, int | None]:
-    """Return the body and, where it is an iterator of known length, its size; None when there is nobody to give one."""
+    """Return the body and, where it is a large regular file, its size; None: stdin is a terminal, closed or empty."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return None, None
     stream = sys.stdin.buffer
-    start = _read(stream, _WHOLE)
+    start = bytearray()
+    while len(start) < _WHOLE and (chunk := stream.read(_WHOLE - len(start))):
+        start += chunk
     if len(start) < _WHOLE:
-        return start or None, None
-    size = _size_of_file(stream)
+        return bytes(start) or None, None
+    try:
+        status = os.fstat(stream.fileno())
+        size = status.st_size - (stream.tell() - _WHOLE) if stat.S_ISREG(status.st_mode) else None
+    except (OSError, ValueError):
+        size = None
 
-    def rest() -> Iterator[bytes]:
-        yield start
+    def whole() -> Iterator[bytes]:
+        yield bytes(start)
         while chunk := stream.read(_CHUNK):
             yield chunk
 
-    return rest(), size
+    return whole(), size
 
 
-def _whole(content: bytes | Iterator[bytes] | None) -> bytes:
-    """All of a body: its signature is sent before it."""
-    return content if isinstance(content, bytes) else b"".join(content or ())
-
-
-def _read(stream: BinaryIO, size: int) -> bytes:
-    """Read *size* bytes, or to the end."""
-    parts = bytearray()
-    while len(parts) < size and (chunk := stream.read(size - len(parts))):
-        parts += chunk
-    return bytes(parts)
-
-
-def _size_of_file(stream: BinaryIO) -> int | None:
-    """The whole size of a regular file, whose beginning has been read."""
-    try:
-        status = os.fstat(stream.fileno())
-        return status.st_size - (stream.tell() - _WHOLE) if stat.S_ISREG(status.st_mode) else None
-    except (OSError, ValueError):
-        return None
-
-
-def _write(answer: Stream, began: Seconds) -> Seconds:
-    """Write the body as it comes; return when its first byte came."""
+def _write(answer: Stream, began: Seconds) -> Seconds | None:
+    """Write the body as it comes; return when its first byte came, in seconds. None: it broke off."""
     first_s: Seconds | None = None
     out = sys.stdout.buffer
-    for part in answer:
-        if first_s is None:
-            first_s = time.perf_counter() - began
-        out.write(part)
-        out.flush()
+    try:
+        for part in answer:
+            if first_s is None:
+                first_s = time.perf_counter() - began
+            out.write(part)
+            out.flush()
+    except BrokeOff:
+        return None
     if answer.status >= 300 and sys.stdout.isatty():
         click.echo()
     return first_s if first_s is not None else time.perf_counter() - began

@@ -8,24 +8,38 @@ import click
 
 from gpufaas import NotAuthorised
 from gpufaas_cli import config, declare, flags, output
-from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Seconds, parse_duration
 
+password_options = declare.options(
+    click.option("-p", "--password", metavar="PASSWORD", help="Other users of this machine see it: prefer -s."),
+    click.option("-s", "--password-stdin", "from_stdin", is_flag=True, help="Read the password from stdin."),
+)
 
-def _seconds(_: click.Context, __: click.Parameter, text: str) -> Seconds:
-    try:
-        return parse_duration(text) or math.inf
-    except InvalidSpec as exc:
-        raise click.BadParameter(str(exc)) from exc
+
+def read_password(given: str | None, from_stdin: bool, command: str) -> str:
+    """Return the password of `password_options`, or ask for it on a terminal."""
+    if given is not None and from_stdin:
+        raise click.UsageError("--password and --password-stdin exclude each other")
+    if given is not None:
+        output.note(f"WARNING! Using --password is insecure, consider: cat password.txt | gpufaas {command} -s")
+    elif from_stdin:
+        given = sys.stdin.read().rstrip("\r\n") if sys.stdin else ""
+    elif sys.stdin is not None and sys.stdin.isatty():
+        given = click.prompt("Password", hide_input=True, default="", show_default=False, err=True)
+    if not given:
+        raise click.UsageError("the password is missing: give it on stdin, with --password-stdin")
+    return given
 
 
 @declare.command("login")
 @click.option("-u", "--username", default="admin", show_default=True, metavar="NAME")
-@click.option("-p", "--password", metavar="PASSWORD", help="Seen by all users of this machine: better is -s.")
-@click.option("-s", "--password-stdin", "from_stdin", is_flag=True, help="Read the password from stdin.")
-@click.option("--timeout", "timeout_s", default="5s", callback=_seconds, metavar="DURATION", help="[default: 5s]")
-@click.option("--tls-no-verify", is_flag=True, help="Take any certificate of an https:// gateway.")
-@click.option("-g", "--gateway", metavar="URL", help="Gateway; else the stack file's, else OPENFAAS_URL.")
+@password_options
+@click.option(
+    "--timeout", "timeout_s", default="5s", show_default=True, metavar="DURATION",
+    callback=declare.parsed(lambda text: parse_duration(text) or math.inf),
+)  # fmt: skip
+@click.option("--tls-no-verify", is_flag=True, help="Accept any certificate of an https:// gateway.")
+@flags.gateway_only
 @flags.yaml_file
 def command(
     username: str, password: str | None, from_stdin: bool, timeout_s: Seconds, tls_no_verify: bool,
@@ -41,22 +55,12 @@ def command(
       cat password.txt | gpufaas login -u me -s -g https://gateway.example.com
       gpufaas login                       asks for the password
     """
-    if password is not None and from_stdin:
-        raise click.UsageError("--password and --password-stdin exclude each other")
     url = flags.gateway_url(gateway, yaml_file)
     if "@" in url:
         raise click.UsageError("give the user with -u and the password on stdin, and neither in the gateway's URL")
     if not username:
         raise click.UsageError("--username must not be empty")
-    if password is not None:
-        output.note("WARNING! Using --password is insecure, consider: cat password.txt | gpufaas login -s")
-    elif from_stdin:
-        password = sys.stdin.read().rstrip("\r\n") if sys.stdin else ""
-    elif sys.stdin is not None and sys.stdin.isatty():
-        password = click.prompt("Password", hide_input=True, default="", show_default=False, err=True)
-    if not password:
-        raise click.UsageError("the password is missing: give it on stdin, with --password-stdin")
-    login = config.basic(url, username, password)
+    login = config.basic(url, username, read_password(password, from_stdin, "login"))
     output.show("Asking the gateway whether it knows the credentials...")
     with flags.client_of(login.gateway, login.header, verify=not tls_no_verify, timeout_s=timeout_s) as client:
         flags.warn_of_plain_http(login.gateway)

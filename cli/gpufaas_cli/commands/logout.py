@@ -2,18 +2,16 @@
 
 from pathlib import Path
 
-import click
-
 from gpufaas_cli import config, declare, flags, output
 from gpufaas_core.errors import GpufaasError
 
 
 @declare.command("logout")
-@click.option("-g", "--gateway", metavar="URL", help="Gateway; else the stack file's, else OPENFAAS_URL.")
+@flags.gateway_only
 @flags.yaml_file
 def command(gateway: str | None, yaml_file: Path | None) -> None:
     """
-    Forget user and password of a gateway. It is not asked.
+    Forget user and password of a gateway. The gateway itself is not asked.
 
     Examples:
       gpufaas logout

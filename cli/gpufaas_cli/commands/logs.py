@@ -16,48 +16,61 @@ _PLAIN: Final = {"name": "{}", "instance": "({})", "stream": "{}", "callId": "[{
 """How fields are shown in a line of text."""
 
 
-def _ago(_: click.Context, __: click.Parameter, text: str | None) -> datetime | None:
-    if text is None:
-        return None
+def _ago(text: str) -> datetime:
     try:
         return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
-    except (InvalidSpec, OverflowError) as exc:
-        raise click.BadParameter(str(exc)) from exc
+    except OverflowError as exc:
+        raise InvalidSpec(str(exc)) from exc
 
 
-def _moment(_: click.Context, __: click.Parameter, text: str | None) -> datetime | None:
-    if text is None:
-        return None
+def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as exc:
-        raise click.BadParameter(f"{text!r} is not a time: write for example 2026-11-20T22:50:53Z") from exc
+        raise InvalidSpec(f"{text!r} is not a time: write for example 2026-11-20T22:50:53Z") from exc
     return moment if moment.tzinfo else moment.astimezone()
+
+
+def _fields(show_name: bool, show_instance: bool, show_stream: bool, show_call: bool) -> list[str]:
+    shown = {"name": show_name, "instance": show_instance, "stream": show_stream, "callId": show_call}
+    return [name for name, is_shown in shown.items() if is_shown]
 
 
 @declare.command("logs")
 @click.argument("name")
-@click.option("--since", callback=_ago, metavar="DURATION", help="Only what is younger, as in 30s, 5m or 1h30m.")
-@click.option("--since-time", callback=_moment, metavar="TIME", help="Only what is younger than this RFC 3339 time.")
+@click.option(
+    "--since",
+    callback=declare.parsed(_ago),
+    metavar="DURATION",
+    help="Only lines that are younger, as in 30s, 5m or 1h30m.",
+)
+@click.option(
+    "--since-time",
+    callback=declare.parsed(_moment),
+    metavar="TIME",
+    help="Only lines that are younger than this RFC 3339 time.",
+)
 @click.option("-t", "--tail", "--lines", "tail", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
-@click.option("--follow/--no-follow", help="Go on with what is printed from now on, until Ctrl-C.")
+@click.option("--follow/--no-follow", help="Show new lines as they are printed, until Ctrl-C.")
 @click.option("--from-instance", metavar="ID", help="Only this worker.")
 @click.option("--call", metavar="ID", help="Only what this call wrote; its id is X-Call-Id of the answer.")
-@click.option("--name", "show_name", is_flag=True, help="Say whose each line is.")
-@click.option(
-    "--instance", "--show-instance", "show_instance", is_flag=True, help="Say which worker printed each line."
+@declare.gathered(
+    "fields",
+    _fields,
+    click.option("--name", "show_name", is_flag=True, help="Show the function of each line."),
+    click.option("--instance", "--show-instance", "show_instance", is_flag=True, help="Show the worker of each line."),
+    click.option("--show-call", is_flag=True, help="Show the call that wrote each line, if one did."),
+    click.option("--show-stream", is_flag=True, help="Show whether each line came through stdout or stderr."),
 )
-@click.option("--show-call", is_flag=True, help="Say which call wrote each line, if one did.")
-@click.option("--show-stream", is_flag=True, help="Say whether each line came through stdout or stderr.")
-@click.option("--time-format", metavar="FORMAT", help="Of times, as strftime has them: %H:%M:%S. Empty: no times.")
+@click.option("--time-format", metavar="FORMAT", help="Of times, as in strftime: %H:%M:%S. Empty: no times.")
 @click.option("-o", "--output", "form", type=click.Choice(["plain", "keyvalue", "json"]), default="plain")
 @declare.as_json
 @flags.namespace
 @flags.client
 def command(
     name: str, since: datetime | None, since_time: datetime | None, tail: int | None, follow: bool,
-    from_instance: str | None, call: str | None, show_name: bool, show_instance: bool, show_call: bool,
-    show_stream: bool, time_format: str | None, form: str, as_json: bool, namespace: str | None, client: Client,
+    from_instance: str | None, call: str | None, fields: list[str], time_format: str | None, form: str, as_json: bool,
+    namespace: str | None, client: Client,
 ) -> None:  # fmt: skip
     """
     Show what a function printed, and what went wrong when it was deployed or loaded.
@@ -69,32 +82,30 @@ def command(
       gpufaas logs digits --instance --time-format %H:%M:%S
       gpufaas logs digits --call 0d9e7c54-5b0e-4d35-8c39-5f1d1a9f3c11
     """
-    form = "json" if as_json else form
-    shown = {"name": show_name, "instance": show_instance, "stream": show_stream, "callId": show_call}
     some = False
     with client.logs(
         name, namespace, follow=follow, tail=tail, since=since or since_time, instance=from_instance, call_id=call
     ) as lines:
         for line in lines:
-            output.show(_shown(client, line, form, [each for each in shown if shown[each]], time_format))
+            output.show(_shown(client, line, "json" if as_json else form, fields, time_format))
             some = True
     if call and not some:
         output.note(
-            f"gpufaas: call {call} has left no lines in the log of {name}. What loads a model, and what programs write "
-            f"that it runs, is of no call: 'gpufaas logs {name}' shows it"
+            f"gpufaas: call {call} has left no lines in the log of {name}. Lines of loading a model, and of programs "
+            f"that the function starts, belong to no call: 'gpufaas logs {name}' shows them"
         )
 
 
 def _shown(client: Client, entry: Mapping[str, Any], form: str, fields: Sequence[str], time_format: str | None) -> str:
     """:param fields: which to show beside time and text"""
+    if form == "json":
+        return json.dumps(entry, ensure_ascii=False)
     try:
         time, text = entry["timestamp"], entry["text"].rstrip("\n")
         if time_format is not None:
             time = datetime.fromisoformat(time).strftime(time_format)
     except ValueError as exc:
         raise GatewayUnreachable(f"{client.shown} sends logs that are none: {exc}") from exc
-    if form == "json":
-        return json.dumps(entry, ensure_ascii=False)
     if form == "keyvalue":
         between = "".join(f' {each}="{entry.get(each, "")}"' for each in fields)
         return f'timestamp="{time}"{between} text="{text}"'

@@ -6,47 +6,38 @@ import click
 
 from gpufaas import Client, GatewayUnreachable, Refused
 from gpufaas_cli import declare, flags, output
-from gpufaas_core.errors import GpufaasError, InvalidSpec
+from gpufaas_core.errors import GpufaasError
 from gpufaas_core.units import Seconds, parse_duration
-
-
-def _seconds(_: click.Context, __: click.Parameter, text: str) -> Seconds:
-    try:
-        return parse_duration(text)
-    except InvalidSpec as exc:
-        raise click.BadParameter(str(exc)) from exc
 
 
 @declare.command("ready")
 @click.argument("name", required=False)
 @click.option("--attempts", type=click.IntRange(1), default=60, show_default=True, help="How often to look.")
-@click.option("--interval", "interval_s", default="1s", callback=_seconds, metavar="DURATION", help="[default: 1s]")
+@click.option(
+    "--interval", "interval_s", default="1s", show_default=True, callback=declare.parsed(parse_duration),
+    metavar="DURATION", help="Between two looks.",
+)  # fmt: skip
 @flags.namespace
 @flags.client
-def command(
-    name: str | None, attempts: int, interval_s: Seconds, namespace: str | None, client: Client,
-) -> None:  # fmt: skip
+def command(name: str | None, attempts: int, interval_s: Seconds, namespace: str | None, client: Client) -> None:
     """
-    Wait until the gateway is ready, or a function of it. It ends with 1 when that does not come about.
+    Wait until the gateway is ready, or a function of it. It ends with 1 after the last attempt.
 
     Examples:
       gpufaas ready
       gpufaas ready digits --attempts 120 --interval 500ms
       gpufaas serve & gpufaas ready && gpufaas up
     """
-    what = f"Function {name}" if name else "Gateway"
+    what = f"function {name}" if name else "gateway"
     for attempt in range(attempts):
-        output.show(f"[{attempt + 1}/{attempts}] Waiting for {f'function {name}' if name else 'gateway'}")
-        if _function_is_ready(client, name, namespace) if name else client.is_ready():
-            output.show(f"{what} is ready")
-            return
-        if attempt + 1 < attempts:
+        if attempt:
             time.sleep(interval_s)
-    shown = client.shown
-    hint = f"'gpufaas describe {name}' says why" if name else f"looked at {shown}/healthz"
-    raise GpufaasError(
-        f"{f'function {name}' if name else 'the gateway'} is not ready after {attempts} attempts: {hint}"
-    )
+        output.show(f"[{attempt + 1}/{attempts}] Waiting for {what}")
+        if _function_is_ready(client, name, namespace) if name else client.is_ready():
+            output.show(f"{what[:1].upper()}{what[1:]} is ready")
+            return
+    hint = f"'gpufaas describe {name}' says why" if name else f"looked at {client.shown}/healthz"
+    raise GpufaasError(f"{'' if name else 'the '}{what} is not ready after {attempts} attempts: {hint}")
 
 
 def _function_is_ready(client: Client, name: str, namespace: str | None) -> bool:

@@ -1,19 +1,18 @@
 """
-Those of ``gpufaas secret`` that ask no gateway: random values, keys, and files of build secrets that are sealed for a
-builder (`gpufaas_core.sealing`). A value is told by `generate` and `unseal` only, which are asked for it.
+The commands of ``gpufaas secret`` that ask no gateway: random values, keys, and sealed files of build secrets
+(`gpufaas_core.sealing`). Only `generate` and `unseal` print a value.
 """
 
 import base64
-import os
 import secrets
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import click
 
 from gpufaas_cli import declare, output
+from gpufaas_cli.files import replace_file
 from gpufaas_core import sealing
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.remote_build import SECRETS
@@ -24,7 +23,7 @@ _PATH: Final = click.Path(path_type=Path)
 @declare.command("generate")
 @click.option("--length", type=click.IntRange(1, 4096), default=32, show_default=True, metavar="BYTES")
 @click.option("-o", "--output", "file", type=_PATH, metavar="FILE", help="Write it there, for its owner only.")
-@click.option("--overwrite", is_flag=True, help="Even if the file is there.")
+@click.option("--overwrite", is_flag=True, help="Replace a file that exists.")
 def generate(length: int, file: Path | None, overwrite: bool) -> None:
     """
     Make a random value, as base64: to sign builds with, or for anything else.
@@ -37,7 +36,7 @@ def generate(length: int, file: Path | None, overwrite: bool) -> None:
     if file is None:
         output.show(made)
         return
-    _write(file, made, 0o600, overwrite)
+    _write(file, made, overwrite)
     output.show(f"Wrote {length}-byte secret to {file}")
 
 
@@ -46,7 +45,9 @@ def generate(length: int, file: Path | None, overwrite: bool) -> None:
     "-o", "--output", "file", type=_PATH, default=Path("key"), show_default=True, metavar="FILE",
     help="The private key; the public one is beside it, with .pub.",
 )  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Even if there is one: what was sealed for it is lost.")
+@click.option(
+    "--overwrite", is_flag=True, help="Replace a key that exists: nothing that was sealed for it can be read."
+)
 def keygen(file: Path, overwrite: bool) -> None:
     """
     Make a pair of keys to seal build secrets with (Curve25519).
@@ -57,8 +58,8 @@ def keygen(file: Path, overwrite: bool) -> None:
     """
     public = file.with_name(f"{file.name}.pub")
     keys = sealing.make_keys()
-    _write(file, keys.private, 0o600, overwrite)
-    _write(public, keys.public, 0o644, overwrite=True)
+    _write(file, keys.private, overwrite)
+    replace_file(public.expanduser(), keys.public, 0o644)
     output.show(f"Wrote private key: {file}")
     output.show(f"Wrote public key:  {public}")
     output.show(f"Key ID:            {sealing.key_id(keys.public)}")
@@ -69,8 +70,8 @@ def keygen(file: Path, overwrite: bool) -> None:
 @click.option(
     "--from-literal", "literals", multiple=True, metavar="NAME=VALUE", help="It stays in your shell's history."
 )
-@click.option("--from-file", "files", multiple=True, metavar="NAME=FILE", help="The value is what is in the file.")
-@click.option("--key-id", metavar="ID", help="What the file says of the key; else the beginning of the key.")
+@click.option("--from-file", "files", multiple=True, metavar="NAME=FILE", help="The value is the content of the file.")
+@click.option("--key-id", metavar="ID", help="Name of the key in the file; else the beginning of the key.")
 @click.option("-o", "--output", "file", type=_PATH, default=Path(SECRETS), show_default=True, metavar="FILE")
 def seal(public_key: Path, literals: tuple[str, ...], files: tuple[str, ...], key_id: str | None, file: Path) -> None:
     """
@@ -80,22 +81,18 @@ def seal(public_key: Path, literals: tuple[str, ...], files: tuple[str, ...], ke
       gpufaas secret seal key.pub --from-file ca.crt=./ca.crt
       gpufaas secret seal key.pub --from-literal pip_token=s3cr3t -o build/com.openfaas.secrets
     """
-    if not literals and not files:
+    values = {name: value.encode(errors="surrogateescape") for name, value in _pairs("--from-literal", literals)}
+    values |= {name: _read(Path(path)) for name, path in _pairs("--from-file", files)}
+    if not values:
         raise click.UsageError("there is nothing to seal: give --from-literal NAME=VALUE or --from-file NAME=FILE")
-    values = {
-        name: value.encode(errors="surrogateescape") for name, value in _pairs("--from-literal", literals).items()
-    }
-    for name, path in _pairs("--from-file", files).items():
-        values[name] = _read(Path(path))
-    sealed = sealing.seal(_key(public_key), values, key_id)
-    _write(file, sealed, 0o600, overwrite=True)
+    replace_file(file.expanduser(), sealing.seal(_read(public_key).decode(errors="replace"), values, key_id))
     output.show(f"Sealed {len(values)} secret(s) to {file}")
 
 
 @declare.command("unseal")
 @click.argument("private_key", type=_PATH, metavar="PRIVATE-KEY-FILE")
 @click.option("--in", "file", type=_PATH, default=Path(SECRETS), show_default=True, metavar="FILE")
-@click.option("--key", "name", metavar="NAME", help="Only the value of this one, as it is.")
+@click.option("--key", "name", metavar="NAME", help="Write only the value of this one, byte by byte.")
 def unseal(private_key: Path, file: Path, name: str | None) -> None:
     """
     Show what is in a sealed file, as NAME=VALUE.
@@ -104,9 +101,9 @@ def unseal(private_key: Path, file: Path, name: str | None) -> None:
       gpufaas secret unseal key
       gpufaas secret unseal key --key pip_token --in build/com.openfaas.secrets
     """
-    text = _read(file).decode(errors="replace")
+    text, key = (_read(each).decode(errors="replace") for each in (file, private_key))
     try:
-        values = sealing.unseal(_key(private_key), text)
+        values = sealing.unseal(key, text)
     except InvalidSpec as exc:
         raise InvalidSpec(f"{file}: {exc}") from exc
     if name is None:
@@ -129,19 +126,12 @@ def _shown(name: str, value: bytes) -> str:
         return f"<{len(value)} bytes that are no text: --key {name} writes them>"
 
 
-def _pairs(option: str, given: tuple[str, ...]) -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    for each in given:
-        name, equals, value = each.partition("=")
-        if not name or not equals:
-            # Not as it was written: what is no pair may be the value.
-            raise click.UsageError(f"{option} is NAME=VALUE, as in {option} pip_token=...")
-        found[name] = value
-    return found
-
-
-def _key(file: Path) -> str:
-    return _read(file).decode(errors="replace")
+def _pairs(option: str, given: tuple[str, ...]) -> list[tuple[str, str]]:
+    pairs = [each.partition("=") for each in given]
+    if not all(name and equals for name, equals, _ in pairs):
+        # The message does not repeat what was given: that may be the value.
+        raise click.UsageError(f"{option} is NAME=VALUE, as in {option} pip_token=...")
+    return [(name, value) for name, _, value in pairs]
 
 
 def _read(file: Path) -> bytes:
@@ -151,17 +141,8 @@ def _read(file: Path) -> bytes:
         raise GpufaasError(f"{file}: {exc.strerror}") from exc
 
 
-def _write(file: Path, text: str, mode: int, overwrite: bool) -> None:
-    """Never open to others, not for a moment; an earlier one is replaced whole."""
+def _write(file: Path, text: str, overwrite: bool) -> None:
     file = file.expanduser()
     if file.exists() and not overwrite:
         raise GpufaasError(f"{file} is there already: name another with -o, or add --overwrite")
-    aside = file.with_name(f".{file.name}.new")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        aside.unlink(missing_ok=True)
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as made:
-            made.write(text)
-        os.replace(aside, file)
-    except OSError as exc:
-        raise GpufaasError(f"{file} cannot be written: {exc.strerror}") from exc
+    replace_file(file, text)

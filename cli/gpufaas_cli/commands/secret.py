@@ -1,27 +1,23 @@
 """
-``gpufaas secret``: what functions read as files in /var/openfaas/secrets.
+``gpufaas secret``: values that functions read as files in /var/openfaas/secrets.
 
-Unlike faas-cli, a failure ends with status 1. A value goes to the gateway and nowhere else: not into a message, not
-into an error.
+Unlike with faas-cli, a failure ends with status 1. A value goes to the gateway only: no message or error contains it.
 """
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import click
 
 from gpufaas import Client, Refused
 from gpufaas_cli import declare, flags, output
 from gpufaas_cli.commands.sealed import LOCAL
-from gpufaas_core.errors import GpufaasError
+from gpufaas_core.errors import GpufaasError, InvalidSpec
 
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_NAME_CHARS: Final = 253
+_NAME: Final = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _CONFLICT: Final = 409
-_Value: TypeAlias = tuple[str | bytes, bytes | None]
 
 
 @declare.group("secret")
@@ -41,37 +37,59 @@ for _local in LOCAL:
     command.add_command(_local)
 
 
-def _name(_: click.Context, __: click.Parameter, name: str) -> str:
-    return _checked(name)
-
-
 def _checked(name: str) -> str:
-    if not _NAME.fullmatch(name) or len(name) > _NAME_CHARS:
-        raise click.BadParameter(f"{name!r} is not the name of a secret: use a-z, 0-9, '-' and '.', as in api-key")
+    if not _NAME.fullmatch(name):
+        raise InvalidSpec(f"{name!r} is not the name of a secret: use a-z, 0-9, '-' and '.', as in api-key")
     return name
 
 
-def _valued(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Where the value comes from."""
-    function = click.option("--trim/--no-trim", default=True, help="Cut space off both ends. [default: trim]")(function)
-    function = click.option(
-        "--from-file", metavar="FILE", type=click.Path(path_type=Path), help="Take the value from a file."
-    )(function)
-    function = click.option("--from-literal", metavar="VALUE", help="The value; it stays in your shell's history.")(
-        function
-    )
-    return click.argument("name", callback=_name)(function)
+class _Value(NamedTuple):
+    text: str | bytes
+    raw: bytes | None = None
+    """The bytes of a file, untrimmed: faas-cli sends them beside their trimmed text."""
+
+
+def _value(name: str, from_literal: str | None, from_file: Path | None, trim: bool) -> tuple[str, _Value]:
+    """Return a name and its value. Bytes that are no text are sent alone: the gateway would use the text."""
+    if from_literal is not None and from_file is not None:
+        raise click.UsageError("--from-literal and --from-file exclude each other")
+    if from_literal is not None:
+        raw = from_literal.encode(errors="surrogateescape")
+    elif from_file is not None:
+        try:
+            raw = from_file.read_bytes()
+        except OSError as exc:
+            raise GpufaasError(f"--from-file {from_file}: {exc.strerror}") from exc
+    elif sys.stdin is None or sys.stdin.isatty():
+        raise click.UsageError(f"give the value of {name} with --from-literal, --from-file or on stdin")
+    else:
+        raw = sys.stdin.buffer.read()
+    try:
+        text = raw.decode().strip() if trim else raw.decode()
+    except UnicodeDecodeError:
+        return name, _Value(raw)
+    if not text:
+        raise click.UsageError(f"the value of {name} is empty: give one with --from-literal, --from-file or on stdin")
+    return name, _Value(text, raw if from_file is not None else None)
+
+
+_name = click.argument("name", callback=declare.parsed(_checked))
+_trim = click.option("--trim/--no-trim", default=True, help="Cut space off both ends. [default: trim]")
+_valued = declare.gathered(
+    "secret", _value,
+    _name,
+    click.option("--from-literal", metavar="VALUE", help="The value; it stays in your shell's history."),
+    click.option("--from-file", metavar="FILE", type=click.Path(path_type=Path), help="Take the value from a file."),
+    _trim,
+)  # fmt: skip
 
 
 @command.command("create")
 @_valued
-@click.option("--replace", is_flag=True, help="Update it when it is there.")
+@click.option("--replace", is_flag=True, help="Update it when it exists.")
 @flags.namespace
 @flags.client
-def create(
-    name: str, from_literal: str | None, from_file: Path | None, trim: bool, replace: bool, namespace: str | None,
-    client: Client,
-) -> None:  # fmt: skip
+def create(secret: tuple[str, _Value], replace: bool, namespace: str | None, client: Client) -> None:
     """
     Create a secret; its value is read from stdin unless an option says otherwise.
 
@@ -80,7 +98,7 @@ def create(
       gpufaas secret create api-key --from-literal s3cr3t -n dev
       openssl rand -hex 32 | gpufaas secret create api-key --replace
     """
-    value = _value(name, from_literal, from_file, trim)
+    name, value = secret
     output.show(f"Creating secret: {name}.{namespace or ''}")
     try:
         _put(client, name, namespace, value, update=False)
@@ -99,20 +117,16 @@ def create(
 @_valued
 @flags.namespace
 @flags.client
-def update(
-    name: str, from_literal: str | None, from_file: Path | None, trim: bool, namespace: str | None,
-    client: Client,
-) -> None:  # fmt: skip
+def update(secret: tuple[str, _Value], namespace: str | None, client: Client) -> None:
     """
-    Give a secret another value; its value is read from stdin unless an option says otherwise.
+    Give a secret another value; it is read from stdin unless an option says otherwise.
 
     Examples:
       gpufaas secret update api-key --from-file ./key.txt
       openssl rand -hex 32 | gpufaas secret update api-key
     """
-    value = _value(name, from_literal, from_file, trim)
-    output.show(f"Updating secret: {name}")
-    _put(client, name, namespace, value, update=True)
+    output.show(f"Updating secret: {secret[0]}")
+    _put(client, secret[0], namespace, secret[1], update=True)
 
 
 @command.command("apply")
@@ -120,12 +134,12 @@ def update(
     "--folder", type=click.Path(path_type=Path), default=Path(".secrets"), show_default=True, metavar="DIR",
     help="Its files are the secrets, by name; hidden ones are left out.",
 )  # fmt: skip
-@click.option("--trim/--no-trim", default=True, help="Cut space off both ends. [default: trim]")
+@_trim
 @flags.namespace
 @flags.client
 def apply(folder: Path, trim: bool, namespace: str | None, client: Client) -> None:
     """
-    Create or update a secret of every file in ./.secrets. What is not there is not removed.
+    Create or update a secret for each file in ./.secrets. Other secrets stay.
 
     Examples:
       gpufaas secret apply
@@ -142,21 +156,19 @@ def apply(folder: Path, trim: bool, namespace: str | None, client: Client) -> No
     known = {each.get("name") for each in client.secrets(namespace)}
     for file in files:
         try:
-            name = _checked(file.name)
-            value = _value(name, None, file, trim)
+            name, value = _value(_checked(file.name), None, file, trim)
             update = name in known  # in place: functions that read it never find it gone
             output.show(f"{'Updating' if update else 'Creating'} secret: {name}.{namespace or ''}")
             _put(client, name, namespace, value, update)
-        except (Refused, click.UsageError) as exc:
-            reason = exc.message if isinstance(exc, click.UsageError) else str(exc)
-            output.note(f"gpufaas: {file}: {reason}")
+        except (Refused, InvalidSpec, click.UsageError) as exc:
+            output.note(f"gpufaas: {file}: {exc.message if isinstance(exc, click.UsageError) else exc}")
             failed.append(file.name)
     if failed:
         raise GpufaasError(f"{len(failed)} of {len(files)} secrets not applied: {', '.join(failed)}")
 
 
 @command.command("remove")
-@click.argument("name", callback=_name)
+@_name
 @flags.namespace
 @flags.client
 def remove(name: str, namespace: str | None, client: Client) -> None:
@@ -171,58 +183,26 @@ def remove(name: str, namespace: str | None, client: Client) -> None:
     output.show("Removed.. OK.")
 
 
+def _show(found: list[dict[str, Any]]) -> None:
+    names = "\n".join(str(each.get("name")) for each in found)
+    output.show(f"\nNAME\n{names}\n" if found else "No secrets found.")
+
+
 @command.command("list")
 @flags.namespace
-@declare.as_json
+@declare.shows(_show)
 @flags.client
-def list_command(namespace: str | None, as_json: bool, client: Client) -> None:
+def list_command(namespace: str | None, client: Client) -> list[Any]:
     """
-    List the names of secrets. Their values are never told.
+    List the names of secrets. Their values are never shown.
 
     Examples:
       gpufaas secret list
       gpufaas secret list -n dev --json
     """
-    found = sorted(client.secrets(namespace), key=lambda each: str(each.get("name")))
-    if as_json:
-        output.show_json(found)
-    elif not found:
-        output.show("No secrets found.")
-    else:
-        output.show("\nNAME")
-        for each in found:
-            output.show(str(each.get("name")))
-        output.show()
+    return sorted(client.secrets(namespace), key=lambda each: str(each.get("name")))
 
 
 def _put(client: Client, name: str, namespace: str | None, value: _Value, update: bool) -> None:
-    status, reason = client.put_secret(name, value[0], namespace, update=update, raw=value[1])
+    status, reason = client.put_secret(name, value.text, namespace, update=update, raw=value.raw)
     output.show(f"{'Updated' if update else 'Created'}: {status} {reason}")
-
-
-def _value(name: str, literal: str | None, file: Path | None, trim: bool) -> _Value:
-    """
-    Return a value, and its bytes where they go along. As faas-cli does, bytes of a file go untrimmed, beside their
-    trimmed text; unlike it, bytes that are no text go alone, since the text would be used.
-    """
-    if literal is not None and file is not None:
-        raise click.UsageError("--from-literal and --from-file exclude each other")
-    if literal is not None:
-        raw = literal.encode(errors="surrogateescape")
-    elif file is not None:
-        try:
-            raw = file.read_bytes()
-        except OSError as exc:
-            raise GpufaasError(f"--from-file {file}: {exc.strerror}") from exc
-    else:
-        if sys.stdin is None or sys.stdin.isatty():
-            raise click.UsageError(f"give the value of {name} with --from-literal, --from-file or on stdin")
-        raw = sys.stdin.buffer.read()
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError:
-        return raw, None
-    value = text.strip() if trim else text
-    if not value:
-        raise click.UsageError(f"the value of {name} is empty: give one with --from-literal, --from-file or on stdin")
-    return value, raw if file is not None else None

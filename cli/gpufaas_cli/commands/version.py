@@ -1,7 +1,9 @@
 """``gpufaas version``: ours and the gateway's."""
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -34,27 +36,20 @@ def command(short: bool, as_json: bool, gateway: str | None, yaml_file: Path | N
         except (GatewayUnreachable, NotAuthorised) as exc:
             output.note(str(exc))
             info = None
-        if as_json:
-            output.show_json({"cli": ours, "gateway": client.shown, "info": info})
-            return
-        output.show("CLI:")
-        output.aligned([("version", ours), ("sha", git_revision())], indent=1)
-        if info is None:
-            return
-        provider = info.get("provider") or {}
+    if as_json:
+        output.show_json({"cli": ours, "gateway": client.shown, "info": info})
+        return
+    output.show("CLI:")
+    output.aligned([("version", ours), ("sha", git_revision())], indent=1)
+    if info is not None:
         output.show("\nGateway")
-        release = info.get("version") or {}
-        output.aligned(
-            [("uri", client.shown), ("version", release.get("release", "")), ("sha", release.get("sha", ""))], indent=1
-        )
+        output.aligned([("uri", client.shown), *_release(info)], indent=1)
+        provider = info.get("provider") or {}
+        named = [("name", provider.get("provider", "")), ("orchestration", provider.get("orchestration", ""))]
         output.show("\nProvider")
-        release = provider.get("version") or {}
-        output.aligned(
-            [
-                ("name", provider.get("provider", "")),
-                ("orchestration", provider.get("orchestration", "")),
-                ("version", release.get("release", "")),
-                ("sha", release.get("sha", "")),
-            ],
-            indent=1,
-        )
+        output.aligned([*named, *_release(provider)], indent=1)
+
+
+def _release(of: Mapping[str, Any]) -> list[tuple[str, str]]:
+    release = of.get("version") or {}
+    return [("version", release.get("release", "")), ("sha", release.get("sha", ""))]

@@ -169,7 +169,6 @@ def test_a_registry_login_is_written_as_docker_reads_it(run: Run, here: Path) ->
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        ("--ecr --account-id 1 --region r", "--ecr is not supported"),
         ("-s", "the user is missing"),
         ("-u me -s", "the password is missing"),
         ("-u me", "the password is missing"),
