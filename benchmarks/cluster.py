@@ -45,6 +45,7 @@ from gpufaas_scheduler.service import SchedulerService
 
 CONNECTIONS = (1, 16)
 NODES, DEVICES, IN_FLIGHT = 100, 8, 256
+FUNCTIONS = [f"f{index}" for index in range(NODES * DEVICES // 2)]
 GOALS = {"p50": 2.0, "rps": 0.5, "store": 1.10, "placements": 5_000}
 TOKEN = b"a token for a benchmark"
 
@@ -182,6 +183,9 @@ async def _scheduler_process() -> None:
     port = await server.open("127.0.0.1:0")
     service = SchedulerService(Header(policy=os.environ.get("POLICY", "least-wait")).engine())
     leader = server.leads = Leader(service, 1)
+    for name in FUNCTIONS:
+        function = Function(FunctionId(name), "d", profiles={"*": Profile(0.001, 0.001, 10)}, max_queue=10_000)
+        leader.deployed.deploy(function, WorkerSpec(FunctionId(name), name, "ns", "d", "model"))
     leader.lead(set(), m.Restored())
     print(port, flush=True)
     await asyncio.Event().wait()
@@ -189,7 +193,6 @@ async def _scheduler_process() -> None:
 
 async def _play(port: int, seconds: float, cpu_s: "CpuClock") -> dict[str, object]:
     """Be 100 nodes and a gateway: a call that is granted is finished at once, and the next one placed."""
-    functions = [f"f{index}" for index in range(NODES * DEVICES // 2)]
     links = {}
     for number in range(NODES):
         name = f"n{number}"
@@ -213,7 +216,7 @@ async def _play(port: int, seconds: float, cpu_s: "CpuClock") -> dict[str, objec
     def place() -> None:
         nonlocal serial
         serial += 1
-        function = FunctionId(functions[serial * 7919 % len(functions)])
+        function = FunctionId(FUNCTIONS[serial * 7919 % len(FUNCTIONS)])
         gateway.send(control.PlaceCall(CallId(f"c{serial}#@g.b"), function, 60.0))
 
     def on_answer(message: object) -> None:
@@ -229,9 +232,6 @@ async def _play(port: int, seconds: float, cpu_s: "CpuClock") -> dict[str, objec
 
     gateway.attend(on_answer, lambda why: print("gateway lost:", why))
     gateway.send(control.RunningCalls([]))
-    for name in functions:
-        function = Function(FunctionId(name), "d", profiles={"*": Profile(0.001, 0.001, 10)}, max_queue=10_000)
-        gateway.send(control.DeployFunction(function, WorkerSpec(FunctionId(name), name, "ns", "d", "model")))
     for _ in range(IN_FLIGHT):
         place()
     await asyncio.sleep(8.0)  # until what is called is resident, and copies of it where they help

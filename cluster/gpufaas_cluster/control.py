@@ -22,7 +22,7 @@ from msgspec import Meta, Struct, field
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.messages import Command, Event, Lease, Outer
-from gpufaas_core.model import CallId, DeviceId, EngineStatus, Function, FunctionId, NodeId, NodeView
+from gpufaas_core.model import CallId, DeviceId, EngineStatus, FunctionId, NodeId, NodeView
 
 PROTOCOL: Final = 1
 """Both ends must have the same: a newer release that changes what messages mean counts it up."""
@@ -41,7 +41,10 @@ Name = Annotated[str, Meta(pattern=r"\A[-.a-zA-Z0-9]{1,64}\Z")]
 
 
 class Message(Struct, frozen=True, array_like=True, tag=0):
-    """Base of all; numbers below 16 are the handshake's, those of gateways begin at 32, those of nodes at 64."""
+    """
+    Base of all. Numbers below 16 are the handshake's, those of gateways begin at 32, those of nodes at 64. 37 and 38
+    are taken: older gateways send them to deploy and remove functions, which etcd tells us.
+    """
 
 
 # --- who is there -----------------------------------------------------------------------------------------------------
@@ -131,18 +134,6 @@ class NodeUnreachable(Message, frozen=True, array_like=True, tag=36):
     call: CallId
     device: str
     reason: str
-
-
-class DeployFunction(Message, frozen=True, array_like=True, tag=37):
-    """A revision that calls of this gateway may name from now on. Known ones, and those that were removed, stay so."""
-
-    function: Function
-    worker: WorkerSpec
-
-
-class RemoveFunction(Message, frozen=True, array_like=True, tag=38):
-    function: FunctionId
-    drain: bool
 
 
 class ScaleFunction(Message, frozen=True, array_like=True, tag=39):
@@ -267,7 +258,7 @@ class CheckNode(Message, frozen=True, array_like=True, tag=83):
 
 _MESSAGES: Final[tuple[type[Message], ...]] = (
     Challenge, ClientHello, Welcome, Turned, Beat, RunningCalls, PlaceCall, CancelCall, PlaceAgain, NodeUnreachable,
-    DeployFunction, RemoveFunction, ScaleFunction, CallCounts, Query, UnreachedNodes, LeaseGranted, CallRejected,
+    ScaleFunction, CallCounts, Query, UnreachedNodes, LeaseGranted, CallRejected,
     CallUnknown, ClusterState, QueryReply, NodeJoins, NodeEvent, CpuUsed, NodeNote, NodeHoldings, DefineFunction,
     ForgetFunction, ExecuteCommand, CheckNode,
 )  # fmt: skip

@@ -1,14 +1,22 @@
-"""The functions that the scheduler that leads knows, and that its nodes are told of."""
+"""
+The functions that the scheduler that leads knows, and that its nodes are told of. It learns of them from etcd only.
 
+A gateway may learn of a function from etcd before the scheduler does. What it asks for then waits until the scheduler
+knows the function, `KNOWN_WITHIN_S` at most.
+"""
+
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
 from gpufaas_cluster import control
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.model import Function, FunctionId
+from gpufaas_core.model import Function, FunctionId, Seconds
 from gpufaas_scheduler.service import SchedulerService
 
+KNOWN_WITHIN_S: Final[Seconds] = 2.0
+"""etcd tells all who watch within milliseconds; after so long a function is not there."""
 _REMOVED_KEPT: Final = 10_000
 
 
@@ -24,6 +32,8 @@ class Deployed:
         self._service = service
         self._tell = tell
         self._removed: OrderedDict[FunctionId, None] = OrderedDict()
+        self._held: dict[FunctionId, list[Callable[[], None]]] = {}
+        """What waits for functions to be known."""
 
     def deploy(self, function: Function, worker: WorkerSpec) -> None:
         if function.id in self.workers or function.id in self._removed:
@@ -31,6 +41,7 @@ class Deployed:
         self.workers[function.id] = worker
         self._tell(control.DefineFunction(worker, fetch=True))
         self._service.deploy(function)
+        self._release(function.id)
 
     def remove(self, function: FunctionId, drain: bool) -> None:
         if function in self._removed:
@@ -41,3 +52,21 @@ class Deployed:
         if self.workers.pop(function, None) is not None:
             self._service.remove(function, drain)
             self._tell(control.ForgetFunction(function))
+
+    def knows(self, function: FunctionId) -> bool:
+        """Whether *function* is deployed, or was removed."""
+        return function in self.workers or function in self._removed
+
+    def when_known(self, function: FunctionId, action: Callable[[], None]) -> None:
+        """Do *action* when *function* is known; at once if it is, and if it is not, after `KNOWN_WITHIN_S`."""
+        if self.knows(function):
+            action()
+        elif function in self._held:
+            self._held[function].append(action)
+        else:
+            self._held[function] = [action]
+            asyncio.get_running_loop().call_later(KNOWN_WITHIN_S, self._release, function)
+
+    def _release(self, function: FunctionId) -> None:
+        for action in self._held.pop(function, ()):
+            action()

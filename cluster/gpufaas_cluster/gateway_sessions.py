@@ -83,16 +83,11 @@ class GatewaySessions:
         service = self._service
         kind = type(message)
         if kind is control.PlaceCall:
-            if self._early is not None:
-                self._early.append((gateway, message.call))
-            now = service.driver.now()
-            service.handle(
-                Arrived(
-                    message.call, message.function, now + message.timeout_s, message.age_s, message.size,
-                    message.outer, message.endless,
-                ),
-                now,
-            )  # fmt: skip
+            deadline = service.driver.now() + message.timeout_s
+            arrived = Arrived(
+                message.call, message.function, deadline, message.age_s, message.size, message.outer, message.endless
+            )
+            self._deployed.when_known(message.function, lambda: self._place(gateway, arrived))
         elif kind is control.CancelCall:
             service.cancel(message.call)
         elif kind is control.PlaceAgain:
@@ -106,12 +101,8 @@ class GatewaySessions:
                 self._forget_others(gateway)
         elif kind is control.CallCounts:
             gateway.counted = message.functions
-        elif kind is control.DeployFunction:
-            self._deployed.deploy(message.function, message.worker)
-        elif kind is control.RemoveFunction:
-            self._deployed.remove(message.function, message.drain)
         elif kind is control.ScaleFunction:
-            service.scale(message.function, message.copies)
+            self._deployed.when_known(message.function, lambda: service.scale(message.function, message.copies))
         elif kind is control.UnreachedNodes:
             gateway.unreached = frozenset(message.nodes)
             self.look_at_reach()
@@ -162,6 +153,13 @@ class GatewaySessions:
                 self._service.cancel(call)
 
     # --- within ---
+
+    def _place(self, gateway: GatewaySession, arrived: Arrived) -> None:
+        if gateway.link.closed:
+            return  # it was held, and its gateway places it again on its next link
+        if self._early is not None:
+            self._early.append((gateway, arrived.call))
+        self._service.handle(arrived)
 
     def _say_if_unknown(self, gateway: GatewaySession, call: CallId) -> None:
         if not self._service.engine.knows(call):

@@ -7,15 +7,15 @@ the others wait for one, within `PATIENCE_S`.
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
 from gpufaas_cluster.error_codes import make_error
-from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import LeaseRefused, UnknownFunction
+from gpufaas_core.errors import LeaseRefused
 from gpufaas_core.messages import Lease, Outer
-from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Seconds
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Seconds, gateway_of
 
 log = logging.getLogger(__name__)
 
@@ -25,35 +25,25 @@ WITHOUT_LEADER: Final = -1
 """The number of a lease that no scheduler granted."""
 
 
+@dataclass(slots=True, eq=False)
 class _Waiting:
-    """A call that has no lease yet."""
+    """A call that has no lease yet. `size`, `outer` and `endless` as in `Arrived`."""
 
-    __slots__ = (
-        "call", "deadline", "endless", "function", "future", "outer", "retold", "sent", "since", "size",
-    )  # fmt: skip
+    call: CallId
+    """Its id at this gateway."""
+    sent: CallId
+    """Its id at the scheduler: another one after each reconnection, since what it knows may be half over."""
+    function: FunctionId
+    since: float
+    deadline: float
+    future: asyncio.Future[Lease]
+    size: float = 0.0
+    outer: Outer | None = None
+    endless: bool = False
 
-    def __init__(
-        self, call: CallId, function: FunctionId, since: float, deadline: float, future: asyncio.Future[Lease]
-    ) -> None:
-        self.call = call
-        """As its gateway calls it."""
-        self.sent = call
-        """As the scheduler knows it: another one after each reconnection, since what it knows may be half over."""
-        self.function = function
-        self.since = since
-        self.deadline = deadline
-        self.future = future
-        self.size = 0.0
-        """Of its request; 0.0 if that is not known."""
-        self.outer: Outer | None = None
-        self.endless = False
-        self.retold = False
-        """Its function was said to be unknown, and was told about once more."""
-
-
-def _place(call: _Waiting, now: float) -> control.PlaceCall:
-    left_s, age_s = call.deadline - now, now - call.since
-    return control.PlaceCall(call.sent, call.function, left_s, age_s, call.size, call.outer, call.endless)
+    def message(self, now: float) -> control.PlaceCall:
+        left_s, age_s = self.deadline - now, now - self.since
+        return control.PlaceCall(self.sent, self.function, left_s, age_s, self.size, self.outer, self.endless)
 
 
 class RemotePlacement:
@@ -70,7 +60,8 @@ class RemotePlacement:
         """Ids as sent, of calls for which they are not their own."""
         self._running: dict[CallId, FunctionId] = {}
         """Calls with a lease that are not over, by the id in it."""
-        self._functions: dict[FunctionId, tuple[Function, WorkerSpec]] = {}
+        self._digests: dict[FunctionId, str] = {}
+        """Of the bundles of what is deployed."""
         self._early: dict[CallId, Lease] = {}
         """Leases that came before the refusal of the one before."""
         self._serial = 0
@@ -96,10 +87,11 @@ class RemotePlacement:
                 self._running[call] = function
                 return lease
             self._loop.call_later(min(PATIENCE_S, timeout_s), self._give_up, future)
-        waiting = self._waiting[call] = _Waiting(call, function, now, now + timeout_s, future)
-        waiting.size, waiting.outer, waiting.endless = size, outer, endless
+        waiting = self._waiting[call] = _Waiting(
+            call, call, function, now, now + timeout_s, future, size, outer, endless
+        )
         if link is not None:
-            link.send(_place(waiting, now))
+            link.send(waiting.message(now))
         return future
 
     def again(self, call: CallId) -> asyncio.Future[Lease]:
@@ -114,8 +106,7 @@ class RemotePlacement:
             future.set_exception(LeaseRefused(f"call {call} is not known any more: call again"))
             return future
         now = self._loop.time()
-        waiting = self._waiting[sent] = _Waiting(call, function, now, now + PATIENCE_S * 6, future)
-        waiting.sent = sent
+        self._waiting[sent] = _Waiting(call, sent, function, now, now + PATIENCE_S * 6, future)
         granted = self._early.pop(sent, None)
         if granted is not None:
             self._granted(granted)
@@ -154,27 +145,28 @@ class RemotePlacement:
             elif not each.future.done():
                 # What its predecessor left has this id, and with it the call's place in the queue.
                 self._waiting[each.sent] = each
-                link.send(_place(each, now))
+                link.send(each.message(now))
         if waiting:
             log.info("scheduler.placed_anew calls=%d", len(waiting))
 
-    def _another_id(self, sent: CallId) -> CallId:
+    def _another_id(self, call: CallId) -> CallId:
+        """Return an id for *call* that the scheduler does not know; its end says the gateway, as before."""
         self._serial += 1
-        stem, _, name = sent.rpartition("@")
-        return CallId(f"{stem.partition('~')[0]}~{self._serial}@{name}")
+        suffix = f"@{gateway_of(call)}"
+        return CallId(f"{call.removesuffix(suffix)}~{self._serial}{suffix}")
 
     def _place_anew(self, waiting: _Waiting, now: float) -> None:
         if waiting.future.done() or self._link is None:
             return
-        waiting.sent = self._sent[waiting.call] = self._another_id(waiting.sent)
+        waiting.sent = self._sent[waiting.call] = self._another_id(waiting.call)
         self._waiting[waiting.sent] = waiting
-        self._link.send(_place(waiting, now))
+        self._link.send(waiting.message(now))
 
     def _go_on_without(self) -> None:
         """Let those that can do without a leader do so; the others have until their patience is over."""
         for sent, each in list(self._waiting.items()):
             # By another id: the scheduler that we lost may have granted this one elsewhere, and would wait for its end.
-            lease = self._without_leader(self._another_id(sent), each.function)
+            lease = self._without_leader(self._another_id(each.call), each.function)
             if lease is not None:
                 del self._waiting[sent]
                 each.sent = self._sent[each.call] = lease.call
@@ -208,13 +200,6 @@ class RemotePlacement:
         if waiting is None:
             return
         error = make_error(rejected.code, rejected.message, rejected.retry_after_s)
-        known = self._functions.get(waiting.function)
-        if isinstance(error, UnknownFunction) and known is not None and not waiting.retold and self._link is not None:
-            # It was deployed a moment ago, by another gateway: this scheduler will know it when it is told.
-            waiting.retold = True
-            self._link.send(control.DeployFunction(*known))
-            self._place_anew(waiting, self._loop.time())
-            return
         if not waiting.future.done():
             waiting.future.set_exception(error)
 
@@ -243,8 +228,7 @@ class RemotePlacement:
         copies = self._ready.get(function, [])
         if not copies:
             return None
-        known = self._functions.get(function)
         device, copy = min(copies, key=lambda each: self._direct.get(each[0], 0))
         self._direct[device] = self._direct.get(device, 0) + 1
-        digest = "" if known is None else known[0].digest
+        digest = self._digests.get(function, "")
         return Lease(self._epoch, WITHOUT_LEADER, call, function, digest, device, False, 0, copy=copy)

@@ -43,15 +43,13 @@ class RemoteScheduler(RemotePlacement):
             if self._link is not None:
                 self._link.send(control.UnreachedNodes(nodes))
 
-    def deploy(self, function: Function, worker: WorkerSpec) -> None:
-        self._functions[function.id] = (function, worker)
-        if self._link is not None:
-            self._link.send(control.DeployFunction(function, worker))
+    def deploy(self, function: Function, worker: WorkerSpec) -> None:  # noqa: ARG002 - the port's
+        """A revision may be called from here. The scheduler learns of it from etcd."""
+        self._digests[function.id] = function.digest
 
-    def remove(self, function: FunctionId, drain: bool) -> None:
-        self._functions.pop(function, None)
-        if self._link is not None:
-            self._link.send(control.RemoveFunction(function, drain))
+    def remove(self, function: FunctionId, drain: bool) -> None:  # noqa: ARG002 - the port's
+        """See `deploy`."""
+        self._digests.pop(function, None)
 
     def scale(self, function: FunctionId, copies: int) -> None:
         if self._link is None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpufaas_cache_manager.replacement import make_replacement
-from gpufaas_cluster import control
+from gpufaas_cluster import control, deployed
 from gpufaas_cluster.connection import Identity, Link, connect
 from gpufaas_cluster.leader import Leader
 from gpufaas_cluster.remote_placement import WITHOUT_LEADER
@@ -100,6 +100,12 @@ async def rig() -> AsyncIterator[Rig]:
     for each in made.parties:
         each.link.close()
     await server.close()
+
+
+async def granted(gateway: Party, number: int) -> Lease:
+    gateway.link.send(control.PlaceCall(CallId(f"{number}@g1.boot"), F, 60.0))
+    lease: Lease = (await gateway.hears(control.LeaseGranted)).lease
+    return lease
 
 
 async def place(gateway: Party, number: int) -> DeviceId:
@@ -236,13 +242,60 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
     await asyncio.gather(keeping, return_exceptions=True)
 
 
+# --- functions, which come from etcd: sometimes to a gateway first ---
+
+
+def known(rig: Rig, name: str, **limits: int) -> None:
+    """etcd tells the scheduler of a function."""
+    function = Function(FunctionId(name), "d", profiles={"*": Profile(3.0, 1.0, 10)}, **limits)
+    rig.leader.deployed.deploy(function, WorkerSpec(FunctionId(name), name, "openfaas-fn", "d", "model"))
+
+
+async def test_a_call_that_comes_before_its_function_waits_for_it(rig: Rig) -> None:
+    rig.lead()
+    gateway = await rig.gateway("g1")
+    node = await rig.node("n1", "f")
+    await gateway.sees("n1")
+    gateway.link.send(control.PlaceCall(CallId("1@g1.boot"), FunctionId("new"), 60.0))
+    lease = await granted(gateway, 2)
+    assert lease.function == F, "others do not wait with it"
+    node.link.send(control.NodeEvent(Finished(lease.call, lease.device, 1.0)))
+
+    known(rig, "new")
+
+    assert (await gateway.hears(control.LeaseGranted)).lease.function == "new"
+
+
+async def test_a_scale_that_comes_before_its_function_is_not_lost(rig: Rig) -> None:
+    rig.lead()
+    gateway = await rig.gateway("g1")
+    await rig.node("n1")
+    await gateway.sees("n1")
+    gateway.link.send(control.ScaleFunction(FunctionId("new"), 1))
+    await place(gateway, 1)
+
+    known(rig, "new", max_copies=2)
+
+    assert rig.leader.service.status().desired == {"new": 1}
+
+
+@pytest.mark.parametrize("removed", [True, False])
+async def test_a_call_of_a_function_that_is_not_there_is_rejected(
+    rig: Rig, removed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployed, "KNOWN_WITHIN_S", 60.0 if removed else 0.1)
+    rig.lead()
+    gateway = await rig.gateway("g1")
+    if removed:
+        known(rig, "old")
+        rig.leader.deployed.remove(FunctionId("old"), drain=False)
+
+    gateway.link.send(control.PlaceCall(CallId("1@g1.boot"), FunctionId("old"), 60.0))
+
+    assert (await gateway.hears(control.CallRejected)).code == "UnknownFunction"
+
+
 # --- what a node does not have ---
-
-
-async def granted(gateway: Party, number: int) -> Lease:
-    gateway.link.send(control.PlaceCall(CallId(f"{number}@g1.boot"), F, 60.0))
-    lease: Lease = (await gateway.hears(control.LeaseGranted)).lease
-    return lease
 
 
 async def test_a_worker_that_a_node_does_not_have_is_loaded_again(rig: Rig) -> None:
