@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from websockets.sync.client import connect as connect_sync
 from gpufaas import Refused
 from gpufaas_adapters.etcd.testing import etcd_missing
 from gpufaas_cli.bundles import BuildRequest, build
-from gpufaas_cli.target import Target
+from gpufaas_cli.target import Target, environments
 from gpufaas_cluster import control
 
 pytestmark = [
@@ -292,7 +292,7 @@ def test_copies_that_are_asked_for_at_one_gateway_are_spread_over_the_nodes(clus
 @pytest.mark.long
 def test_namespaces_are_those_of_all_gateways(cluster: Cluster) -> None:
     one, other = cluster.gateways
-    one.cli.put_namespace({"name": "team", "annotations": {"gpufaas": "true"}}, update=False)
+    one.cli.put_namespace("team")
     until(lambda: "team" in other.cli.namespaces(), timeout_s=5.0)
 
     path = other.deploy("echo.team", ECHO, HTTP)
@@ -365,6 +365,9 @@ class _AsPlatform:
     def __init__(self, gateway: Gateway) -> None:
         self.http, self.port = gateway.web, gateway.port
 
+    def deploy_spec(self, spec: Mapping[str, object]) -> httpx.Response:
+        return self.http.post("/system/functions", json=spec)
+
 
 @pytest.mark.long
 @pytest.mark.parametrize("lang", [TORCH, HTTP])
@@ -420,8 +423,8 @@ def test_a_bundle_must_fit_all_nodes_that_its_constraints_allow(cluster: Cluster
 
     restarted_with({"PYTHONPATH": str(tmp_path / "n2")})
     try:
-        allowed = gateway.cli.environments({**body, "constraints": ["node.id=n2"]})
-        assert [each.nodes for each in gateway.cli.environments() or ()] == [("n1",), ("n2",)]
+        allowed = environments(gateway.cli, {**body, "constraints": ["node.id=n2"]})
+        assert [each.nodes for each in environments(gateway.cli) or ()] == [("n1",), ("n2",)]
         assert [each.nodes for each in allowed or ()] == [("n2",)]
         built = build(BuildRequest("fn", HTTP, tmp_path / "fn", build_root=tmp_path / "build",
                                    target=lambda: Target(tuple(allowed or ()), "the cluster")))  # fmt: skip
