@@ -18,8 +18,14 @@ class _Plan(NamedTuple):
     """Given to `solve` by name."""
 
 
+_LIMIT: Final = click.Option(
+    ["--time-limit"], type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    help="Answer after so long at the latest, with how far from the best it may be. [default: until it is proven]",
+)  # fmt: skip
 _PLANS: Final[Mapping[str, _Plan]] = {
     "hardware": _Plan("hardware", "Choose the cheapest node type that serves a burst in time (PALDIA)."),
+    "variants": _Plan("variants", "Load and unload variants so that a load is served cheapest (INFaaS).", (_LIMIT,)),
+    "select": _Plan("selection", "Choose the variant and the worker that answer a query (INFaaS)."),
     "partition": _Plan("partition", "Cut a model into parts that load at once and serve as a pipeline (Flashpoint)."),
 }
 

@@ -1,0 +1,108 @@
+"""
+Integer programmes, solved by HiGHS: columns with bounds and costs, rows with bounds, the least cost.
+
+HiGHS is imported when a programme is solved: `pip install 'gpufaas[plans]'`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from gpufaas_core._types import Seconds
+from gpufaas_core.errors import GpufaasError
+
+if TYPE_CHECKING:
+    import highspy
+
+FEASIBILITY: Final = 1e-9
+"""A row may be missed by so much; HiGHS's default is 1e-6."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``low <= sum of coefficient * column <= high``."""
+
+    columns: Sequence[int]
+    coefficients: Sequence[float]
+    low: float = -math.inf
+    high: float = math.inf
+
+
+@dataclass(slots=True)
+class Programme:
+    costs: list[float] = field(default_factory=list)
+    highs: list[float] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, cost: float, high: float = math.inf, whole: bool = True) -> int:
+        """Add a column from 0 to *high*; return its index."""
+        self.costs.append(cost)
+        self.highs.append(high)
+        self.whole.append(whole)
+        return len(self.costs) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    values: tuple[float, ...] | None
+    """Of each column; `None` if no solution was found."""
+    bound: float
+    """No solution costs less."""
+    optimal: bool
+    """Whether the search ended by itself: without values, there is no solution then."""
+
+
+def minimise(programme: Programme, time_limit: Seconds | None = None, gap: float = 0.0) -> Solution:
+    """
+    Return a solution of least cost, or the best one that *time_limit* leaves time for.
+
+    :param gap: a solution may cost so much more than the least one, as a fraction
+    :raises GpufaasError: HiGHS is not installed
+    """
+    try:
+        import highspy
+    except ImportError as exc:
+        raise GpufaasError("this plan is made by the solver HiGHS: pip install 'gpufaas[plans]'") from exc
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    for option, value in _options(time_limit, gap).items():
+        solver.setOptionValue(option, value)
+    _pass(programme, solver, highspy)
+    solver.run()
+    status, info = solver.getModelStatus(), solver.getInfo()
+    optimal = status in (
+        highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInfeasible,
+        highspy.HighsModelStatus.kUnboundedOrInfeasible,
+    )  # fmt: skip
+    found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    values = tuple(map(float, solver.getSolution().col_value)) if found else None
+    return Solution(_rounded(programme, values), info.mip_dual_bound, optimal)
+
+
+def _options(time_limit: Seconds | None, gap: float) -> dict[str, bool | int | float]:
+    options: dict[str, bool | int | float] = {
+        "output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": gap, "mip_abs_gap": 0.0,
+        "mip_feasibility_tolerance": FEASIBILITY, "primal_feasibility_tolerance": FEASIBILITY,
+    }  # fmt: skip
+    return options if time_limit is None else {**options, "time_limit": time_limit}
+
+
+def _pass(programme: Programme, solver: "highspy.Highs", highs: Any) -> None:
+    import numpy as np
+
+    count = len(programme.costs)
+    solver.addVars(count, np.zeros(count), np.array(programme.highs, float))
+    solver.changeColsCost(count, np.arange(count, dtype=np.int32), np.array(programme.costs, float))
+    kind = highs.HighsVarType
+    kinds = np.array([kind.kInteger if whole else kind.kContinuous for whole in programme.whole])
+    solver.changeColsIntegrality(count, np.arange(count, dtype=np.int32), kinds)
+    for row in programme.rows:
+        columns = np.array(row.columns, np.int32)
+        solver.addRow(row.low, row.high, len(columns), columns, np.array(row.coefficients, float))
+
+
+def _rounded(programme: Programme, values: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    if values is None:
+        return None
+    return tuple(float(round(value)) if whole else value for value, whole in zip(values, programme.whole, strict=True))

@@ -1,0 +1,287 @@
+"""
+How many instances of which variants of a model serve a load at the least price.
+
+A variant is a model built for some hardware, precision and batch size. `delta` says for each how many instances are
+loaded (above 0) or unloaded (below). The integer programme is the one of INFaaS (USENIX ATC 2021), per application:
+
+    minimise    sum of cost * (delta + lambda * load_s * max(delta, 0))
+    such that   sum of qps * (running + delta) >= load + slack
+                a variant slower than slo_ms is not loaded; what runs already counts
+                sum of needs * (running + delta) <= the resource, for each that `resources` names
+                running + delta >= 0
+
+With a time limit, an answer that HiGHS could not prove in time is replaced by the better of its best one and `greedy`.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from gpufaas_core._types import Seconds
+from gpufaas_scheduler.plans import problem
+from gpufaas_scheduler.plans.milp import Programme, Row, minimise
+from gpufaas_scheduler.plans.problem import Count, Name, NotNegative, Positive
+
+_SAME: Final = 1e-9
+_UPGRADES: Final = 5
+"""So many of the variants that run are tried to be replaced by `greedy`."""
+
+
+class Variant(problem.Problem, frozen=True):
+    name: Name
+    cost: NotNegative
+    """Of one instance, per second."""
+    qps: Positive
+    """That one instance serves."""
+    latency_ms: NotNegative
+    load_s: NotNegative = 0.0
+    running: Count = 0
+    needs: dict[str, NotNegative] = msgspec.field(default_factory=dict)
+    """Of one instance, by resource."""
+
+
+class Problem(problem.Problem, frozen=True):
+    load: NotNegative
+    """Queries per second."""
+    slo_ms: Positive
+    variants: Annotated[tuple[Variant, ...], msgspec.Meta(min_length=1)]
+    slack: float = 0.0
+    """Queries per second that are served beyond `load`."""
+    lambda_: NotNegative = msgspec.field(default=0.0, name="lambda")
+    """Weight of load times, 1/s: the less predictable the load, the larger."""
+    resources: dict[str, NotNegative] = msgspec.field(default_factory=dict)
+    """Of all instances together. What is not named is unlimited."""
+
+    def __post_init__(self) -> None:
+        problem.distinct([each.name for each in self.variants], "variants")
+
+    @property
+    def wanted(self) -> float:
+        return self.load + self.slack
+
+    def objective(self, delta: Sequence[int]) -> float:
+        return math.fsum(
+            each.cost * (change + self.lambda_ * each.load_s * max(change, 0))
+            for each, change in zip(self.variants, delta, strict=True)
+        )
+
+    def may_load(self, variant: Variant) -> bool:
+        return variant.latency_ms <= self.slo_ms
+
+
+class Answer(msgspec.Struct, frozen=True):
+    delta: dict[str, int]
+    """Of every variant."""
+    objective: float
+    method: Literal["exact", "greedy"]
+    gap: float | None
+    """How much less might be possible, as a fraction of the objective; `null` when nothing is known."""
+
+
+class Infeasible(msgspec.Struct, frozen=True):
+    infeasible: str
+
+
+def solve(asked: Problem, time_limit: Seconds | None = None) -> Answer | Infeasible:
+    """
+    Return the cheapest change; of equal ones, the one with fewest loads, then the one that prefers variants named
+    first.
+
+    :param time_limit: of the search for the least cost; without it the search ends when the answer is proven
+    """
+    programme, loads = _programme(asked)
+    found = minimise(programme, time_limit)
+    if found.optimal and found.values is None:
+        return Infeasible(_why(asked))
+    if found.optimal and found.values is not None:
+        delta = _delta(found.values)
+        return _answer(asked, _first_of_equals(asked, programme, loads, delta), "exact", 0.0)
+    best = [each for each in (greedy(asked), _delta(found.values) if found.values else None) if each is not None]
+    if not best:
+        return Infeasible(f"nothing was found within {time_limit:g} s, which is no proof: give it more time")
+    delta = min(best, key=asked.objective)
+    objective = asked.objective(delta)
+    known = math.isfinite(found.bound)
+    gap = max(0.0, objective - found.bound) / max(abs(objective), _SAME) if known else None
+    return _answer(asked, delta, "greedy", gap)
+
+
+def _answer(asked: Problem, delta: tuple[int, ...], method: Literal["exact", "greedy"], gap: float | None) -> Answer:
+    named = {each.name: change for each, change in zip(asked.variants, delta, strict=True)}
+    return Answer(named, asked.objective(delta), method, gap)
+
+
+def _delta(values: tuple[float, ...]) -> tuple[int, ...]:
+    return tuple(round(values[2 * j] - values[2 * j + 1]) for j in range(len(values) // 2))
+
+
+def _programme(asked: Problem) -> tuple[Programme, range]:
+    """Return the programme, with two columns for each variant, loads and unloads; and the columns of loads."""
+    made = Programme()
+    for each in asked.variants:
+        most = math.ceil(max(0.0, asked.wanted) / each.qps) if asked.may_load(each) else 0
+        made.add(each.cost * (1 + asked.lambda_ * each.load_s), most)
+        made.add(-each.cost, each.running)
+    columns = range(2 * len(asked.variants))
+
+    def row(amounts: list[float], low: float = -math.inf, high: float = math.inf) -> None:
+        running = math.fsum(a * each.running for a, each in zip(amounts, asked.variants, strict=True))
+        signed = [sign * amount for amount in amounts for sign in (1, -1)]
+        made.rows.append(Row(columns, signed, low - running, high - running))
+
+    row([each.qps for each in asked.variants], low=asked.wanted)
+    for resource, total in asked.resources.items():
+        row([each.needs.get(resource, 0.0) for each in asked.variants], high=total)
+    return made, columns[::2]
+
+
+def _first_of_equals(asked: Problem, programme: Programme, loads: range, delta: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the change of the same objective with fewest loads, and of those the one of the variants named first."""
+    least = asked.objective(delta)
+    limit = least + _SAME * max(1.0, abs(least))
+    programme.rows.append(Row(range(len(programme.costs)), list(programme.costs), high=limit))
+    orders = (
+        [1.0 if column in loads else 0.0 for column in range(len(programme.costs))],
+        [(column // 2) * (1.0 if column in loads else -1.0) for column in range(len(programme.costs))],
+    )
+    for costs in orders:
+        programme.costs = costs
+        found = minimise(programme)
+        if found.values is None or asked.objective(_delta(found.values)) > limit:
+            return delta
+        delta = _delta(found.values)
+        reached = math.fsum(cost * value for cost, value in zip(costs, found.values, strict=True))
+        programme.rows.append(Row(range(len(costs)), costs, high=reached))
+    return delta
+
+
+def _why(asked: Problem) -> str:
+    serving = math.fsum(each.qps * each.running for each in asked.variants)
+    fast = [each for each in asked.variants if asked.may_load(each)]
+    if not fast and serving < asked.wanted:
+        fastest = min(asked.variants, key=lambda each: each.latency_ms)
+        return (
+            f"no variant answers within {asked.slo_ms:g} ms: the fastest, {fastest.name}, takes"
+            f" {fastest.latency_ms:g} ms; what runs serves {serving:g} of {asked.wanted:g} qps"
+        )
+    programme, _ = _programme(asked)
+    programme.costs = [sign * -each.qps for each in asked.variants for sign in (1, -1)]
+    programme.rows = programme.rows[1:]
+    found = minimise(programme)
+    if found.values is None:
+        return f"the resources cannot be kept to, whatever is unloaded: {_amounts(asked.resources)}"
+    most = serving + math.fsum(
+        change * each.qps for change, each in zip(_delta(found.values), asked.variants, strict=True)
+    )
+    resources = _amounts(asked.resources)
+    return f"{resources} serve at most {most:g} qps within {asked.slo_ms:g} ms; {asked.wanted:g} are wanted"
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+
+
+def greedy(asked: Problem) -> tuple[int, ...] | None:
+    """
+    Return a change that serves the load, or `None` if this search finds none. Not the cheapest, but quick.
+
+    INFaaS takes as many of one variant as cover what is missing. Here one variant serves as much as it does exactly, or
+    one instance less, and the cheapest single variant the rest; on random problems that is 0.2 % above the least, not 6
+    %.
+    """
+    best: tuple[int, ...] | None = None
+    for unloaded in _unloaded_first(asked):
+        start = [-each.running if j in unloaded else 0 for j, each in enumerate(asked.variants)]
+        for delta in _covers(asked, start):
+            if best is None or asked.objective(delta) < asked.objective(best) - _SAME:
+                trimmed = _without_surplus(asked, delta)
+                best = trimmed if _keeps_to_resources(asked, trimmed) else best
+    return best
+
+
+def _unloaded_first(asked: Problem) -> list[set[int]]:
+    """Return what is unloaded before anything is loaded: nothing, all, or one of the dearest variants that run."""
+    running = [j for j, each in enumerate(asked.variants) if each.running]
+    dearest = sorted(running, key=lambda j: -asked.variants[j].cost * asked.variants[j].running)
+    return [set(), *({j} for j in dearest[:_UPGRADES]), set(running)]
+
+
+def _covers(asked: Problem, start: list[int]) -> Iterator[list[int]]:
+    """Yield changes that serve the load: some of one variant, then the cheapest single variant for the rest."""
+    price = [each.cost * (1 + asked.lambda_ * each.load_s) for each in asked.variants]
+    loadable = [j for j, each in enumerate(asked.variants) if asked.may_load(each)]
+    missing = _missing(asked, start)
+    if missing <= 0:
+        yield start
+        return
+    for j in loadable:
+        exactly = math.floor(missing / asked.variants[j].qps)
+        for count in {0, exactly, exactly - 1, exactly + 1}:
+            rest = missing - count * asked.variants[j].qps
+            if count < 0:
+                continue
+            counts = [(k, math.ceil(max(0.0, rest) / asked.variants[k].qps - _SAME)) for k in loadable]
+            k, more = min(counts, key=lambda pair: price[pair[0]] * pair[1])
+            delta = list(start)
+            delta[j] += count
+            delta[k] += more
+            yield delta
+
+
+def _missing(asked: Problem, delta: Sequence[int]) -> float:
+    """Return the queries per second that nothing serves."""
+    serving = (each.qps * (each.running + change) for each, change in zip(asked.variants, delta, strict=True))
+    return asked.wanted - math.fsum(serving)
+
+
+def _without_surplus(asked: Problem, delta: Sequence[int]) -> tuple[int, ...]:
+    """Return *delta* without the instances that are not needed, the dearest first."""
+    kept = list(delta)
+    spare = -_missing(asked, kept)
+    for j in sorted(range(len(kept)), key=lambda j: -asked.variants[j].cost):
+        each = asked.variants[j]
+        gone = min(max(0, math.floor(spare / each.qps + _SAME)), each.running + kept[j])
+        kept[j] -= gone
+        spare -= gone * each.qps
+    return tuple(kept)
+
+
+def _keeps_to_resources(asked: Problem, delta: Sequence[int]) -> bool:
+    after = [(each.needs, each.running + change) for each, change in zip(asked.variants, delta, strict=True)]
+    return all(
+        math.fsum(needs.get(resource, 0.0) * count for needs, count in after) <= total + _SAME
+        for resource, total in asked.resources.items()
+    )
+
+
+def explain(asked: Problem, answer: Answer | Infeasible) -> list[str]:
+    """Return the working in words, a line each."""
+    if isinstance(answer, Infeasible):
+        return [f"No change serves {asked.wanted:g} qps: {answer.infeasible}."]
+    told = [f"{asked.wanted:g} qps are wanted, each answered within {asked.slo_ms:g} ms."]
+    for each in asked.variants:
+        after = each.running + answer.delta[each.name]
+        if not asked.may_load(each):
+            told.append(f"{each.name} takes {each.latency_ms:g} ms: no more of it is loaded.")
+        if after:
+            told.append(f"{after} x {each.name} serve {after * each.qps:g} qps for {after * each.cost:g} per second.")
+    told.append(f"Objective {answer.objective:.6g}; " + _proof(answer))
+    return told
+
+
+def _proof(answer: Answer) -> str:
+    if answer.method == "exact":
+        return "no change is cheaper."
+    least = (
+        "nothing is known about the least." if answer.gap is None else f"the least is at most {answer.gap:.2%} below."
+    )
+    return f"time was over: {least}"
+
+
+def rows(answer: Answer | Infeasible) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the answer as a table: headings, rows."""
+    if isinstance(answer, Infeasible):
+        return ("INFEASIBLE",), [(answer.infeasible,)]
+    return ("VARIANT", "CHANGE"), [(name, f"{change:+d}" if change else "0") for name, change in answer.delta.items()]
