@@ -89,17 +89,13 @@ def _options(time_limit: Seconds | None, gap: float) -> dict[str, bool | int | f
 
 
 def _pass(programme: Programme, solver: "highspy.Highs", highs: Any) -> None:
-    import numpy as np
-
-    count = len(programme.costs)
-    solver.addVars(count, np.zeros(count), np.array(programme.highs, float))
-    solver.changeColsCost(count, np.arange(count, dtype=np.int32), np.array(programme.costs, float))
     kind = highs.HighsVarType
-    kinds = np.array([kind.kInteger if whole else kind.kContinuous for whole in programme.whole])
-    solver.changeColsIntegrality(count, np.arange(count, dtype=np.int32), kinds)
+    for column, (cost, high) in enumerate(zip(programme.costs, programme.highs, strict=True)):
+        solver.addVar(0.0, high)
+        solver.changeColCost(column, cost)
+        solver.changeColIntegrality(column, kind.kInteger if programme.whole[column] else kind.kContinuous)
     for row in programme.rows:
-        columns = np.array(row.columns, np.int32)
-        solver.addRow(row.low, row.high, len(columns), columns, np.array(row.coefficients, float))
+        solver.addRow(row.low, row.high, len(row.columns), list(row.columns), list(row.coefficients))
 
 
 def _rounded(programme: Programme, values: tuple[float, ...] | None) -> tuple[float, ...] | None:
