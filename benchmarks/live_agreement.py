@@ -33,7 +33,7 @@ from rich.console import Console
 from gpufaas_scheduler.policies import DEFAULT_POLICY
 from gpufaas_simulator import synthetic
 from gpufaas_simulator.recorded import Recorded, read_journal
-from gpufaas_simulator.replay import Replayed, Target, replay
+from gpufaas_simulator.replay import Endpoint, Replayed, replay
 from gpufaas_simulator.report import Report
 from gpufaas_simulator.run import simulate
 from gpufaas_simulator.simulation import COMPLETED, HIT, Record
@@ -218,7 +218,7 @@ def main() -> int:
             # The devices are those of the platform; sizes are what its scheduler knows by now.
             workload = drawn(costs, options.load, options.minutes, options.seed, learnt.workload)
             with console.status(f"replaying {len(workload)} calls over {workload.times[-1]:.0f} s"):
-                live = asyncio.run(replay(workload, Target(url, body)))
+                live = asyncio.run(replay(workload, Endpoint(url, body)))
         recorded = read_journal(second)
         sizes = {name: cost.occupation for name, cost in named_costs(recorded).items()}
         functions = [

@@ -1,6 +1,6 @@
 """
-The decision log: one JSON line per start of service and per load without a call, in the order of time, so that anyone
-can check the scheduler against a program of their own. The format is described in docs/simulator.md.
+The decision log: one JSON line per start of service and per load without a call, in order of time. Users can compare
+the scheduler with a program of their own. docs/simulator.md describes the format.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpufaas_core.model import Seconds
 
 
 class Started(Struct, frozen=True):
-    """A line of the log: service of a call begins, its own load included."""
+    """A line of the log: the service of a call begins, with its load if there is one."""
 
     t: Seconds
     call: int
@@ -28,10 +28,10 @@ class Started(Struct, frozen=True):
     hit: bool
     victims: tuple[str, ...]
     via: str
-    """``global`` or ``local``: the queue that it came from."""
+    """The queue of the call: ``global`` or ``local``."""
 
 
-class Loading(Struct, frozen=True):
+class LoadBegun(Struct, frozen=True):
     """A line of the log: a load without a call (a replica, a prefetch, a minimum of copies)."""
 
     t: Seconds
@@ -41,7 +41,7 @@ class Loading(Struct, frozen=True):
 
 
 class Evicted(Struct, frozen=True):
-    """A line of the log: an eviction on its own. Only workloads that scale or update functions have any."""
+    """A line of the log: an eviction that is not for a load. Only workloads with changes have such lines."""
 
     t: Seconds
     device: str
@@ -58,17 +58,17 @@ class DecisionLog:
     def started(
         self, t: Seconds, call: int, function: str, device: str, hit: bool, victims: tuple[str, ...], local: bool
     ) -> None:
-        del function  # the workload says which
+        del function  # the workload has it
         self._write(Started(t, call, device, hit, victims, "local" if local else "global"))
 
     def loading(self, t: Seconds, function: str, device: str, victims: tuple[str, ...]) -> None:
-        self._write(Loading(t, device, function, victims))
+        self._write(LoadBegun(t, device, function, victims))
 
     def evicted(self, t: Seconds, function: str, device: str) -> None:
         self._write(Evicted(t, device, function))
 
     def left(self, t: Seconds, device: str) -> None:
-        """The workload says it."""
+        """No line: the workload has it."""
 
     def _write(self, line: Struct) -> None:
         self._file.write(self._encode(line) + b"\n")
@@ -76,14 +76,14 @@ class DecisionLog:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Write *path* as a whole or not at all: it appears under its name when the block ends without an error."""
+    """Write *path* completely or not at all: the file appears when the block ends without an error."""
     number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(number, "wb", buffering=1 << 16) as file:
             yield file
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp makes files for nobody else
+        os.chmod(name, 0o666 & ~umask)  # mkstemp makes files that only we can read
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -1,8 +1,7 @@
 """
-Workloads as files that anyone can write and check: ``gpufaas simulate --workload W.json``. The format is described in
-docs/simulator.md.
+Workload files: ``gpufaas simulate --workload W.json``. docs/simulator.md describes the format.
 
-Read strictly: an unknown key, a wrong type or an impossible value is an error that names file and line.
+Reading is strict: an unknown key, a wrong type or an impossible value is an error that names file and line.
 """
 
 from __future__ import annotations
@@ -35,34 +34,35 @@ from gpufaas_simulator.workload import (
     NodeLeaves,
     SimulatedDevice,
     SimulatedFunction,
+    TimedChange,
     Workload,
     arrivals,
     no_device_for,
 )
 
-# --- the file's own shape ---------------------------------------------------------------------------------------------
+# --- the form of the file ---------------------------------------------------------------------------------------------
 
 
-class _Device(Struct, forbid_unknown_fields=True):
+class _DeviceEntry(Struct, forbid_unknown_fields=True):
     id: str
     memory_mb: float
     kind: str = DEFAULT_KIND
     node: str | None = None
 
 
-class _Cost(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class _CostEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
     occupation_mb: float
     load_s: float
     infer_s: float
     host_load_s: float | None = None
 
 
-class _Function(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class _FunctionEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
     occupation_mb: float | UnsetType = UNSET
     load_s: float | UnsetType = UNSET
     infer_s: float | UnsetType = UNSET
     host_load_s: float | None = None
-    kinds: dict[str, _Cost] = {}
+    kinds: dict[str, _CostEntry] = {}
     namespace: str = DEFAULT_NAMESPACE
     slots: int | None = None
     min_copies: int = 0
@@ -70,27 +70,15 @@ class _Function(Struct, forbid_unknown_fields=True, omit_defaults=True):
     timeout_s: float | None = None
 
 
-class _Node(Struct, forbid_unknown_fields=True):
+class _NodeEntry(Struct, forbid_unknown_fields=True):
     host_memory_mb: float
 
 
-class _Change(Struct, tag_field="event", forbid_unknown_fields=True, omit_defaults=True):
-    t: float
+class _JoinEntry(TimedChange, frozen=True, tag="device_joins"):
+    device: _DeviceEntry
 
 
-class _DeviceJoins(_Change, tag="device_joins"):
-    device: _Device
-
-
-class _DeviceLeaves(_Change, tag="device_leaves"):
-    device: str
-
-
-class _NodeLeaves(_Change, tag="node_leaves"):
-    node: str
-
-
-class _FunctionUpdated(_Change, tag="function_updated"):
+class _UpdateEntry(TimedChange, frozen=True, tag="function_updated", omit_defaults=True):
     function: str
     occupation_mb: float | UnsetType = UNSET
     load_s: float | UnsetType = UNSET
@@ -98,29 +86,24 @@ class _FunctionUpdated(_Change, tag="function_updated"):
     host_load_s: float | None = None
 
 
-class _FunctionScaled(_Change, tag="function_scaled"):
-    function: str
-    copies: int
+_ChangeEntry = _JoinEntry | DeviceLeaves | NodeLeaves | _UpdateEntry | FunctionScaled
 
 
-_AnyChange = _DeviceJoins | _DeviceLeaves | _NodeLeaves | _FunctionUpdated | _FunctionScaled
-
-
-class _Arrival(Struct, array_like=True):
+class _ArrivalEntry(Struct, array_like=True):
     t: float
     function: str
     infer_s: float = math.nan
-    """Of this call, in truth; NaN, which JSON does not have: what the function's costs say."""
+    """The true service time of this call. NaN, which JSON does not have: as in the function's costs."""
     more: Any = UNSET
-    """Nothing may follow. Read here because msgspec does not say which array is too long."""
+    """Must stay unset. It is here because msgspec does not say which array is too long."""
 
 
-class _File(Struct, forbid_unknown_fields=True):
-    devices: list[_Device]
-    functions: dict[str, msgspec.Raw]  # read one by one: an error is to say of which
-    arrivals: list[_Arrival]
-    nodes: dict[str, _Node] = {}
-    changes: list[_AnyChange] = []
+class _FileEntry(Struct, forbid_unknown_fields=True):
+    devices: list[_DeviceEntry]
+    functions: dict[str, msgspec.Raw]  # read one by one, so that an error names the function
+    arrivals: list[_ArrivalEntry]
+    nodes: dict[str, _NodeEntry] = {}
+    changes: list[_ChangeEntry] = []
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -135,23 +118,23 @@ _MISSING: Final = re.compile(r"Object missing required field `(.*)`$")
 
 
 def read_workload(path: Path) -> Workload:
-    """:raises BadWorkload: the file is not there, or no workload; names file and line, and what to do"""
+    """:raises BadWorkload: the file is missing, or is no workload; the message names file and line"""
     try:
         content = path.read_bytes()
     except OSError as exc:
         raise BadWorkload(f"{path}: it cannot be read ({exc.strerror}): name a workload file") from exc
     if not content.strip():
         raise BadWorkload(f"{path}:1: the file is empty: it must be a JSON object with devices, functions and arrivals")
-    return _Reader(str(path), content).workload(path.stem)
+    return _WorkloadReader(str(path), content).workload(path.stem)
 
 
-class _Reader:
+class _WorkloadReader:
     def __init__(self, path: str, content: bytes) -> None:
         self.path = path
         self.content = content
 
     def workload(self, name: str) -> Workload:
-        file = self.decode(self.content, _File, ())
+        file = self.decode(self.content, _FileEntry, ())
         devices = [self.device(each, ("devices", at)) for at, each in enumerate(file.devices)]
         if not devices:
             self.fail(("devices",), "there are no devices: name at least one")
@@ -161,7 +144,7 @@ class _Reader:
                 self.fail(("devices", at), f"device {each.id} is there twice: give each an id of its own")
             seen.add(each.id)
         functions = [
-            self.function(name, self.decode(bytes(raw), _Function, ("functions", name)))
+            self.function(name, self.decode(bytes(raw), _FunctionEntry, ("functions", name)))
             for name, raw in file.functions.items()
         ]
         index = {each.name: at for at, each in enumerate(functions)}
@@ -181,14 +164,14 @@ class _Reader:
                     self.fail(("changes", at), reason)
         return found
 
-    def device(self, given: _Device, where: tuple[_Step, ...]) -> SimulatedDevice:
+    def device(self, given: _DeviceEntry, where: tuple[_Step, ...]) -> SimulatedDevice:
         if not given.id:
             self.fail((*where, "id"), "a device needs an id: write for example g0")
         node = given.id.rpartition("/")[0] if given.node is None else given.node
         memory = self.size(given.memory_mb, (*where, "memory_mb"))
         return SimulatedDevice(DeviceId(given.id), memory, given.kind, node)
 
-    def function(self, name: str, given: _Function) -> SimulatedFunction:
+    def function(self, name: str, given: _FunctionEntry) -> SimulatedFunction:
         where = ("functions", name)
         costs = {kind: self.cost(each, (*where, "kinds", kind)) for kind, each in given.kinds.items()}
         if (general := self.general_cost(given, where)) is not None:
@@ -206,17 +189,17 @@ class _Reader:
             name, costs, given.namespace, given.slots, given.min_copies, max_queue, given.timeout_s
         )  # fmt: skip
 
-    def general_cost(self, given: _Function | _FunctionUpdated, where: tuple[_Step, ...]) -> Cost | None:
-        """The three figures that stand beside the name, for devices of any kind."""
+    def general_cost(self, given: _FunctionEntry | _UpdateEntry, where: tuple[_Step, ...]) -> Cost | None:
+        """Return the costs for devices of any kind: the three figures beside the name. None: there are none."""
         figures = {key: getattr(given, key) for key in ("occupation_mb", "load_s", "infer_s")}
         missing = [key for key, value in figures.items() if value is UNSET]
         if len(missing) == len(figures):
             return None
         if missing:
             self.fail(where, f"{missing[0]} is missing: give occupation_mb, load_s and infer_s")
-        return self.cost(_Cost(**figures, host_load_s=given.host_load_s), where)
+        return self.cost(_CostEntry(**figures, host_load_s=given.host_load_s), where)
 
-    def cost(self, given: _Cost, where: tuple[_Step, ...]) -> Cost:
+    def cost(self, given: _CostEntry, where: tuple[_Step, ...]) -> Cost:
         occupation = self.size(given.occupation_mb, (*where, "occupation_mb"))
         load_s = self.seconds(given.load_s, (*where, "load_s"))
         infer_s = self.seconds(given.infer_s, (*where, "infer_s"))
@@ -224,47 +207,47 @@ class _Reader:
         return Cost(occupation, load_s, infer_s, host_load_s)
 
     def changes(
-        self, given: list[_AnyChange], functions: Mapping[str, int], devices: list[SimulatedDevice]
+        self, given: list[_ChangeEntry], functions: Mapping[str, int], devices: list[SimulatedDevice]
     ) -> list[Change]:
         found: list[Change] = []
         there = {each.id: each.node for each in devices}
         last = 0.0
         for at, each in enumerate(given):
             where = ("changes", at)
-            self.seconds(each.t, (*where, "t"))
-            if each.t < last:
-                self.fail(where, f"its time {each.t:g} is before the one above ({last:g}): sort changes by t")
-            last = each.t
+            self.seconds(each.at_s, (*where, "t"))
+            if each.at_s < last:
+                self.fail(where, f"its time {each.at_s:g} is before the one above ({last:g}): sort changes by t")
+            last = each.at_s
             match each:
-                case _DeviceJoins(t, device):
+                case _JoinEntry(t, device):
                     joining = self.device(device, (*where, "device"))
                     if joining.id in there:
                         self.fail(where, f"device {joining.id} is there already: give it another id")
                     there[joining.id] = joining.node
                     found.append(DeviceJoins(t, joining))
-                case _DeviceLeaves(t, device_id):
+                case DeviceLeaves(_, device_id):
                     if device_id not in there:
                         self.fail(where, f"there is no device {device_id!r} at that time: name one of {_few(there)}")
-                    del there[DeviceId(device_id)]
-                    found.append(DeviceLeaves(t, DeviceId(device_id)))
-                case _NodeLeaves(t, node):
+                    del there[device_id]
+                    found.append(each)
+                case NodeLeaves(_, node):
                     if node not in there.values():
                         self.fail(where, f"there is no node {node!r} at that time: give devices a node")
                     there = {device_id: of for device_id, of in there.items() if of != node}
-                    found.append(NodeLeaves(t, node))
-                case _FunctionUpdated(t, function):
+                    found.append(each)
+                case _UpdateEntry(t, function):
                     self.known(function, functions, where)
                     general = self.general_cost(each, where)
                     found.append(FunctionUpdated(t, function, None if general is None else {ANY_KIND: general}))
-                case _FunctionScaled(t, function, copies):
+                case FunctionScaled(_, function, copies):
                     self.known(function, functions, where)
                     if copies < 0:
                         self.fail((*where, "copies"), f"copies is {copies}: write a whole number, 0 or more")
-                    found.append(FunctionScaled(t, function, copies))
+                    found.append(each)
         return found
 
     def arrivals(
-        self, given: list[_Arrival], functions: Mapping[str, int]
+        self, given: list[_ArrivalEntry], functions: Mapping[str, int]
     ) -> tuple[array[float], array[int], array[float] | None]:
         pairs: list[tuple[Seconds, int]] = []
         service_s: array[float] | None = None
@@ -277,7 +260,7 @@ class _Reader:
             if known is None:
                 self.known(function, functions, ("arrivals", at))
                 raise AssertionError("unreachable: the line above fails")
-            # Written so that a time that is no number fails too.
+            # In this form, a time that is not a number fails too.
             if not time >= last or time == math.inf:
                 where = ("arrivals", at)
                 self.seconds(time, where)
@@ -385,8 +368,8 @@ def _dotted(steps: list[_Step]) -> str:
 
 
 def _fields(shape: Any) -> list[str]:
-    shapes = (shape, _File, _Device, _Cost, _Function, _Node, _FunctionUpdated, _FunctionScaled)
-    return [field.name for each in shapes for field in msgspec.structs.fields(each)]
+    shapes = (shape, _FileEntry, _DeviceEntry, _CostEntry, _FunctionEntry, _NodeEntry, _UpdateEntry, FunctionScaled)
+    return [field.encode_name for each in shapes for field in msgspec.structs.fields(each)]
 
 
 def _few(names: Iterable[str]) -> str:
@@ -413,23 +396,25 @@ def workload_json(workload: Workload) -> bytes:
         b'"functions": {\n%s\n}' % b",\n".join(functions),
     ]
     if workload.host_memory:
-        parts.append(b'"nodes": %s' % encode({node: _Node(size / MB) for node, size in workload.host_memory.items()}))
+        parts.append(
+            b'"nodes": %s' % encode({node: _NodeEntry(size / MB) for node, size in workload.host_memory.items()})
+        )
     if workload.changes:
         parts.append(b'"changes": [\n%s\n]' % b",\n".join(encode(_as_change(each)) for each in workload.changes))
     parts.append(b'"arrivals": [\n%s\n]' % b",\n".join(called))
     return b"{%s}\n" % b",\n".join(parts)
 
 
-def _as_device(each: SimulatedDevice) -> _Device:
-    return _Device(each.id, each.memory / MB, each.kind, each.node)
+def _as_device(each: SimulatedDevice) -> _DeviceEntry:
+    return _DeviceEntry(each.id, each.memory / MB, each.kind, each.node)
 
 
-def _as_cost(cost: Cost) -> _Cost:
-    return _Cost(cost.occupation / MB, cost.load_s, cost.service_s, cost.host_load_s)
+def _as_cost(cost: Cost) -> _CostEntry:
+    return _CostEntry(cost.occupation / MB, cost.load_s, cost.service_s, cost.host_load_s)
 
 
-def _as_function(each: SimulatedFunction) -> _Function:
-    found = _Function(
+def _as_function(each: SimulatedFunction) -> _FunctionEntry:
+    found = _FunctionEntry(
         kinds={kind: _as_cost(cost) for kind, cost in each.costs.items() if kind != ANY_KIND},
         namespace=each.namespace,
         slots=each.slots,
@@ -443,20 +428,15 @@ def _as_function(each: SimulatedFunction) -> _Function:
     return found
 
 
-def _as_change(change: Change) -> _AnyChange:
+def _as_change(change: Change) -> _ChangeEntry:
     match change:
         case DeviceJoins(at_s, device):
-            return _DeviceJoins(at_s, _as_device(device))
-        case DeviceLeaves(at_s, device_id):
-            return _DeviceLeaves(at_s, device_id)
-        case NodeLeaves(at_s, node):
-            return _NodeLeaves(at_s, node)
+            return _JoinEntry(at_s, _as_device(device))
         case FunctionUpdated(at_s, function, costs):
             cost = (costs or {}).get(ANY_KIND)
             if cost is None:
-                return _FunctionUpdated(at_s, function)
-            return _FunctionUpdated(
+                return _UpdateEntry(at_s, function)
+            return _UpdateEntry(
                 at_s, function, cost.occupation / MB, cost.load_s, cost.service_s, cost.host_load_s
             )  # fmt: skip
-        case FunctionScaled(at_s, function, copies):
-            return _FunctionScaled(at_s, function, copies)
+    return change

@@ -1,8 +1,8 @@
 """
-Simulated nodes: what a lease or a load takes, from true costs instead of processes.
+The state of simulated nodes: devices, host memory, and revisions of functions with their true costs.
 
-A device does one thing after the other: a load without a call keeps it busy like any load, and what is started
-meanwhile begins when that is over. CPU functions (slots) do not occupy a device; they only wait for their own load.
+A device does one thing at a time: a load without a call occupies it like any load, and work that starts meanwhile
+begins after it. CPU functions (slots) do not occupy a device; their calls wait only for their own load.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Noise:
     """Factors on true times: see `noise`."""
 
     service: array[float] | None = None
-    """By call; None: services take what the workload says."""
+    """By call. None: service times as in the workload."""
     load: Callable[[FunctionId], float] | None = None
-    """Gives the factor of the next load of a function; None: loads take what the profile says."""
+    """Returns the factor of the next load of a function. None: load times as in the costs."""
 
 
 class HostMemory:
-    """The weights that a node keeps in host memory, least recently loaded first. All operations are O(1) amortised."""
+    """The weights in the host memory of a node, least recently loaded first. All operations are O(1) amortised."""
 
     __slots__ = ("free", "size", "staged")
 
@@ -35,7 +35,7 @@ class HostMemory:
         self.staged: dict[FunctionId, Bytes] = {}
 
     def take(self, function: FunctionId, size: Bytes) -> bool:
-        """Return whether *function* is staged; from now on it is, if it fits, and the most recent."""
+        """Return whether the weights of *function* are there; then keep them, if they fit, as the most recent."""
         staged = self.staged
         if function in staged:
             staged[function] = staged.pop(function)
@@ -56,19 +56,19 @@ class SimulatedDeviceState:
         self.kind = device.kind
         self.host = host
         self.free_at = 0.0
-        """When it has done all that it was told so far."""
+        """When the work that it has been given is done."""
         self.ready_at: dict[CopyId, Seconds] = {}
-        """Of CPU functions: when their load is over."""
+        """When the load of each copy of a CPU function ends."""
         self.busy_s = 0.0
-        """How long it loads or serves, with what it was told already."""
+        """The time of loads and services, including the work that it has been given."""
         self.gone = False
-        """It left: what was going on there comes to no end."""
+        """The device left; its work never ends."""
         self.joined_at = now
         self.left_at: Seconds | None = None
 
 
 class Revisions:
-    """Which revision of each function is called now, and what each revision costs."""
+    """The current revision of each function, and the costs of all revisions."""
 
     def __init__(self, functions: Sequence[SimulatedFunction]) -> None:
         self.current: list[FunctionId] = []
@@ -82,7 +82,7 @@ class Revisions:
             self._known[function] = each
 
     def update(self, index: int, costs: Mapping[str, Cost] | None) -> tuple[FunctionId, FunctionId, SimulatedFunction]:
-        """Begin a new revision; return the old one, the new one, and what the new one is."""
+        """Start a new revision; return the old id, the new id, and the new function."""
         old = self.current[index]
         before = self._known[old]
         self._count[index] += 1
@@ -99,7 +99,7 @@ class Revisions:
         return self._known[function].slots is not None
 
     def cost(self, function: FunctionId, kind: str) -> Cost:
-        """:raises KeyError: the engine placed it on a device that it has no costs for"""
+        """:raises KeyError: *function* has no costs for devices of *kind*: the engine placed it wrongly"""
         key = (function, kind)
         found = self._costs.get(key)
         if found is None:

@@ -1,8 +1,8 @@
 """
-True times that differ from profiles: factors of mean 1 on service and load times, drawn from a seed.
+Noise on true times: factors of mean 1 for service and load times, drawn from a seed.
 
 The factors are paired: the n-th call of a workload has the same factor under every policy, and so has the n-th load of
-a function, whatever the order in which a policy starts them. Where there is drift, the mean is not 1 any more.
+a function, in whatever order a policy starts them. With drift, the mean of the factors is not 1.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gpufaas_core.model import FunctionId
 from gpufaas_simulator.workload import Workload
 
 Law = Callable[[random.Random], float]
-"""Draws a factor above 0. Its mean is 1."""
+"""Draws a factor above 0 of mean 1."""
 
 PARETO_INDEX: Final = 1.5
 PARETO_LARGEST: Final = 100.0
-"""Where the Pareto law is cut off, in means."""
+"""The cut-off of the Pareto law, in means."""
 SHORT: Final = 0.1
 LONG: Final = 90.1
 """Of the bimodal law: 99 % of the calls take 0.1 times the mean and 1 % take 90.1 times, which gives mean 1."""
@@ -47,7 +47,7 @@ def pareto(index: float = PARETO_INDEX) -> Law:
 
 
 def _least(index: float) -> float:
-    """Return where the law begins, so that its mean is 1: bisection, as the mean grows with it."""
+    """Return the least value of the law for which its mean is 1, by bisection: the mean grows with it."""
     low, high = 0.0, 1.0
     for _ in range(60):
         least = (low + high) / 2
@@ -75,7 +75,7 @@ def service_noise(workload: Workload, law: Law | None, seed: int, drift: float =
 
 
 def load_noise(law: Law, seed: int) -> Callable[[FunctionId], float]:
-    """Each function has a sequence of factors of its own."""
+    """Return a function that draws the next factor of a function; each has a sequence of its own."""
     sequences: dict[FunctionId, random.Random] = {}
 
     def draw(function: FunctionId) -> float:

@@ -1,7 +1,8 @@
 """
-Plots of runs, as SVG or PNG: latency and misses, the distribution of latency, what was resident when.
+Plots of runs, as SVG or PNG: latency and misses, the distribution of latency, residency over time.
 
-The only module that knows matplotlib, by its object-oriented face: no state, no windows, the same bytes each time.
+The only module that imports matplotlib. It uses the object-oriented API: no global state, no windows, and the same
+bytes in each run.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ _SETTINGS: Final[Any] = {  # matplotlib's own type has every key in it
     "figure.constrained_layout.use": True,
 }
 _COLOURS: Final = ("#999999", "#56b4e9", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
-"""Of policies in their order; can be told apart by most people who do not see all colours (Okabe and Ito)."""
+"""Of policies in order; a palette for colour-blind readers (Okabe and Ito)."""
 _HOT: Final = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2")
-"""Of the functions that a timeline names: the same palette, without its black and our grey."""
+"""Of the functions that a residency plot names: the same palette without black and grey."""
 _MUTED: Final = "#dddddd"
 
 
@@ -92,7 +93,7 @@ def latency_cdf(found: Mapping[Setting, NDArray[np.float64]]) -> Figure:
                 values = found.get((policy, working_set))
                 if values is None or not len(values):
                     continue
-                # A thousand points are as many as can be seen.
+                # More than a thousand points would not be visible.
                 shares = np.linspace(0, 1, min(len(values), 1000))
                 axes.step(np.quantile(values, shares), shares, label=policy, color=_COLOURS[index % len(_COLOURS)],
                           where="post")  # fmt: skip
@@ -108,8 +109,8 @@ def latency_cdf(found: Mapping[Setting, NDArray[np.float64]]) -> Figure:
 
 def residency(stays: Sequence[Stay], end_s: Seconds, title: str) -> Figure:
     """
-    One row per device; each model has its place in it, from the start of its load to its eviction. The models that were
-    resident longest, over all devices, have a colour and a name; the others are grey.
+    Draw one row per device, with a bar for each model from the start of its load to its eviction. The models that were
+    resident longest have a colour and a name; the others are grey.
     """
     devices = sorted({stay.device for stay in stays}, key=_natural)
     resident_s: defaultdict[str, Seconds] = defaultdict(float)
@@ -153,7 +154,7 @@ def residency(stays: Sequence[Stay], end_s: Seconds, title: str) -> Figure:
 def lines(
     x: Sequence[float], series: Mapping[str, Sequence[Estimate]], x_label: str, y_label: str, *, log: bool = False
 ) -> Figure:
-    """Lines with bands of their 95 % confidence intervals."""
+    """Draw lines with bands of 95 % confidence intervals."""
     with mpl.rc_context(_SETTINGS):
         figure = Figure(figsize=(4.5, 3))
         axes = figure.add_subplot()

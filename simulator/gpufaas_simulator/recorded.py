@@ -1,10 +1,9 @@
 """
-Workloads and figures from the journal of a running platform (``gpufaas serve --journal``).
+Workloads and results from the journal of a platform (``gpufaas serve --journal``).
 
-The journal is replayed through an engine first: that gives every decision as it was made. What calls and loads took is
-measured in it; a simulation then asks what other devices or another policy would have made of the same arrivals. Where
-all devices are of one kind, each call that was answered takes in it what it took then; else, what calls of its function
-took on average.
+A replay of the journal through an engine gives every decision as it was made. The journal has the times of calls and
+loads. A simulation then shows what other devices or another policy do with the same arrivals. If all devices are of one
+kind, each answered call takes the time that it took then; otherwise the mean of its function.
 """
 
 from __future__ import annotations
@@ -44,18 +43,18 @@ _HEADER_LINES: Final = 1
 @dataclass(frozen=True, slots=True)
 class Recorded:
     header: Header
-    """What the engine was made of."""
+    """The options of the engine."""
     workload: Workload
-    """Its arrivals, devices and true times; costs are the means of what was measured, else what was declared."""
+    """Arrivals, devices and true times. Costs are measured means, or declared costs where nothing was measured."""
     record: Record
-    """What became of each call then."""
+    """The outcomes that the journal has."""
     calls: tuple[CallId, ...]
-    """By their index in the workload."""
+    """In the order of the workload."""
 
 
 def read_journal(path: Path) -> Recorded:
     """
-    :raises BadWorkload: the file is not there, or no journal, or has no call; names file and line
+    :raises BadWorkload: the file is missing, is no journal, or has no call; the message names file and line
     :raises InvalidSpec: not a journal of this version, or its policy is not installed here
     """
     try:
@@ -65,7 +64,7 @@ def read_journal(path: Path) -> Recorded:
     told = list(_numbered(path, events))
     if not any(isinstance(event, m.Arrived) for event, _ in told):
         raise BadWorkload(f"{path}:1: no call is recorded in it: name a journal of a platform that was called")
-    return _Reader(header, told).recorded(path.stem)
+    return _JournalReader(header, told).recorded(path.stem)
 
 
 def _numbered(path: Path, events: Iterator[tuple[m.Event, Seconds]]) -> Iterator[tuple[m.Event, Seconds]]:
@@ -80,8 +79,8 @@ def _numbered(path: Path, events: Iterator[tuple[m.Event, Seconds]]) -> Iterator
             raise BadWorkload(f"{path}:{line}: this is no event of a journal ({exc}): cut the file there") from exc
 
 
-class _Reader:
-    """Two passes: first what there was, for the arrays of a `Record`; then what became of it (`_Outcomes`)."""
+class _JournalReader:
+    """Reads in two passes: first devices, functions and arrivals, then the outcomes (`_Outcomes`)."""
 
     def __init__(self, header: Header, told: list[tuple[m.Event, Seconds]]) -> None:
         self.header = header
@@ -152,7 +151,7 @@ class _Reader:
                     self.service_s[self.called[call], self.kinds.get(device_id, "")].append(service_s)
 
     def _function(self, function: Function) -> SimulatedFunction:
-        """Means and not medians: it is they that add up to what devices have to do."""
+        """Costs are means, not medians: means add up to the load of the devices."""
         costs = {}
         declared = self.profiles[function.id]
         measured = {kind for name, kind in [*self.service_s, *self.load_s] if name == function.id}
@@ -175,7 +174,7 @@ class _Reader:
         )
 
     def _true_times(self) -> array[float] | None:
-        """None: there were devices of several kinds, and what a call takes on another kind is not known."""
+        """None if there are several kinds of devices: the time of a call on another kind is not known."""
         if len(set(self.kinds.values())) > 1:
             return None
         took = {event.call: event.service_s for event, _ in self.told if isinstance(event, m.Finished) and event.ok}
@@ -183,7 +182,7 @@ class _Reader:
 
 
 class _Outcomes:
-    """Fills a `Record` from the events of a journal, in their order, and what the engine commands at each."""
+    """Fills a `Record` from the events of a journal and the commands of the engine after each."""
 
     def __init__(self, workload: Workload, functions: dict[FunctionId, Function], called: Iterable[CallId]) -> None:
         self.record = Record(workload)
@@ -243,7 +242,7 @@ class _Outcomes:
                 record.rejections[code] = record.rejections.get(code, 0) + 1
 
     def _lose(self, now: Seconds, device: DeviceId, worker: tuple[FunctionId, int] | None = None) -> None:
-        """What ran there is over; a node that had not taken a call yet refuses it, and it starts again."""
+        """Calls that ran there have failed. A call that its node had not taken yet starts again later."""
         for call, (lease, _) in list(self.running.items()):
             if lease.device == device and worker in (None, (lease.function, lease.copy)):
                 self._end(call, now, FAILED)

@@ -1,9 +1,9 @@
 """
-A workload against a running platform, over HTTP: open loop, each call at its absolute time, whatever became of the ones
-before. The clock of a call starts at the time at which it was due, so that a slow sender is counted and not hidden.
+Sends a workload to a running platform over HTTP, in an open loop: each call at its own time, whether or not earlier
+calls were answered. Latency counts from the time at which a call was due, so that a slow sender shows.
 
-What answers do not tell is looked up at ``/system/status`` while the replay runs, four times a second: who holds the
-hottest model, and whether another device held the model of a miss. Those two figures are therefore estimates.
+Answers do not say which devices hold a model. The replay reads ``/system/status`` four times a second for that; the
+copies of the hottest model and the false misses are therefore estimates.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ CALL_HEADER: Final = "X-Call-Id"
 _PHASE: Final = re.compile(r"(queue|load|run);dur=([0-9.]+)")
 _LOOK_EVERY_S: Final = 0.25
 _REJECTED: Final = (429, 503, 504)
-"""Answers of a platform that took the call but did not serve it."""
+"""Status codes of calls that the platform rejected."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Endpoint:
     gateway: str
     body: bytes = b""
     content_type: str = "application/json"
     authorization: str | None = None
-    """For ``/system/status``; functions do not get it."""
+    """For ``/system/status``. Calls are sent without it."""
     verify: bool = True
     timeout_s: Seconds = 120.0
 
@@ -52,15 +52,15 @@ class Replayed:
     record: Record
     report: Report
     call_ids: list[str]
-    """By index in the workload; empty where no answer came."""
+    """By index in the workload; empty without an answer."""
     late_s: Seconds
-    """By how much the latest call was sent after it was due: the sender's own failure."""
+    """The longest delay of the sender after the time at which a call was due."""
     errors: dict[str, int] = field(default_factory=dict)
-    """What was answered instead of a result, and how often."""
+    """How often each error was the answer."""
 
 
 def named(workload: Workload, names: Sequence[str]) -> Workload:
-    """Return *workload* with its functions called *names*, in turn: several may become one."""
+    """Return *workload* with *names* for its functions, in turn. Functions of one name become one."""
     if not names:
         return workload
     place = {name: index for index, name in enumerate(dict.fromkeys(names))}
@@ -71,33 +71,33 @@ def named(workload: Workload, names: Sequence[str]) -> Workload:
 
 
 def at_rate(workload: Workload, factor: float) -> Workload:
-    """Return *workload* with its calls *factor* times as fast after each other."""
+    """Return *workload* at *factor* times its rate."""
     if factor == 1.0:
         return workload
     return replace(workload, times=array("d", [time / factor for time in workload.times]))
 
 
-async def replay(workload: Workload, target: Target, progress: Callable[[int], object] | None = None) -> Replayed:
+async def replay(workload: Workload, endpoint: Endpoint, progress: Callable[[int], object] | None = None) -> Replayed:
     """
-    Send all of *workload*, and wait for the answers.
+    Send all calls of *workload*, and wait for the answers.
 
-    :raises httpx.HTTPError: the gateway is not there, or does not tell its status
+    :raises httpx.HTTPError: the gateway does not answer, or refuses its status
     """
-    verify = ssl.create_default_context() if target.gateway.startswith("https://") and target.verify else False
+    verify = ssl.create_default_context() if endpoint.gateway.startswith("https://") and endpoint.verify else False
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    timeout = httpx.Timeout(target.timeout_s, connect=10.0, pool=None)
+    timeout = httpx.Timeout(endpoint.timeout_s, connect=10.0, pool=None)
     async with httpx.AsyncClient(
-        base_url=target.gateway, limits=limits, timeout=timeout, verify=verify, trust_env=False
+        base_url=endpoint.gateway, limits=limits, timeout=timeout, verify=verify, trust_env=False
     ) as http:
-        return await _Replay(workload, target, http, progress).run()
+        return await _Replay(workload, endpoint, http, progress).run()
 
 
 class _Replay:
     def __init__(
-        self, workload: Workload, target: Target, http: httpx.AsyncClient, progress: Callable[[int], object] | None
+        self, workload: Workload, endpoint: Endpoint, http: httpx.AsyncClient, progress: Callable[[int], object] | None
     ) -> None:
         self.workload = workload
-        self.target = target
+        self.endpoint = endpoint
         self.http = http
         self.progress = progress
         self.record = Record(workload)
@@ -105,9 +105,9 @@ class _Replay:
         self.errors: dict[str, int] = {}
         self.device_index: dict[str, int] = {}
         self.looks: list[tuple[Seconds, frozenset[tuple[str, str]]]] = []
-        """When, and who was where."""
+        """Times, and (function, device) of the residents then."""
         self.misses: list[tuple[int, Seconds, str]] = []
-        """Call, when it started, and on which device."""
+        """Call, time of its start, device."""
         self.paths = [f"/function/{quote(each.name, safe='')}" for each in workload.functions]
         self.began = 0.0
         self.late_s = 0.0
@@ -122,7 +122,7 @@ class _Replay:
             device = SimulatedDevice(DeviceId(of["id"]), of["memory"], of["kind"], of["id"].rpartition("/")[0])
             self.record.devices.append((device, SimulatedDeviceState(device, index, None, 0.0)))
             self.device_index[of["id"]] = index
-        self.began = self.now() + 0.05  # the first call is not late already
+        self.began = self.now() + 0.05  # so that the first call is not late
         looking = asyncio.create_task(self.look())
         try:
             async with asyncio.TaskGroup() as calls:
@@ -138,7 +138,7 @@ class _Replay:
         after = await self.status()
         self.close(before, after, end_s)
         found = report(self.record, str(after["policy"]))
-        # Loads without a call cannot be told from others here.
+        # The status does not distinguish loads without a call.
         found = msgspec.structs.replace(found, prefetches=None)
         return Replayed(self.record, found, self.call_ids, self.late_s, self.errors)
 
@@ -147,8 +147,8 @@ class _Replay:
         try:
             answer = await self.http.post(
                 self.paths[self.workload.calls[index]],
-                content=self.target.body,
-                headers={"Content-Type": self.target.content_type},
+                content=self.endpoint.body,
+                headers={"Content-Type": self.endpoint.content_type},
             )
         except httpx.HTTPError as exc:
             self.fail(index, FAILED, type(exc).__name__)
@@ -185,7 +185,7 @@ class _Replay:
             self.progress(self.ended)
 
     async def status(self) -> Any:
-        headers = {"Authorization": self.target.authorization} if self.target.authorization else {}
+        headers = {"Authorization": self.endpoint.authorization} if self.endpoint.authorization else {}
         answer = await self.http.get("/system/status", headers=headers)
         answer.raise_for_status()
         return answer.json()
@@ -199,10 +199,10 @@ class _Replay:
                 for resident in each["resident"]
             )  # fmt: skip
             self.looks.append((self.now() - self.began, held))
-            await asyncio.sleep(_LOOK_EVERY_S)  # this watches, and is no part of any call
+            await asyncio.sleep(_LOOK_EVERY_S)  # a monitor beside the calls
 
     def close(self, before: Mapping[str, Any], after: Mapping[str, Any], end_s: Seconds) -> None:
-        """Make the sums that are known only now."""
+        """Compute the figures that are known only at the end."""
         record = self.record
         record.end_s = end_s
         record.starts.extend(sorted(

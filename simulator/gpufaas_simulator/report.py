@@ -1,6 +1,6 @@
 """
-What a run comes to: the metrics of the published evaluation, and fairness. What each means stands at its field; the
-same words are used for simulated and for replayed runs.
+The report of a run: the metrics of the published evaluation, and fairness. The fields describe the metrics, for
+simulated and for replayed runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Fairness(Struct, frozen=True):
     worst_wait_s: float
     """The longest latency less inference."""
     most_overtaken: int | None
-    """By how many calls that arrived later one call was overtaken at most: they started before it."""
+    """The largest number of later arrivals that started before one call."""
     mean_overtaken: float | None
 
 
@@ -54,17 +54,17 @@ class TenantReport(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """Ratios of nothing are 0. None: not known here (a replay sees less than a simulation)."""
+    """A ratio with denominator 0 is 0. None: not known (a replay sees less than a simulation)."""
 
     policy: str
     workload: str
     calls: int
     completed: int
     failed: int
-    """Lost with their device, or answered with an error."""
+    """The device left, or the answer was an error."""
     rejected: int
     unfinished: int
-    """Still waiting at the end: nothing can serve them any more."""
+    """Still waiting at the end: no device can serve them."""
     duration_s: Seconds
     """From 0 to the last answer."""
     latency: Latency
@@ -78,10 +78,10 @@ class Report(Struct, frozen=True):
     prefetches: int | None
     """Loads without a call."""
     first_loads: int | None
-    """Functions that were called at all: so many loads cannot be avoided."""
+    """The number of functions that were called: the least number of loads."""
     evictions: int
     hottest_copies: float | None
-    """Mean number of devices that hold the model that is called most, over the duration."""
+    """Mean number of devices that hold the most called model."""
     busy_ratio: float
     """Share of device time that was spent loading and serving."""
     utilisation: float
@@ -93,7 +93,7 @@ class Report(Struct, frozen=True):
 
 
 class _Calls:
-    """What became of the calls of a run, as arrays in order of arrival; times in seconds."""
+    """Outcomes of the calls of a run as arrays, in order of arrival; times in seconds."""
 
     def __init__(self, record: Record) -> None:
         times = record.workload.times, record.ended, record.service_s
@@ -106,12 +106,12 @@ class _Calls:
         self.started = self.start >= HIT
         self.cold = self.start >= MISS
         self.latency = (self.ended - arrived)[self.done]
-        """Only of those that are done, as is `wait`."""
+        """Of completed calls only, as `wait`."""
         self.wait = self.latency - self.service_s[self.done]
 
 
 def report(record: Record, policy: str) -> Report:
-    """O(n log² n) in the number of calls, for the count of overtaken calls."""
+    """Return the report of a run. O(n log² n) in the number of calls, to count overtaken calls."""
     calls = _Calls(record)
     done, latency, wait = calls.done, calls.latency, calls.wait
     misses = int(calls.cold.sum())
@@ -161,7 +161,7 @@ def _by_device(record: Record, calls: _Calls) -> tuple[DeviceReport, ...]:
 
 
 def _by_tenant(record: Record, calls: _Calls) -> dict[str, TenantReport]:
-    """Empty when all functions are of one namespace."""
+    """Return the reports by namespace; empty if there is only one."""
     namespaces = np.array([each.namespace for each in record.workload.functions])
     found: dict[str, TenantReport] = {}
     for namespace in several if len(several := sorted(set(namespaces.tolist()))) > 1 else ():
@@ -194,14 +194,17 @@ def latencies(values: Floats) -> Latency:
 
 def overtakes(starts: NDArray[np.int64], calls: int) -> NDArray[np.int64]:
     """
-    Return for each call of *starts*, which lists calls in the order in which they started, how many with a higher
-    number started before it. O(n log² n), by merging: passes over whole arrays, no loop over calls.
+    Return for each call of *starts* how many calls with a higher number started before it.
+
+    :param starts: calls, in the order of their starts
+
+    O(n log² n) by merge sort, in passes over whole arrays.
     """
     n = len(starts)
     if n < 2:
         return np.zeros(n, dtype=np.int64)
-    # At each width, blocks of the start order are sorted by number; what stands in the left half of a block, and has a
-    # higher number than an entry of the right half, started before it and arrived later.
+    # At each width, blocks of the start order are sorted by number. An entry in the left half of a block with a higher
+    # number than an entry of the right half started before it and arrived later.
     width = 1
     counts = np.zeros(n, dtype=np.int64)
     position = np.arange(n)
@@ -252,11 +255,11 @@ FIGURES: Final = (
     "mean", "p50", "p95", "p99", "variance", "mean_wait_s", "miss_ratio", "false_miss_ratio", "prefetches",
     "hottest_copies", "busy_ratio", "utilisation", "evictions", "worst_wait_s", "most_overtaken",
 )  # fmt: skip
-"""Names that `figure` knows."""
+"""The names for `figure`."""
 
 
 def figure(of: Report, name: str) -> float | None:
-    """Return one number of a report by its name, wherever in it that stands."""
+    """Return one number of a report by its name, from the report, its latency or its fairness."""
     for part in (of.latency, of.fairness, of):
         if hasattr(part, name):
             value = getattr(part, name)
@@ -265,7 +268,7 @@ def figure(of: Report, name: str) -> float | None:
 
 
 def estimates(reports: Iterable[Report]) -> dict[str, Estimate]:
-    """Over the seeds of one setting; figures that a report does not know are left out."""
+    """Return estimates over the seeds of one setting, without figures that are None in a report."""
     reports = list(reports)
     found = {}
     for name in FIGURES:

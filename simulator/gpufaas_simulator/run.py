@@ -1,4 +1,4 @@
-"""From a workload and the name of a policy to a record and a report: the simulator's short face."""
+"""The short API of the simulator: from a workload and the name of a policy to a record and a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def engine_header(
     policy: str = DEFAULT_POLICY, o3_limit: int = DEFAULT_O3_LIMIT, replacement: str = "lru", *, learn: bool = False,
     wait_bound_s: Seconds = DEFAULT_WAIT_BOUND_S,
 ) -> Header:  # fmt: skip
-    """What engines of simulations are made of: queues without bounds, profiles that are the truth."""
+    """Return the options of an engine for simulations: unbounded queues, and constant profiles unless *learn*."""
     return Header(
         policy=policy, o3_limit=o3_limit, replacement=replacement, max_queue=UNBOUNDED, learn=learn,
         wait_bound_s=wait_bound_s,

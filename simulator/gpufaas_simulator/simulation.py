@@ -1,9 +1,9 @@
 """
-The shell around the engine in which time is a number: events come from a calendar, commands become later events.
+A shell of the engine with simulated time: a calendar gives events to the engine, and its commands become later events.
 
-The calendar is three sorted sources: what is under way (a heap), what changes the cluster, and the arrivals. At one
-instant they come in this order; within the first in the order in which they were started, within the others as given
-(specs/gpu-faas.md, 3.4). The engine handles each single event before the next is looked at.
+The calendar has three sorted sources: work in progress (a heap), changes of the cluster, and arrivals. Events of one
+instant come in this order; events of work in progress come in the order in which the work started, the others in the
+order of the workload. The engine handles one event at a time.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from gpufaas_simulator.workload import (
 )
 
 PENDING: Final = 0
-"""It waits, or runs, or did so when the simulation ended."""
+"""The call waits or runs, or did so when the simulation ended."""
 COMPLETED: Final = 1
 FAILED: Final = 2
-"""Its device left while it ran."""
+"""Its device left while the call ran."""
 REJECTED: Final = 3
 
 HIT: Final = 1
 MISS: Final = 2
 FALSE_MISS: Final = 3
-"""Another device held the model when this one was told to load it."""
+"""Another device held the model when this device started to load it."""
 
 _PROGRESS_EVERY: Final = 5_000
 
 
 class Observer(Protocol):
-    """Is told what the nodes do, in the order of time. Names of functions are those of revisions: ``f``, ``f@2``."""
+    """Gets what the nodes do, in order of time. Functions have the names of their revisions: ``f``, ``f@2``."""
 
     def started(
         self, t: Seconds, call: int, function: str, device: str, hit: bool, victims: tuple[str, ...], local: bool
@@ -56,13 +56,13 @@ class Observer(Protocol):
         """A load without a call."""
 
     def evicted(self, t: Seconds, function: str, device: str) -> None:
-        """An eviction that makes room for nothing: a revision was removed, or a copy is too many."""
+        """An eviction that is not for a load: a revision was removed, or there was one copy too many."""
 
     def left(self, t: Seconds, device: str) -> None: ...
 
 
 class Record:
-    """What became of each call, by its index in the workload, and of the devices. Times are in seconds."""
+    """The outcome of each call, by its index in the workload, and of each device. Times are in seconds."""
 
     def __init__(self, workload: Workload) -> None:
         calls = len(workload)
@@ -79,20 +79,20 @@ class Record:
         self.starts = array("i")
         """Calls in the order in which they were started."""
         self.devices: list[tuple[SimulatedDevice, SimulatedDeviceState]] = []
-        """In the order in which they joined; one that comes back is there twice."""
+        """In the order in which they joined. A device that left and came back has two entries."""
         self.prefetches = 0
         """Loads without a call."""
         self.evictions = 0
         self.hottest_copy_s = 0.0
-        """Device-seconds for which the function that is called most was held."""
+        """For how many device-seconds the most called function was resident."""
         self.explanation: Explanation | None = None
-        """Of the call that was asked about; None as well if it was never placed."""
+        """Of the call that `simulate` was asked to explain. None: none, or it was never placed."""
         self.end_s = 0.0
-        """When the last event was."""
+        """The time of the last event."""
         self.rejections: dict[str, int] = {}
         """By code."""
         self.holders: dict[FunctionId, set[tuple[DeviceId, int]]] = {}
-        """The copies of each function now, from the start of their loads: where, and which there."""
+        """The current copies of each function as (device, number of the copy), from the start of their loads."""
         hottest = workload.hottest
         self._hottest = None if hottest is None else FunctionId(workload.functions[hottest].name)
         self._hottest_since: Seconds = 0.0
@@ -100,7 +100,7 @@ class Record:
     def hold(
         self, function: FunctionId, device: DeviceId, copy: int, victims: tuple[CopyId, ...], now: Seconds
     ) -> None:
-        """A load begins, for which *victims* went."""
+        """Count a copy whose load begins now, and the eviction of *victims* for it."""
         for victim in victims:
             self.release(*self._copy(victim), device, now)
         self.evictions += len(victims)
@@ -109,7 +109,7 @@ class Record:
         self.holders.setdefault(function, set()).add((device, copy))
 
     def release(self, function: FunctionId, copy: int, device: DeviceId, now: Seconds) -> None:
-        """*device* does not hold it any more, if it did."""
+        """Count the copy as gone from *device*, if it was there."""
         if function == self._hottest:
             self._count_copies(now)
         self.holders.get(function, set()).discard((device, copy))
@@ -121,7 +121,7 @@ class Record:
                     self.release(function, copy, device, now)
 
     def replaced(self, old: FunctionId, new: FunctionId, now: Seconds) -> None:
-        """Calls are of the revision *new* from now on."""
+        """Note that later calls are of the revision *new*."""
         if old == self._hottest:
             self._count_copies(now)
             self._hottest = new
@@ -131,14 +131,14 @@ class Record:
         self.end_s = now
 
     def _copy(self, victim: CopyId) -> tuple[FunctionId, int]:
-        """Return whose copy it is, and which; the inverse of `copy_id`."""
+        """Return function and number of the copy *victim*: the inverse of `copy_id`."""
         if victim in self.holders:
             return FunctionId(victim), 0  # whatever characters its name has
         function, _, copy = victim.rpartition("#")
         return FunctionId(function), int(copy)
 
     def _count_copies(self, now: Seconds) -> None:
-        """Called before their number changes, and at the end."""
+        """Add up the time of the copies so far. Call it before their number changes, and at the end."""
         if self._hottest is not None:
             self.hottest_copy_s += len(self.holders.get(self._hottest, ())) * (now - self._hottest_since)
         self._hottest_since = now
@@ -148,8 +148,8 @@ class Simulation:
     """
     One run of *workload* through *engine*, which must be new.
 
-    `noise` multiplies load and service times. The engine is told of neither it nor `Workload.service_s`. `progress` is
-    told how many calls have ended, now and then.
+    `noise` multiplies load and service times; the engine knows neither the factors nor `Workload.service_s`. `progress`
+    gets the number of ended calls from time to time.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Simulation:
         self._ended = 0
 
     def run(self) -> Record:
-        """Until nothing is under way any more. What the engine or its policy raises is passed on."""
+        """Run to the end of all work. Exceptions of the engine and its policy are passed on."""
         handle = self.engine.handle
         for known, revision in zip(self.workload.functions, self._revisions.current, strict=True):
             self._obey(handle(m.FunctionDeployed(known.known_as(revision)), 0.0))
@@ -250,7 +250,7 @@ class Simulation:
                 self._evict(command)
             elif isinstance(command, m.Reject):
                 self._reject(command)
-            # Abort and Resize do not come: nobody hangs up, and nothing is measured.
+            # The engine sends no other commands here: no caller leaves, and no memory is measured.
 
     def _start(self, lease: m.Lease) -> None:
         record, now = self.record, self.now
@@ -316,7 +316,7 @@ class Simulation:
             self._at(begin, number, device, lambda: observer.loading(begin, function, command.device, victims))
 
     def _at(self, time: Seconds, number: int, device: SimulatedDeviceState, tell: Callable[[], None]) -> None:
-        """Tell an observer now, or when its time has come, if the device is still busy with something else."""
+        """Call *tell* at *time*: now, or later if the device is still busy."""
         if time <= self.now:
             tell()
         else:

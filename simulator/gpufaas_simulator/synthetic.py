@@ -1,8 +1,8 @@
 """
 Workloads drawn from a seed: the published one by a power law, Poisson arrivals, bursts, and days.
 
-All share the published set-up: each function is a model of its own, spread evenly over the 22 of table 1 of GPU-FaaS
-(the table is shuffled, and function 23 has the costs of function 1, but no copy with it), and popularity falls as
+All have the published set-up: each function has a model of its own with the costs of one of the 22 models of table 1
+of GPU-FaaS, in shuffled order (function 23 has the costs of function 1, and another model). Popularity is
 ``rank ** -skew``.
 """
 
@@ -46,19 +46,19 @@ Source: Zhao, Jha, Hong, "GPU-enabled Function-as-a-Service for Machine Learning
 
 PAPER_DEVICES: Final = 12
 PAPER_MEMORY: Final = 7800 * MB
-"""Of the RTX 2080's 8 GB, what is left for models."""
+"""The part of the RTX 2080's 8 GB that models can use."""
 PAPER_RPM: Final = 325
 PAPER_MINUTES: Final = 6
 DEFAULT_SKEW: Final = 0.8
-"""About the popularity of the 35 functions that are called most in the Azure trace: the top 15 have 56 % of all calls
-there, and by this law 62 % of those of the 35."""
+"""Fits the 35 most called functions of the Azure trace: its top 15 have 56 % of all calls; by this law they have 62 %
+of the calls of the 35."""
 
 _BURST_SHARE: Final = 0.5
-"""Of all calls that come in bursts."""
+"""The share of calls that come in bursts."""
 _BURST_CALLS: Final = 40
 _BURST_S: Final = 2.0
 _DAY_DEPTH: Final = 0.8
-"""How much less there is to do at night: the rate goes from 0.2 to 1.8 times its mean."""
+"""The amplitude of day and night: the rate goes from 0.2 to 1.8 times its mean."""
 
 Arrivals = list[tuple[Seconds, int]]
 
@@ -68,7 +68,7 @@ def devices(count: int = PAPER_DEVICES, memory: Bytes = PAPER_MEMORY) -> list[Si
 
 
 def functions(count: int, rng: random.Random, names: Sequence[tuple[str, str]] = ()) -> list[SimulatedFunction]:
-    """Return *count* functions with the costs of table 1 in an order that is drawn; *names* are (name, namespace)."""
+    """Return *count* functions with the costs of table 1 in random order; *names* are (name, namespace)."""
     models = list(TABLE_1.values())
     rng.shuffle(models)
     drawn = [models[index % len(models)] for index in range(count)]
@@ -80,7 +80,7 @@ def functions(count: int, rng: random.Random, names: Sequence[tuple[str, str]] =
 
 
 def popularity(count: int, skew: float) -> list[float]:
-    """Weights of ranks from 0."""
+    """Return the weights of the ranks, from rank 0."""
     return [(rank + 1) ** -skew for rank in range(count)]
 
 
@@ -103,7 +103,7 @@ def spread_over_minutes(minutes: Sequence[Sequence[int]], rng: random.Random) ->
 
 
 def power_law(count: int, rpm: float, minutes: int, skew: float, rng: random.Random) -> Arrivals:
-    """The published shape: in each minute every function is called as often as its share says."""
+    """The published shape: in each minute, each function has its share of the calls."""
     minute = normalised(popularity(count, skew), round(rpm))
     return spread_over_minutes([minute] * minutes, rng)
 
@@ -124,7 +124,7 @@ def diurnal(count: int, rpm: float, minutes: int, skew: float, rng: random.Rando
 
 
 def bursts(count: int, rpm: float, minutes: int, skew: float, rng: random.Random) -> Arrivals:
-    """Half of the calls are independent, the others come in bursts: 40 calls of one function within 2 s."""
+    """Half of the calls are independent; the others come in bursts of 40 calls of one function within 2 s."""
     found = _thinned(count, rpm * (1 - _BURST_SHARE), minutes, skew, rng, lambda _: 1.0, 1.0)
     cumulative = list(accumulate(popularity(count, skew)))
     per_s = rpm * _BURST_SHARE / 60.0 / _BURST_CALLS
@@ -165,7 +165,7 @@ def make_workload(
     on: Sequence[SimulatedDevice] | None = None,
 ) -> Workload:
     """
-    Return the workload that *seed* gives: the same for every policy.
+    Return the workload of *seed*, which is the same for every policy.
 
     :raises BadWorkload: there is no such shape, or a function fits no device
     """

@@ -1,4 +1,4 @@
-"""What was resident on each device, and when: for plots."""
+"""Which model was resident on which device, and when: for plots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpufaas_simulator.simulation import Observer
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """A model was on a device, from the start of its load."""
+    """The time of a model on a device, from the start of its load."""
 
     device: str
     function: str
@@ -20,7 +20,7 @@ class Stay:
 
 
 class Timeline:
-    """An observer that notes every stay. Those of the end are closed by `stays`."""
+    """An observer that collects stays. `stays` closes those that are open at the end."""
 
     def __init__(self) -> None:
         self.devices: list[str] = []
@@ -56,7 +56,7 @@ class Timeline:
 
 
 class Several:
-    """Tells each of *observers* everything."""
+    """Passes everything to each of *observers*."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers

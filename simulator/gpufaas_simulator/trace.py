@@ -1,8 +1,8 @@
 """
-The Azure Functions trace of 2019: a row per function, a column per minute, the value is how often it was called.
+The Azure Functions trace of 2019: a row per function, a column per minute, the number of calls as the value.
 
-Both the full files (``invocations_per_function_md.anon.d01.csv``, columns 1 to 1440) and samples of them (any run of
-consecutive minutes) are read, one row at a time.
+The reader takes the full files (``invocations_per_function_md.anon.d01.csv``, columns 1 to 1440) and samples of them
+(any run of consecutive minutes), one row at a time.
 
 Source: Shahrad et al., "Serverless in the Wild" (ATC 2020); the data are Microsoft's AzurePublicDataset, CC-BY.
 """
@@ -29,12 +29,12 @@ class TraceRow:
     owner: str
     function: str
     counts: tuple[int, ...]
-    """Calls per minute, of the minutes that were asked for."""
+    """Calls in each of the requested minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The functions of a trace that are called in the minutes asked for, most calls first; ties in their order."""
+    """The functions with calls in the requested minutes, most calls first; ties in the order of the trace."""
 
     path: str
     first_minute: int
@@ -46,7 +46,7 @@ def read_trace(path: Path, *, minutes: int, first_minute: int | None = None) -> 
     """
     Read *minutes* columns from *first_minute* (the column's name) on, by default from the first one.
 
-    :raises BadWorkload: the file is not there, or no such trace; names file and line, and what to do
+    :raises BadWorkload: the file is missing, or is no such trace; the message names file and line
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -89,7 +89,7 @@ def _read(path: str, rows_of: Iterator[tuple[int, list[str]]], minutes: int, fir
         if len(cells) != len(names):
             raise BadWorkload(f"{path}:{line}: {len(cells)} cells where line 1 has {len(names)}: complete the row")
         counts = cells[len(COLUMNS) :]
-        # All cells at once first: the loop over each is for the message, and takes a minute on the full trace.
+        # One check for all cells: a loop over single cells takes a minute on the full trace.
         if "" in counts or not (text := "".join(counts)).isdigit() or not text.isascii():
             at = next(at for at, cell in enumerate(counts) if not _is_count(cell))
             column = names[len(COLUMNS) + at]
@@ -99,12 +99,12 @@ def _read(path: str, rows_of: Iterator[tuple[int, list[str]]], minutes: int, fir
             rows.append(TraceRow(cells[0], cells[2], tuple(map(int, taken))))
     if not rows:
         raise BadWorkload(f"{path}:1: no function is called in minutes {first} to {last}: choose others")
-    rows.sort(key=lambda row: -sum(row.counts))  # stable
+    rows.sort(key=lambda row: -sum(row.counts))  # a stable sort
     return Trace(path, first, minutes, tuple(rows))
 
 
 def _rows(path: str, file: TextIO) -> Iterator[tuple[int, list[str]]]:
-    """Give each row with its line."""
+    """Yield each row with its line number."""
     reader = csv.reader(file, strict=True)
     try:
         for cells in reader:
@@ -126,8 +126,8 @@ def trace_workload(
     on: Sequence[SimulatedDevice] | None = None,
 ) -> Workload:
     """
-    The *working_set* most called functions, every minute normalised to *rpm* calls (None: as often as in the trace),
-    their order shuffled within the minute. A function's owner is its tenant.
+    Return a workload of the *working_set* most called functions. Each minute is normalised to *rpm* calls (None: as in
+    the trace), at random times in the minute. The owner of a function is its tenant.
 
     :raises BadWorkload: the trace has fewer functions, or one fits no device
     """

@@ -1,9 +1,9 @@
 """
-What is simulated: devices, functions, arrivals in their order, and what changes on the way.
+What is simulated: devices, functions, arrivals in order of time, and changes of the cluster.
 
-A `Workload` is a value; where it comes from is another module's business: `explicit` (files), `synthetic` (drawn from a
-seed), `trace` (Azure Functions 2019) or `recorded` (a journal). The true costs of a function are kept apart from what
-the engine is told (`Function.profiles`), so that a simulation may ask what wrong estimates do.
+A `Workload` is a value. Four modules make workloads: `explicit` (files), `synthetic` (drawn from a seed), `trace`
+(Azure Functions 2019) and `recorded` (a journal). The true costs of a function are separate from the profiles that the
+engine gets (`Function.profiles`): a simulation can show the effect of wrong estimates.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
+from msgspec import Struct
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Bytes, Device, DeviceId, Function, FunctionId, Profile, Seconds
@@ -27,18 +30,18 @@ UNBOUNDED: Final = 1 << 60
 
 
 class BadWorkload(InvalidSpec):
-    """A file or an option that no workload can be made from; names file and line, and says what to do."""
+    """A file or an option does not describe a workload. The message names file and line, and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one function truly costs on one kind of device."""
+    """The true costs of one function on one kind of device."""
 
     occupation: Bytes
     load_s: Seconds
     service_s: Seconds
     host_load_s: Seconds | None = None
-    """Load time while the node still has the weights in host memory; None: it never stages them."""
+    """Load time while the node has the weights in host memory. None: the node never keeps them there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +52,17 @@ class SimulatedFunction:
     namespace: str = DEFAULT_NAMESPACE
     """Its tenant."""
     slots: int | None = None
-    """None: a model function, which has its device to itself. Else a CPU function with so many calls at once."""
+    """None: a model function, which has its device to itself. Else: a CPU function with so many calls at once."""
     min_copies: int = 0
     max_queue: int = UNBOUNDED
     timeout_s: Seconds | None = None
-    """How long a call waits for its start before it is given up."""
+    """How long a call may wait for its start; after that it is rejected."""
 
     def cost(self, kind: str) -> Cost | None:
         return self.costs.get(kind) or self.costs.get(ANY_KIND)
 
     def known_as(self, function: FunctionId) -> Function:
-        """Return it as the engine knows it: its true costs are also what is expected."""
+        """Return the function for the engine, which expects the true costs."""
         return Function(
             function,
             digest="",
@@ -80,49 +83,45 @@ class SimulatedDevice:
     memory: Bytes
     kind: str = DEFAULT_KIND
     node: str = ""
-    """Devices of one node share its host memory, and leave with it."""
+    """Devices of one node share its host memory, and leave together."""
 
     def known_as(self) -> Device:
         return Device(self.id, self.kind, self.memory)
 
 
-# --- what changes on the way ------------------------------------------------------------------------------------------
+# --- changes of the cluster -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceJoins:
-    at_s: Seconds
+class TimedChange(Struct, frozen=True, tag_field="event", forbid_unknown_fields=True):
+    """Workload files hold `DeviceLeaves`, `NodeLeaves` and `FunctionScaled` in this form."""
+
+    at_s: Seconds = msgspec.field(name="t")
+
+
+class DeviceJoins(TimedChange, frozen=True, tag="device_joins"):
     device: SimulatedDevice
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLeaves:
-    """It fails: the calls that run on it are lost, those that wait for it wait for any again."""
+class DeviceLeaves(TimedChange, frozen=True, tag="device_leaves"):
+    """The device fails. Calls that run on it are lost; calls in its local queue return to the global queue."""
 
-    at_s: Seconds
     device: DeviceId
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLeaves:
-    """All of its devices fail, and its host memory is lost."""
+class NodeLeaves(TimedChange, frozen=True, tag="node_leaves"):
+    """All devices of the node fail, and its host memory is lost."""
 
-    at_s: Seconds
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionUpdated:
-    """Calls from now on are of a new revision, with a model of its own; the old one drains. Costs None: as before."""
+class FunctionUpdated(TimedChange, frozen=True, tag="function_updated"):
+    """Later calls are of a new revision, with a model of its own; the old one drains. Costs None: as before."""
 
-    at_s: Seconds
     function: str
     costs: Mapping[str, Cost] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionScaled:
-    at_s: Seconds
+class FunctionScaled(TimedChange, frozen=True, tag="function_scaled"):
     function: str
     copies: int
 
@@ -133,9 +132,9 @@ Change = DeviceJoins | DeviceLeaves | NodeLeaves | FunctionUpdated | FunctionSca
 @dataclass(frozen=True, slots=True)
 class Workload:
     """
-    `times` and `calls` are parallel: when each call arrives, in seconds from 0 and never falling, and the index of its
-    function. A million of them are 12 MB, 20 with `service_s`. `host_memory` is per node, in bytes; nodes without an
-    entry stage nothing.
+    `times` and `calls` have one entry per call: its arrival in seconds from 0, in order, and the index of its function.
+    A million calls take 12 MB, or 20 MB with `service_s`. `host_memory` is in bytes per node; a node without an entry
+    keeps no weights in host memory.
     """
 
     devices: Sequence[SimulatedDevice]
@@ -148,8 +147,8 @@ class Workload:
     name: str = "workload"
     service_s: array[float] | None = None
     """
-    The true service time of each call on whatever device, in seconds, which the scheduler is not told; NaN: what its
-    function's costs say. None: NaN for all.
+    The true service time of each call, on any device, in seconds; the scheduler does not know it. NaN: as in the costs
+    of the function. None: NaN for all calls.
     """
 
     def __len__(self) -> int:
@@ -157,7 +156,7 @@ class Workload:
 
     @property
     def all_devices(self) -> Iterator[SimulatedDevice]:
-        """Those that join later as well."""
+        """The devices at the start and those that join later."""
         yield from self.devices
         for change in self.changes:
             if isinstance(change, DeviceJoins):
@@ -180,7 +179,7 @@ def arrivals(pairs: Sequence[tuple[Seconds, int]]) -> tuple[array[float], array[
 
 
 def no_device_for(function: SimulatedFunction, devices: Sequence[SimulatedDevice]) -> str | None:
-    """Return why *function* can run on none of *devices*; None: it can."""
+    """Return why *function* fits none of *devices*. None: it fits one."""
     if not devices:
         return "there are no devices: name at least one"
     costs = [(device, function.cost(device.kind)) for device in devices]
@@ -211,5 +210,5 @@ def all_fit(workload: Workload) -> Workload:
 
 
 def megabytes(size: Bytes) -> str:
-    """Return *size* as these files have it: ``1269 MB``."""
+    """Return *size* as workload files have it: ``1269 MB``."""
     return f"{size / MB:g} MB" if size % 1000 == 0 else format_bytes(size)

@@ -54,7 +54,7 @@ def command(
 
         import httpx
 
-        from gpufaas_simulator.replay import Target, at_rate, named, replay
+        from gpufaas_simulator.replay import Endpoint, at_rate, named, replay
     if plots is not None:
         simulations.check_plots()
     chosen = simulations.Source.of(source)
@@ -69,10 +69,10 @@ def command(
             raise click.UsageError(
                 f"function {missing[0]} is not deployed: name deployed ones with --function, 'gpufaas list' shows them"
             )
-    target = Target(client.gateway, data.encode(), content_type, client.authorization, timeout_s=timeout)
+    endpoint = Endpoint(client.gateway, data.encode(), content_type, client.authorization, timeout_s=timeout)
     try:
         with output.progress_bar("replaying", max(1, len(workload))) as tell:
-            done = asyncio.run(replay(workload, target, lambda ended: tell(ended, f"replaying, {ended} answered")))
+            done = asyncio.run(replay(workload, endpoint, lambda ended: tell(ended, f"replaying, {ended} answered")))
     except (httpx.HTTPError, ExceptionGroup) as exc:
         raise GatewayUnreachable(f"the replay was broken off, {client.shown} does not answer: {exc}") from exc
     run = simulations.Run(done.report.policy, settings[0], seed, done.report, done.record)

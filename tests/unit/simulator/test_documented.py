@@ -8,6 +8,7 @@ from pathlib import Path
 from click.testing import Result
 
 from gpufaas_simulator import explicit
+from gpufaas_simulator.workload import TimedChange
 
 Run = Callable[..., Result]
 
@@ -37,9 +38,11 @@ def test_every_key_of_a_line_is_in_the_table() -> None:
 
 
 def test_every_key_and_event_of_a_workload_is_documented() -> None:
-    shapes = (explicit._File, explicit._Device, explicit._Cost, explicit._Function, explicit._Node)
-    for shape in shapes:
-        for key in shape.__struct_fields__:
+    entries = (
+        explicit._FileEntry, explicit._DeviceEntry, explicit._CostEntry, explicit._FunctionEntry, explicit._NodeEntry,
+    )  # fmt: skip
+    for entry in entries:
+        for key in entry.__struct_fields__:
             assert re.search(rf"`{key}`|\"{key}\"", DOCUMENT), key
-    for change in explicit._Change.__subclasses__():
+    for change in TimedChange.__subclasses__():
         assert f"| `{change.__struct_config__.tag}` |" in DOCUMENT
