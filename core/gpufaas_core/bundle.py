@@ -1,5 +1,5 @@
 """
-What is deployed: a bundle, and what a node must know to start workers from it.
+The bundle that is deployed, and what a node must know to start workers from it.
 
 A bundle is a directory, and on the wire a tar of it without the weights::
 
@@ -7,9 +7,9 @@ A bundle is a directory, and on the wire a tar of it without the weights::
     function/           the author's folder: handler.py and what it imports
     site/               requirements that the platform does not provide (absent when there are none)
 
-Weights are artifacts of their own, named in the manifest by sha256; a node links each into the bundle at its path, so
-that two functions with the same weights share one file, and one page cache. The digest of a bundle is the sha256 of
-its tar, which is made reproducibly (names sorted, no times, no owners): the same function has the same digest.
+Weights are separate artifacts, named in the manifest by sha256. A node links each into the bundle at its path, so two
+functions with the same weights share one file and its page cache. The digest of a bundle is the sha256 of its tar. The
+tar is reproducible (names sorted, no times, no owners): the same function has the same digest.
 """
 
 from typing import Literal
@@ -36,14 +36,14 @@ class Weights(Struct, frozen=True):
 
 
 class Needs(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a bundle takes from the Python environment that it runs in (`gpufaas_core.environment.misfits`)."""
+    """What a bundle needs of its Python environment (`gpufaas_core.environment.misfits`)."""
 
     python: str = ""
-    """``3.11``: what is in ``site/`` was chosen for it. Empty: there is nothing in it."""
+    """The version that ``site/`` was made for: ``3.11``. Empty: there is no ``site/``."""
     packages: tuple[str, ...] = ()
-    """Requirements that are left to the platform, without their markers: ``numpy>=2``."""
+    """Requirements that the platform provides, without their markers: ``numpy>=2``."""
     wheels: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Tags of what is compiled in ``site/``, by NAME==VERSION; one of them must be supported."""
+    """The tags of each compiled wheel in ``site/``, by NAME==VERSION; one of them must be supported."""
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,25 +54,25 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """
     template: str
     handler: str = "handler"
-    """Module inside ``function/`` that has the functions."""
+    """The module inside ``function/`` that has the handler."""
     weights: tuple[Weights, ...] = ()
     requirements: tuple[str, ...] = ()
-    """What is in ``site/``, as NAME==VERSION."""
+    """The packages in ``site/``, as NAME==VERSION."""
     allow_pickle: bool = False
     """The author accepted that pickled weights can run any code."""
     command: tuple[str, ...] = ()
-    """Of a server: the program and its arguments. ``python`` and ``python3`` are the platform's own."""
+    """Of a server: the program and its arguments. ``python`` and ``python3`` are the platform's Python."""
     workdir: str = FUNCTION_DIR
-    """Of a server: the directory inside the bundle that it runs in; ``.`` is the bundle itself."""
+    """Of a server: its working directory inside the bundle; ``.`` is the bundle itself."""
     port: int = 0
-    """Of a server: the port that its code has fixed, as OpenFaaS's templates have 5000; 0: the one that PORT says."""
+    """Of a server: the port that its code fixes (5000 in OpenFaaS's templates); 0: the port in PORT."""
     env: dict[str, str] = field(default_factory=dict)
-    """Of a server: what its template sets in the environment, below what its function asks for."""
+    """Of a server: environment variables of its template; those of the function override them."""
     version: int = 1
     needs: Needs | None = None
-    """None: nothing but Python. Not in the file then, which older releases can read so."""
+    """None: only Python. It is left out of the file then, so older releases can read it."""
     data_bytes: Bytes = 0
-    """Of the other files in ``function/`` that are no code. Not in the file: counted where the bundle is installed."""
+    """Size of the data files in ``function/``. Not in the file: it is counted where the bundle is installed."""
 
     @property
     def weight_bytes(self) -> Bytes:
@@ -80,7 +80,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerSpec(Struct, frozen=True):
-    """All that a node needs to start workers of one revision of a function."""
+    """What a node needs to start workers of one revision of a function."""
 
     function: FunctionId
     name: str
@@ -90,31 +90,31 @@ class WorkerSpec(Struct, frozen=True):
     kind: Kind
     slots: int = 1
     memory: Bytes = 0
-    """Its first reservation, declared or derived: what it gets back when a smaller, measured one was too small."""
+    """Its first reservation, declared or derived. It applies again when a smaller, measured one was too small."""
     env: dict[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
-    """Names, in its namespace, of the secrets that its workers find as files; never values."""
+    """Names of the secrets, in its namespace, that its workers find as files; never values."""
     stall_s: Seconds = 60.0
-    """A load that makes no progress (no CPU time, no bytes read, no memory) for so long is killed."""
+    """A load without progress (no CPU time, no bytes read, no memory) for this long is killed."""
     image: str = ""
-    """Runs in a container of this image, and has no bundle."""
+    """It runs in a container of this image, and has no bundle; empty: it has a bundle."""
     ready_path: str = ""
-    """A server is ready when a GET of this path says so; empty: when its port accepts a connection."""
+    """A server is ready once a GET of this path succeeds; empty: once its port accepts a connection."""
     health_path: str = ""
-    """A server that is up is asked here every so often; one that fails is replaced. Empty: it is not asked."""
+    """The path for regular health checks of a server; one that fails them is replaced. Empty: no checks."""
     health_period_s: Seconds = 10.0
     health_failures: int = 3
-    """So many failures in a row are one too many."""
+    """The server is replaced after this many failures in a row."""
     read_only: bool = False
-    """A container's root file system; its /tmp can be written all the same."""
+    """The container's root file system is read-only; its /tmp is not."""
     cpus: float = 0.0
-    """A container's limit in cores; 0: none."""
+    """The container's limit in cores; 0: none."""
     memory_limit: Bytes = 0
-    """What a container may use at most (limits.memory); 0: what is reserved for it."""
+    """The container's memory limit (limits.memory); 0: its reservation."""
     labels: dict[str, str] = field(default_factory=dict)
     exclusive: bool = False
-    """A server that has its device to itself during a call, as models have in any case."""
+    """A server has its device to itself during a call. Models always have."""
     constraints: tuple[Constraint, ...] = ()
-    """Of the devices that it may run on: the scheduler keeps to them, and a check of it happens on one."""
+    """On the devices that it may run on. The scheduler obeys them, and a deployment is checked on such a device."""
     elastic: bool = False
-    """It declares no memory: the scheduler says, once it is loaded, how much it may use beyond what is reserved."""
+    """It declares no memory: once it is loaded, the scheduler says how much it may use beyond its reservation."""

@@ -1,9 +1,9 @@
 """
-Constraints on where a function may run, and the labels of devices that they speak of.
+Constraints on the devices that a function may run on, and the labels of devices.
 
-Written as OpenFaaS's users do: ``key=value``, as for Kubernetes' node selectors, and ``key==value`` or ``key!=value``
-with or without spaces, as for Swarm. Values are compared without regard to case, as Swarm does. A device without the
-label satisfies ``!=`` only, as in both.
+The notation is that of OpenFaaS's users: ``key=value`` as for Kubernetes' node selectors, and ``key==value`` or
+``key!=value`` with or without spaces as for Swarm. Values are compared without regard to case, as in Swarm. A device
+without the label satisfies ``!=`` only, as in both.
 """
 
 import re
@@ -21,7 +21,7 @@ KIND: Final = "device.kind"
 DEVICE: Final = "device.id"
 NODE: Final = "node.id"
 MEMORY: Final = "memory.enforcement"
-"""What holds workers on a CPU device to their reservation: one of the four below."""
+"""How the reservations of workers on a CPU device are enforced: one of the four below."""
 CGROUP_V1: Final = "cgroup-v1"
 CGROUP_V2: Final = "cgroup-v2"
 WATCHER: Final = "watcher"
@@ -32,9 +32,9 @@ ENFORCED_BY: Final = {
     WATCHER: "by the kernel for private memory, by a watcher for the rest",
     RLIMIT: "by the kernel for private memory of each process, not for shared memory",
 }
-"""Words for what a CPU device's label says."""
+"""The same in words."""
 PRODUCT: Final = "nvidia.com/gpu.product"
-"""``NVIDIA-H200``: the name that NVIDIA's feature discovery for Kubernetes gives it."""
+"""``NVIDIA-H200``, as NVIDIA's feature discovery for Kubernetes names it."""
 
 PLATFORM_LABELS: Final = frozenset(
     (
@@ -42,7 +42,7 @@ PLATFORM_LABELS: Final = frozenset(
         "kubernetes.io/os", "node.platform.arch", "kubernetes.io/arch",
     )
 )  # fmt: skip
-"""Those that every node sets itself; all others are its operator's."""
+"""The labels that every node sets itself; operators set all others."""
 
 _KEY: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_./]{0,251}[A-Za-z0-9])?")
 _VALUE: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_./:]{0,251}[A-Za-z0-9])?")
@@ -73,9 +73,9 @@ def satisfied(constraints: Iterable[Constraint], labels: Mapping[str, str]) -> b
 
 def parse_constraint(text: str) -> Constraint:
     """
-    Return what *text* asks for. Swarm's ``node.labels.KEY`` and ``engine.labels.KEY`` are KEY: devices have the labels.
+    Return the constraint in *text*. Swarm's ``node.labels.KEY`` and ``engine.labels.KEY`` mean KEY.
 
-    :raises InvalidSpec: not a constraint; says what one looks like
+    :raises InvalidSpec: it is no constraint; says what one looks like
     """
     found = _CONSTRAINT.fullmatch(text)
     key, operator, value = found.groups() if found else ("", "", "")
@@ -88,9 +88,9 @@ def parse_constraint(text: str) -> Constraint:
 
 def parse_label(text: str) -> tuple[str, str]:
     """
-    Return key and value of ``KEY=VALUE``, as an operator labels a device.
+    Return key and value of an operator's label ``KEY=VALUE``.
 
-    :raises InvalidSpec: not a label; says what one looks like
+    :raises InvalidSpec: it is no label; says what one looks like
     """
     key, _, value = text.strip().partition("=")
     if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
@@ -102,5 +102,5 @@ def parse_label(text: str) -> tuple[str, str]:
 
 
 def label_value(text: str) -> str:
-    """Return *text* as the value of a label: what may not stand in one becomes ``-``."""
+    """Return *text* as the value of a label: characters that are not allowed become ``-``."""
     return re.sub(r"[^A-Za-z0-9_./:]+", "-", text).strip("-_./:")

@@ -1,9 +1,8 @@
 """
-What a node's Python environment provides to functions, and whether it is what a bundle needs.
+What a node's Python environment provides to functions, and whether a bundle can run in it.
 
-Names, versions, markers and tags are those of Python's packaging standards: PEP 440 (versions), PEP 508 (requirements
-and markers), PEP 425 and 600 (tags of wheels). Evaluated for the environment that is described, never for the one that
-this code runs in.
+Names, versions, markers and tags follow Python's packaging standards: PEP 440 (versions), PEP 508 (requirements and
+markers), PEP 425 and 600 (tags of wheels). They are evaluated for the described environment, not for this process.
 """
 
 import importlib.metadata
@@ -24,38 +23,38 @@ from packaging.utils import canonicalize_name
 from gpufaas_core.bundle import Needs
 
 _OF_A_KERNEL = ("platform_release", "platform_version")
-"""Markers that differ from machine to machine where nothing else does, and that no package asks for: left empty."""
+"""These markers differ between equal machines, and no package asks for them: they are left empty."""
 _PYTHON = re.compile(r"\d{1,3}\.\d{1,3}(\D|$)")
 
 
 class Distribution(Struct, frozen=True, omit_defaults=True):
-    """One package that is installed."""
+    """One installed package."""
 
     version: str
     requires: tuple[str, ...] = ()
-    """Its requirements, as in PEP 508; those of its extras, too."""
+    """Its requirements as in PEP 508, those of its extras included."""
 
 
 class Environment(Struct, frozen=True):
-    """One Python environment: what wheels it takes, and what is installed in it."""
+    """One Python environment: which wheels it accepts, and what is installed in it."""
 
     python: str
-    """Version of Python in full: ``3.11.7``."""
+    """The full version of Python: ``3.11.7``."""
     implementation: str
     """As in tags: ``cp``."""
     abi: str
     """``cp311``."""
     platforms: tuple[str, ...]
-    """Tags of the platforms whose wheels run there, the most specific first: ``manylinux_2_36_x86_64``."""
+    """Platform tags of wheels that run there, the most specific first: ``manylinux_2_36_x86_64``."""
     markers: dict[str, str]
-    """What PEP 508's markers are evaluated with."""
+    """The values of PEP 508's markers."""
     distributions: dict[str, Distribution]
     """By canonical name."""
     nodes: tuple[str, ...] = ()
     """The nodes that have it."""
 
     def __post_init__(self) -> None:
-        """:raises ValueError: a wheel could not be chosen for it"""
+        """:raises ValueError: no wheel can be chosen for it"""
         if not _PYTHON.match(self.python) or not self.platforms:
             raise ValueError(f"Python {self.python[:80]!r} on {len(self.platforms)} platforms is no environment")
 
@@ -66,7 +65,7 @@ class Environment(Struct, frozen=True):
 
     @property
     def build_target(self) -> tuple[str, str, str, tuple[str, ...]]:
-        """What a wheel is chosen or made for. A wheel that is made where this is the same runs here."""
+        """A wheel that was made in an environment with the same build target runs in this one."""
         return self.python_minor, self.implementation, self.abi, self.platforms
 
     def __str__(self) -> str:
@@ -76,8 +75,8 @@ class Environment(Struct, frozen=True):
 
 def measure() -> Environment:
     """
-    Return the environment of this process. Blocks for some 0.3 s of a hundred packages; what was found is kept until
-    a folder that is imported from changes, so that what an operator installs is seen.
+    Return the environment of this process. Blocks for 0.3 s with a hundred packages. The result is kept until a folder
+    in ``sys.path`` changes, so that it shows what an operator installs.
     """
     return _measured(tuple(map(_changed_at, sys.path)))
 
@@ -109,7 +108,7 @@ def _changed_at(folder: str) -> tuple[str, int]:
 
 
 def grouped(by_node: Mapping[str, Environment]) -> list[Environment]:
-    """Return the different ones of *by_node*, each with its nodes; what most nodes have comes first."""
+    """Return the different environments of *by_node*, each with its nodes; the one of most nodes comes first."""
     groups: list[tuple[Environment, list[str]]] = []
     for node, environment in sorted(by_node.items()):
         for known, nodes in groups:
@@ -123,7 +122,7 @@ def grouped(by_node: Mapping[str, Environment]) -> list[Environment]:
 
 
 def applies(requirement: Requirement, environment: Environment, extra: str = "") -> bool:
-    """Whether the marker of *requirement* holds in *environment*; *extra*: for the one who asked for that extra."""
+    """Whether the marker of *requirement* holds in *environment* if *extra* was asked for."""
     try:
         return requirement.marker is None or requirement.marker.evaluate({**environment.markers, "extra": extra})
     except UndefinedEnvironmentName:
@@ -131,18 +130,18 @@ def applies(requirement: Requirement, environment: Environment, extra: str = "")
 
 
 def required_by(requirement: Requirement, environment: Environment, requires: tuple[str, ...]) -> Iterator[Requirement]:
-    """Yield those of *requires*, of the package that *requirement* names, which apply in *environment*."""
+    """Yield those of *requires*, the needs of the package that *requirement* names, that apply in *environment*."""
     for text in requires:
         try:
             needed = Requirement(text)
         except InvalidRequirement:
-            continue  # old packages have such; pip passes over them as well
+            continue  # old packages have such; pip ignores them as well
         if any(applies(needed, environment, extra) for extra in ("", *requirement.extras)):
             yield needed
 
 
 def installed(requirement: Requirement, environment: Environment) -> bool:
-    """Whether *environment* has a version that *requirement* takes. What that one needs itself is not looked at."""
+    """Whether *environment* has a version that satisfies *requirement*. The package's own needs are not checked."""
     found = environment.distributions.get(canonicalize_name(requirement.name))
     return (
         found is not None
@@ -152,7 +151,7 @@ def installed(requirement: Requirement, environment: Environment) -> bool:
 
 
 def supported_tags(environment: Environment) -> frozenset[str]:
-    """Return the tags of wheels that can be used there: ``cp311-cp311-manylinux_2_17_x86_64``, ``py3-none-any`` …"""
+    """Return the tags of wheels that it accepts: ``cp311-cp311-manylinux_2_17_x86_64``, ``py3-none-any`` …"""
     major, minor = map(int, environment.python_minor.split("."))
     interpreter = f"{environment.implementation}{major}{minor}"
     own = (
@@ -164,7 +163,7 @@ def supported_tags(environment: Environment) -> frozenset[str]:
 
 
 def misfits(needs: Needs, environment: Environment) -> list[str]:
-    """Return why a bundle that *needs* this cannot run in *environment*, a phrase for each reason; none: it can."""
+    """Return why a bundle with these *needs* cannot run in *environment*, a phrase per reason; empty: it can."""
     found = []
     if needs.python and needs.python != environment.python_minor:
         found.append(f"its packages were chosen for Python {needs.python}, and there is {environment.python}")

@@ -1,5 +1,5 @@
 """
-What can go wrong, named for what the caller may do about it.
+The errors of the platform, named for what the caller can do about them.
 
 ::
 
@@ -14,17 +14,19 @@ What can go wrong, named for what the caller may do about it.
     ├── Overloaded             a queue is full: come back after `retry_after_s`
     ├── DeadlineExceeded       the time that the caller gave ran out
     ├── CallCancelled          the caller went away
-    ├── CheckBroken            the check of a deployment was ended from outside: nobody knows what it would have said
+    ├── CheckBroken            the check of a deployment was ended from outside, without a result
     ├── LoadFailed             the model did not load; carries the tail of its stderr
     ├── OutOfMemory            a call, or a load on the largest device, needs more memory than it may have
     ├── WorkerCrashed          the worker ended during the call; carries the tail of its stderr
-    ├── BadAnswer              what the function answered can be passed on to nobody: mend the function
+    ├── BadAnswer              the function's answer cannot be passed on: mend the function
     ├── LeaseRefused           the node took nothing of the call: it may be placed again
+    ├── NoRoom                 copies that are never evicted hold the memory: lower their minimum
+    ├── NestedCall             a function's call to a function can never start: see the message
     ├── CorruptArtifact        bytes on disk or on the wire are not those of their digest
     ├── UnknownArtifact        no bytes of that digest here: upload them
     ├── FetchFailed            others have the bytes, and could not be read: try again
-    └── StorageFailed          what must be kept cannot be: the data directory is full or read-only, etcd refuses
-        └── StorageAway        what keeps it does not answer: ask again in a while
+    └── StorageFailed          a write failed: the data directory is full or read-only, or etcd refuses
+        └── StorageAway        the storage does not answer: ask again in a while
 
 No error knows HTTP; the gateway holds the only table from these to statuses.
 """
@@ -33,7 +35,7 @@ from gpufaas_core._types import Seconds
 
 
 class GpufaasError(Exception):
-    """Base of all errors of the platform. The message is for the user: asked, found, what to do."""
+    """The base of all errors. The message tells the user what was asked, what is the case, and what to do."""
 
 
 class InvalidSpec(GpufaasError):
@@ -80,7 +82,7 @@ class CallCancelled(GpufaasError):
 
 class LoadFailed(GpufaasError):
     def __init__(self, message: str, retry_after_s: Seconds = 0.0) -> None:
-        """:param retry_after_s: when it is tried again at the earliest; 0.0: nothing is known of that"""
+        """:param retry_after_s: until it is tried again at the earliest; 0.0: not known"""
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
@@ -106,7 +108,7 @@ class LeaseRefused(GpufaasError):
 
 
 class NoRoom(GpufaasError):
-    """Copies that are never evicted hold the memory: it stays so until somebody asks for less of them."""
+    pass
 
 
 class NestedCall(GpufaasError):

@@ -1,8 +1,8 @@
 """
-Frames between a node and its workers: what crosses the unix socket of a slot. Sans-IO.
+The frames on the unix socket between a node and a slot of a worker. No IO here.
 
-One socket is one slot: it carries one call at a time, so nothing is multiplexed, back-pressure is the socket's own,
-and a worker thread can block on it. A frame is a 16-byte prefix, a msgpack header and a raw body::
+A slot has one socket, which carries one call at a time. So nothing is multiplexed, the socket gives back-pressure, and
+a worker thread can block on it. A frame is a 16-byte prefix, a msgpack header and a raw body::
 
     kind u8 · flags u8 · 0 u16 · header bytes u32 · body bytes u64   (little endian)
 
@@ -13,7 +13,7 @@ A call, seen from the node::
     ← ANSWER (head, body inline)                        or  HEAD, CHUNK*, END
     → CANCEL at any time: the caller is gone; the worker stops at its next chunk and still answers END
 
-and before all calls, once, on slot 0: ← READY or FAILED.
+Before all calls, once, on slot 0: ← READY or FAILED.
 """
 
 import struct
@@ -27,10 +27,10 @@ from gpufaas_core._types import Bytes, Seconds
 
 PREFIX: Final = struct.Struct("<BBHIQ")
 CHUNK_BYTES: Final = 256 * 1024
-"""Bodies travel in pieces of at most this; larger ones only cost memory at both ends."""
+"""The largest piece of a body in one frame. Larger ones would only cost memory at both ends."""
 MAX_HEADER: Final = 4 * 1024 * 1024
 MAX_BODY: Final = 64 * 1024 * 1024
-"""A frame beyond these is not ours: the other end has lost its place, or is not a worker."""
+"""Larger frames are errors: the other end is not a worker, or is out of step."""
 
 
 class Kind(IntEnum):
@@ -51,13 +51,13 @@ STREAM: Final = 1
 FILE: Final = 2
 UPGRADE: Final = 3
 """
-The call asks to switch protocols. No frames for it: only workers that speak HTTP take it. Once they have answered 101,
-bodies are the bytes of that protocol, both ways, and the answer ends with the connection.
+The call asks to switch protocols. No frame has this mode: only workers that speak HTTP accept such calls. Once one has
+answered 101, bodies are the bytes of that protocol, both ways, and the answer ends with the connection.
 """
 
 
 class CallHead(msgspec.Struct, array_like=True, frozen=True):
-    """`headers` are the caller's, names in lower case; `path` begins with ``/`` and is raw (still percent-encoded)."""
+    """`headers` are the caller's, with names in lower case; `path` begins with ``/`` and is still percent-encoded."""
 
     call: str
     method: str
@@ -70,23 +70,23 @@ class CallHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AnswerHead(msgspec.Struct, array_like=True, frozen=True):
-    """Head of ANSWER and HEAD. `run_s` and `peak` are of the whole call in ANSWER, and still open (0) in HEAD."""
+    """The head of ANSWER and HEAD. `run_s` and `peak` are those of the whole call in ANSWER, and 0 in HEAD."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
     run_s: Seconds = 0.0
     peak: Bytes = 0
-    """Peak occupation of the worker if it grew during this call, else 0."""
+    """The worker's peak occupation if it grew during this call, else 0."""
     out_of_memory: bool = False
     failed: bool = False
-    """The handler raised: the answer is made from its exception."""
+    """The handler raised, and the answer shows its exception."""
     length: int = -1
-    """Content-Length, where the body that comes does not say it: of a body that streams, or that HEAD leaves out. -1:
-    the function did not declare it."""
+    """Content-Length of a body that streams, or that an answer to HEAD leaves out. -1: the function did not declare
+    it."""
 
 
 class EndHead(msgspec.Struct, array_like=True, frozen=True):
-    """`error` is not empty when the answer broke off after its head had been sent."""
+    """`error` is set if the answer broke off after its head was sent."""
 
     run_s: Seconds
     peak: Bytes = 0
@@ -100,11 +100,11 @@ class ReadyHead(msgspec.Struct, array_like=True, frozen=True):
     occupation: Bytes
     phases: list[tuple[str, Seconds]]
     data_base: Bytes = 0
-    """Private writable memory at the fork point: a limit is this plus the reservation."""
+    """Private writable memory at the fork point. A limit is this plus the reservation."""
 
 
 class FailedHead(msgspec.Struct, array_like=True, frozen=True):
-    """`text` is the whole traceback, `summary` the type and words of the exception."""
+    """`text` is the whole traceback, `summary` the type and message of the exception."""
 
     summary: str
     text: str
@@ -112,7 +112,7 @@ class FailedHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BrokenFrame(Exception):
-    """The other end sent something that is no frame: close the connection."""
+    """The other end sent bytes that are no frame: close the connection."""
 
 
 _EMPTY: Final = b""
@@ -122,19 +122,19 @@ _unpack: Final = PREFIX.unpack_from
 
 
 def encode_frame(kind: int, head: msgspec.Struct | None = None, body: bytes | bytearray | memoryview = b"") -> bytes:
-    """Return the whole frame in one piece: right for small bodies; for large ones send `encode_prefix` and the body."""
+    """Return the whole frame, for small bodies. For large ones send `encode_prefix`, then the body."""
     header = _EMPTY if head is None else _encode(head)
     return _pack(kind, 0, 0, len(header), len(body)) + header + body
 
 
 def encode_prefix(kind: int, head: msgspec.Struct | None, body_bytes: Bytes) -> bytes:
-    """Return prefix and header; the caller sends the *body_bytes* bytes of the body after it, without a copy."""
+    """Return prefix and header. The caller then sends the body, of *body_bytes* bytes, without copying it."""
     header = _EMPTY if head is None else _encode(head)
     return _pack(kind, 0, 0, len(header), body_bytes) + header
 
 
 class FrameReader:
-    """Takes bytes as they come, gives frames ``(kind, header, body)``. One that came whole costs a slice each."""
+    """Makes frames ``(kind, header, body)`` of bytes as they come. A frame that comes whole costs two slices."""
 
     __slots__ = ("_left", "_max_body")
 

@@ -1,12 +1,12 @@
 """
-Facts in, commands out: the verbs of the whole system.
+The events that the engine is told, and the commands that it returns.
 
-A worker is named by function, device and `copy`, the number among the function's copies on that device. Model functions
-have one, number 0; a number is free again once the engine has taken its copy away.
+Events say what happened (past tense), commands say what to do (imperative). Both go into the journal as JSON lines and,
+between services, over the wire; their tags are the names there. They are msgspec structs: making one costs a tenth of
+making a frozen dataclass, and msgspec encodes them (docs/adr/0002).
 
-Events tell the engine what happened (past tense), commands say what is to be done (imperative). Both are plain
-values: they go into the journal as JSON lines and, between services, over the wire. Structs of msgspec, because making
-one costs a tenth of a frozen dataclass and they encode themselves (docs/adr/0002).
+Function, device and `copy` name a worker; `copy` is its number among the function's copies on that device. A model
+function has one copy per device, number 0. A number is free again once the engine has removed its copy.
 """
 
 from msgspec import Struct
@@ -18,12 +18,12 @@ from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, Function
 
 class Lease(Struct, frozen=True):
     """
-    The right to use one worker for one call, complete in itself: whichever of lease and command reaches the node first
-    opens it (evicts the victims, reserves the memory, starts the worker).
+    The right to use one worker for one call. It holds all that the node needs, so the first of lease and command that
+    reaches the node opens it: the node evicts the victims, reserves the memory and starts the worker.
     """
 
     epoch: int
-    """Of the engine that granted it; a node refuses leases of an older engine than it has seen."""
+    """Of the engine that granted it. A node refuses leases of epochs below the highest that it has seen."""
     number: int
     """Grows by one with each lease of an epoch."""
     call: CallId
@@ -31,26 +31,26 @@ class Lease(Struct, frozen=True):
     digest: str
     device: DeviceId
     cold: bool
-    """The worker is not there: evict `victims`, reserve `memory`, load. False: a hit (perhaps on a loading worker)."""
+    """A miss: evict `victims`, reserve `memory`, load. False: a hit, perhaps on a worker that still loads."""
     memory: Bytes
     """Reservation of the worker in bytes."""
     victims: tuple[CopyId, ...] = ()
-    """To be evicted from the device first, in this order. Empty on a hit."""
+    """The copies to evict from the device first, in this order. Empty on a hit."""
     local: bool = False
     """It waited in the device's local queue."""
     copy: int = 0
     within_s: Seconds | None = None
-    """The call was made by a call that ends in so many seconds, before its own time is over. Counts from the grant."""
+    """The call has to end within this time of the grant, since the call that made it ends then. None: no such limit."""
 
 
 class Outer(Struct, frozen=True):
-    """Where a call was made: by a call that runs on this worker. Told by the address that the worker calls."""
+    """The worker on which the call runs that made this call. The address that the worker calls tells it."""
 
     device: DeviceId
     function: FunctionId
     copy: int = 0
     call: str = ""
-    """The ``X-Call-Id`` that came with it, perhaps that of the outer call: of use where the worker runs several."""
+    """The ``X-Call-Id`` of the request. If it is that of the outer call, it tells which one of the worker's calls."""
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -58,8 +58,8 @@ class Outer(Struct, frozen=True):
 
 class DeviceJoined(Struct, frozen=True, tag=True):
     """
-    A device is there, for the first time or again. With its snapshot it keeps its models, and its running calls are
-    taken over; what is of no function that is deployed is evicted. Without one it is empty.
+    A device joined, for the first time or again. With a snapshot it keeps its models, and the engine takes its running
+    calls over; copies of functions that are not deployed are evicted. Without a snapshot it is empty.
     """
 
     device: Device
@@ -67,28 +67,33 @@ class DeviceJoined(Struct, frozen=True, tag=True):
 
 
 class DeviceLeft(Struct, frozen=True, tag=True):
-    """The device is gone with all that was on it; calls that ran there were answered by others."""
+    """The device is gone with all that was on it. Others have answered the calls that ran there."""
 
     device: DeviceId
     reason: str
 
 
 class DeviceDrained(Struct, frozen=True, tag=True):
-    """The device takes no new calls and loads nothing more, and what waits in its local queue goes elsewhere; or it is
-    taken back."""
+    """
+    The device takes no new calls and loads nothing more; the calls in its local queue go elsewhere. `drain` false: it
+    is taken back.
+    """
 
     device: DeviceId
     drain: bool = True
 
 
 class FunctionDeployed(Struct, frozen=True, tag=True):
-    """A revision may be called from now on. Same id again: its limits and profiles are replaced."""
+    """A revision may be called from now on. The same id again replaces its limits and profiles."""
 
     function: Function
 
 
 class FunctionRemoved(Struct, frozen=True, tag=True):
-    """No new calls will come. Those that wait or run are still served (`drain`) or rejected; then it is evicted."""
+    """
+    No new calls will come. Calls that wait or run are served (`drain`), else rejected or aborted; then the function is
+    evicted.
+    """
 
     function: FunctionId
     drain: bool = True
@@ -96,8 +101,8 @@ class FunctionRemoved(Struct, frozen=True, tag=True):
 
 class Scaled(Struct, frozen=True, tag=True):
     """
-    A function should have so many copies, within its bounds: missing ones are loaded, surplus ones serve what they
-    have and go. 0: none, until the next call comes; a call that waits already makes it void.
+    A function should have this number of copies, within its bounds. Missing copies are loaded; surplus copies finish
+    their calls and go. 0: none until the next call comes; it has no effect while calls wait.
     """
 
     function: FunctionId
@@ -108,76 +113,76 @@ class Arrived(Struct, frozen=True, tag=True):
     call: CallId
     function: FunctionId
     deadline: Seconds | None = None
-    """On the engine's clock; None: it waits for as long as it takes."""
+    """On the engine's clock; None: no deadline."""
     age_s: Seconds = 0.0
-    """How long it has waited already, without a lease that reached its gateway: under an older engine, or because its
-    gateway was cut off. It stands where it would stand if it had never left."""
+    """How long it has waited already, under an older engine or while its gateway was cut off, without a lease that
+    reached its gateway. It gets the place in the queue that this age gives it."""
     size: float = 0.0
-    """Of the request, in any unit that is the same for all calls of the function; 0.0 if it is not known."""
+    """Of the request, in one unit for all calls of the function; 0.0: not known."""
     outer: Outer | None = None
-    """A function made it."""
+    """Set if a function made the call."""
     endless: bool = False
-    """Its deadline is that of its start: once it runs, it may go on (a WebSocket)."""
+    """The deadline is for its start only: once it runs, it may go on (a WebSocket)."""
 
 
 class CallerLeft(Struct, frozen=True, tag="Cancelled"):
-    """The caller is gone. A waiting call gives its place up; a running one is aborted, and `Finished` still comes."""
+    """The caller is gone. A waiting call leaves its queue; a running one is aborted, and `Finished` still comes."""
 
     call: CallId
 
 
 class Loaded(Struct, frozen=True, tag=True):
-    """The worker is ready. `load_s` counts from the opened lease, eviction of victims included."""
+    """The worker is ready. `load_s` counts from when the lease was opened and includes the eviction of victims."""
 
     function: FunctionId
     device: DeviceId
     load_s: Seconds
     occupation: Bytes
-    """Measured after the load, in bytes."""
+    """In bytes, measured after the load."""
     copy: int = 0
 
 
 class CopyFailed(Struct, frozen=True, tag="LoadFailed"):
     """
-    The worker did not get ready; it has ended and its memory is free. Its calls were answered by the node, unless it
-    ran out of memory, or is `blameless`: then they are refused, and placed again.
+    The load of a copy failed: its worker has ended, and its memory is free. The node answered its calls; if it ran out
+    of memory, or is `blameless`, the node refuses them and they are placed again.
     """
 
     function: FunctionId
     device: DeviceId
     reason: str
     out_of_memory: bool = False
-    """It hit its reservation: a larger one may do."""
+    """It hit its reservation: a larger one may suffice."""
     copy: int = 0
     blameless: bool = False
-    """The node could not start it, for want of open files: that says nothing about the function."""
+    """The node could not start it, for lack of file descriptors: the function is not the cause."""
 
 
 class Finished(Struct, frozen=True, tag=True):
-    """A call no longer uses its worker: the model is done, the caller may still be reading."""
+    """A call no longer uses its worker: the handler has ended; the caller may still be reading."""
 
     call: CallId
     device: DeviceId
     service_s: Seconds
-    """Time that the handler took, in seconds; 0.0 when it was aborted before it began."""
+    """Time that the handler took; 0.0: aborted before it began."""
     ok: bool = True
-    """False: aborted, or the handler failed; its time is not learnt."""
+    """False: it was aborted, or the handler failed. Its time is not learnt then."""
 
 
 class Measured(Struct, frozen=True, tag=True):
-    """The peak memory of a worker is known better now: its charge and the function's profile follow."""
+    """The peak memory of a worker was measured: its charge and the function's profile follow."""
 
     function: FunctionId
     device: DeviceId
     occupation: Bytes
-    """0: not known, of one that ran out."""
+    """0: not known, since it ran out of memory."""
     copy: int = 0
     out_of_memory: bool = False
-    """A call hit the worker's limit: it needed more than that."""
+    """A call hit the worker's limit: it needed more."""
 
 
 class Resized(Struct, frozen=True, tag=True):
-    """A worker was told to give memory back (`Resize`), and may use *memory* from now on: not less than it uses."""
+    """The answer to a `Resize` that takes memory back: the worker may use *memory* now, never less than it uses."""
 
     function: FunctionId
     device: DeviceId
@@ -186,7 +191,7 @@ class Resized(Struct, frozen=True, tag=True):
 
 
 class WorkerExited(Struct, frozen=True, tag=True):
-    """A worker ended that nobody evicted; its memory is free. The calls that ran on it were answered by the node."""
+    """A worker ended without being evicted; its memory is free. The node answered the calls that ran on it."""
 
     function: FunctionId
     device: DeviceId
@@ -195,13 +200,13 @@ class WorkerExited(Struct, frozen=True, tag=True):
 
 
 class NodeRefused(Struct, frozen=True, tag="Refused"):
-    """The node took nothing of the call: it is placed again, with its arrival number and its passes."""
+    """The node took nothing of the call. It is placed again, with its arrival number and its passes."""
 
     call: CallId
     device: DeviceId
     reason: str
     opened: bool = False
-    """Its gateway did not reach the node, which has opened the lease all the same: what it loads for it stays."""
+    """The node has opened the lease, but the gateway did not reach it: what it loads for the call stays."""
 
 
 class Woken(Struct, frozen=True, tag=True):
@@ -210,23 +215,23 @@ class Woken(Struct, frozen=True, tag=True):
 
 class Restored(Struct, frozen=True, tag=True):
     """
-    What an older engine left, told to a new one that has been told which functions are deployed and nothing else.
-    Until `Serving` it only listens: devices join with their snapshots, and calls arrive again.
+    What an older engine left. A new engine is told it after the deployed functions, and before all else. Until
+    `Serving` it only listens: devices join with their snapshots, and calls arrive again.
     """
 
     engine: EngineDoc | None = None
-    """None: nothing was left."""
+    """None: it left nothing."""
     functions: tuple[FunctionDoc, ...] = ()
     devices: tuple[DeviceDoc, ...] = ()
     elapsed_s: Seconds = 0.0
-    """Since the newest of these was written, as far as that is known."""
+    """Since the newest of these was written, as far as it is known."""
     queued: bool = False
-    """The calls that waited wait from the start. False: each from when its gateway says that it still does (`Arrived`
-    with its age); then it has the place that it had."""
+    """The calls that waited wait again at once. False: each waits once its gateway says so (`Arrived` with its age),
+    and has its old place then."""
 
 
 class Serving(Struct, frozen=True, tag=True):
-    """Whoever comes in time has come. The new engine decides from now on; devices that are not there have left."""
+    """The new engine decides from now on. Devices that have not joined by then have left."""
 
 
 Event = (
@@ -239,7 +244,7 @@ Event = (
 
 
 class StartCall(Struct, frozen=True, tag="Start"):
-    """Grant the lease: to the node that opens it, and to the gateway that waits for it."""
+    """Give the lease to the node, which opens it, and to the gateway, which waits for it."""
 
     lease: Lease
 
@@ -256,7 +261,7 @@ class Reject(Struct, frozen=True, tag=True):
 
 
 class Abort(Struct, frozen=True, tag=True):
-    """Stop the running call, whose caller is gone; the node answers with `Finished`."""
+    """Stop a running call whose caller is gone. The node answers with `Finished`."""
 
     call: CallId
     device: DeviceId
@@ -276,7 +281,7 @@ class LoadCopy(Struct, frozen=True, tag="Load"):
 
 
 class Evict(Struct, frozen=True, tag=True):
-    """End the worker: its function was removed, or a copy is too many. Victims of a lease are named in the lease."""
+    """End the worker: its function was removed, or has a copy too many. A lease names its victims itself."""
 
     function: FunctionId
     device: DeviceId
@@ -285,8 +290,8 @@ class Evict(Struct, frozen=True, tag=True):
 
 class Resize(Struct, frozen=True, tag=True):
     """
-    The reservation of a resident worker changed: it was measured, is lent memory that is free, or has to give that
-    back. The node follows with its limit, and answers `Resized` where it became smaller.
+    A worker may use this much memory from now on: it was measured, is lent free memory, or has to give that back. The
+    node sets the limit, and answers `Resized` if it became smaller.
     """
 
     function: FunctionId
@@ -299,7 +304,7 @@ Command = StartCall | Reject | Abort | LoadCopy | Evict | Resize
 
 
 class Learnt(Struct, frozen=True):
-    """A profile as it is now, for whoever keeps it."""
+    """A profile as it is now, to be stored."""
 
     function: FunctionId
     kind: str

@@ -32,14 +32,14 @@ CallId = NewType("CallId", str)
 FunctionId = NewType("FunctionId", str)
 """A revision of a deployed function, ``NAME.NAMESPACE@REVISION``. Opaque to the engine."""
 CopyId: TypeAlias = str
-"""One of a function's copies on a device, the item of the cache: see `copy_id`. The first has the function's own id."""
+"""Of one copy of a function on a device; see `copy_id`. The first copy has the function's own id."""
 NodeId = NewType("NodeId", str)
 DeviceId = NewType("DeviceId", str)
 """``NODE/cuda:0``, ``NODE/cpu:1``."""
 
 
 def copy_id(function: FunctionId, copy: int) -> CopyId:
-    """Return the id of copy number *copy* of *function* on whichever device; number 0 is called like the function."""
+    """Return the id of copy number *copy* of *function* on a device; that of number 0 is the function's own."""
     return f"{function}#{copy}" if copy else function
 
 
@@ -49,14 +49,14 @@ def gateway_of(call: CallId) -> str:
 
 
 class Device(Struct, frozen=True):
-    """A place where models live. `memory` is what may be promised to workers, in bytes."""
+    """A GPU, or a share of a machine's CPU memory. `memory` is what workers may have of it, in bytes."""
 
     id: DeviceId
     kind: str
     """Devices of one kind share profiles: ``cpu``, or the GPU's product name."""
     memory: Bytes
     labels: dict[str, str] = field(default_factory=dict)
-    """What constraints speak of (`gpufaas_core.constraints`)."""
+    """Constraints compare with these (`gpufaas_core.constraints`)."""
 
     @property
     def node(self) -> NodeId:
@@ -65,8 +65,8 @@ class Device(Struct, frozen=True):
 
 class SizesDoc(Struct, frozen=True):
     """
-    How service times depend on the size of requests: sums of a weighted least-squares line, the newest call's weight
-    being `unit`.
+    How service times depend on the size of requests: the sums of a weighted least-squares line. The newest call has
+    weight `unit`.
     """
 
     unit: float
@@ -77,64 +77,65 @@ class SizesDoc(Struct, frozen=True):
     xy: float
     yy: float
     least_s: Seconds
-    """The shortest that was seen."""
+    """The shortest time seen."""
     most_s: Seconds
+    """The longest time seen."""
 
 
 class TimesDoc(Struct, frozen=True):
     """
-    How service times vary: of the ratios of what calls took to what was estimated, a histogram in logarithmic buckets
-    and sums. The newest call weighs `unit` (`gpufaas_scheduler.world.times.ServiceTimes`, docs/adr/0027).
+    How service times vary: a histogram in logarithmic buckets, and sums, of the ratio of actual to estimated time. The
+    newest call has weight `unit` (`gpufaas_scheduler.world.times.ServiceTimes`, docs/adr/0027).
     """
 
     calls: int
     unit: float
     sums: tuple[float, float, float]
-    """Of the weights, of weights times ratios, of weights times squares of ratios."""
+    """Of the weights, of the weighted ratios, and of the weighted squares of ratios."""
     first: int
-    """The bucket that `weights` begins with; bucket 40 is about a ratio of 1, each is 1.25 times as far as the last."""
+    """The bucket of the first weight. Bucket 40 holds ratios near 1; each bucket's ratios are 1.25 times the last's."""
     weights: tuple[float, ...]
     sizes: SizesDoc | None = None
     centred: bool = False
-    """The estimates followed what was seen."""
+    """The estimates followed the times seen."""
 
 
 class Profile(Struct, frozen=True):
-    """What a function costs on one kind of device. Load and service are typical times, occupation is a peak."""
+    """What a function costs on one kind of device: typical times to load and to serve, and peak memory."""
 
     load_s: Seconds
     service_s: Seconds
     occupation: Bytes
     measured: bool = False
-    """False: declared or derived from the weights; True: learnt from real calls."""
+    """True: learnt from calls. False: declared, or derived from the weights."""
     times: TimesDoc | None = None
-    """How service times vary about `service_s`; None: nothing is known."""
+    """How service times vary about `service_s`; None: not known."""
     estimated: tuple[str, ...] = ()
-    """Of a measured one: what of ``load``, ``call`` and ``memory`` was not measured yet."""
+    """Of a measured profile: which of ``load``, ``call`` and ``memory`` are not measured yet."""
 
 
 class Function(Struct, frozen=True):
-    """A revision as the scheduler needs to know it."""
+    """What the scheduler knows of a deployed revision."""
 
     id: FunctionId
     digest: str
-    """sha256 of its bundle: travels in the lease, so that a node can tell which code and weights are meant."""
+    """sha256 of its bundle. It is in the lease and tells the node which code and weights to use."""
     exclusive: bool = True
-    """Has its device to itself while it runs (model functions). Otherwise `slots` calls at once per worker."""
+    """A call has the device to itself while it runs (model functions). False: a worker runs `slots` calls at once."""
     slots: int = 1
     profiles: dict[str, Profile] = field(default_factory=dict)
-    """By device kind. The key ``"*"`` is used for kinds that have none."""
+    """By device kind; ``"*"`` is for all other kinds."""
     min_copies: int = 0
-    """This many copies are loaded without a call, and are not evicted for others."""
+    """This many copies are loaded without a call and never evicted for other functions."""
     max_queue: int = 1000
     max_copies: int = 0
-    """`Scaled` asks for no more than these; 0: no cap. Replicas that a policy makes for waiting calls do not count."""
+    """A cap on what `Scaled` asks for; 0: none. Replicas that a policy makes for waiting calls do not count."""
     constraints: tuple[Constraint, ...] = ()
-    """It runs only on devices whose labels satisfy all of them. Of the revision: those of its first deployment hold."""
+    """It runs only on devices whose labels satisfy all of them. A revision keeps those of its first deployment."""
     floor: Bytes = 0
-    """What it declares to need: no reservation of it is smaller, whatever is measured. 0: it declares nothing."""
+    """The memory that it declares: no reservation is smaller, whatever is measured. 0: it declares none."""
     elastic: bool = False
-    """Its workers may use what is free on a CPU device, until somebody needs it."""
+    """On a CPU device, its workers may use free memory until it is needed for a reservation."""
 
     def profile(self, kind: str) -> Profile:
         """:raises KeyError: neither this kind nor ``"*"`` has a profile"""
@@ -151,11 +152,11 @@ class ResidentStatus(Struct, frozen=True):
     pinned: bool
     last_used: Seconds
     draining: bool = False
-    """It takes no new call, and is evicted when those that it has are done."""
+    """It takes no new calls, and is evicted once its calls have ended."""
     copy: int = 0
-    """Which of the function's copies on this device: the least number that was free."""
+    """Its number among the function's copies on this device: the least that was free."""
     limit: Bytes = 0
-    """What it may use now: `memory`, and what is lent to it as long as nobody needs it."""
+    """What it may use now: `memory`, and the free memory that is lent to it."""
 
 
 class DeviceStatus(Struct, frozen=True):
@@ -171,39 +172,39 @@ class DeviceStatus(Struct, frozen=True):
     misses: int
     evictions: int
     estimated_finish_s: Seconds
-    """Seconds from now until it has nothing to do, by estimate; 0.0 when it is idle."""
+    """Estimated seconds until it has nothing to do; 0.0 when it is idle."""
     busy_s: Seconds = 0.0
-    """How long it was `busy` since it joined."""
+    """How long it has been `busy` in all since it joined."""
 
 
 class Considered(Struct, frozen=True):
-    """One thing that could be done with a call."""
+    """An option for a call, as a policy weighed it."""
 
     option: str
     """``hit``, ``load``, ``wait``, or another word of the policy's."""
     where: str
-    """A device, or the function whose holders are waited for."""
+    """A device, or the function whose copies the call would wait for."""
     estimate_s: Seconds
-    """What it was taken to cost, in the policy's terms; to be compared with the others only."""
+    """The estimated cost, in the policy's own measure: it compares with the other options only."""
 
 
 class ServiceEstimate(Struct, frozen=True):
-    """How long one call should take on devices of a kind, load and waiting aside."""
+    """How long one call should take on devices of a kind, without load and waiting."""
 
     kind: str
     estimate_s: Seconds
-    """The mean: of the function's calls, or of those of this call's size."""
+    """The mean of the function's calls, or of those of this call's size."""
     p50_s: Seconds
-    """Half of such calls take no longer."""
+    """Half of such calls take at most this."""
     p90_s: Seconds
     calls: int
-    """So many were seen; with fewer than ten, a spread of 100 % is assumed in part."""
+    """The number of calls seen. Below ten, a spread of 100 % is assumed in part."""
     size: float = 0.0
-    """The call's, where the estimate depends on it."""
+    """The size of the call, if the estimate depends on it."""
 
 
 class Explanation(Struct, frozen=True):
-    """Why a call of a model function was started where and when it was, or why it still waits."""
+    """Why a call of a model function was started on that device at that time, or why it still waits."""
 
     call: CallId
     function: FunctionId
@@ -211,29 +212,29 @@ class Explanation(Struct, frozen=True):
     state: str
     """``waiting``, ``local`` (in a device's local queue), ``running`` or ``ended``."""
     at: Seconds
-    """When it was started, or when this was asked; by the engine's clock."""
+    """When it was started, else the time of the question; on the engine's clock."""
     waited_s: Seconds
-    """From its arrival until then."""
+    """From its arrival until `at`."""
     device: DeviceId | None = None
     hit: bool | None = None
     via: str | None = None
     """The queue that it came from: ``global`` or ``local``."""
     victims: tuple[CopyId, ...] = ()
     rule: str = ""
-    """The condition that held, in words; empty if the policy does not say."""
+    """The condition that held, in words; empty: the policy gives none."""
     options: tuple[Considered, ...] = ()
     passed_over: tuple[CallId, ...] = ()
-    """The first calls, by arrival, that arrived earlier and were still waiting when it was started."""
+    """The first of the calls that had arrived earlier and still waited when it was started."""
     passed_over_count: int = 0
     overtaken_by: tuple[CallId, ...] = ()
-    """The first calls that arrived later and were started before it; as far as they are remembered."""
+    """The first of the calls that arrived later and were started before it, as far as they are remembered."""
     overtaken_by_count: int = 0
     service: ServiceEstimate | None = None
-    """Where it was started; of one that waits, on the kind of device that joined first."""
+    """On the kind of device where it was started; of a waiting call, on the kind that joined first."""
 
 
 class Failing(Struct, frozen=True):
-    """A function does not load: its calls are refused, but for one at a time that tries it."""
+    """The loads of a function fail: its calls are refused, but for one at a time that tries again."""
 
     reason: str
     failures: int
@@ -241,7 +242,7 @@ class Failing(Struct, frozen=True):
     for_s: Seconds
     """Since the first of them."""
     retry_in_s: Seconds
-    """Until a call, or its minimum of copies, tries it again; 0: the next call does."""
+    """Until a call, or its minimum of copies, may try again; 0: the next call does."""
 
 
 class EngineStatus(Struct, frozen=True):
@@ -253,13 +254,13 @@ class EngineStatus(Struct, frozen=True):
     """Calls in the global and local queues, by function; functions without any are left out."""
     running: dict[FunctionId, int]
     desired: dict[FunctionId, int] = field(default_factory=dict)
-    """Copies that a function should have since it was `Scaled`, within its bounds; left out: as calls ask for them."""
+    """The copies that scaled functions should have, within their bounds. Other functions are left out."""
     failing: dict[FunctionId, Failing] = field(default_factory=dict)
-    """Functions whose calls are refused since their loads fail."""
+    """Functions whose calls are refused because their loads fail."""
 
 
 class NodeView(Struct, frozen=True, array_like=True):
-    """A node as gateways need to know it."""
+    """What gateways know of a node."""
 
     id: NodeId
     address: str
@@ -267,9 +268,9 @@ class NodeView(Struct, frozen=True, array_like=True):
     devices: list[Device] = field(default_factory=list)
     draining: bool = False
     note: str = ""
-    """What is wrong with it, for people: a clock that is off, a device that went."""
+    """What is wrong with it, for people: a clock that is off, a device that is gone."""
     version: str = ""
     joined_s: Seconds = 0.0
     """How long ago."""
     makes: str = ""
-    """Of images: ``containers`` or ``pods``; empty: nothing, so far."""
+    """How it runs images: in ``containers`` or ``pods``; empty: it runs none yet."""

@@ -1,8 +1,8 @@
 """
-What may be believed of a worker. An author's code shares its process, and may write there whatever it likes.
+Checks of what a worker says. The author's code shares the worker's process and may send anything.
 
-Checked where it comes in, at the node; the engine asks again before it learns anything, and the stores before they give
-back what was learnt: one figure that is none must not spoil a function for good.
+The node checks each message of a worker. The engine checks again before it learns a figure, and the stores check what
+they read, since one wrong figure would spoil a function for good.
 """
 
 import re
@@ -16,9 +16,9 @@ from gpufaas_core.model import Bytes, Profile, Seconds
 from gpufaas_core.units import KiB, format_bytes
 
 MAX_HEADERS: Final[Bytes] = 64 * KiB
-"""Of an answer, names and values together. Most servers and proxies take less."""
+"""Of an answer, names and values together. Most servers and proxies accept less."""
 _MAX_FIELDS: Final = 1000
-"""Of those: as many as a head of that size has that was not made to cost time."""
+"""The number of headers. A head of 64 KiB that is not an attack has fewer."""
 MAX_S: Final[Seconds] = 366 * 86_400.0
 """Nothing takes longer."""
 _MAX_BYTES: Final[Bytes] = 1 << 50
@@ -30,7 +30,7 @@ _decode_profile: Final = msgspec.json.Decoder(Profile).decode
 
 
 def is_time(seconds: Seconds) -> bool:
-    """Whether something can have taken so long. NaN is no time."""
+    """Whether *seconds* can be a duration; NaN cannot."""
     return 0.0 <= seconds <= MAX_S
 
 
@@ -39,7 +39,7 @@ def is_size(size: Bytes) -> bool:
 
 
 def why_no_answer(status: int, headers: Sequence[tuple[bytes, bytes]]) -> str:
-    """Return what is wrong with the head of an answer; empty: nothing. Some 0.3 us, and as much for each header."""
+    """Return what is wrong with the head of an answer; empty: nothing. Takes 0.3 us, and 0.3 us for each header."""
     if not 200 <= status <= 599:
         return f"status {status}: an answer's is from 200 to 599"
     if len(headers) > _MAX_FIELDS:
@@ -55,7 +55,7 @@ def why_no_answer(status: int, headers: Sequence[tuple[bytes, bytes]]) -> str:
 
 
 def why_not_ready(head: ReadyHead) -> str:
-    """Return what is wrong with what a worker says of its load; empty: nothing."""
+    """Return what is wrong with a worker's report of its load; empty: nothing."""
     if not is_size(head.occupation) or not is_size(head.data_base):
         return f"its memory is {head.occupation} bytes, {head.data_base} at the fork point"
     if len(head.phases) > _MAX_PHASES or not all(_PHASE.fullmatch(name) and is_time(s) for name, s in head.phases):
@@ -64,7 +64,7 @@ def why_not_ready(head: ReadyHead) -> str:
 
 
 def shortened(head: FailedHead) -> FailedHead:
-    """Return *head* with texts that an error and a log can bear."""
+    """Return *head* with its texts cut to a length that fits an error and a log."""
     return FailedHead(head.summary[:2000], head.text[-64 * KiB :], head.out_of_memory)
 
 
@@ -72,7 +72,7 @@ def read_profile(data: bytes) -> Profile:
     """
     Return a stored profile.
 
-    :raises ValueError: it is none, or has figures that are none: it is as if it were not there
+    :raises ValueError: it is no profile, or has impossible figures: treat it as missing
     """
     profile = _decode_profile(data)
     if not (is_time(profile.load_s) and is_time(profile.service_s) and is_size(profile.occupation)):

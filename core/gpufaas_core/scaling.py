@@ -1,149 +1,116 @@
-"""What a function's labels ``com.openfaas.scale.*`` say about its number of copies. The autoscaler decides by it."""
+"""The rule for a function's number of copies, from its labels ``com.openfaas.scale.*``. The autoscaler applies it."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Seconds, parse_duration
-
-_T = TypeVar("_T")
 
 PREFIX: Final = "com.openfaas.scale."
 TYPES: Final = ("rps", "capacity", "cpu", "queue")
 """What is measured: completions per second, calls waiting or running, millicores, pending asynchronous calls."""
 
-_TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's ParseBool
-_FALSE: Final = frozenset({"0", "f", "F", "FALSE", "false", "False"})
-_MAX_DOWN_WINDOW_S: Final = 300.0
 _MAX_COPIES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingRule:
-    """Bounds, what is measured, and how much of it one copy is meant to bear. Defaults are OpenFaaS's but for one."""
+    """
+    The bounds, what is measured, and how much of it one copy should bear. The defaults are OpenFaaS's, but for
+    `down_window_s`.
+    """
 
     min: int = 1
-    """While it is in use; see `pinned` for what stays in memory."""
+    """While the function is in use; see `pinned` for what stays in memory."""
     max: int = 20
     zero: bool = False
-    """No copies once it was idle for `zero_duration_s`."""
+    """It has no copies once it was idle for `zero_duration_s`."""
     zero_duration_s: Seconds = 900.0
     type: str = "rps"
     target: float = 50.0
-    """Load of one copy, in the unit of `type`."""
+    """The load of one copy, in the unit of `type`."""
     target_proportion: float = 0.9
-    """Part of `target` that is aimed at."""
+    """The part of `target` to aim at."""
     factor: int = 20
-    """0 switches scaling by load off. Otherwise of no effect: percent of max that OpenFaaS CE adds for an alert."""
+    """0 switches scaling by load off; other values do nothing (percent of max that OpenFaaS CE adds for an alert)."""
     down_window_s: Seconds = 30.0
-    """Going down, the highest need of this time counts. OpenFaaS's default is 0: it drops as soon as load does, which
-    its users complain about (openfaas.md 16, 7)."""
+    """The highest need within this time counts before copies are removed. OpenFaaS's default is 0: its copies go as
+    soon as load drops, and its users complain (openfaas.md 16, 7)."""
     pinned: int = 0
-    """Copies that are kept for it whatever others need: the minimum, where it is given and zero is not allowed."""
+    """Copies that stay whatever others need: the minimum, if it is given and zero is not allowed."""
 
     @property
     def floor(self) -> int:
-        """Copies at least, while it is in use."""
+        """The least number of copies while it is in use."""
         return max(1, self.min)
 
 
 def read_scaling_rule(labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> ScalingRule | None:
     """
-    Return what the labels ask for; None: none of them is about scaling, and copies follow calls.
+    Return the rule that the labels ask for; None: none of them is about scaling, and copies follow calls.
 
-    :param annotations: asked for labels that are not there: older users put them here (openfaas.md §8)
-    :raises InvalidSpec: a value that cannot be; names the label
+    :param annotations: used for labels that are missing: older users put them here (openfaas.md §8)
+    :raises InvalidSpec: a value is invalid; names the label
     """
     given = {**(annotations or {}), **labels}
-    given = {name.removeprefix(PREFIX): value for name, value in given.items() if name.startswith(PREFIX)}
-
-    def read(name: str, parse: Callable[[str], _T], otherwise: _T) -> _T:
-        if name not in given:
-            return otherwise
-        try:
-            return parse(given[name].strip())
-        except InvalidSpec as exc:
-            where = "label" if f"{PREFIX}{name}" in labels else "annotation"
-            raise InvalidSpec(f"{where} {PREFIX}{name}: {exc}") from exc
-
+    read: dict[str, Any] = {}
+    for name, (field, parse) in _LABELS.items():
+        if (text := given.get(f"{PREFIX}{name}")) is not None:
+            try:
+                read[field] = parse(text.strip())
+            except InvalidSpec as exc:
+                where = "label" if f"{PREFIX}{name}" in labels else "annotation"
+                raise InvalidSpec(f"{where} {PREFIX}{name}: {exc}") from exc
+    if not read:
+        return None
     usual = ScalingRule()
-    zero = read("zero", _claim, usual.zero)
-    least = read("min", _whole, usual.min)
-    rule = ScalingRule(
-        min=least,
-        max=read("max", _at_least_one, max(usual.max, least)),
-        zero=zero,
-        zero_duration_s=read("zero-duration", _some_time, usual.zero_duration_s),
-        type=read("type", _type, usual.type),
-        target=read("target", _above_nothing, usual.target),
-        target_proportion=read("target-proportion", _proportion, usual.target_proportion),
-        factor=read("factor", _percent, usual.factor),
-        down_window_s=read("down.window", _window, usual.down_window_s),
-        pinned=0 if zero or "min" not in given else least,
-    )
-    if rule.max < rule.min:
-        raise InvalidSpec(
-            f"label {PREFIX}max: {rule.max} is below {PREFIX}min, which is {rule.min}: raise it, or lower that"
-        )
-    return rule if given.keys() & _KNOWN else None
+    least = read.get("min", usual.min)
+    most = read.setdefault("max", max(usual.max, least))
+    if most < least:
+        raise InvalidSpec(f"label {PREFIX}max: {most} is below {PREFIX}min, which is {least}: raise it, or lower that")
+    return ScalingRule(**read, pinned=0 if read.get("zero") or "min" not in read else least)
 
 
-_KNOWN: Final = frozenset(
-    {"min", "max", "zero", "zero-duration", "type", "target", "target-proportion", "factor", "down.window"}
-)
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise InvalidSpec(f"{text[:40]!r} is not a whole number")
+        if not low <= int(text) <= high:
+            raise InvalidSpec(f"{text!r} is not in {low} to {high}")
+        return int(text)
+
+    return parse
 
 
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise InvalidSpec(f"{text[:40]!r} is not a whole number")
-    if int(text) > _MAX_COPIES:
-        raise InvalidSpec(f"{text!r} is over {_MAX_COPIES} copies")
-    return int(text)
+def _number(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not low <= number <= high:
+            raise InvalidSpec(f"{text[:40]!r} is not a number in {low:g} to {high:g}")
+        return number
+
+    return parse
 
 
-def _at_least_one(text: str) -> int:
-    number = _whole(text)
-    if number < 1:
-        raise InvalidSpec(f"{text!r} must be at least 1")
-    return number
+def _time(low: Seconds, high: Seconds, bounds: str) -> Callable[[str], Seconds]:
+    def parse(text: str) -> Seconds:
+        seconds = parse_duration(text)
+        if not low <= seconds <= high:
+            raise InvalidSpec(f"{text!r} is not {bounds}")
+        return seconds
+
+    return parse
 
 
-def _percent(text: str) -> int:
-    if (number := _whole(text)) > 100:
-        raise InvalidSpec(f"{text!r} is not in 0 to 100 percent")
-    return number
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise InvalidSpec(f"{text[:40]!r} is not a number")
-    return number
-
-
-def _above_nothing(text: str) -> float:
-    number = _number(text)
-    if not 1e-6 <= number <= 1e9:
-        raise InvalidSpec(f"{text!r} is not a load that a copy could bear: write for example 50")
-    return number
-
-
-def _proportion(text: str) -> float:
-    number = _number(text)
-    if not 0.01 <= number <= 1.0:
-        raise InvalidSpec(f"{text!r} is not in 0.01 to 1")
-    return number
-
-
-def _claim(text: str) -> bool:
-    if text not in _TRUE | _FALSE:
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false", "1", "0"):
         raise InvalidSpec(f"{text[:40]!r} is neither true nor false")
-    return text in _TRUE
+    return text.lower() in ("true", "1")
 
 
 def _type(text: str) -> str:
@@ -152,15 +119,15 @@ def _type(text: str) -> str:
     return text
 
 
-def _some_time(text: str) -> Seconds:
-    seconds = parse_duration(text)
-    if seconds <= 0:
-        raise InvalidSpec(f"{text!r} must be longer than nothing: write for example 15m")
-    return seconds
-
-
-def _window(text: str) -> Seconds:
-    seconds = parse_duration(text)
-    if seconds > _MAX_DOWN_WINDOW_S:
-        raise InvalidSpec(f"{text!r} is longer than 5m")
-    return seconds
+_LABELS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "min": ("min", _whole(0, _MAX_COPIES)),
+    "max": ("max", _whole(1, _MAX_COPIES)),
+    "zero": ("zero", _boolean),
+    "zero-duration": ("zero_duration_s", _time(1e-9, math.inf, "longer than 0: write for example 15m")),
+    "type": ("type", _type),
+    "target": ("target", _number(1e-6, 1e9)),
+    "target-proportion": ("target_proportion", _number(0.01, 1.0)),
+    "factor": ("factor", _whole(0, 100)),
+    "down.window": ("down_window_s", _time(0.0, 300.0, "in 0 to 5m")),
+}
+"""By label without its prefix: the field of the rule, and how the label's text is read."""

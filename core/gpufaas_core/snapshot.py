@@ -1,11 +1,11 @@
 """
-What outlives a scheduler: what a node knows of itself, and what the scheduler writes behind for whoever comes after it.
+What a new scheduler starts from: the snapshots of the nodes, and the docs that the last scheduler wrote.
 
-A `NodeSnapshot` is the truth about what is in a node's memory and what runs there. The docs are the engine's own state:
-what no node knows (who waits, what was learnt, in which order things happened). Where they differ, the node is right.
+A `NodeSnapshot` says what is in a node's memory and what runs there. The docs hold the engine's own state: which calls
+wait, what was learnt, in which order things happened. Where the two differ, the node is right.
 
-No clock of one machine means anything on another: times are ages and durations, as of the moment at which the value was
-made. Docs of one epoch say by `at_s` how far apart these moments were.
+The clocks of two machines cannot be compared. So times are ages and durations, as of the moment at which the value was
+made; `at_s` tells how far apart these moments were for docs of one epoch.
 """
 
 from typing import TypeAlias
@@ -19,34 +19,34 @@ from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, Funct
 
 
 class ResidentSnapshot(Struct, frozen=True):
-    """One worker that loads or is ready. Workers that are ending are not told: their memory is on its way back."""
+    """One worker that loads or is ready. Workers that are ending are left out, since their memory becomes free."""
 
     function: FunctionId
     digest: str
     memory: Bytes
-    """Its reservation in bytes, as the scheduler asked for it last."""
+    """Its reservation, as the scheduler last asked for it."""
     copy: int = 0
     idle_s: Seconds = 0.0
-    """Since its last start of service; since the start of its load if it never served."""
+    """Since it last began to serve; since the start of its load if it never served."""
     loading: bool = False
     load_age_s: Seconds = 0.0
-    """Since the start of its load; 0.0 if that is over."""
+    """Since the start of its load; 0.0: the load is over."""
 
 
 class RunningCall(Struct, frozen=True):
-    """A call that holds a lease of one of the node's workers and is not over."""
+    """A call that has a lease of one of the node's workers and has not ended."""
 
     call: CallId
     function: FunctionId
     copy: int = 0
     age_s: Seconds = 0.0
-    """Since it began; before that, since its lease was opened."""
+    """Since it began; if it has not begun, since its lease was opened."""
     begun: bool = False
-    """The worker has it. False: it waits for the end of the load, or its body has not come yet."""
+    """The worker has it. False: the worker still loads, or the body has not come yet."""
     cold: bool = False
-    """Its lease was the one that had the worker started."""
+    """The worker was started for its lease."""
     abandoned: bool = False
-    """Its caller is gone, and the worker was told so."""
+    """Its caller is gone, and the worker was told."""
 
 
 class DeviceSnapshot(Struct, frozen=True):
@@ -56,16 +56,16 @@ class DeviceSnapshot(Struct, frozen=True):
     residents: tuple[ResidentSnapshot, ...] = ()
     """Least recently used first."""
     running: tuple[RunningCall, ...] = ()
-    """In the order in which their leases were opened. More than one exclusive call may be among them: without a
-    scheduler, gateways send calls to models that they know to be ready, and agree with nobody."""
+    """In the order in which their leases were opened. There may be several exclusive calls: without a scheduler, each
+    gateway sends calls to models that it knows to be ready."""
 
 
 class NodeSnapshot(Struct, frozen=True):
-    """What a node reports when it joins, or comes back."""
+    """What a node reports when it joins or comes back."""
 
     devices: tuple[DeviceSnapshot, ...]
     epoch: int = 0
-    """The highest that it has obeyed: a scheduler of a lower one has been replaced."""
+    """The highest that it has obeyed. A scheduler of a lower epoch has been replaced."""
 
 
 # --- what the scheduler keeps -----------------------------------------------------------------------------------------
@@ -86,33 +86,33 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     """Since it arrived."""
     deadline_in_s: Seconds | None = None
     passes: int | None = None
-    """None: as many as the queue's scans say, see `EngineDoc.ends`; a number once it has come back from a device."""
+    """Set once it has come back from a device. None: `EngineDoc.ends` says how many."""
     refusals: int = 0
     aborted: bool = False
     estimate_s: Seconds = 0.0
     """Its service time, as estimated when it was put into a local queue or started."""
     promised_in_s: Seconds | None = None
-    """Until its wait should be over, by what the policy estimated."""
+    """Until its wait should be over, as the policy estimated."""
     patience_s: Seconds | None = None
-    """How late the device may be while this call is the first of its local queue; None: however late."""
+    """How late the device may be while this call is the first of its local queue; None: no limit."""
     copy: int = 0
     cold: bool = False
     victims: tuple[tuple[FunctionId, int], ...] = ()
-    """Which copies left for it."""
+    """The copies that were evicted for it."""
     size: float = 0.0
 
 
 class BackoffDoc(Struct, frozen=True):
-    """Of a function whose loads fail, see `gpufaas_scheduler.world.backoff`."""
+    """Of a function whose loads fail: see `gpufaas_scheduler.world.backoff`."""
 
     failures: int
     """In a row."""
     reason: str | None = None
-    """Why its calls are refused; None: they are not."""
+    """Why its calls are refused; None: they are accepted."""
     for_s: Seconds = 0.0
     """Since the first of `failures`."""
     retry_in_s: Seconds = 0.0
-    """Until it is loaded again; below zero: it may be."""
+    """Until it may be loaded again; below zero: it may be now."""
     loaded_for_s: Seconds | None = None
     """Since a load succeeded; None: the last one failed."""
 
@@ -122,19 +122,19 @@ class ResidentDoc(Struct, frozen=True, omit_defaults=True):
 
     function: FunctionId
     memory: Bytes
-    """What it is charged."""
+    """The memory that it is charged."""
     idle_s: Seconds
-    """Since its last start of service, or the start of its load."""
+    """Since it last began to serve, or since the start of its load."""
     copy: int = 0
     loading: bool = False
     ready_in_s: Seconds = 0.0
-    """Until the end of its load, by estimate; below zero: it is late, or was ready so long ago."""
+    """Until the estimated end of its load; below zero: it is late, or has been ready for this long."""
     running: int = 0
     draining: bool = False
     limit: Bytes = 0
     """What its worker may use; 0: what it is charged."""
     asked: bool = False
-    """It runs, and was asked to give back what it was lent."""
+    """It runs a call, and was asked to give back what it was lent."""
 
 
 class DeviceDoc(Struct, frozen=True):
@@ -144,24 +144,24 @@ class DeviceDoc(Struct, frozen=True):
     status: str
     """``idle``, ``busy`` (with a model function's call) or ``loading`` (without a call)."""
     finish_s: Seconds
-    """Until it has nothing to do, by estimate."""
+    """Estimated time until it has nothing to do."""
     residents: tuple[ResidentDoc, ...]
     """Least recently used first."""
     order: int
     """How many joined before it."""
     running: tuple[CallDoc, ...] = ()
-    """Of all functions. Of model functions' calls the first has the device."""
+    """The calls of model functions; the first has the device."""
     local: tuple[CallDoc, ...] = ()
     """The local queue."""
     local_s: Seconds = 0.0
     preload: CopyId | None = None
-    """What the policy loads without a call."""
+    """The copy that the policy loads without a call."""
     free_in_s: Seconds = 0.0
-    """Until what has the device is over, by estimate; below zero: it is late."""
+    """Estimated time until the call or load that has the device ends; below zero: it is late."""
     busy_for_s: Seconds = 0.0
     """Since it became busy; 0.0 when it is idle."""
     busy_s: Seconds = 0.0
-    """How long it was busy before."""
+    """How long it was busy before that."""
     starts: int = 0
     served: int = 0
     hits: int = 0
@@ -170,14 +170,14 @@ class DeviceDoc(Struct, frozen=True):
     closed: bool = False
     """It is being drained: it takes no new calls."""
     at_s: Seconds = 0.0
-    """On the writer's clock: compares with docs of the same epoch only."""
+    """On the writer's clock: comparable with docs of the same epoch only."""
     epoch: int = 0
     seq: int = 0
     """Grows with each write of an epoch, over all keys."""
 
 
 class CostsDoc(Struct, frozen=True):
-    """What is known of a function's costs on devices of one kind, and of each figure whether it was measured."""
+    """A function's costs on devices of one kind, and which of the figures were measured."""
 
     load_s: Seconds
     service_s: Seconds
@@ -187,7 +187,7 @@ class CostsDoc(Struct, frozen=True):
     sized: bool
     measured: bool
     least: Bytes = 0
-    """See `state.Costs`."""
+    """See `world.costs.Costs`."""
     times: TimesDoc | None = None
     """How service times vary."""
 
@@ -198,26 +198,26 @@ class FunctionDoc(Struct, frozen=True):
     function: Function
     """As it was deployed."""
     holders: tuple[Holder, ...]
-    """Its copies that take calls, loading ones included, in the order in which they came to be."""
+    """Its copies that take calls, loading ones included, oldest first."""
     draining: tuple[Holder, ...] = ()
-    """Those that take no new calls."""
+    """Its copies that take no new calls."""
     ready: tuple[Holder, ...] = ()
-    """Of a CPU function with several copies: the order in which those that are loaded take calls, by calls running."""
+    """Of a CPU function with several copies: the loaded ones, in the order in which they take calls."""
     called: float = 0.0
-    """Demand: its arrivals, weighted by age, as of `called_age_s` ago."""
+    """Its arrivals, weighted by age, as of `called_age_s` ago."""
     called_age_s: Seconds = 0.0
     desired: int | None = None
-    """Copies that it should have since it was scaled; None: as calls ask for them."""
+    """The copies that it should have since it was scaled; None: its calls decide."""
     eager: bool = False
     excess: int = 0
     costs: dict[str, CostsDoc] = {}
     """By device kind."""
     starved: str | None = None
-    """Why no device has enough memory for its load, since the last load that ran out."""
+    """Why no device has enough memory for its load; set when a load runs out of memory."""
     backoff: BackoffDoc | None = None
-    """None: no load of it failed of late."""
+    """None: none of its loads failed recently."""
     removed: bool = False
-    """It only serves what it has."""
+    """It takes no new calls."""
     waiting: int = 0
     running: int = 0
     at_s: Seconds = 0.0
@@ -226,7 +226,7 @@ class FunctionDoc(Struct, frozen=True):
 
 
 class EngineDoc(Struct, frozen=True):
-    """What belongs to no device and no function: ``state/engine``."""
+    """The engine's state that belongs to no device and no function: ``state/engine``."""
 
     policy: str
     lease: int
@@ -236,27 +236,27 @@ class EngineDoc(Struct, frozen=True):
     joined: int = 0
     """Devices that have joined so far."""
     waiting: tuple[CallDoc, ...] = ()
-    """The first calls of the queues by arrival, as many as are kept. Those of local queues are in the devices' docs."""
+    """The first calls of the queues, by arrival; up to a limit. Those of local queues are in the docs of devices."""
     waiting_count: int = 0
-    """How many wait, those of local queues included."""
+    """How many calls wait, those in local queues included."""
     ends: tuple[int, ...] = ()
-    """Where the last scans of the queue ended: a call was passed over by each scan that ended behind it."""
+    """Where the last scans of the queue ended. Each scan that ended behind a call has passed over it."""
     reserved_in_s: Seconds | None = None
-    """For so long no other device is reserved for a call that has waited too long."""
+    """For this long no further device is reserved for a call that has waited too long."""
     look_in_s: Seconds | None = None
-    """Until the policy wants to plan again, should nothing happen before."""
+    """Until the policy wants to plan again if nothing happens before."""
     first_call_age_s: Seconds | None = None
     offered_s: Seconds = 0.0
     """Offered load: service times of the arrivals, weighted by age, as of `offered_age_s` ago."""
     offered_age_s: Seconds = 0.0
     homeless: tuple[FunctionId, ...] = ()
-    """CPU functions with calls and without a copy; this and the following in the order in which they are looked at."""
+    """CPU functions with calls and without a copy. The engine serves this list and the next three in their order."""
     short: tuple[FunctionId, ...] = ()
     """Functions with fewer copies than they should have."""
     surplus: tuple[FunctionId, ...] = ()
     """Functions with copies to give up."""
     orphaned: tuple[FunctionId, ...] = ()
-    """Model functions that wait and that no device held when they began to."""
+    """Model functions with waiting calls that no device held when they began to wait."""
     at_s: Seconds = 0.0
     epoch: int = 0
     seq: int = 0

@@ -1,19 +1,17 @@
-"""A life as a table of steps. Pure: what may happen in which state is read in one place, and nothing else happens."""
+"""A state machine as a table of steps."""
 
 from collections.abc import Mapping, Sequence
 
 
 class IllegalStep(Exception):
-    """A step that leads nowhere from the state that is the case. Nothing was changed."""
+    """The step is not allowed in this state. Nothing was changed."""
 
 
 class Step(dict[int, int]):
     """
-    ``thing.state = STEP[thing.state]``: the state after the step.
+    ``thing.state = STEP[thing.state]``. A dict is faster than a function, and each call takes several steps.
 
-    A dict, and not a function that looks into one: several steps are taken with each call.
-
-    :raises IllegalStep: the step leads nowhere from that state
+    :raises IllegalStep: the step is not allowed in that state
     """
 
     def __init__(self, thing: str, names: Sequence[str], name: str, after: Mapping[int, int]) -> None:
