@@ -1,13 +1,12 @@
 """Which part of a gateway answers a request: the plain ASGI app that its server runs."""
 
-import logging
-from typing import Any
+from collections.abc import Awaitable
 
 from gpufaas_async_calls.api import METHOD as ASYNC_METHOD
 from gpufaas_async_calls.api import PREFIX as ASYNC_PREFIX
 from gpufaas_async_calls.api import AsyncInvocations
 from gpufaas_gateway.auth import App
-from gpufaas_gateway.invoke import PREFIX, Invocations, Receive, Send
+from gpufaas_gateway.invoke import PREFIX, Invocations, Receive, Scope, Send, log_failure
 from gpufaas_gateway.request import BrokenAnswer
 from gpufaas_gateway.websocket_calls import WebSocketCalls, refuse_elsewhere
 
@@ -28,23 +27,23 @@ class Routes:
         self._websocket_calls = websocket_calls
         self._management = management
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        # No coroutine function: a call of a function goes through one coroutine less.
+        if scope["type"] == "http" and scope["raw_path"].startswith(PREFIX):
+            return self._invocations(scope, receive, send)
+        return self._others(scope, receive, send)
+
+    async def _others(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if scope["type"] == "http" and scope["raw_path"].startswith(PREFIX):
-                await self._invocations(scope, receive, send)
-            elif (
-                scope["type"] == "http"
-                and scope["raw_path"].startswith(ASYNC_PREFIX)
-                and scope["method"] == ASYNC_METHOD
-            ):
-                await self._async_invocations(scope, receive, send)
-            elif scope["type"] == "websocket":
+            if scope["type"] == "websocket":
                 to_function = scope["raw_path"].startswith(PREFIX)
                 await (self._websocket_calls if to_function else refuse_elsewhere)(scope, receive, send)
+            elif scope["raw_path"].startswith(ASYNC_PREFIX) and scope["method"] == ASYNC_METHOD:
+                await self._async_invocations(scope, receive, send)
             else:
                 await self._management(scope, receive, send)
         except BrokenAnswer:
             raise  # the server closes the connection, which is the message
         except Exception:
-            logging.getLogger("gateway").exception("a request failed in the platform itself: %s", scope.get("path"))
+            log_failure(scope)
             raise

@@ -49,7 +49,7 @@ class AnswerBuffer:
         self._slow: asyncio.TimerHandle | None = None
         self._error: GpufaasError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        """Whoever reads the answer."""
+        """The reader waits for it. It has no deadline: the gateway's timer of the call ends it through `fail`."""
 
     # --- whoever reads ---
 
@@ -68,7 +68,8 @@ class AnswerBuffer:
         while not self._chunks:
             if self._error is not None:
                 raise self._error
-            await self._wait()
+            self._waiter = self._loop.create_future()
+            await self._waiter
         first = self._chunks.popleft()
         assert isinstance(first, tuple)
         return first
@@ -89,7 +90,8 @@ class AnswerBuffer:
                 raise self._error
             if self.end is not None:
                 return None
-            await self._wait()
+            self._waiter = self._loop.create_future()
+            await self._waiter
 
     def take(self) -> Piece | None:
         """Return what `answer` and then `chunk` would return if they need not wait; None: nothing is there now."""
@@ -196,14 +198,6 @@ class AnswerBuffer:
         if self._paused:
             self._paused = False
             self._resume_source()
-
-    async def _wait(self) -> None:
-        # No deadline of its own: the gateway's timer of the call ends it through `fail`.
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     def _wake_reader(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -41,31 +41,23 @@ class Caller(Protocol):
 
 Body = tuple[bytes, int, str, Bytes]
 """
-What is there of it, how it travels (`gpufaas_core.frames`), its file, and its size; 0 if that is not known. Of one that
-streams, the first piece is there; of one in a file, nothing.
+The bytes that the call begins with; how the body travels (`gpufaas_core.frames`); its file; its size, 0 if unknown.
+A body in a file begins with no bytes, one that streams with its first piece.
 """
 
 
-async def read_body(caller: Caller, deployed: Deployed, length: int, spool: Path) -> Body:
+async def read_rest(piece: bytes, caller: Caller, deployed: Deployed, length: int, spool: Path) -> Body:
     """
-    Read all of a body; of a CPU function's that may be over `SPOOL_ABOVE` only the first piece.
+    Read the rest of a body that began with *piece*, unless it streams: that of a CPU function which may be over
+    `SPOOL_ABOVE`.
 
     :param length: as the caller declared it, -1: not
     :raises CallCancelled: the caller went away
     :raises BodyTooLarge: it is larger than the function takes
     :raises StorageFailed: *spool* cannot be written
     """
-    piece, more = await caller.receive()
-    if not more:
-        if len(piece) > deployed.max_body:
-            raise too_large(deployed, len(piece))
-        return piece, INLINE, "", len(piece)
     if not deployed.exclusive and not 0 <= length <= SPOOL_ABOVE:
         return piece, STREAM, "", 0
-    return await _read_rest(piece, caller, deployed, spool)
-
-
-async def _read_rest(piece: bytes, caller: Caller, deployed: Deployed, spool: Path) -> Body:
     pieces, size, more, file, path = [piece], len(piece), True, None, ""
     try:
         while more:

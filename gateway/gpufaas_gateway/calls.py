@@ -20,11 +20,10 @@ from gpufaas_core.errors import CallCancelled, GpufaasError, LeaseRefused, OutOf
 from gpufaas_core.frames import INLINE, STREAM, UPGRADE, AnswerHead, CallHead
 from gpufaas_core.messages import Lease, Outer
 from gpufaas_core.model import CallId, Seconds
-from gpufaas_gateway.call_body import BodyStream, read_body, remove, too_large
+from gpufaas_gateway.call_body import BodyStream, Caller, read_rest, remove, too_large
 from gpufaas_gateway.call_headers import (
     BODILESS,
     Header,
-    RequestHead,
     answer_headers,
     asked_timeout,
     call_headers,
@@ -91,27 +90,43 @@ class Calls:
         if self._sweeping is None:
             self._sweeping = self._loop.call_later(WATCH_AFTER_S, self._sweep)
         try:
-            self._admit(call)
-            if call.preflight is not None:
-                return call.preflight
-            if request.body is None:
-                caller, found = call.caller, call.deployed
-                assert caller is not None
-                assert found is not None
-                call.body, call.mode, call.file, call.size = await read_body(
-                    caller, found, call.head.length, self._spool
-                )
-                if call.mode == STREAM:
-                    call.stream = BodyStream(caller, found, len(call.body), call.fail)
+            deployed = self._find(request)
+            crosses = request.method == "OPTIONS" or deployed.cors is not None
+            if crosses and (preflight := self._crossing(call, deployed)) is not None:
+                return preflight
+            self._admit(call, deployed)
+            if (body := request.body) is None:
+                assert call.caller is not None
+                body, more = await call.caller.receive()
+                if more:
+                    await self._read_rest(call, body, call.caller)
+                else:
+                    call.body, call.size = body, len(body)
             else:
-                call.body, call.size = request.body, len(request.body)
-                if call.deployed is not None and call.size > call.deployed.max_body:
-                    raise too_large(call.deployed, len(call.body))
+                call.body, call.size = body, len(body)
+            if call.size > deployed.max_body:
+                raise too_large(deployed, len(body))
             call.at_caller = False
-            answer, body, whole = await self._carry(call)
+            if call.asked_size is not None:
+                call.size = call.asked_size
+            elif call.length > 0:
+                call.size = call.length  # of a body that streams, no more is known
+            placed = self._place(call)
+            while True:
+                lease = call.lease = placed if isinstance(placed, Lease) else await self._granted(call, placed)
+                if lease.within_s is not None:
+                    call.end_within(lease.within_s)
+                if call.passage is not None:
+                    call.passage.granted()
+                try:
+                    exchange = self._begin(call, lease)
+                    answer, body, whole = await exchange.answer()
+                    break
+                except (LeaseRefused, OutOfMemory) as exc:
+                    placed = self._place_again(call, exc)
             if whole and not request.upgrade:
-                return self._whole(call, answer, body)
-            return self._streamed(call, answer, body, whole)
+                return self._whole(call, exchange, answer, body)
+            return self._streamed(call, exchange, answer, body, whole)
         except (GpufaasError, asyncio.CancelledError) as exc:
             return self._refused(call, exc)
         finally:
@@ -122,50 +137,56 @@ class Calls:
 
     def _new_call(self, request: Request) -> "_Call":
         """Give it an id, which its caller may have chosen; the scheduler's is unique whatever callers send."""
-        began, started_ns, head = time.perf_counter(), time.time_ns(), read_head(request.headers)
-        public_id = head.call_id
+        began, started_ns = time.perf_counter(), time.time_ns()
+        passed, public_id, length, timeout, size = read_head(request.headers, request.client)
+        outer = request.outer
         if public_id:
             self._serial += 1
-            call_id = f"{public_id.decode('latin-1')}#{self._serial}{self._suffix}"
+            name = public_id.decode("latin-1")
+            call_id = f"{name}#{self._serial}{self._suffix}"
+            if outer is not None:
+                outer = msgspec.structs.replace(outer, call=name)
         else:
             name = new_call_id()
             public_id = name.encode()
             call_id = f"{name}#{self._suffix}" if self._suffix else name
         return _Call(
-            request=request, caller=request.caller, owner=asyncio.current_task(), began=began, head=head,
-            public_id=public_id, id=CallId(call_id),
+            request=request, caller=request.caller, owner=asyncio.current_task(), began=began, passed=passed,
+            length=length, timeout=timeout, told_size=size, name=name, id=CallId(call_id), outer=outer,
             ours=[(b"x-call-id", public_id), (b"x-start-time", b"%d" % started_ns), self._served_by],
         )  # fmt: skip
 
-    def _admit(self, call: "_Call") -> None:
-        """:raises GpufaasError: it cannot be, or may not now"""
-        request, head = call.request, call.head
-        found = self._find(request)
-        crosses = (found.cors is not None or request.method == "OPTIONS") and not request.upgrade
-        if crosses and self._asks_another_origin(call, found):
-            return
-        call.deployed = deployed = found
+    def _admit(self, call: "_Call", deployed: Deployed) -> None:
+        """:raises GpufaasError: the call cannot be made, or not now"""
+        request = call.request
+        call.deployed = deployed
         deployed.stats.started()
         if deployed.gate is not None:
             call.passage = deployed.gate.enter()
-        head.complete(request.client, call.ours[:2])
-        call.timeout_s = deployed.timeout_s
+        call.passed += call.ours[:2]
+        call.timeout_s = timeout_s = deployed.timeout_s
         if request.upgrade:
-            head.passed += request.upgrade
+            call.passed += request.upgrade
             call.what = "did not answer a WebSocket handshake"
             call.mode = UPGRADE
         else:
-            if head.length > deployed.max_body:
-                raise too_large(deployed, head.length)
-            if head.timeout and (wanted_s := asked_timeout(head.timeout)) < deployed.timeout_s:
-                call.timeout_s = wanted_s
+            if call.length > deployed.max_body:
+                raise too_large(deployed, call.length)
+            if call.timeout and (wanted_s := asked_timeout(call.timeout)) < timeout_s:
+                call.timeout_s = timeout_s = wanted_s
                 call.whose = f"which is what X-Timeout asks for (the function's time limit is {deployed.timeout_s:g} s)"
-            if head.size:
-                call.asked_size = told_size(head.size)
-        call.ends = call.began + call.timeout_s
-        if (outer := request.outer) is not None and head.call_id:
-            outer = msgspec.structs.replace(outer, call=head.call_id.decode("latin-1"))
-        call.outer = outer
+            if call.told_size:
+                call.asked_size = told_size(call.told_size)
+        call.ends = call.began + timeout_s
+
+    async def _read_rest(self, call: "_Call", first: bytes, caller: Caller) -> None:
+        """Read a body that did not come in one piece, or begin to stream it."""
+        assert call.deployed is not None
+        call.body, call.mode, call.file, call.size = await read_rest(
+            first, caller, call.deployed, call.length, self._spool
+        )
+        if call.mode == STREAM:
+            call.stream = BodyStream(caller, call.deployed, len(first), call.fail)
 
     def _find(self, request: Request) -> Deployed:
         deployed = self._catalogue.find(request.name)
@@ -184,62 +205,20 @@ class Calls:
             )
         return deployed
 
-    def _asks_another_origin(self, call: "_Call", found: Deployed) -> bool:
-        """Note what a page of another origin must be told; whether the call only asks for that."""
-        answer = preflight(found.cors, call.request.method, call.head.passed)
+    def _crossing(self, call: "_Call", found: Deployed) -> Answer | None:
+        """Note what a page of another origin must be told; return the answer if that is all that the call asks for."""
+        if call.request.upgrade:
+            return None
+        answer = preflight(found.cors, call.request.method, call.passed)
         if answer is not None:
             status, said = answer
-            call.preflight = Answer(status, said + call.ours)
-            return True
-        if found.cors is not None and (said := found.cors.allows(call.head.passed)):
+            return Answer(status, said + call.ours)
+        if found.cors is not None and (said := found.cors.allows(call.passed)):
             call.crossing = True
             call.ours += said
-        return False
+        return None
 
     # --- its place ---
-
-    async def _carry(self, call: "_Call") -> tuple[AnswerHead, bytes, bool]:
-        """
-        Have it placed and run, again if its node refuses it before it takes anything of it.
-
-        Return head and body of the answer, and whether that is all.
-        """
-        request = call.request
-        if call.asked_size is not None:
-            call.size = call.asked_size
-        elif call.head.length > 0:
-            call.size = call.head.length  # of a body that streams, no more is known
-        placed = self._place(call)
-        head = CallHead(
-            call.public_id.decode("latin-1"), request.method, request.path, request.query, call.head.passed, call.mode,
-            call.file, call.timeout_s,
-        )  # fmt: skip
-        while True:
-            lease = call.lease = placed if isinstance(placed, Lease) else await self._granted(call, placed)
-            if lease.within_s is not None:
-                call.end_within(lease.within_s)
-                head = msgspec.structs.replace(head, timeout_s=call.timeout_s)
-            if call.passage is not None:
-                call.passage.granted()
-            try:
-                exchange = call.exchange = self._node.call(lease, head, call.body)
-                if call.error is not None:
-                    exchange.fail(call.error)  # it came between the lease and here, where there was nothing to end
-                call.queue_s = time.perf_counter() - call.began
-                if call.stream is not None:
-                    call.begin_stream(exchange)
-                return await exchange.answer()
-            except LeaseRefused:  # by the node, or by a worker that was gone before it took anything
-                call.exchange = None
-                if call.error is not None:
-                    raise call.error from None  # it came after the refusal
-                if call.stream is not None:
-                    call.stream.end()
-                placed = self._scheduler.again(call.id)
-            except OutOfMemory:
-                if not self._may_run_again(call):
-                    raise
-                placed = self._place(call)
 
     def _place(self, call: "_Call") -> "Lease | asyncio.Future[Lease]":
         assert call.deployed is not None
@@ -281,22 +260,48 @@ class Calls:
             call.future = None
             return lease
 
-    def _may_run_again(self, call: "_Call") -> bool:
-        """Whether a call that ran out of memory runs once more: its worker was given more room, if there is any."""
+    def _begin(self, call: "_Call", lease: Lease) -> CallExchange:
+        """:raises LeaseRefused: the node took nothing of the call"""
+        request = call.request
+        head = CallHead(
+            call.name, request.method, request.path, request.query, call.passed, call.mode, call.file, call.timeout_s
+        )
+        exchange = call.exchange = self._node.call(lease, head, call.body)
+        if call.error is not None:
+            exchange.fail(call.error)  # it came between the lease and here, where there was nothing to end
+        call.queue_s = time.perf_counter() - call.began
+        if call.stream is not None:
+            call.begin_stream(exchange)
+        elif call.watched:
+            call.listen()  # nobody did while its body came
+        return exchange
+
+    def _place_again(self, call: "_Call", error: LeaseRefused | OutOfMemory) -> "Lease | asyncio.Future[Lease]":
+        """
+        Place a call again that its node, or a worker that was gone, did not take, or that ran out of memory.
+
+        :raises GpufaasError: *error*, if it may not run again, or the one that ended it meanwhile
+        """
         assert call.deployed is not None
-        again = call.deployed.idempotent and call.stream is None and not call.ran_out and call.error is None
-        if again and call.mode != UPGRADE:
-            call.ran_out, call.exchange = True, None
-            self._scheduler.over(call.id)
-            call.id = CallId(f"{new_call_id()}#{self._suffix}" if self._suffix else new_call_id())
-            return True
-        return False
+        if isinstance(error, LeaseRefused):
+            call.exchange = None
+            if call.error is not None:
+                raise call.error from None
+            if call.stream is not None:
+                call.stream.end()
+            return self._scheduler.again(call.id)
+        once = call.deployed.idempotent and call.stream is None and call.mode != UPGRADE
+        if not once or call.ran_out or call.error is not None:
+            raise error
+        # Its worker was given more room meanwhile, if there is any.
+        call.ran_out, call.exchange = True, None
+        self._scheduler.over(call.id)
+        call.id = CallId(f"{new_call_id()}#{self._suffix}" if self._suffix else new_call_id())
+        return self._place(call)
 
     # --- its answer ---
 
-    def _whole(self, call: "_Call", answer: AnswerHead, body: bytes) -> Answer:
-        exchange = call.exchange
-        assert exchange is not None
+    def _whole(self, call: "_Call", exchange: CallExchange, answer: AnswerHead, body: bytes) -> Answer:
         call.lease, call.load_s, call.run_s, call.status = exchange.lease, exchange.load_s, answer.run_s, answer.status
         headers = self._headers(call, answer, exchange)
         call.exchange = None  # it has ended, and has nothing to be let go of
@@ -308,9 +313,7 @@ class Calls:
             headers.append((b"content-length", b"%d" % answer.length))
         return Answer(answer.status, headers, body)
 
-    def _streamed(self, call: "_Call", answer: AnswerHead, body: bytes, whole: bool) -> Answer:
-        exchange = call.exchange
-        assert exchange is not None
+    def _streamed(self, call: "_Call", exchange: CallExchange, answer: AnswerHead, body: bytes, whole: bool) -> Answer:
         call.lease, call.load_s, call.status = exchange.lease, exchange.load_s, answer.status
         if call.error is not None:
             raise call.error
@@ -328,7 +331,7 @@ class Calls:
         if call.request.upgrade:
             if switched:
                 call.stop_watching()
-            headers = answer_headers(answer.headers, call.ours + placement_headers(exchange.lease))
+            headers = answer_headers(answer.headers, [*call.ours, *placement_headers(exchange.lease)])
             return Answer(answer.status, headers, stream=stream)
         call.listen()
         call.run_s = time.perf_counter() - call.began - call.queue_s - call.load_s
@@ -340,7 +343,7 @@ class Calls:
         return Answer(answer.status, headers, stream=stream)
 
     def _headers(self, call: "_Call", answer: AnswerHead, exchange: CallExchange) -> list[Header]:
-        headers = call_headers(answer, call.head.passed, call.run_s)
+        headers = call_headers(answer, call.passed, call.run_s)
         if call.crossing:
             headers = [pair for pair in headers if pair[0] != b"access-control-allow-origin"]
         headers += call.ours
@@ -399,14 +402,19 @@ class _Call(CallLife, eq=False, kw_only=True):
     """One call's state."""
 
     request: Request
-    head: RequestHead
-    public_id: bytes
-    """X-Call-Id."""
+    name: str
+    """X-Call-Id: the caller's, or ours."""
     id: CallId
     """The scheduler's name for it."""
+    passed: list[Header]
+    """What its function is given."""
+    length: int
+    """Content-Length, -1: unknown."""
+    timeout: bytes
+    told_size: bytes
+    """X-Timeout and X-Gpufaas-Size, as they came."""
     ours: list[Header]
     """The headers that every answer to it has."""
-    preflight: Answer | None = None
     crossing: bool = False
     """The platform, and not the function, says which origins may read the answer."""
     passage: Passage | None = None
@@ -415,7 +423,7 @@ class _Call(CallLife, eq=False, kw_only=True):
     mode: int = INLINE
     file: str = ""
     size: float = 0.0
-    """Of the request, as the scheduler is told; `asked_size` if its caller says it."""
+    """Of the body in bytes, or `asked_size`: what the scheduler is told."""
     asked_size: float | None = None
     lease: Lease | None = None
     ran_out: bool = False

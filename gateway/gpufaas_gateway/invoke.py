@@ -1,15 +1,18 @@
 """The HTTP front of calls: ``/function/NAME[/path]``, a plain ASGI application. `calls` runs them."""
 
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 from gpufaas_core.errors import CallCancelled
 from gpufaas_gateway.origins import SCOPE_KEY
-from gpufaas_gateway.request import Answer, Request, Run
+from gpufaas_gateway.request import Answer, BrokenAnswer, Request, Run
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+log = logging.getLogger("gateway")
 
 PREFIX: Final = b"/function/"
 
@@ -25,24 +28,36 @@ class Invocations:
         method: str = scope["method"]
         request = Request(
             name.decode("latin-1"), method, "/" + path.decode("latin-1"), scope["query_string"], scope["headers"], None,
-            caller=AsgiCaller(receive), client=scope.get("client"), outer=scope.get(SCOPE_KEY),
+            AsgiCaller(receive), scope.get("client"), scope.get(SCOPE_KEY),
         )  # fmt: skip
         try:
-            answer = await self._run(request)
-        except CallCancelled:
-            return
-        stream = answer.stream
-        if stream is None:
-            await send_whole(send, answer)
-            return
-        with stream:
-            await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-            if method == "HEAD":
-                stream.cancel()  # nobody is to see the body, which may have no end
-            else:
-                while (piece := await stream.chunk()) is not None:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            try:
+                answer = await self._run(request)
+            except CallCancelled:
+                return
+            stream = answer.stream
+            if stream is None:
+                await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+                await send({"type": "http.response.body", "body": answer.body})
+                return
+            with stream:
+                await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+                if method == "HEAD":
+                    stream.cancel()  # nobody is to see the body, which may have no end
+                else:
+                    while (piece := await stream.chunk()) is not None:
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+        except BrokenAnswer:
+            raise  # the server closes the connection, which is the message
+        except Exception:
+            log_failure(scope)
+            raise
+
+
+def log_failure(scope: Scope) -> None:
+    """Log the exception that is being handled: it is no answer to the request of *scope*, but a bug."""
+    log.exception("a request failed in the platform itself: %s", scope.get("path"))
 
 
 class AsgiCaller:

@@ -121,6 +121,63 @@ async def test_a_caller_who_leaves_while_his_call_waits_gives_its_place_up(gatew
     assert gateway.metrics.functions["echo.openfaas-fn"].by_code.keys() == {499}
 
 
+class Slow(Leaving):
+    """His body comes when `sends` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(b"hello")
+        self.sends = asyncio.Event()
+
+    async def receive(self) -> tuple[bytes, bool]:
+        await self.sends.wait()
+        return await super().receive()
+
+
+class Endless(Exchange):
+    """Answers nothing until `fail` ends it."""
+
+    def __init__(self, lease: Lease) -> None:
+        super().__init__(lease, b"", AnswerHead(200, []), False)
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def answer(self) -> tuple[AnswerHead, bytes, bool]:
+        await self._ended
+        raise AssertionError
+
+    def fail(self, error: GpufaasError) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+
+class Working(Functions):
+    """Every call runs without end."""
+
+    def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> Exchange:
+        self.called.append((lease, head, bytes(body)))
+        return Endless(lease)
+
+
+async def test_a_caller_with_a_slow_body_who_leaves_while_his_call_runs_is_heard(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call is watched before it is placed, and then placed at once: nothing else listens to its caller."""
+    await gateway.deployed()
+    functions, caller = Working(), Slow()
+    calls = Calls(gateway.catalogue, functions, functions, tmp_path)
+    monkeypatch.setattr("gpufaas_gateway.calls.WATCH_AFTER_S", 0.0)
+
+    running = asyncio.create_task(calls.run(Request("echo", body=None, caller=caller)))
+    for _ in range(10):  # more than two sweeps
+        await asyncio.sleep(0)
+    caller.sends.set()
+    while not functions.called:
+        await asyncio.sleep(0)
+    caller.gone.set()
+
+    with pytest.raises(CallCancelled):
+        await asyncio.wait_for(running, 5)
+
+
 async def test_a_call_that_waits_too_long_is_answered_504(gateway: Gateway, tmp_path: Path) -> None:
     await gateway.deployed(annotations={"gpufaas.bundle": gateway.bundle, "gpufaas.timeout": "50ms"})
     functions = Waiting()
