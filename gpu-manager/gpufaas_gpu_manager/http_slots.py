@@ -8,18 +8,15 @@ them until it ends: what its bytes mean is not looked at here.
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any, Final, Protocol, cast
-
-import httptools
+from typing import Final, Protocol, cast
 
 from gpufaas_core.errors import BadAnswer
 from gpufaas_core.frames import FILE, STREAM, UPGRADE, AnswerHead, CallHead, EndHead
 from gpufaas_core.model import Seconds
-from gpufaas_core.plausible import MAX_HEADERS, why_no_answer
-from gpufaas_core.units import format_bytes
+from gpufaas_core.plausible import why_no_answer
 from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange, Slot
+from gpufaas_gpu_manager.http_messages import SWITCHED, AnswerParser, BadHttp, chunk, declared_length, request_head
 
 SHORT: Final = 16 * 1024
 """An answer that says it is not longer is passed on whole, if it comes whole; a request's body goes out with its
@@ -32,12 +29,7 @@ _IDLE_S: Final[Seconds] = 1.0
 """A connection that was idle for longer is not used again: servers close idle ones, some after two seconds, and a call
 that meets that moment is lost if it may not be sent twice. A new one costs a caller who comes once a second 0.1 ms."""
 _CONNECT_S: Final[Seconds] = 5.0
-_SWITCHED: Final = 101
 _IDEMPOTENT: Final = frozenset(("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"))
-_OURS: Final = frozenset((b"content-length", b"transfer-encoding", b"connection", b"expect"))
-"""Request headers that belong to the connection; `Expect` was met by the server that took the body."""
-_THEIRS: Final = frozenset((b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"trailer", b"date"))
-"""Answer headers that belong to the connection, and `Date`, which our server sets."""
 
 
 class HttpOwner(Protocol):
@@ -90,7 +82,7 @@ class HttpSlot:
             self._send(connection, head, body)
         else:
             self._may_retry = False
-            self._drop()
+            self.close()
             if head.body_mode != STREAM:
                 exchange.state = states.HOLD[exchange.state]  # the worker may die before the connection is there
             self._task = self.loop.create_task(self._connect(head, body))
@@ -99,15 +91,13 @@ class HttpSlot:
         """Nobody waits: the connection is closed, which is how HTTP says so."""
         exchange = self._exchange
         if exchange is not None:
-            self._drop()
+            self.close()
             self._over(exchange, ok=False)
 
     async def send_body(self, piece: bytes) -> None:
         connection = self._connection or await self._ready()
         if connection is not None:
-            if self._chunked:
-                piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-            await connection.write(piece)
+            await connection.write(chunk(piece) if self._chunked else piece)
 
     async def end_body(self) -> None:
         connection = self._connection or await self._ready()
@@ -123,9 +113,6 @@ class HttpSlot:
     def resume(self) -> None:
         if self._connection is not None:
             self._connection.resume()
-
-    def close(self) -> None:
-        self._drop()
 
     async def _ready(self) -> "_Connection | None":
         """Wait for the connection of the call that is being begun; None: there will be none."""
@@ -156,74 +143,59 @@ class HttpSlot:
         self._wake()
 
     def _send(self, connection: "_Connection", head: CallHead, body: bytes | memoryview) -> None:
-        lines = [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in _OURS]
         mode = head.body_mode
-        self._sending = self._chunked = False
-        if mode == STREAM:
-            self._sending = True
-            length = next((value for name, value in head.headers if name == b"content-length"), None)
-            if length is not None:
-                lines.append(b"content-length: %b\r\n" % length)
-            else:
-                self._chunked = True
-                lines.append(b"transfer-encoding: chunked\r\n")
-        elif mode == FILE:
-            self._sending = True
-            self._task = self.loop.create_task(self._send_file(connection, lines, head))
-            connection.expect(head.method)
-            return
-        elif mode == UPGRADE:
-            lines.append(b"connection: Upgrade\r\n")
-        elif body or head.method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
-            lines.append(b"content-length: %d\r\n" % len(body))
-        request = _request(head, lines)
+        self._sending = mode in (STREAM, FILE)
+        self._chunked = False
         connection.expect(head.method, mode == UPGRADE)
-        transport = connection.transport
-        if self._chunked:
-            if body:
-                request += b"%x\r\n%b\r\n" % (len(body), bytes(body))
-            transport.write(request)
+        if mode == FILE:
+            self._task = self.loop.create_task(self._send_file(connection, head))
+            return
+        length = declared_length(head) if mode == STREAM else len(body)
+        request = request_head(head, length)
+        if length is None:
+            self._chunked = True
+            connection.transport.write(request + chunk(body) if body else request)
         elif len(body) <= SHORT:
-            transport.write(request + body)
+            connection.transport.write(request + body)
         else:
-            transport.write(request)
-            transport.write(body)
+            connection.transport.write(request)
+            connection.transport.write(body)
 
-    async def _send_file(self, connection: "_Connection", lines: list[bytes], head: CallHead) -> None:
+    async def _send_file(self, connection: "_Connection", head: CallHead) -> None:
         try:
             with open(head.body_path, "rb", buffering=0) as file:  # noqa: ASYNC230 - in the page cache: just written
-                lines.append(b"content-length: %d\r\n" % file.seek(0, 2))
+                length = file.seek(0, 2)
                 file.seek(0)
-                await connection.write(_request(head, lines))
+                await connection.write(request_head(head, length))
                 while piece := file.read(_PIECE):
                     await connection.write(piece)
                     await asyncio.sleep(0)  # other calls come between the pieces
         except OSError as exc:
-            self._drop()
+            self.close()
             self._broke(f"its request's body could not be read ({exc.strerror})")
         else:
             self._sending = False
 
     # --- what connections tell ---
 
-    def on_answer(self, connection: "_Connection", keep: bool, status: int, body: bytes | None) -> None:
+    def on_answer(self, connection: "_Connection", body: bytes | None) -> None:
         """The answer is whole; *body* is None when its head was passed on before."""
-        exchange = self._exchange
+        exchange, answer = self._exchange, connection.answer
         assert exchange is not None
-        if body is not None and self._refused(status, connection.headers):
+        status, headers = answer.status, answer.headers
+        if body is not None and self._refused(status, headers):
             return
-        if keep and not self._sending:
+        if answer.keep and not self._sending:
             connection.idle_since = time.monotonic()
         else:
-            self._drop()
+            self.close()
         # First the engine, which may have the next call for this slot, then the caller.
-        headers = connection.headers
         # How long a connection was held says nothing about the next one: it is not learnt.
-        run_s = self._over(exchange, ok=status < 500 and status != _SWITCHED)
+        run_s = self._over(exchange, ok=status < 500 and status != SWITCHED)
         if body is None:
             exchange.on_end(EndHead(run_s))
         else:
-            exchange.on_answer(AnswerHead(status, headers, run_s, length=connection.length), body)
+            exchange.on_answer(AnswerHead(status, headers, run_s, length=answer.length), body)
 
     def on_head(self, status: int, headers: list[tuple[bytes, bytes]], length: int) -> None:
         if self._exchange is not None and not self._refused(status, headers):
@@ -231,10 +203,10 @@ class HttpSlot:
 
     def _refused(self, status: int, headers: list[tuple[bytes, bytes]]) -> bool:
         """Whether this is no answer, which the call was told, and its connection closed."""
-        wrong = why_no_answer(200 if status == _SWITCHED else status, headers)
+        wrong = why_no_answer(200 if status == SWITCHED else status, headers)
         exchange = self._exchange
         if wrong and exchange is not None:
-            self._drop()
+            self.close()
             self._over(exchange, ok=False)
             exchange.fail(BadAnswer(f"the function's answer was no answer: {wrong}"))
         return bool(wrong)
@@ -249,7 +221,7 @@ class HttpSlot:
             return
         untouched = not connection.answering
         begun = connection.head_sent
-        self._drop()
+        self.close()
         exchange = self._exchange
         if exchange is None:
             return
@@ -274,7 +246,7 @@ class HttpSlot:
         self._owner.on_done(self, exchange, run_s, 0, False, ok)
         return run_s
 
-    def _drop(self) -> None:
+    def close(self) -> None:
         """Give the connection up, and what is being done with it."""
         if self._task is not None:
             self._task.cancel()
@@ -290,46 +262,32 @@ class HttpSlot:
 
 
 class _Connection(asyncio.Protocol):
-    """One kept-alive connection, and the parser of its answers."""
+    """One kept-alive connection."""
 
     def __init__(self, slot: HttpSlot) -> None:
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self.answer = AnswerParser()
         self.lost = False
         self.idle_since = 0.0
         self.answering = False
         """Something of the answer has come."""
         self.head_sent = False
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.length = -1
-        """Content-Length of the answer; -1: it has none."""
         self._slot = slot
-        self._parser: Any = httptools.HttpResponseParser(self)
-        self._feed: Callable[[bytes], None] = self._parser.feed_data
         self._expecting = False
-        self._bodiless = False
-        self._status = 0
-        self._head_bytes = 0
-        """Of the answer's headers and, before its status, of everything: heads of 1xx count, too."""
-        self._chunked = self._complete = self._keep = self._closes = False
         self._whole_timer: asyncio.TimerHandle | None = None
-        self._pieces: list[bytes] = []
         self._paused = False
         self._full = False
-        self._may_switch = False
         self._room = asyncio.Event()
-        """Whoever sends and waits for room: two may at once, once protocols were switched."""
+        """For those who send and wait for room: two may at once, after protocols were switched."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
 
-    def expect(self, method: str, may_switch: bool = False) -> None:
+    def expect(self, method: str, may_switch: bool) -> None:
         """A request goes out: the next message is its answer."""
         self._expecting = True
-        self._may_switch = may_switch
-        self._bodiless = method == "HEAD"
         self.answering = self.head_sent = False
-        self._complete = False
-        self._status = self._head_bytes = 0
+        self.answer.expect(method, may_switch)
 
     async def write(self, data: bytes) -> None:
         if self.lost or self.transport.is_closing():
@@ -370,28 +328,16 @@ class _Connection(asyncio.Protocol):
             self._slot.on_lost(self, "it sent what nobody asked for")  # a timeout's 408, say: good for nothing
             return
         self.answering = True
+        answer = self.answer
         try:
-            self._feed(data)
-            if not self._status and not self._complete:
-                self._head_bytes += len(data)
-            if self._head_bytes > 2 * MAX_HEADERS:
-                self._slot.on_lost(self, f"its answer's head is over {format_bytes(MAX_HEADERS)}")
-                return
-        except httptools.HttpParserUpgrade as exc:
-            if not self._may_switch:
-                self._slot.on_lost(self, "it switched protocols, which was not asked for")
-                return
-            self._switch(data[exc.args[0] :])
-        except httptools.HttpParserError as exc:
-            if self._complete and self.length >= 0:
-                self._slot.on_lost(self, f"it sent more than the {self.length} bytes of its Content-Length")
-            else:
-                self._slot.on_lost(self, f"it sent what is no HTTP answer: {exc}")
+            answer.feed(data)
+        except BadHttp as exc:
+            self._slot.on_lost(self, str(exc))
             return
-        if self._complete:
+        if answer.complete:
             self._finish()
-        elif self._status:
-            if self.head_sent or not 0 <= self.length <= SHORT:
+        elif answer.status:
+            if self.head_sent or not 0 <= answer.length <= SHORT:
                 self._pass_on()
             elif self._whole_timer is None:
                 self._whole_timer = self._slot.loop.call_later(_WHOLE_WITHIN_S, self._pass_on)
@@ -402,25 +348,12 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         self.resume_writing()
-        if exc is None and self._expecting and self._status and self.length < 0 and not self._chunked:
-            self._keep = False  # without a length its body ends with the connection
+        if exc is None and self._expecting and self.answer.feed_end():
             self._finish()
-        elif self._status:
+        elif self.answer.status:
             self._slot.on_lost(self, "the connection to the function closed in the middle of its answer")
         else:
             self._slot.on_lost(self, "it closed the connection without an answer")
-
-    def _switch(self, rest: bytes) -> None:
-        """The head of a 101 was read: what follows is passed on as it comes, until the connection ends."""
-        self._status = _SWITCHED
-        self.length, self._chunked = -1, False  # some servers say that a 101 has no body
-        self._feed = self.on_body
-        if rest:
-            self._pieces.append(rest)
-
-    def _parse_anew(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
-        self._feed = self._parser.feed_data
 
     def _stop_timer(self) -> None:
         if self._whole_timer is not None:
@@ -430,77 +363,23 @@ class _Connection(asyncio.Protocol):
     def _pass_on(self) -> None:
         """Pass on what has come of the answer."""
         self._stop_timer()
+        answer = self.answer
         if not self.head_sent:
             self.head_sent = True
-            self._slot.on_head(self._status, self.headers, self.length)
-        pieces, self._pieces = self._pieces, []
-        if pieces:
-            self._slot.on_chunk(b"".join(pieces))
+            self._slot.on_head(answer.status, answer.headers, answer.length)
+        if piece := answer.take():
+            self._slot.on_chunk(piece)
 
     def _finish(self) -> None:
-        self._expecting = self._complete = False
+        self._expecting = False
         if self._whole_timer is not None:
             self._stop_timer()
-        if self._bodiless:
-            self._parse_anew()
         if self._paused:
             self.resume()
-        pieces, self._pieces = self._pieces, []
-        if self.head_sent:
-            if pieces:
-                self._slot.on_chunk(b"".join(pieces))
-            self._slot.on_answer(self, self._keep, self._status, None)
-        else:
-            self._slot.on_answer(self, self._keep, self._status, pieces[0] if len(pieces) == 1 else b"".join(pieces))
-
-    # --- the parser's side ---
-
-    def on_message_begin(self) -> None:
-        if self._complete:
-            self._keep = False  # more than was asked for: what follows belongs to no call
+        body = self.answer.take()
+        if not self.head_sent:
+            self._slot.on_answer(self, body)
             return
-        self.headers = []
-        self.length = -1
-        self._chunked = self._closes = False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._complete or self._status:
-            return  # a trailer
-        name = name.lower()
-        if name not in _THEIRS:
-            self.headers.append((name, value))
-        elif name == b"content-length":
-            self.length = int(value)
-        elif name == b"transfer-encoding":
-            self._chunked = True
-        elif name == b"connection":
-            self._closes = b"close" in value.lower()
-
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if self._complete or 100 <= status < 200:
-            return
-        self._status = status
-        if self._bodiless:
-            # The parser cannot be told that this answer may have a length, and has no body: another one reads the next.
-            self._complete = True
-            self._keep = self._parser.get_http_version() == "1.1" and not self._closes
-
-    def on_body(self, piece: bytes) -> None:
-        if not self._complete:
-            self._pieces.append(piece)
-        else:
-            self._keep = False  # of an answer to HEAD
-
-    def on_message_complete(self) -> None:
-        if self._status and not self._complete:
-            self._complete = True
-            self._keep = self._parser.should_keep_alive()
-
-
-def _request(head: CallHead, lines: list[bytes]) -> bytes:
-    target = head.path.encode("latin-1")
-    if head.query:
-        target = b"%b?%b" % (target, head.query)
-    return b"%b %b HTTP/1.1\r\n%b\r\n" % (head.method.encode(), target, b"".join(lines))
+        if body:
+            self._slot.on_chunk(body)
+        self._slot.on_answer(self, None)
