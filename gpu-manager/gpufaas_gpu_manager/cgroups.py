@@ -24,6 +24,7 @@ from typing import Final, Protocol
 
 from gpufaas_core.units import Bytes
 from gpufaas_gpu_manager.cgroup_mounts import own_groups
+from gpufaas_gpu_manager.proc import parent_of, started_at
 
 _CPU_PERIOD_US: Final = 100_000
 _PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
@@ -320,8 +321,7 @@ def _delegate(parent: Path, name: str) -> None:
 
 def _ancestors(pid: int) -> Iterable[int]:
     while pid > 1:
-        stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        pid = int(stat[1])
+        pid = parent_of(pid)
         yield pid
 
 
@@ -337,7 +337,7 @@ def find(version: str = "", process: Path = Path("/proc/self")) -> Cgroups:
     :raises OSError: there are none; says why
     """
     namespace, pid = os.stat("/proc/self/ns/pid").st_ino, os.getpid()
-    name = f"gpufaas-{namespace}-{pid}-{_started(pid)}-{next(_serial)}"
+    name = f"gpufaas-{namespace}-{pid}-{started_at(pid)}-{next(_serial)}"
     reasons = []
     parents = own_groups(process)
     if version in ("", "v2"):
@@ -372,17 +372,9 @@ def _stale(parent: Path) -> list[Path]:
     found = []
     for each in parent.iterdir():
         parts = _NAME.fullmatch(each.name)
-        if parts and int(parts[1]) == namespace and _started(int(parts[2])) != int(parts[3]):
+        if parts and int(parts[1]) == namespace and started_at(int(parts[2])) != int(parts[3]):
             found.append(each)
     return found
-
-
-def _started(pid: int) -> int:
-    """Return when *pid* was started, in ticks since boot: with it, a process number is not mistaken for a later one."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    except OSError:
-        return -1
 
 
 def _clear(home: Path, group: Callable[[Path], Group]) -> None:

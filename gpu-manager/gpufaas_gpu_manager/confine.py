@@ -6,12 +6,10 @@ and, as root, gives up the right to raise its own limits. What this process may 
 which of it is in force.
 """
 
-import contextlib
 import ctypes
 import os
 import resource
 import struct
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -74,23 +72,6 @@ def inherit_orphans() -> None:
 def end_with_parent(number: int) -> None:
     """Have the kernel send signal *number* to this process when its parent ends (PR_SET_PDEATHSIG)."""
     _libc.prctl(_PR_SET_PDEATHSIG, number)
-
-
-def children_of(pid: int) -> list[int]:
-    """Return its children, of all its threads; those that have ended and were not reaped among them."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
-    return found
-
-
-def descendants_of(pid: int) -> list[int]:
-    """Return *pid* and all that it started, as far as their parents live; parents come first."""
-    found = [pid]
-    for each in found:  # grows meanwhile
-        found += [child for child in children_of(each) if child not in found]
-    return found
 
 
 def may(capability: int) -> bool:

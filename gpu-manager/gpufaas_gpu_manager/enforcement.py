@@ -3,7 +3,7 @@ What holds the workers of a node to what was promised to them, beside the RLIMIT
 
 RLIMIT_DATA sees private memory of one process, and makes an allocation fail, which a handler survives. What it does not
 see, shared memory and children, is held by a control group for each worker where the platform may make some, else by
-watching (watch.py). Both end the worker, with all that it started.
+watching (memory_watch.py). Both end the worker, with all that it started.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Bytes, MiB, format_bytes
 from gpufaas_gpu_manager.cgroups import Cgroups, Group, find
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Confine, may
-from gpufaas_gpu_manager.watch import MemoryWatch, used_by
+from gpufaas_gpu_manager.memory_watch import MemoryWatch, used_by
 
 Mode = Literal["auto", "cgroup", "watcher", "rlimit"]
 

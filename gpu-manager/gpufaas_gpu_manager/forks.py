@@ -15,8 +15,8 @@ import msgspec
 
 from gpufaas_functions.runner import WorkerStart
 from gpufaas_gpu_manager.confine import NOT_CONFINED, Confine, inherit_orphans
-from gpufaas_gpu_manager.cpu_time import progress_of, state_of
 from gpufaas_gpu_manager.orphans import end_orphans, is_fork_server
+from gpufaas_gpu_manager.proc import progress_of, state_of
 from gpufaas_gpu_manager.stuck import LOOK_S, Replaced, Silence
 from gpufaas_gpu_manager.zygote import (
     MAX_MESSAGE,

@@ -5,8 +5,8 @@ from typing import Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import Bytes
-from gpufaas_gpu_manager.cpu_time import progress_of
 from gpufaas_gpu_manager.enforcement import Hold
+from gpufaas_gpu_manager.proc import progress_of
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import Place, Running
 

@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from gpufaas_core.units import Seconds
-from gpufaas_gpu_manager.confine import children_of
+from gpufaas_gpu_manager.proc import children_of
 
 _WAIT_S: Final[Seconds] = 1.0
 """For processes that were sent SIGKILL; one that waits for a dead disk or device is left to end when it can."""

@@ -12,7 +12,7 @@ import time
 from typing import Final, NoReturn
 
 from gpufaas_core.units import Seconds
-from gpufaas_gpu_manager.confine import children_of
+from gpufaas_gpu_manager.proc import children_of
 
 _STUCK_S: Final[Seconds] = 5.0
 """An orphan that was sent SIGKILL so long ago waits for a dead disk or device: it holds up no later end of a worker."""

@@ -13,9 +13,8 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gpufaas_gpu_manager.confine import children_of, descendants_of
-from gpufaas_gpu_manager.cpu_time import Progress, stat_of, state_of
 from gpufaas_gpu_manager.orphans import end_orphans
+from gpufaas_gpu_manager.proc import Progress, children_of, descendants_of, stat_of, state_of
 from gpufaas_gpu_manager.reaper import kill_group
 
 LOOK_S: Final = 1.0

@@ -7,7 +7,6 @@ from typing import Protocol
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.messages import Event, Lease, LoadCopy
 from gpufaas_core.model import Bytes, FunctionId, Seconds
-from gpufaas_gpu_manager.cpu_time import cpu_seconds
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.launch.processes import ForkedProcess, ServedProcess, describe_status
@@ -15,8 +14,8 @@ from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.launch.served import Ports
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import Logs
+from gpufaas_gpu_manager.proc import cpu_seconds, usage_of
 from gpufaas_gpu_manager.room import WorkerDevice
-from gpufaas_gpu_manager.usage import usage_of
 from gpufaas_gpu_manager.worker import Worker, WorkerPlace
 from gpufaas_gpu_manager.worker_calls import Running
 

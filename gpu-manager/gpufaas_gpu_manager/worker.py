@@ -17,15 +17,15 @@ from gpufaas_core.frames import FailedHead, ReadyHead
 from gpufaas_core.messages import CopyFailed, Loaded, Measured, WorkerExited
 from gpufaas_core.model import Bytes, copy_id
 from gpufaas_core.units import format_bytes
-from gpufaas_gpu_manager.cpu_time import state_of
 from gpufaas_gpu_manager.enforcement import Hold
 from gpufaas_gpu_manager.exchange import SlotOwner
-from gpufaas_gpu_manager.fetch import Fetch
 from gpufaas_gpu_manager.load_watch import watch_load
 from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import Logs, Output
+from gpufaas_gpu_manager.proc import state_of
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import CallsHost, Place, Running, WorkerCalls
+from gpufaas_gpu_manager.worker_fetch import WorkerFetch
 from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
 
 _LAST_WORDS_S: Final = 0.25
@@ -125,7 +125,7 @@ class Worker(SlotOwner):
         self.watch_abandoned, self.ran_out = calls.watch_abandoned, calls.ran_out
         self.on_broken = self.kill
         self._starting: asyncio.Task[None] | None = None
-        self._fetch = Fetch(spec)
+        self._fetch = WorkerFetch(spec)
 
     @property
     def exclusive(self) -> bool:

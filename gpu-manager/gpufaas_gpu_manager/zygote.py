@@ -31,11 +31,11 @@ from gpufaas_gpu_manager.confine import (
     NOT_CONFINED,
     Confine,
     confine,
-    descendants_of,
     end_with_parent,
     inherit_orphans,
     set_data_limit,
 )
+from gpufaas_gpu_manager.proc import descendants_of
 from gpufaas_gpu_manager.reaper import Reaper, kill_group
 
 PRELOAD: Final = ("numpy", "torch", "safetensors.torch", "gpufaas_functions.author", "gpufaas_functions.runner")

@@ -14,6 +14,7 @@ from gpufaas_gpu_manager.exchange import SlotProtocol
 from gpufaas_gpu_manager.forks import Zygote
 from gpufaas_gpu_manager.launch.recipes import STACKS, Recipes
 from gpufaas_gpu_manager.launch.served import Face, Ports
+from gpufaas_gpu_manager.proc import sizes_of
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.zygote import COPIED, data_limit
 
@@ -157,11 +158,7 @@ def limit_data(pid: int, limit: Bytes, hard_is_soft: bool) -> None:
 
 def data_of(pid: int) -> Bytes:
     """Return the private writable memory of process *pid*, which RLIMIT_DATA limits; 0: it is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
-        for line in file:
-            if line.startswith(b"VmData:"):
-                return int(line.split()[1]) * 1024
-    return 0
+    return sizes_of(pid, "status", b"VmData")[0]
 
 
 def describe_status(status: int) -> str:

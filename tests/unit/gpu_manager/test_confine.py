@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, may
-from gpufaas_gpu_manager.watch import used_by
+from gpufaas_gpu_manager.memory_watch import used_by
 
 MiB = 1024 * 1024
 

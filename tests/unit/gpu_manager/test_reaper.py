@@ -6,7 +6,8 @@ import textwrap
 
 PRELUDE = """
     import os, signal, sys, time
-    from gpufaas_gpu_manager.confine import children_of, inherit_orphans
+    from gpufaas_gpu_manager.confine import inherit_orphans
+    from gpufaas_gpu_manager.proc import children_of
     from gpufaas_gpu_manager.reaper import Reaper
 
     inherit_orphans()

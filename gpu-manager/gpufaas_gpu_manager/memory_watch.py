@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gpufaas_core.units import Bytes, MiB, Seconds
-from gpufaas_gpu_manager.confine import children_of, descendants_of
+from gpufaas_gpu_manager.proc import children_of, descendants_of, sizes_of
 
 _LONGEST_S: Final[Seconds] = 0.5
 _SHORTEST_S: Final[Seconds] = 0.01
@@ -137,7 +137,9 @@ def used_by(pid: int, base: Bytes = 0, memory: Bytes = 0) -> Bytes:
     rough = sum(anonymous + shared + _COPIED for anonymous, shared in cheap) - min(base, cheap[0][0])
     if rough < _NEAR * memory:
         return max(rough, _open_memory(family))
-    looks = [(*figures, *_rollup(each)) for figures, each in zip(cheap, family, strict=True)]
+    # Pages that were written to and that only it has mapped, and its share of shared memory.
+    exact = [sizes_of(each, "smaps_rollup", b"Private_Dirty", b"Pss_Shmem") for each in family]
+    looks = [(*figures, *more) for figures, more in zip(cheap, exact, strict=True)]
     mappers = sum(shm > 0 for _, shm, _, _ in looks)
     private = inherited = mapped = 0
     for anonymous, shm, dirty, share in looks:
@@ -151,27 +153,9 @@ def used_by(pid: int, base: Bytes = 0, memory: Bytes = 0) -> Bytes:
     return private + (inherited if len(family) > 1 else 0) + max(mapped, _open_memory(family))
 
 
-def _status(pid: int) -> tuple[Bytes, Bytes]:
-    """Return private and shared memory that is resident; of a process that has ended, none."""
-    found = {b"RssAnon": 0, b"RssShmem": 0}
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status", "rb") as file:
-        for line in file:
-            name, _, value = line.partition(b":")
-            if name in found:
-                found[name] = int(value.split()[0]) * 1024
-    return found[b"RssAnon"], found[b"RssShmem"]
-
-
-def _rollup(pid: int) -> tuple[Bytes, Bytes]:
-    """Return pages that were written to and only it has mapped, and its share of shared memory."""
-    dirty = shared = 0
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-        for line in file:
-            if line.startswith(b"Pss_Shmem:"):
-                shared = int(line.split()[1]) * 1024
-            elif line.startswith(b"Private_Dirty:"):
-                dirty = int(line.split()[1]) * 1024
-    return dirty, shared
+def _status(pid: int) -> list[Bytes]:
+    """Return its private and its shared resident memory."""
+    return sizes_of(pid, "status", b"RssAnon", b"RssShmem")
 
 
 def _open_memory(family: list[int]) -> Bytes:

@@ -3,7 +3,7 @@ import subprocess
 import sys
 import time
 
-from gpufaas_gpu_manager.cpu_time import cpu_seconds
+from gpufaas_gpu_manager.proc import cpu_seconds
 
 
 def test_what_a_process_and_the_children_it_waited_for_used() -> None:

@@ -1,4 +1,4 @@
-"""What a worker needs, on its way to the node: not watched as a load is, for who fetches gives up what stands still."""
+"""The fetch of what a worker needs. Not watched as a load is: the fetcher gives up what makes no progress."""
 
 import asyncio
 import time
@@ -9,8 +9,8 @@ from gpufaas_core.errors import LoadFailed
 from gpufaas_core.model import Seconds
 
 
-class Fetch:
-    """What one worker waits for before it starts."""
+class WorkerFetch:
+    """What one worker waits for before it starts; `run` once."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.took_s: Seconds | None = None
@@ -28,9 +28,9 @@ class Fetch:
 
     async def run(self, fetch: Callable[[WorkerSpec], Awaitable[None]], killed_for: Callable[[], str]) -> None:
         """
-        Have on this node what is needed.
+        Bring what the worker needs to this node.
 
-        :raises LoadFailed: it was ended meanwhile
+        :raises LoadFailed: the worker was ended meanwhile
         """
         began = time.monotonic()
         self._going = asyncio.ensure_future(fetch(self._spec))
