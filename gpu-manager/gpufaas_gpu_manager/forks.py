@@ -8,27 +8,27 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from gpufaas_functions.runner import WorkerStart
-from gpufaas_gpu_manager.confine import NOT_CONFINED, Confine, inherit_orphans
+from gpufaas_gpu_manager.confine import inherit_orphans
 from gpufaas_gpu_manager.orphans import end_orphans, is_fork_server
 from gpufaas_gpu_manager.proc import progress_of, state_of
 from gpufaas_gpu_manager.stuck import LOOK_S, Replaced, Silence
 from gpufaas_gpu_manager.zygote import (
     MAX_MESSAGE,
+    Asked,
     Exec,
     Exited,
     Forked,
-    Guard,
-    Hello,
+    KillWithManager,
     Ping,
     Said,
     Spawn,
     SpawnFailed,
+    ZygoteReady,
 )
 
 _RESTART_BACKOFF_S: Final = (0.1, 0.5, 2.0, 5.0)
@@ -45,20 +45,102 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Request:
     """A worker that was asked for and is not forked yet. `fds` are copies, so that it can be asked for once more."""
 
     message: Spawn | Exec
-    fds: list[int] = field(default_factory=list)
+    fds: list[int]
     sent: int = 0
     """To so many fork servers."""
     unsent: bool = True
-    """This one has not been asked."""
+    """The present one has not been asked."""
+
+
+class _Requests:
+    """What was asked for and is not forked yet, by worker."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Request] = {}
+
+    def add(self, message: Spawn | Exec, fds: Sequence[int]) -> None:
+        """:raises OSError: this process can have no more open files"""
+        copies: list[int] = []
+        try:
+            copies.extend(map(os.dup, fds))
+        except OSError:
+            _close(copies)
+            raise
+        self._open[message.worker] = _Request(message, copies)
+
+    def send(self, server: "_Server") -> None:
+        """Send what *server* was not asked for yet, as far as it takes that; the rest follows when it has answered."""
+        for each in self._open.values():
+            if each.unsent:
+                if not server.send(each.message, each.fds):
+                    return
+                each.unsent = False
+                each.sent += 1
+
+    def begin_again(self) -> list[int]:
+        """Another fork server is asked for all of them, but for workers that too many were asked for: return those."""
+        given_up = [worker for worker, each in self._open.items() if each.sent >= _ASKED_AT_MOST]
+        for worker in given_up:
+            self.forget(worker)
+        for each in self._open.values():
+            each.unsent = True
+        return given_up
+
+    def forget(self, worker: int) -> None:
+        request = self._open.pop(worker, None)
+        if request is not None:
+            _close(request.fds)
 
     def close(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-        self.fds.clear()
+        for worker in list(self._open):
+            self.forget(worker)
+
+
+class _Server:
+    """One process of a fork server, and our end of its socket."""
+
+    def __init__(self, on_readable: Callable[[], None]) -> None:
+        """:param on_readable: called on the event loop when `receive` has something to return"""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)  # a fork server that does not read must not hold the loop up
+        inherit_orphans()  # of a fork server that is killed: `end_orphans` ends them
+        with theirs:
+            self.process = launch(theirs, environment())
+        is_fork_server(self.process.pid)
+        self._control: socket.socket | None = ours
+        asyncio.get_running_loop().add_reader(ours, on_readable)
+
+    def send(self, message: Asked, fds: Sequence[int] = ()) -> bool:
+        """Return whether it took *message*: not while its buffer is full, nor when it has just died."""
+        if self._control is None:
+            return False
+        try:
+            socket.send_fds(self._control, [_encode(message)], list(fds))
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> bytes | None:
+        """Return its next message, an empty one when it is dead; None: there is none yet, or it was detached."""
+        if self._control is None:
+            return None
+        try:
+            return self._control.recv(MAX_MESSAGE)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def detach(self) -> None:
+        """Close the socket, by which a fork server that runs ends itself and its workers."""
+        if self._control is not None:
+            asyncio.get_running_loop().remove_reader(self._control)
+            self._control.close()
+            self._control = None
 
 
 class Zygote:
@@ -78,12 +160,11 @@ class Zygote:
         self._on_forked = on_forked
         self._on_exited = on_exited
         self._on_said = on_said
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._ready: asyncio.Future[Hello] | None = None
+        self._server: _Server | None = None
+        self._ready: asyncio.Future[ZygoteReady] | None = None
         self._alive: dict[int, int] = {}
         """Workers that this fork server has forked, and their process ids."""
-        self._asked: dict[int, _Asked] = {}
+        self._requests = _Requests()
         self._replaced: list[Replaced] = []
         self._silence = Silence()
         self._owes = False
@@ -95,7 +176,7 @@ class Zygote:
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        return self._server.process.pid if self._server else None
 
     @property
     def fault(self) -> str:
@@ -111,90 +192,51 @@ class Zygote:
     def start(self) -> None:
         """Start it in the background; `ready` says when it can fork."""
         loop = asyncio.get_running_loop()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)  # a fork server that does not read must not hold the loop up
-        inherit_orphans()  # of a fork server that is killed: see `_died`
-        with theirs:
-            self._process = launch(theirs, environment())
-        is_fork_server(self._process.pid)
-        self._control = ours
+        self._server = _Server(self._read)
         if self._ready is None or self._ready.done():
             self._ready = loop.create_future()
         self._silence, self._owes = Silence(), True
-        loop.add_reader(ours, self._read)
         self._timers["look"] = loop.call_later(LOOK_S, self._look)
 
-    async def ready(self) -> Hello:
+    async def ready(self) -> ZygoteReady:
         """Wait until it can fork. No deadline of its own: importing torch from a cold disk may take a minute."""
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()  # asked for before start()
         return await asyncio.shield(self._ready)
 
-    async def spawn(self, worker: int, start: WorkerStart, fds: Sequence[int], confine: Confine = NOT_CONFINED) -> None:
+    async def fork(self, worker: Spawn | Exec, fds: Sequence[int]) -> None:
         """
-        Have *worker* forked with *fds* (its slots, then stdout and stderr); `on_forked` or `on_exited` will tell.
+        Have *worker* forked with *fds* (its slots if it is a `Spawn`, then stdout and stderr); `on_forked` or
+        `on_exited` will tell.
 
         :raises OSError: this process can have no more open files
         """
-        await self._ask(Spawn(worker, start, confine), fds)
-
-    async def run(self, program: Exec, fds: Sequence[int]) -> None:
-        """Have a worker forked that becomes *program*, with *fds* for stdout and stderr; all else as `spawn`."""
-        await self._ask(program, fds)
-
-    async def _ask(self, message: Spawn | Exec, fds: Sequence[int]) -> None:
         await self.ready()
-        asked = _Asked(message)
-        try:
-            asked.fds.extend(map(os.dup, fds))
-        except OSError:
-            asked.close()
-            raise
-        self._asked[message.worker] = asked
-        self._send_asked()
+        self._requests.add(worker, fds)
+        self._send_requests()
 
-    def _send_asked(self) -> None:
-        """Ask for what was not asked for yet, as far as it takes that; the rest follows when it has answered."""
-        if self._starting:
-            return
-        for each in self._asked.values():
-            if each.unsent:
-                if not self._send(each.message, each.fds):
-                    return
-                each.unsent = False
-                each.sent += 1
-
-    def _send(self, message: Spawn | Exec | Ping | Guard, fds: Sequence[int] = ()) -> bool:
-        if self._control is None:
-            return False
-        try:
-            socket.send_fds(self._control, [_encode(message)], list(fds))
-        except OSError:
-            # It takes nothing more for now, or has just died: `_read` finds that out.
-            return False
-        return True
+    def _send_requests(self) -> None:
+        if self._server is not None and not self._starting:
+            self._requests.send(self._server)
 
     def _read(self) -> None:
-        """At most so many messages that the loop turns; a fork server has one for each worker that comes or goes."""
+        """Read so few messages at once that the loop turns: there is one for each worker that comes or goes."""
+        server = self._server
+        assert server is not None
         for _ in range(_READ_AT_ONCE):
-            if self._control is None:
-                return
-            try:
-                data = self._control.recv(MAX_MESSAGE)
-            except BlockingIOError:
+            data = server.receive()
+            if data is None:
                 break
-            except OSError:
-                data = b""
             if not data:
                 self._died()
                 return
             self._on_message(_decode(data))
-        self._send_asked()
+        self._send_requests()
 
     def _on_message(self, said: Said) -> None:
         self._owes = False
         self._silence.broken()
-        if isinstance(said, Hello):
+        if isinstance(said, ZygoteReady):
             self._deaths = 0
             self._fault = ""
             if said.missing:
@@ -202,9 +244,9 @@ class Zygote:
             assert self._ready is not None
             if not self._ready.done():
                 self._ready.set_result(said)
-            self._guard()
+            self._tell_replaced()
         elif isinstance(said, Forked):
-            self._forget_asked(said.worker)
+            self._requests.forget(said.worker)
             self._alive[said.worker] = said.pid
             self._on_forked(said.worker, said.pid)
         elif isinstance(said, Exited):
@@ -212,54 +254,51 @@ class Zygote:
             self._on_exited(said.worker, said.status)
         elif isinstance(said, SpawnFailed):
             self._on_said(f"a worker could not be forked: {said.reason}")
-            self._forget_asked(said.worker)
+            self._requests.forget(said.worker)
             self._on_exited(said.worker, -9)
-
-    def _forget_asked(self, worker: int) -> None:
-        asked = self._asked.pop(worker, None)
-        if asked is not None:
-            asked.close()
 
     # --- when it is stuck, or dead ---
 
     def _look(self) -> None:
         """Every second: is it there? A stopped one is noticed although nobody asks for a worker."""
         self._timers["look"] = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        assert self._server is not None
         if not self._owes:
             self._owes = True
-            self._send(Ping())
-            self._send_asked()
+            self._server.send(Ping())
+            self._send_requests()
             return
-        assert self._process is not None
-        pid = self._process.pid
+        pid = self._server.process.pid
         stuck = self._silence.look(state_of(pid), progress_of(pid), self._starting)
         if stuck:
             self._replace(stuck)
 
     def _replace(self, reason: str) -> None:
-        process, workers, self._alive = self._process, self._alive, {}
-        assert process is not None
+        server, workers, self._alive = self._server, self._alive, {}
+        assert server is not None
         lived = f"; its {len(workers)} workers go on" if workers else ""
         self._on_said(f"the fork server is stuck: {reason}: another one is started{lived}")
         self._detach()
-        self._replaced.append(Replaced(process, workers, self._on_exited, self._is_over))
+        self._replaced.append(Replaced(server.process, workers, self._on_exited, self._is_over))
         self._start_again(f"the fork server was stuck: {reason}")
 
     def _is_over(self, replaced: Replaced) -> None:
         self._replaced.remove(replaced)
-        self._guard()
+        self._tell_replaced()
 
-    def _guard(self) -> None:
-        self._send(Guard([pid for each in self._replaced for pid in each.pids]))
+    def _tell_replaced(self) -> None:
+        if self._server is not None:
+            self._server.send(KillWithManager([pid for each in self._replaced for pid in each.pids]))
 
     def _died(self) -> None:
         self._detach()
         if self._closing:
             return
-        assert self._process is not None
-        status = self._process.wait()  # its socket is closed, so it is gone or about to be
+        assert self._server is not None
+        process = self._server.process
+        status = process.wait()  # its socket is closed, so it is gone or about to be
         self._on_said(f"the fork server ended with status {status}: it is started again, its workers are gone")
-        end_orphans(self._process.pid)
+        end_orphans(process.pid)
         lost, self._alive = self._alive, {}
         self._start_again(f"the fork server ended with status {status}")
         for worker in lost:
@@ -273,17 +312,12 @@ class Zygote:
         delay = _RESTART_BACKOFF_S[min(self._deaths, len(_RESTART_BACKOFF_S) - 1)]
         self._deaths += 1
         self._timers["start"] = loop.call_later(delay, self.start)
-        for worker, asked in list(self._asked.items()):
-            asked.unsent = True
-            if asked.sent >= _ASKED_AT_MOST:
-                self._forget_asked(worker)
-                self._on_exited(worker, -9)
+        for worker in self._requests.begin_again():
+            self._on_exited(worker, -9)
 
     def _detach(self) -> None:
-        if self._control is not None:
-            asyncio.get_running_loop().remove_reader(self._control)
-            self._control.close()
-            self._control = None
+        if self._server is not None:
+            self._server.detach()
         if "look" in self._timers:
             self._timers.pop("look").cancel()
 
@@ -293,18 +327,23 @@ class Zygote:
         self._detach()
         for handle in self._timers.values():
             handle.cancel()
-        for worker in list(self._asked):
-            self._forget_asked(worker)
+        self._requests.close()
         for replaced in self._replaced:
             replaced.close()
-        if self._process is not None:
-            process = self._process
+        if self._server is not None:
+            process = self._server.process
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(process.wait, 5.0)
             if process.poll() is None:
                 process.kill()
                 await asyncio.to_thread(process.wait)
             await asyncio.to_thread(end_orphans, process.pid)
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+    fds.clear()
 
 
 def environment() -> dict[str, str]:

@@ -2,14 +2,14 @@
 The fork server: a process with torch imported that forks a worker when it is told to.
 
 Run as ``python -m gpufaas_gpu_manager.zygote FD``, where FD is one end of a SEQPACKET socket whose other end the
-manager holds. It stays single-threaded and never touches CUDA or a tensor, so that a fork of it is a good place to
-begin. (`multiprocessing`'s fork server would re-import the parent's ``__main__``, the CLI, in each child.)
+manager holds. It stays single-threaded and never touches CUDA or a tensor, so that a fork of it is a good start of a
+worker. (`multiprocessing`'s fork server would re-import the parent's ``__main__``, the CLI, in each child.)
 
-Manager → zygote: `Spawn`, with the worker's sockets and its output's pipes attached. Zygote → manager: `Forked`, later
-`Exited`; first of all `Hello`; `Pong` to each `Ping`. The zygote is the workers' parent, so it is the one that reaps
-them, and it inherits what they leave behind, daemons too (PR_SET_CHILD_SUBREAPER): `Exited` means that the worker and
-all that it started are gone, and that the kernel has taken the memory back. It ends when its socket closes, and no
-worker outlives it (PR_SET_PDEATHSIG).
+Manager → zygote: `Spawn` and `Exec`, with the worker's sockets and its output's pipes attached; `Ping`. Zygote →
+manager: first `ZygoteReady`; for each worker `Forked`, later `Exited`; `Pong` to each `Ping`. It is the workers'
+parent and reaps them. It also inherits what they leave behind, daemons too (PR_SET_CHILD_SUBREAPER): `Exited` means
+that the worker and all that it started are gone, and that the kernel has taken the memory back. The zygote ends when
+its socket closes, and no worker outlives it (PR_SET_PDEATHSIG).
 """
 
 import contextlib
@@ -70,16 +70,16 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
     """Say that you are there."""
 
 
-class Guard(msgspec.Struct, frozen=True, tag=True):
+class KillWithManager(msgspec.Struct, frozen=True, tag=True):
     """
-    From now on, `pids` are to be killed when the manager is gone, each with the group that it leads: an earlier fork
-    server, which is stopped and would not notice, and its workers.
+    Kill `pids` when the manager is gone, each with the group that it leads: an earlier fork server, which is stopped
+    and would not notice, and its workers. Replaces the pids of an earlier message.
     """
 
     pids: list[int]
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
     """The zygote is ready. `missing`: what could not be preloaded (a node without torch still runs CPU functions)."""
 
     threads: int
@@ -109,8 +109,8 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     """Here I am."""
 
 
-Said = Hello | Forked | Exited | SpawnFailed | Pong
-Asked = Spawn | Exec | Ping | Guard
+Said = ZygoteReady | Forked | Exited | SpawnFailed | Pong
+Asked = Spawn | Exec | Ping | KillWithManager
 _decode: Final = msgspec.msgpack.Decoder(Asked).decode
 
 
@@ -125,7 +125,7 @@ def main() -> None:
     server = _ForkServer(socket.socket(fileno=int(sys.argv[1])))
     gc.collect()
     gc.freeze()  # collections in a child would otherwise write to, and so copy, every page of ours
-    server.say(Hello(len(os.listdir("/proc/self/task")), missing))
+    server.say(ZygoteReady(len(os.listdir("/proc/self/task")), missing))
     server.serve()
 
 
@@ -191,7 +191,7 @@ class _ForkServer:
         match asked:
             case Ping():
                 self.say(Pong())
-            case Guard():
+            case KillWithManager():
                 self._guarded = asked.pids
             case Spawn() | Exec():
                 self._fork(asked, fds)
@@ -214,7 +214,7 @@ class _ForkServer:
         # The manager may have been killed just after it said whom to guard.
         with contextlib.suppress(OSError):
             while data := self._control.recv(MAX_MESSAGE, socket.MSG_DONTWAIT):
-                if isinstance(asked := _decode(data), Guard):
+                if isinstance(asked := _decode(data), KillWithManager):
                     self._guarded = asked.pids
         for pid in [each for guarded in self._guarded for each in descendants_of(guarded)]:
             kill_group(pid)

@@ -17,6 +17,7 @@ import pytest
 
 from gpufaas_gpu_manager import cgroups
 from gpufaas_gpu_manager.cgroups import Cgroups, CgroupsV2, Group, GroupV2, find
+from gpufaas_gpu_manager.proc import started_at
 
 MiB = 1024 * 1024
 V2_FILES = {
@@ -104,7 +105,7 @@ def kernels() -> Cgroups:
 
 
 def _name(pid: int, started: int | None = None) -> str:
-    began = cgroups._started(pid) if started is None else started
+    began = started_at(pid) if started is None else started
     return f"gpufaas-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-{began}-0"
 
 

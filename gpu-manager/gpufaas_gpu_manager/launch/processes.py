@@ -16,7 +16,7 @@ from gpufaas_gpu_manager.launch.recipes import STACKS, Recipes
 from gpufaas_gpu_manager.launch.served import Face, Ports
 from gpufaas_gpu_manager.proc import sizes_of
 from gpufaas_gpu_manager.worker import Worker
-from gpufaas_gpu_manager.zygote import COPIED, data_limit
+from gpufaas_gpu_manager.zygote import COPIED, Spawn, data_limit
 
 
 class ForkedProcess:
@@ -46,7 +46,7 @@ class ForkedProcess:
             worker.on_slots(self._slots)
             with worker.output.piped() as ends:
                 fds = [*(each.fileno() for each in theirs), *ends]
-                await self._zygote.spawn(worker.number, start, fds, hold.confine)
+                await self._zygote.fork(Spawn(worker.number, start, hold.confine), fds)
         finally:
             for each in theirs:
                 each.close()
@@ -102,7 +102,7 @@ class ServedProcess:
         worker.hold = self._recipes.hold(worker)
         program = msgspec.structs.replace(program, confine=worker.hold.confine)
         with worker.output.piped() as ends:
-            await self._zygote.run(program, ends)
+            await self._zygote.fork(program, ends)
         self._face.open("127.0.0.1", port)
 
     def end(self) -> None:
