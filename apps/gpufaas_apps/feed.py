@@ -5,7 +5,8 @@ import logging
 from contextlib import aclosing
 
 from gpufaas_adapters.etcd.client import Etcd, Listed, Put
-from gpufaas_adapters.etcd.functions import COUNTS, EntryChanged, EntryRemoved, EtcdFunctionStore, QuotaChanged
+from gpufaas_adapters.etcd.deployed import DeployedFunctions, EntryChanged, EntryRemoved, QuotaChanged
+from gpufaas_adapters.etcd.functions import COUNTS, NAMESPACES
 from gpufaas_apps.process import first_of
 from gpufaas_core.errors import StorageFailed
 from gpufaas_gateway.deploy import Deployer
@@ -16,9 +17,9 @@ log = logging.getLogger("gateway")
 class EtcdFeed:
     """Keeps what a gateway knows as etcd has it, while `run` runs."""
 
-    def __init__(self, etcd: Etcd, store: EtcdFunctionStore, deployer: Deployer) -> None:
+    def __init__(self, etcd: Etcd, deployer: Deployer) -> None:
         self._etcd = etcd
-        self._store = store
+        self._deployed = DeployedFunctions(etcd)
         self._deployer = deployer
         self.listed = asyncio.Event()
         """All functions of etcd are known."""
@@ -34,7 +35,7 @@ class EtcdFeed:
     async def _follow_functions(self) -> None:
         seen: set[str] = set()
         catalogue = self._deployer.catalogue
-        async with aclosing(self._store.watch_entries()) as changes:
+        async with aclosing(self._deployed.watch()) as changes:
             async for change in changes:
                 match change:
                     case EntryChanged(entry):
@@ -53,7 +54,7 @@ class EtcdFeed:
                         self.listed.set()
 
     async def _follow_namespaces(self) -> None:
-        async with aclosing(self._etcd.watch("v1/namespaces/")) as changes:
+        async with aclosing(self._etcd.watch(NAMESPACES)) as changes:
             async for _ in changes:
                 try:
                     await self._deployer.namespaces.load()
@@ -63,7 +64,7 @@ class EtcdFeed:
     async def _follow_quotas(self) -> None:
         seen: set[str] = set()
         quotas = self._deployer.quotas
-        async with aclosing(self._store.watch_quotas()) as changes:
+        async with aclosing(self._deployed.watch_quotas()) as changes:
             async for change in changes:
                 match change:
                     case QuotaChanged(namespace, None):

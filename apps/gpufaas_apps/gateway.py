@@ -129,7 +129,7 @@ class GatewayApp:
             registration = await register(etcd, f"v1/gateways/{me.id}", msgspec.json.encode(about), same=lambda _: True)
             stack.push_async_callback(registration.close)
             self._weights.join(etcd, registration, f"http://{_own_name(options)}:{status_port}")
-            feed = EtcdFeed(etcd, store, front.deployer)
+            feed = EtcdFeed(etcd, front.deployer)
             self._opens = True
             await front.run(
                 listening,

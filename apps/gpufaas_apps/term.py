@@ -9,8 +9,8 @@ from typing import Final, NoReturn
 from msgspec.structs import replace
 
 from gpufaas_adapters.etcd.client import Etcd, Listed
+from gpufaas_adapters.etcd.deployed import DeployedFunctions, EntryChanged, EntryRemoved, FunctionEntry
 from gpufaas_adapters.etcd.election import TTL_S, Leadership
-from gpufaas_adapters.etcd.functions import EntryChanged, EntryRemoved, EtcdFunctionStore, FunctionEntry
 from gpufaas_adapters.etcd.state import EtcdState, read_state
 from gpufaas_apps.options import PolicyOptions
 from gpufaas_apps.process import first_of
@@ -46,7 +46,7 @@ class Term:
             epoch=leadership.epoch,
         )
         self._journal = options.journal
-        self._store = EtcdFunctionStore(etcd)
+        self._deployed = DeployedFunctions(etcd)
         self._entries: dict[str, FunctionEntry] = {}
         """What the engine was told is deployed, by full name."""
         self._listed = asyncio.Event()
@@ -116,7 +116,7 @@ class Term:
                 worker = self._leader.deployed.workers.get(each.function)
                 if worker is not None:
                     try:
-                        await self._store.write_profile(worker.digest, each.kind, each.profile)
+                        await self._deployed.save_profile(worker.digest, each.kind, each.profile)
                     except StorageFailed as exc:
                         log.warning("profile.not_saved %s", exc)
 
@@ -124,7 +124,7 @@ class Term:
 
     async def _follow_functions(self) -> None:
         seen: set[str] = set()
-        async with aclosing(self._store.watch_entries()) as changes:
+        async with aclosing(self._deployed.watch()) as changes:
             async for change in changes:
                 match change:
                     case EntryChanged(entry):
@@ -148,7 +148,7 @@ class Term:
             return
         profiles = {}
         try:
-            profiles = await self._store.read_profiles(entry.function.digest)
+            profiles = await self._deployed.profiles(entry.function.digest)
         except StorageFailed as exc:
             log.warning("profiles.not_read, are learnt again: %s", exc)
         function = replace(entry.function, profiles={**entry.function.profiles, **profiles})

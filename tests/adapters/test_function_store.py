@@ -18,14 +18,15 @@ from typing import TypeAlias
 import pytest
 
 from gpufaas_adapters.etcd.client import Etcd, EtcdSettings, Listed
-from gpufaas_adapters.etcd.functions import (
+from gpufaas_adapters.etcd.deployed import (
+    DeployedFunctions,
     EntryChange,
     EntryChanged,
     EntryRemoved,
-    EtcdFunctionStore,
     FunctionEntry,
     QuotaChanged,
 )
+from gpufaas_adapters.etcd.functions import EtcdFunctionStore
 from gpufaas_adapters.etcd.testing import EtcdProcess
 from gpufaas_adapters.sqlite.functions import SqliteStore
 from gpufaas_core.bundle import WorkerSpec
@@ -336,27 +337,24 @@ async def put_whole(store: EtcdFunctionStore, entry: FunctionEntry) -> None:
     await asyncio.to_thread(store.put, entry.record, entry.worker, entry.function)
 
 
-async def follow(store: EtcdFunctionStore) -> AsyncGenerator[EntryChange]:
-    async with asyncio.timeout(30), aclosing(store.watch_entries()) as changes:
+async def follow(etcd: Etcd) -> AsyncGenerator[EntryChange]:
+    async with asyncio.timeout(30), aclosing(DeployedFunctions(etcd).watch()) as changes:
         async for change in changes:
             yield change
 
 
 async def test_etcd_keeps_with_a_function_what_nodes_and_the_scheduler_need(etcd: Etcd) -> None:
     store = EtcdFunctionStore(etcd)
+    deployed = DeployedFunctions(etcd)
+
     await put_whole(store, entry())
 
-    await asyncio.to_thread(store.put, record())
-
-    assert await store.entries() == [entry()]
-    assert await store.entry("echo.openfaas-fn") == entry()
+    assert await deployed.entries() == [entry()]
     assert entry().is_complete
     await asyncio.to_thread(store.put, record(revision="r2"))
-    held = await store.entry("echo.openfaas-fn")
-    assert held is not None
-    assert (held.record.revision, held.worker, held.is_complete) == ("r2", entry().worker, False)
+    assert [each.is_complete for each in await deployed.entries()] == [False]
     await asyncio.to_thread(store.remove, "echo.openfaas-fn")
-    assert await store.entry("echo.openfaas-fn") is None
+    assert await deployed.entries() == []
 
 
 async def test_etcd_counts_calls_of_whole_entries_too(etcd: Etcd) -> None:
@@ -373,7 +371,7 @@ async def test_etcd_counts_calls_of_whole_entries_too(etcd: Etcd) -> None:
 async def test_etcd_tells_all_who_watch_what_is_deployed(etcd: Etcd, settings: EtcdSettings) -> None:
     store = EtcdFunctionStore(etcd)
     await put_whole(store, entry())
-    async with Etcd(settings) as other, aclosing(follow(EtcdFunctionStore(other))) as changes:
+    async with Etcd(settings) as other, aclosing(follow(other)) as changes:
         assert await anext(changes) == EntryChanged(entry())
         assert isinstance(await anext(changes), Listed)
 
@@ -390,7 +388,7 @@ async def test_etcd_tells_all_who_watch_what_namespaces_may_use(etcd: Etcd, sett
     async with (
         asyncio.timeout(30),
         Etcd(settings) as other,
-        aclosing(EtcdFunctionStore(other).watch_quotas()) as changes,
+        aclosing(DeployedFunctions(other).watch_quotas()) as changes,
     ):
         assert await anext(changes) == QuotaChanged("dev", Quota(max_functions=1))
         assert isinstance(await anext(changes), Listed)
@@ -423,7 +421,7 @@ async def test_etcd_serves_what_it_can_read_beside_what_it_cannot(etcd: Etcd, ca
     await put_whole(store, entry())
     await etcd.put("v1/functions/openfaas-fn/broken", b"tomatoes")
 
-    assert await store.entries() == [entry()]
+    assert await DeployedFunctions(etcd).entries() == [entry()]
 
     assert "store.unreadable key=v1/functions/openfaas-fn/broken" in caplog.text
 
