@@ -428,8 +428,8 @@ def test_sqlite_changes_nothing_when_the_disk_is_full_and_says_what_to_do(tmp_pa
     queue.write([accepted()], [])
     claimed = claim_one(queue)
     # The same error as that of a full disk, without filling one.
-    (pages,) = queue._db.execute("PRAGMA page_count").fetchone()
-    queue._db.execute(f"PRAGMA max_page_count = {pages}")
+    (pages,) = queue._file.db.execute("PRAGMA page_count").fetchone()
+    queue._file.db.execute(f"PRAGMA max_page_count = {pages}")
 
     with pytest.raises(StorageFailed, match="full: free space"):
         queue.write([accepted("small"), accepted("large", body=b"x" * 200_000)], [Done(claimed.key, 500.0, 200, 1)])

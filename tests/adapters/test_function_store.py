@@ -233,7 +233,7 @@ def test_sqlite_leaves_out_a_profile_that_cannot_be_read(tmp_path: Path, kept: b
     """It is learnt again; the bundle can be deployed."""
     store = SqliteStore(tmp_path / "functions.db")
     store.save_profile("d1", "cpu", PROFILE)
-    store._db.execute("INSERT INTO profiles (digest, kind, profile) VALUES ('d1', 'gpu', ?)", (kept,))
+    store._file.db.execute("INSERT INTO profiles (digest, kind, profile) VALUES ('d1', 'gpu', ?)", (kept,))
     assert store.profiles("d1") == {"cpu": PROFILE}
     store.close()
 
@@ -261,8 +261,8 @@ def test_sqlite_says_what_to_do_when_the_disk_is_full_and_keeps_what_was(tmp_pat
     store = SqliteStore(tmp_path / "functions.db")
     store.put(record())
     # The same error as that of a full disk, without filling one.
-    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
-    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    (pages,) = store._file.db.execute("PRAGMA page_count").fetchone()
+    store._file.db.execute(f"PRAGMA max_page_count = {pages}")
     huge = FunctionSpec(service="huge", image="huge:1", env_vars={"blob": "x" * 1_000_000})
 
     with pytest.raises(StorageFailed, match="full: free space on the disk"):
@@ -276,7 +276,9 @@ def test_sqlite_says_what_to_do_when_the_disk_is_full_and_keeps_what_was(tmp_pat
 
 def test_sqlite_says_what_to_do_when_it_may_not_write(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "functions.db")
-    store._db.execute("PRAGMA query_only = ON")  # permissions do not bind root, who runs these tests in a container
+    store._file.db.execute(
+        "PRAGMA query_only = ON"
+    )  # permissions do not bind root, who runs these tests in a container
 
     with pytest.raises(StorageFailed, match=r"functions\.db.*readonly.*make the data directory writable"):
         store.put(record())
@@ -302,7 +304,7 @@ def test_sqlite_refuses_a_file_that_is_no_database(tmp_path: Path) -> None:
 def test_sqlite_takes_up_the_file_of_the_first_version(tmp_path: Path) -> None:
     first = SqliteStore(tmp_path / "functions.db")
     first.put(record())
-    first._db.executescript("DROP TABLE namespaces; DROP TABLE quotas; PRAGMA user_version = 1;")
+    first._file.db.executescript("DROP TABLE namespaces; DROP TABLE quotas; PRAGMA user_version = 1;")
     first.close()
 
     store = SqliteStore(tmp_path / "functions.db")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas_adapters.sqlite import functions as store_module
+from gpufaas_adapters.sqlite import file
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
 from gpufaas_adapters.sqlite.functions import SqliteStore
 from gpufaas_adapters.sqlite.wal import damage
@@ -110,7 +110,7 @@ def test_what_is_deployed_and_removed_is_in_the_file_itself_at_once(tmp_path: Pa
 def test_a_file_that_another_process_holds_is_away_and_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "_BUSY_S", 0.05)
+    monkeypatch.setattr(file, "_BUSY_S", 0.05)
     store = SqliteStore(tmp_path / "gpufaas.db")
     held = sqlite3.connect(tmp_path / "gpufaas.db", isolation_level=None)
     held.execute("BEGIN IMMEDIATE")

@@ -8,15 +8,13 @@ names them is; a file that no row names is removed at the next start. That a cal
 
 import secrets
 import sqlite3
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, assert_never
 
 import msgspec
 
-from gpufaas_adapters.sqlite.wal import check_log
+from gpufaas_adapters.sqlite.file import SqliteFile
 from gpufaas_async_calls.call import (
     AcceptedCall,
     Body,
@@ -34,12 +32,11 @@ from gpufaas_async_calls.call import (
     Waiting,
 )
 from gpufaas_async_calls.spool_file import SpoolFile, remove_files
-from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.units import Seconds
 
-_SCHEMA_VERSION: Final = 1
 # Large columns last: what stands before them is read without following their pages.
-_SCHEMA: Final = """
+_MIGRATIONS: Final = (
+    """
 CREATE TABLE calls (
     key INTEGER PRIMARY KEY,
     id TEXT NOT NULL,
@@ -63,10 +60,12 @@ CREATE TABLE calls (
 CREATE INDEX calls_by_id ON calls (id);
 CREATE INDEX calls_due ON calls (phase, function, due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX calls_ended ON calls (phase, ended_at) WHERE ended_at IS NOT NULL;
-"""
+""",
+)
 _STATUS: Final = "id, function, phase, attempts, deliveries, status, reason, accepted_at, ended_at, due_at, key"
-_STRIPPED: Final = "head = NULL, answer = NULL, body = NULL, answer_body = NULL, body_file = NULL, answer_file = NULL"
-_BUSY_S: Final = 5.0
+_ENDED: Final = {"due_at": None, "reason": None}
+_NO_REQUEST: Final = {"head": None, "body": None, "body_file": None}
+_NO_ANSWER: Final = {"answer": None, "answer_body": None, "answer_file": None}
 _PRUNED_AT_ONCE: Final = 256
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -118,27 +117,21 @@ class SqliteAsyncQueue:
             "cancelled": (done_kept_s, done_kept),
             "dead": (dead_kept_s, dead_kept),
         }
-        self._path = folder / "calls.db"
         self._folder = folder / "bodies"
-        self._lock = threading.Lock()
         self._claimed: set[int] = set()
         self._writes = 0
-        with _translated(self._path, "open"):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            check_log(self._path)
-            self._db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        self._file = SqliteFile(folder / "calls.db", _MIGRATIONS)
         try:
-            with _translated(self._path, "open"):
-                self._prepare()
+            self._remove_orphans()
         except BaseException:
-            self._db.close()
+            self._file.close()
             raise
 
     def write(self, accepted: Sequence[AcceptedCall], outcomes: Sequence[Outcome]) -> None:
         unnamed: list[Path] = []
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             for outcome in outcomes:
-                unnamed += self._settle(outcome)
+                unnamed += self._settle(db, outcome)
             db.executemany(
                 "INSERT INTO calls (id, function, phase, due_at, accepted_at, head, body_file, body)"
                 " VALUES (?, ?, 'queued', ?, ?, ?, ?, ?)",
@@ -148,28 +141,28 @@ class SqliteAsyncQueue:
                 ],
             )
             if outcomes:
-                unnamed += self._prune(max(outcome.at for outcome in outcomes))
+                unnamed += self._prune(db, max(outcome.at for outcome in outcomes))
         self._claimed.difference_update(outcome.key for outcome in outcomes)
         remove_files(unnamed)
 
     def claim(self, phase: Phase, function: str, now: float, limit: int) -> tuple[list[ClaimedCall], float | None]:
-        with self._lock, _translated(self._path, "read"):
+        with self._file.reading() as db:
             # Those claimed are few, and stand at the front: they are read over.
-            due = self._db.execute(
+            due = db.execute(
                 "SELECT key, due_at FROM calls WHERE phase = ? AND function = ? AND due_at IS NOT NULL"
                 " ORDER BY due_at, key LIMIT ?",
                 (phase, function, limit + len(self._claimed) + 1),
             ).fetchall()
             free = [(key, at) for key, at in due if key not in self._claimed]
             keys = [key for key, at in free[:limit] if at <= now]
-            claimed = [self._read(key) for key in keys]
+            claimed = [self._read(db, key) for key in keys]
             self._claimed.update(keys)
             return claimed, free[len(keys)][1] if len(free) > len(keys) else None
 
     def cancel(self, calls: Sequence[str], now: float) -> list[list[CancelledCall]]:
         unnamed: list[Path] = []
         cancelled: list[list[CancelledCall]] = []
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             for call in calls:
                 rows = db.execute(
                     "UPDATE calls SET phase = 'cancelled', due_at = NULL, ended_at = ?, reason = 'it was cancelled'"
@@ -179,21 +172,19 @@ class SqliteAsyncQueue:
                 found = [CancelledCall(key, function, key in self._claimed) for key, function in rows]
                 for each in found:
                     if not each.is_claimed:  # one that is may be reading its files
-                        unnamed += self._strip(each.key)
+                        unnamed += self._strip(db, each.key)
                 cancelled.append(found)
         remove_files(unnamed)
         return cancelled
 
     def get(self, call: str) -> CallStatus | None:
-        with self._lock, _translated(self._path, "read"):
-            row = self._db.execute(
-                f"SELECT {_STATUS} FROM calls WHERE id = ? ORDER BY key DESC LIMIT 1", (call,)
-            ).fetchone()
+        with self._file.reading() as db:
+            row = db.execute(f"SELECT {_STATUS} FROM calls WHERE id = ? ORDER BY key DESC LIMIT 1", (call,)).fetchone()
             return self._status(row) if row else None
 
     def list_dead(self, function: str | None = None, limit: int = 1000) -> list[CallStatus]:
-        with self._lock, _translated(self._path, "read"):
-            rows = self._db.execute(
+        with self._file.reading() as db:
+            rows = db.execute(
                 f"SELECT {_STATUS} FROM calls WHERE phase = 'dead' AND ended_at IS NOT NULL"
                 " AND (?1 IS NULL OR function = ?1) ORDER BY ended_at, key LIMIT ?2",
                 (function, limit),
@@ -202,7 +193,7 @@ class SqliteAsyncQueue:
 
     def requeue(self, call: str, now: float) -> Waiting | None:
         unnamed: list[Path] = []
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             row = db.execute(
                 "SELECT key, function, answer IS NOT NULL, answer_file FROM calls WHERE id = ? AND phase = 'dead'"
                 " ORDER BY key DESC LIMIT 1",
@@ -223,7 +214,7 @@ class SqliteAsyncQueue:
         return Waiting(phase, function, 1, now)
 
     def discard(self, call: str) -> bool:
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             rows = db.execute(
                 "DELETE FROM calls WHERE id = ? AND phase = 'dead' RETURNING body_file, answer_file", (call,)
             ).fetchall()
@@ -231,8 +222,8 @@ class SqliteAsyncQueue:
         return bool(rows)
 
     def waiting(self) -> list[Waiting]:
-        with self._lock, _translated(self._path, "read"):
-            rows = self._db.execute(
+        with self._file.reading() as db:
+            rows = db.execute(
                 "SELECT phase, function, count(*), min(due_at) FROM calls WHERE due_at IS NOT NULL"
                 " GROUP BY phase, function"
             ).fetchall()
@@ -242,98 +233,73 @@ class SqliteAsyncQueue:
         return SpoolFile(self._folder / secrets.token_hex(16))
 
     def close(self) -> None:
-        with self._lock:
-            self._db.close()
+        self._file.close()
 
     # --- rows ---
 
-    def _settle(self, outcome: Outcome) -> list[Path]:
+    def _settle(self, db: sqlite3.Connection, outcome: Outcome) -> list[Path]:
         """Write one outcome; return the files that no row names once it is committed."""
-        db = self._db
         row = db.execute("SELECT due_at, body_file, answer_file FROM calls WHERE key = ?", (outcome.key,)).fetchone()
         if row is None or row[0] is None:
             # It was cancelled while it was claimed, and perhaps forgotten since.
             answered = outcome.answer.body if isinstance(outcome, Deliver) else b""
-            return self._strip(outcome.key) + ([answered] if isinstance(answered, Path) else [])
+            return self._strip(db, outcome.key) + ([answered] if isinstance(answered, Path) else [])
+        unnamed: list[Path] = []
+        changes: dict[str, object] = {"due_at": outcome.at}
         match outcome:
             case Done():
-                db.execute(
-                    "UPDATE calls SET phase = 'done', due_at = NULL, ended_at = ?, status = ?, attempts = ?,"
-                    f" reason = NULL, {_STRIPPED} WHERE key = ?",
-                    (outcome.at, outcome.status, outcome.attempts, outcome.key),
-                )
-                return self._files(*row[1:])
+                changes = {**_ENDED, **_NO_REQUEST, **_NO_ANSWER, "phase": "done", "ended_at": outcome.at}
+                changes |= {"status": outcome.status, "attempts": outcome.attempts}
+                unnamed = self._files(*row[1:])
             case Retry():
-                db.execute(
-                    "UPDATE calls SET due_at = ?, attempts = ?, status = ?, reason = ? WHERE key = ?",
-                    (outcome.at, outcome.attempts, outcome.status, outcome.reason, outcome.key),
-                )
-                return []
+                changes |= {"attempts": outcome.attempts, "status": outcome.status, "reason": outcome.reason}
             case Deliver():
                 answer = outcome.answer
-                head = _encode(_AnswerHead(answer.status, answer.headers, answer.duration_s, answer.attempts_allowed))
-                db.execute(
-                    "UPDATE calls SET phase = 'callback', due_at = ?, attempts = ?, status = ?, exhausted = ?,"
-                    " reason = ?, answer = ?, answer_file = ?, answer_body = ? WHERE key = ?",
-                    (outcome.at, outcome.attempts, answer.status, outcome.exhausted, outcome.exhausted, head,
-                     *_columns(answer.body), outcome.key),
-                )  # fmt: skip
-                return []
+                head = _AnswerHead(answer.status, answer.headers, answer.duration_s, answer.attempts_allowed)
+                file, inline = _columns(answer.body)
+                changes |= {"phase": "callback", "attempts": outcome.attempts, "status": answer.status}
+                changes |= {"exhausted": outcome.exhausted, "reason": outcome.exhausted}
+                changes |= {"answer": _encode(head), "answer_file": file, "answer_body": inline}
             case Redeliver():
-                db.execute(
-                    "UPDATE calls SET due_at = ?, deliveries = ?, reason = ? WHERE key = ?",
-                    (outcome.at, outcome.deliveries, outcome.reason, outcome.key),
-                )
-                return []
+                changes |= {"deliveries": outcome.deliveries, "reason": outcome.reason}
             case Dead():
-                unnamed: list[Path] = []
+                changes = {**_ENDED, "phase": "dead", "ended_at": outcome.at, "reason": outcome.reason}
+                changes |= {"attempts": outcome.attempts, "status": outcome.status}
                 if not outcome.undelivered:
+                    changes |= _NO_ANSWER
                     unnamed = self._files(row[2])
-                    db.execute(
-                        "UPDATE calls SET answer = NULL, answer_file = NULL, answer_body = NULL WHERE key = ?",
-                        (outcome.key,),
-                    )
-                db.execute(
-                    "UPDATE calls SET phase = 'dead', due_at = NULL, ended_at = ?, attempts = ?, status = ?,"
-                    " reason = ? WHERE key = ?",
-                    (outcome.at, outcome.attempts, outcome.status, outcome.reason, outcome.key),
-                )
-                return unnamed
             case _:
                 assert_never(outcome)
+        _update(db, outcome.key, changes)
+        return unnamed
 
-    def _strip(self, key: int) -> list[Path]:
+    def _strip(self, db: sqlite3.Connection, key: int) -> list[Path]:
         """Forget the request and answer of a call that has ended; return their files."""
-        rows = self._db.execute("SELECT body_file, answer_file FROM calls WHERE key = ?", (key,)).fetchall()
-        self._db.execute(f"UPDATE calls SET {_STRIPPED} WHERE key = ?", (key,))
+        rows = db.execute("SELECT body_file, answer_file FROM calls WHERE key = ?", (key,)).fetchall()
+        _update(db, key, {**_NO_REQUEST, **_NO_ANSWER})
         return self._files(*(name for row in rows for name in row))
 
-    def _prune(self, now: float) -> list[Path]:
+    def _prune(self, db: sqlite3.Connection, now: float) -> list[Path]:
         """Forget what ended long ago, and the oldest of what ended if there is too much of it, a few at a time."""
         unnamed: list[Path] = []
+
+        def forget(which: str, *values: object) -> None:
+            chosen = f"SELECT key FROM calls WHERE {which} ORDER BY ended_at LIMIT ?"
+            sql = f"DELETE FROM calls WHERE key IN ({chosen}) RETURNING body_file, answer_file"
+            unnamed.extend(self._files(*(name for row in db.execute(sql, values).fetchall() for name in row)))
+
         for phase, (kept_s, _) in self._kept.items():
-            rows = self._db.execute(
-                "DELETE FROM calls WHERE key IN (SELECT key FROM calls WHERE phase = ? AND ended_at < ?"
-                " ORDER BY ended_at LIMIT ?) RETURNING body_file, answer_file",
-                (phase, now - kept_s, _PRUNED_AT_ONCE),
-            ).fetchall()
-            unnamed += self._files(*(name for row in rows for name in row))
+            forget("phase = ? AND ended_at < ?", phase, now - kept_s, _PRUNED_AT_ONCE)
         self._writes += 1
         if self._writes % 100 == 0:  # counting takes milliseconds
             for phase, (_, kept) in self._kept.items():
-                (count,) = self._db.execute(
-                    "SELECT count(*) FROM calls WHERE phase = ? AND ended_at IS NOT NULL", (phase,)
-                ).fetchone()
-                rows = self._db.execute(
-                    "DELETE FROM calls WHERE key IN (SELECT key FROM calls WHERE phase = ? AND ended_at IS NOT NULL"
-                    " ORDER BY ended_at LIMIT ?) RETURNING body_file, answer_file",
-                    (phase, max(0, count - kept)),
-                ).fetchall()
-                unnamed += self._files(*(name for row in rows for name in row))
+                ended = "phase = ? AND ended_at IS NOT NULL"
+                (count,) = db.execute(f"SELECT count(*) FROM calls WHERE {ended}", (phase,)).fetchone()
+                forget(ended, phase, max(0, count - kept))
         return unnamed
 
-    def _read(self, key: int) -> ClaimedCall:
-        row = self._db.execute(
+    def _read(self, db: sqlite3.Connection, key: int) -> ClaimedCall:
+        row = db.execute(
             "SELECT id, function, attempts, deliveries, exhausted, head, body_file, body, answer, answer_file,"
             " answer_body FROM calls WHERE key = ?",
             (key,),
@@ -366,52 +332,20 @@ class SqliteAsyncQueue:
     def _files(self, *names: str | None) -> list[Path]:
         return [self._folder / name for name in names if name]
 
-    # --- the file ---
-
-    def _prepare(self) -> None:
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version > _SCHEMA_VERSION:
-            raise StorageFailed(
-                f"{self._path} was written by a newer version (schema {version}, this one knows {_SCHEMA_VERSION}): "
-                "start that version, or give another data directory"
-            )
-        if version == 0:
-            self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;")
-        named = {
-            name
-            for row in self._db.execute(
+    def _remove_orphans(self) -> None:
+        """Remove files that no row names."""
+        with self._file.reading() as db:
+            self._folder.mkdir(exist_ok=True)
+            rows = db.execute(
                 "SELECT body_file, answer_file FROM calls WHERE body_file IS NOT NULL OR answer_file IS NOT NULL"
             )
-            for name in row
-        }
-        remove_files([path for path in self._folder.iterdir() if path.name not in named])
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, _translated(self._path, "write"):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:  # a full disk has rolled it back already
-                    self._db.execute("ROLLBACK")
-                raise
+            named = {name for row in rows for name in row}
+            remove_files([path for path in self._folder.iterdir() if path.name not in named])
 
 
-@contextmanager
-def _translated(path: Path, what: str) -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, OSError, msgspec.DecodeError) as exc:
-        code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise StorageAway(f"cannot {what} {path}: {exc}: another process holds it, try again") from exc
-        full = code == sqlite3.SQLITE_FULL
-        advice = "free space on its disk" if full else "check the data directory, that it is whole and writable"
-        raise StorageFailed(f"cannot {what} {path}: {exc}: {advice}") from exc
+def _update(db: sqlite3.Connection, key: int, changes: Mapping[str, object]) -> None:
+    columns = ", ".join(f"{name} = ?" for name in changes)
+    db.execute(f"UPDATE calls SET {columns} WHERE key = ?", (*changes.values(), key))
 
 
 def _head_of(call: AcceptedCall) -> bytes:
