@@ -1,4 +1,4 @@
-"""What the gateway needs from outside, in its own words. Adapters live elsewhere; fakes in `testing.py`."""
+"""What the gateway needs from outside, in its own words. Adapters are in `adapters/` and `cluster/`."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from tests.unit.gateway.fakes import MemoryStore
 
 from gpufaas_adapters.etcd.client import Etcd, EtcdSettings, Listed
 from gpufaas_adapters.etcd.deployed import (
@@ -33,7 +34,6 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.model import Function, Profile, SizesDoc, TimesDoc
 from gpufaas_gateway.spec import FunctionRecord, FunctionSpec, Namespace, Quota
-from gpufaas_gateway.testing import MemoryStore
 
 Store: TypeAlias = MemoryStore | SqliteStore | EtcdFunctionStore
 FULL_SPEC = FunctionSpec(

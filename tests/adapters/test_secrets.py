@@ -9,6 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from tests.unit.gateway.fakes import MemorySecrets
 
 from gpufaas_adapters.etcd.client import Etcd, EtcdSettings, Listed
 from gpufaas_adapters.etcd.secrets import (
@@ -24,7 +25,6 @@ from gpufaas_adapters.etcd.secrets import (
 from gpufaas_adapters.files.secrets import SecretFiles
 from gpufaas_core.errors import InvalidSpec, NameTaken, UnknownName
 from gpufaas_gateway.ports import Secrets
-from gpufaas_gateway.testing import MemorySecrets
 
 KEY = SecretsKey(b"k" * 32)
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import uvicorn
 from click.testing import CliRunner, Result
+from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemorySecrets, MemoryStore
 
 from gpufaas_cli.commands.invoke import describe_timing
 from gpufaas_cli.main import COMMANDS, cli, module_of
@@ -40,7 +41,6 @@ from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.metrics import Metrics
-from gpufaas_gateway.testing import FakeScheduler, FakeWorkers, MemoryArtifacts, MemorySecrets, MemoryStore
 
 DEVICE = Device(DeviceId("n1/cpu:0"), "cpu", 2 * GiB)
 GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import httpx
 import pytest
 from fastapi import FastAPI
+from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemorySecrets, MemoryStore
 
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import Device, DeviceId, FunctionId
@@ -17,7 +18,6 @@ from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
-from gpufaas_gateway.testing import FakeScheduler, FakeWorkers, MemoryArtifacts, MemorySecrets, MemoryStore
 
 CREDENTIALS = Credentials("admin", "pass:wörd")
 DEVICE = Device(DeviceId("n1/cpu:0"), "cpu", 2 * GiB)

@@ -12,12 +12,12 @@ import pytest
 from fastapi import FastAPI
 from msgspec.structs import replace
 from tests.unit.gateway.conftest import DEVICE, Gateway, is_platform_error
+from tests.unit.gateway.fakes import idle
 
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.logs import Printed
 from gpufaas_core.model import CallId, Considered, EngineStatus, Explanation, FunctionId, Profile, ResidentStatus
 from gpufaas_core.units import GiB, MiB
-from gpufaas_gateway.testing import idle
 
 # --- deploy, list, describe, remove ---
 

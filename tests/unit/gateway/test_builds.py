@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 from tests.unit.gateway.conftest import CREDENTIALS, Gateway, client_of, is_platform_error
+from tests.unit.gateway.fakes import FakeBuilder
 
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.remote_build import BuildConfig, Signer
 from gpufaas_core.sealing import make_keys, seal
 from gpufaas_gateway.auth import CleanPaths, Guard
 from gpufaas_gateway.builds import Builds, BuildSettings, build_routes
-from gpufaas_gateway.testing import FakeBuilder
 
 SECRET = b"payload-secret"
 KEYS = make_keys()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from msgspec.structs import replace
+from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemoryStore
 
 from gpufaas_core.errors import (
     CorruptArtifact,
@@ -23,7 +24,6 @@ from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.keeper import Keeper
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.spec import FunctionSpec
-from gpufaas_gateway.testing import FakeScheduler, FakeWorkers, MemoryArtifacts, MemoryStore
 
 ECHO = "echo.openfaas-fn"
 

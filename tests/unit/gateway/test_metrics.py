@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
+from tests.unit.gateway.fakes import idle
 
 from gpufaas_core.model import Device, DeviceId, EngineStatus, FunctionId, ResidentStatus
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.units import GiB
 from gpufaas_gateway.metrics import App, Metrics, Receive, Scope, Send, collapsed
-from gpufaas_gateway.testing import idle
 from gpufaas_gateway.usage import FunctionStats
 
 NOTHING = EngineStatus("lalb", (), {}, {})

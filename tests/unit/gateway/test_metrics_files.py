@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 from msgspec.structs import replace
+from tests.unit.gateway.fakes import idle
 
 from gpufaas_core.model import Device, DeviceId, EngineStatus, Failing, FunctionId, ResidentStatus
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_gateway.metrics import Metrics
-from gpufaas_gateway.testing import idle
 from gpufaas_gateway.usage import FunctionStats, QueueStatus
 
 ROOT = Path(__file__).parents[3]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from tests.unit.gateway.conftest import Gateway, is_platform_error
+from tests.unit.gateway.fakes import MemoryStore
 
 from gpufaas_core.errors import StorageFailed
 from gpufaas_gateway.errors import NotEmpty
 from gpufaas_gateway.namespaces import Namespaces
 from gpufaas_gateway.spec import Namespace
-from gpufaas_gateway.testing import MemoryStore
 
 DEV = {"name": "dev", "annotations": {"openfaas": "1"}, "labels": {"openfaas": "1", "team": "a"}}
 

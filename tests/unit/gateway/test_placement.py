@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemoryStore
 
 from gpufaas_core.constraints import PRODUCT, Constraint
 from gpufaas_core.errors import InvalidSpec, NoDeviceFits
@@ -14,7 +15,6 @@ from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.placement import PROFILES, read_placement, read_profiles
 from gpufaas_gateway.spec import Defaults, FunctionSpec
-from gpufaas_gateway.testing import FakeScheduler, FakeWorkers, MemoryArtifacts, MemoryStore
 
 
 def device(name: str, memory: int = 4 * GiB, **labels: str) -> Device:

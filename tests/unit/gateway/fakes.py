@@ -1,4 +1,4 @@
-"""Fakes of the gateway's ports, in memory and without processes; each passes the contract suite of its port."""
+"""Fakes of the ports of the gateway, in memory and without processes; each passes the contract suite of its port."""
 
 import asyncio
 import hashlib
