@@ -12,8 +12,10 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from gpufaas_core.origin import without_origin
-from gpufaas_gateway.auth import App, Receive, Scope, Send, is_public
+from gpufaas_gateway.auth import is_public
 from gpufaas_gateway.errors import headers_of
 
 if TYPE_CHECKING:
@@ -41,12 +43,12 @@ class ContainerListener:
         self._guarded = guarded
         self._address = ""
         self._subnet: ipaddress.IPv4Network | ipaddress.IPv6Network
-        self._app: App
+        self._app: ASGIApp
         self._server: Server | None = None
-        self._configured: Callable[[App], Config]
+        self._configured: Callable[[ASGIApp], Config]
         self._open = False
 
-    def serve(self, app: App, server: "Server", configured: "Callable[[App], Config]") -> None:
+    def serve(self, app: ASGIApp, server: "Server", configured: "Callable[[ASGIApp], Config]") -> None:
         """:param configured: gives the settings of a server of an app: those that *server* has for *app*"""
         self._app, self._server, self._configured = app, server, configured
 

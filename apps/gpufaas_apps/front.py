@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+from starlette.types import ASGIApp
+
 from gpufaas_apps.container_listener import ContainerListener
 from gpufaas_apps.options import FrontOptions
 from gpufaas_apps.routes import Routes
@@ -25,7 +27,7 @@ from gpufaas_async_calls.settings import AsyncSettings, QueueSettings
 from gpufaas_core.origin import Origins
 from gpufaas_core.revision import git_revision
 from gpufaas_gateway.api import management_app
-from gpufaas_gateway.auth import App, CleanPaths, Credentials, Guard
+from gpufaas_gateway.auth import CleanPaths, Credentials, Guard
 from gpufaas_gateway.builds import Builds, build_routes
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.deploy import Deployer
@@ -136,7 +138,7 @@ class Front:
             queue_of=self._queue_of,
         )
 
-    def _management(self, async_invocations: AsyncInvocations) -> App:
+    def _management(self, async_invocations: AsyncInvocations) -> ASGIApp:
         """Return the app of all routes that are not on the hot path."""
         parts = self._parts
         app = management_app(

@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from gpufaas_async_calls.api import METHOD as ASYNC_METHOD
 from gpufaas_async_calls.api import PREFIX as ASYNC_PREFIX
 from gpufaas_async_calls.api import AsyncInvocations
-from gpufaas_gateway.auth import App
-from gpufaas_gateway.invoke import PREFIX, Invocations, Receive, Scope, Send, log_failure
+from gpufaas_gateway.invoke import PREFIX, Invocations, log_failure
 from gpufaas_gateway.request import BrokenAnswer
 from gpufaas_gateway.websocket_calls import WebSocketCalls, refuse_elsewhere
 
@@ -20,7 +21,7 @@ class Routes:
 
     def __init__(
         self, invocations: Invocations, async_invocations: AsyncInvocations, websocket_calls: WebSocketCalls,
-        management: App,
+        management: ASGIApp,
     ) -> None:  # fmt: skip
         self._invocations = invocations
         self._async_invocations = async_invocations

@@ -9,13 +9,14 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, cast
 
 from fastapi import APIRouter, HTTPException, Path, Query
 from msgspec import Meta, Struct
 from msgspec.structs import replace
+from starlette.types import Receive, Scope, Send
 
 from gpufaas_async_calls.call import INLINE_BODY, AcceptedCall, Body, CallStatus, Header
 from gpufaas_async_calls.callbacks import check_url
@@ -32,7 +33,7 @@ from gpufaas_gateway.call_body import Caller, too_large
 from gpufaas_gateway.call_headers import told_size
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import BadQuery, CallEnded, Unavailable, UnknownCall
-from gpufaas_gateway.invoke import AsgiCaller, Receive, Send, send_whole
+from gpufaas_gateway.invoke import AsgiCaller, send_whole
 from gpufaas_gateway.request import Answer, refusal
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE
 from gpufaas_gateway.typed_routes import refuses, router
@@ -71,7 +72,7 @@ class AsyncInvocations:
         self._allow_local = allow_local_callbacks
         self._rng = rng or random.Random()
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start_ns = time.time_ns()
         raw: bytes = scope["raw_path"]
         name, slash, path = raw[len(PREFIX) :].partition(b"/")

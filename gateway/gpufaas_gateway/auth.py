@@ -14,21 +14,18 @@ import logging
 import os
 import posixpath
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_gateway.errors import headers_of
 
 log = logging.getLogger(__name__)
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PUBLIC: Final[tuple[tuple[str, str], ...]] = (
     ("*", "/function/*"),  # a password that comes along is the function's (§1 item 7)
@@ -46,7 +43,7 @@ USER_FILE: Final = "basic-auth-user"
 PASSWORD_FILE: Final = "basic-auth-password"
 _DEFAULT_USER: Final = "admin"
 _PASSWORD_BYTES: Final = 32
-_BODY: Final = b"invalid credentials"
+_BODY: Final = "invalid credentials"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,7 @@ def is_public(method: str, path: str) -> bool:
 class Guard:
     """Passes on to *app* what is public, or has the password. 401 for the rest, whatever it is."""
 
-    def __init__(self, app: App, credentials: Credentials) -> None:
+    def __init__(self, app: ASGIApp, credentials: Credentials) -> None:
         self._app = app
         self._credentials = credentials
 
@@ -130,7 +127,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008, "reason": "invalid credentials"})
         else:
             headers = {**headers_of(), "WWW-Authenticate": 'Basic realm="Restricted"'}
-            await answer(send, 401, headers, _BODY)
+            await Response(_BODY, 401, headers)(scope, receive, send)
 
     def _may(self, scope: Scope) -> bool:
         if is_public(scope.get("method", "GET"), scope["path"]):
@@ -152,7 +149,7 @@ class CleanPaths:
     Not for ``/function/`` and ``/async-function/``: their paths are the function's, and stay as they came.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,13 +159,14 @@ class CleanPaths:
         raw: bytes = scope["raw_path"].lower()
         if b"%2f" in raw or b"%5c" in raw or "\0" in scope["path"]:
             log.warning("path.refused path=%.200r", scope["path"])
-            await answer(send, 400, headers_of(), b"the path has an encoded slash or a NUL byte: names have none\n")
+            refusal = Response("the path has an encoded slash or a NUL byte: names have none\n", 400, headers_of())
+            await refusal(scope, receive, send)
             return
         cleaned = _clean(scope["path"])
         if cleaned != scope["path"]:
             query = scope["query_string"].decode("latin-1")
             location = quote(cleaned, safe="/-._~!$&'()*+,;=:@") + (f"?{query}" if query else "")
-            await answer(send, 301, {"Location": location}, b"")
+            await Response(status_code=301, headers={"Location": location})(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -176,13 +174,6 @@ class CleanPaths:
 def _clean(path: str) -> str:
     cleaned = posixpath.normpath("/" + path.lstrip("/"))
     return cleaned + "/" if path.endswith(("/", "/.", "/..")) and cleaned != "/" else cleaned
-
-
-async def answer(send: Send, status: int, headers: dict[str, str], body: bytes) -> None:
-    fields = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-    fields.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _digest(text: bytes) -> bytes:

@@ -1,16 +1,13 @@
 """The HTTP front of calls: ``/function/NAME[/path]``, a plain ASGI application. `calls` runs them."""
 
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
 
 from gpufaas_core.errors import CallCancelled
 from gpufaas_gateway.origins import SCOPE_KEY
 from gpufaas_gateway.request import Answer, BrokenAnswer, Request, Run
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 log = logging.getLogger("gateway")
 

@@ -8,13 +8,14 @@ Prometheus families are made from the counts (`usage.FunctionStats`) at scrape t
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpufaas_core.model import EngineStatus
 from gpufaas_core.scaling import ScalingRule
@@ -32,11 +33,6 @@ _PATHS: Final = (
     "/system/scale-function", "/system/secrets", "/system/status", "/system/telemetry", "/ui",
 )  # fmt: skip
 """What management routes begin with. Names behind them are left out: they are as many as people like."""
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Metrics:
@@ -76,7 +72,7 @@ class Metrics:
         self.functions.pop(name, None)
         self.rules.pop(name, None)
 
-    def counted(self, app: App) -> App:
+    def counted(self, app: ASGIApp) -> ASGIApp:
         """Return *app*, the management routes, with its requests counted when their answers end."""
 
         async def count(scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,7 +80,7 @@ class Metrics:
                 return await app(scope, receive, send)
             status = "499"  # without an answer the client was gone, which nginx has this number for
 
-            async def watch(message: MutableMapping[str, Any]) -> None:
+            async def watch(message: Message) -> None:
                 nonlocal status
                 if message["type"] == "http.response.start":
                     status = str(message["status"])

@@ -2,8 +2,10 @@
 
 from collections.abc import Awaitable
 
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from gpufaas_core.origin import PREFIX, Origins, without_origin
-from gpufaas_gateway.auth import App, Receive, Scope, Send, answer
 from gpufaas_gateway.errors import headers_of
 
 SCOPE_KEY = "gpufaas.outer"
@@ -18,7 +20,7 @@ _REFUSED = (
 class FromWorkers:
     """Passes on to *app* what came by a worker's address as if it had come without; by a forged one, nothing: 403."""
 
-    def __init__(self, app: App, origins: Origins) -> None:
+    def __init__(self, app: ASGIApp, origins: Origins) -> None:
         self._app = app
         self._origins = origins
 
@@ -35,7 +37,7 @@ class FromWorkers:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008, "reason": "of no worker of this platform"})
             else:
-                await answer(send, 403, headers_of(), _REFUSED)
+                await Response(_REFUSED, 403, headers_of())(scope, receive, send)
             return
         raw = b"/" + scope["raw_path"][len(_RAW_PREFIX) :].partition(b"/")[2]
         await self._app({**scope, "path": path, "raw_path": raw, SCOPE_KEY: outer}, receive, send)

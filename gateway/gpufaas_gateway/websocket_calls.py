@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import MutableMapping
 from typing import Any, Final
 
+from starlette.types import Receive, Scope, Send
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import CLIENT, OPEN, Protocol
 from websockets.utils import accept_key
@@ -26,7 +27,7 @@ from gpufaas_core.units import Bytes, MiB, format_bytes
 from gpufaas_gateway.call_headers import Header
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.errors import headers_of, status_of
-from gpufaas_gateway.invoke import PREFIX, Receive, Scope, Send
+from gpufaas_gateway.invoke import PREFIX
 from gpufaas_gateway.origins import SCOPE_KEY
 from gpufaas_gateway.protocol import TURN_BYTES
 from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, Run, refusal

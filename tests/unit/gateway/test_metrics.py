@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.unit.gateway.fakes import idle
 
 from gpufaas_core.model import Device, DeviceId, EngineStatus, FunctionId, ResidentStatus
 from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.units import GiB
-from gpufaas_gateway.metrics import App, Metrics, Receive, Scope, Send, collapsed
+from gpufaas_gateway.metrics import Metrics, collapsed
 from gpufaas_gateway.usage import FunctionStats
 
 NOTHING = EngineStatus("lalb", (), {}, {})
@@ -143,7 +144,7 @@ def test_a_path_is_counted_without_the_names_in_it(path: str, label: str) -> Non
     assert collapsed(path) == label
 
 
-async def requested(metrics: Metrics, app: App, **scope: str) -> None:
+async def requested(metrics: Metrics, app: ASGIApp, **scope: str) -> None:
     async def receive() -> MutableMapping[str, Any]:
         return {"type": "http.disconnect"}
 
