@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -21,36 +21,12 @@ from gpufaas_core.units import Bytes, MiB, Seconds, parse_bytes, parse_duration
 from gpufaas_gateway.cors import HEADERS, METHODS, ORIGINS, Cors, read_cors
 from gpufaas_gateway.placement import DEVICE_ANNOTATION, NOTHING_ASKED, PROFILES, Placement, Profiles, read_placement
 
-_T = TypeVar("_T")
-
 DEFAULT_NAMESPACE: Final = "openfaas-fn"
 """Stock clients put it into every invocation's URL (openfaas.md §1 item 6)."""
 
-PREFIX: Final = "gpufaas."
-KNOWN_ANNOTATIONS: Final = (
-    "gpufaas.allow-pickle",  # read at build: the bundle's manifest has the answer
-    "gpufaas.body-patience",
-    "gpufaas.bundle",
-    HEADERS,
-    METHODS,
-    ORIGINS,
-    DEVICE_ANNOTATION,
-    "gpufaas.idempotent",
-    "gpufaas.load-stall",
-    "gpufaas.max-body",
-    "gpufaas.memory",
-    "gpufaas.queue",
-    "gpufaas.slots",
-    "gpufaas.timeout",
-)
-SCALE_MIN: Final = "com.openfaas.scale.min"
-
 DEFAULT_QUEUE: Final = "faas-request"
 """OpenFaaS's name for the queue of asynchronous calls to functions that name none."""
-_QUEUE: Final = "com.openfaas.queue"
 _QUEUE_NAME: Final = re.compile(r"[a-zA-Z0-9]([-._a-zA-Z0-9]{0,62})")
-_READY: Final = "com.openfaas.ready.http"
-_HEALTH: Final = "com.openfaas.health.http"
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN: Final = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern})*")
 _MAX_SUBDOMAIN: Final = 253
@@ -140,15 +116,13 @@ class Defaults:
     """What the annotation ``com.openfaas.profile`` may name."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the annotations, labels and environment of a spec mean to us."""
 
     bundle: str
     """sha256 of the bundle; empty: it has none, and runs in a container of its image."""
-    memory: Bytes | None
-    """Declared reservation; None: to be derived from the weights."""
-    slots: int | None
+    slots: int | None = None
     """None: not given. Of CPU functions only."""
     timeout_s: Seconds
     stall_s: Seconds
@@ -156,12 +130,14 @@ class Options:
     max_body: Bytes
     body_patience_s: Seconds
     """Of CPU functions."""
-    async_queue: str
+    async_queue: str = DEFAULT_QUEUE
     """Through which its asynchronous calls go."""
-    scaling: ScalingRule | None
+    scaling: ScalingRule | None = None
     """None: copies follow calls."""
     memory_limit: Bytes = 0
     """limits.memory, which a container is held to; 0: not given."""
+    device_memory: Bytes = 0
+    """gpufaas.memory; for an image on a GPU, limits.memory is not about the device's. 0: not given."""
     cpus: float = 0.0
     """limits.cpu, in cores; 0: not given."""
     ready_path: str = ""
@@ -172,8 +148,11 @@ class Options:
     idempotent: bool = False
     """A call may be run twice."""
     cors: Cors | None = None
-    device_memory: Bytes | None = None
-    """gpufaas.memory alone: of a device, which for an image on a GPU is not what limits.memory speaks of."""
+
+    @property
+    def memory(self) -> Bytes:
+        """The declared reservation; 0: to be derived from the weights."""
+        return self.device_memory or self.memory_limit
 
 
 def check_name(name: str) -> None:
@@ -224,44 +203,32 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
 
     :raises InvalidSpec: a bad or unknown value; names the field or annotation, and the nearest known one
     """
-    _check_environment(spec.env_vars or {})
-    annotations = spec.annotations or {}
+    annotations, env, limits = spec.annotations or {}, spec.env_vars or {}, spec.limits or {}
+    _check_environment(env)
     _refuse_unknown(annotations)
     bundle = annotations.get("gpufaas.bundle", "")
     if "gpufaas.bundle" in annotations:
         check_digest(bundle, "annotation gpufaas.bundle")
     elif not spec.image or any(each.isspace() for each in spec.image):
         raise InvalidSpec(f"image: {spec.image[:80]!r} is not the name of an image, and there is no gpufaas.bundle")
-
-    def annotated(name: str, parse: Callable[[str], _T], otherwise: _T) -> _T:
-        return _parse(f"annotation {name}", annotations[name], parse) if name in annotations else otherwise
-
-    limits = spec.limits or {}
-    memory = _parse("limits.memory", limits["memory"], _size) if limits.get("memory") else None
-    timeout_s = defaults.timeout_s
-    if exec_timeout := (spec.env_vars or {}).get("exec_timeout"):
-        timeout_s = _parse("envVars exec_timeout", exec_timeout, _timeout)
+    given = {
+        **{f"limits.{name}": text for name, text in limits.items() if text},
+        **{f"envVars {name}": text for name, text in env.items() if text},
+        **{f"annotation {name}": text for name, text in annotations.items()},
+    }
+    read: dict[str, Any] = {name: getattr(defaults, name) for name in _DEFAULTED}
+    for what, (name, parse) in _READ.items():
+        if what in given:
+            try:
+                read[name] = parse(given[what])
+            except InvalidSpec as exc:
+                raise InvalidSpec(f"{what}: {exc}") from exc
     return Options(
         bundle=bundle,
-        memory=annotated("gpufaas.memory", _size, memory),
-        slots=annotated("gpufaas.slots", _slots, None),
-        timeout_s=annotated("gpufaas.timeout", _timeout, timeout_s),
-        stall_s=annotated("gpufaas.load-stall", _timeout, defaults.stall_s),
-        max_queue=annotated("gpufaas.queue", _count, defaults.max_queue),
-        max_body=annotated("gpufaas.max-body", _size, defaults.max_body),
-        body_patience_s=annotated("gpufaas.body-patience", _timeout, defaults.body_patience_s),
-        async_queue=annotated(_QUEUE, _queue, DEFAULT_QUEUE),
         scaling=read_scaling_rule(spec.labels or {}, annotations),
-        memory_limit=memory or 0,
-        cpus=_parse("limits.cpu", limits["cpu"], _cores) if limits.get("cpu") else 0.0,
-        ready_path=_path(annotations, f"{_READY}.path"),
-        health_path=_path(annotations, f"{_HEALTH}.path"),
-        health_period_s=float(annotated(f"{_HEALTH}.periodSeconds", _count, 10)),
-        health_failures=annotated(f"{_HEALTH}.failureThreshold", _count, 3),
         placement=placement_of(spec, defaults, image=not bundle),
-        idempotent=annotated("gpufaas.idempotent", _yes, False),
         cors=read_cors(annotations),
-        device_memory=annotated("gpufaas.memory", _size, None),
+        **read,
     )
 
 
@@ -278,11 +245,10 @@ def placement_of(spec: FunctionSpec, defaults: Defaults, *, image: bool) -> Plac
     )
 
 
-def _path(annotations: Mapping[str, str], name: str) -> str:
-    path = annotations.get(name, "")
-    if path and not re.fullmatch(r"/[!-~]*", path):
-        raise InvalidSpec(f"annotation {name}: {path[:80]!r} is not a path: write for example /healthz")
-    return path
+def _path(text: str) -> str:
+    if text and not re.fullmatch(r"/[!-~]*", text):
+        raise InvalidSpec(f"{text[:80]!r} is not a path: write for example /healthz")
+    return text
 
 
 def _cores(text: str) -> float:
@@ -296,11 +262,9 @@ def _cores(text: str) -> float:
 
 def _refuse_unknown(annotations: Mapping[str, str]) -> None:
     for name in annotations:
-        if name.startswith(PREFIX) and name not in KNOWN_ANNOTATIONS:
-            nearest = difflib.get_close_matches(name, KNOWN_ANNOTATIONS, n=1, cutoff=0.0)[0]
-            raise InvalidSpec(
-                f"annotation {name} is not known: did you mean {nearest}? (known: {', '.join(KNOWN_ANNOTATIONS)})"
-            )
+        if name.startswith("gpufaas.") and name not in _KNOWN:
+            nearest = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]
+            raise InvalidSpec(f"annotation {name} is not known: did you mean {nearest}? (known: {', '.join(_KNOWN)})")
 
 
 def _check_environment(env: Mapping[str, str]) -> None:
@@ -309,13 +273,6 @@ def _check_environment(env: Mapping[str, str]) -> None:
             raise InvalidSpec(f"envVars: {name!r} is not a name of an environment variable")
         if "\0" in value:
             raise InvalidSpec(f"envVars {name}: the value contains a NUL byte, which no environment can hold")
-
-
-def _parse(what: str, text: str, parse: Callable[[str], _T]) -> _T:
-    try:
-        return parse(text)
-    except InvalidSpec as exc:
-        raise InvalidSpec(f"{what}: {exc}") from exc
 
 
 def _size(text: str) -> Bytes:
@@ -356,8 +313,40 @@ def _count(text: str) -> int:
     return count
 
 
-def _slots(text: str) -> int | None:
+def _slots(text: str) -> int:
     slots = _count(text)
     if slots > _MAX_SLOTS:
         raise InvalidSpec(f"{text!r} is over the limit of {_MAX_SLOTS} calls at once in one worker")
     return slots
+
+
+_READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
+    "limits.memory": ("memory_limit", _size),
+    "limits.cpu": ("cpus", _cores),
+    "envVars exec_timeout": ("timeout_s", _timeout),
+    "annotation gpufaas.timeout": ("timeout_s", _timeout),
+    "annotation gpufaas.memory": ("device_memory", _size),
+    "annotation gpufaas.slots": ("slots", _slots),
+    "annotation gpufaas.load-stall": ("stall_s", _timeout),
+    "annotation gpufaas.queue": ("max_queue", _count),
+    "annotation gpufaas.max-body": ("max_body", _size),
+    "annotation gpufaas.body-patience": ("body_patience_s", _timeout),
+    "annotation gpufaas.idempotent": ("idempotent", _yes),
+    "annotation com.openfaas.queue": ("async_queue", _queue),
+    "annotation com.openfaas.ready.http.path": ("ready_path", _path),
+    "annotation com.openfaas.health.http.path": ("health_path", _path),
+    "annotation com.openfaas.health.http.periodSeconds": ("health_period_s", lambda text: float(_count(text))),
+    "annotation com.openfaas.health.http.failureThreshold": ("health_failures", _count),
+}
+"""What a deployment may say, as errors name it: field of `Options`, and reader. Of two for a field the later counts."""
+_DEFAULTED: Final = ("timeout_s", "stall_s", "max_queue", "max_body", "body_patience_s")
+"""Fields that `Options` and `Defaults` have in common."""
+_KNOWN: Final = sorted([
+    "gpufaas.allow-pickle",  # read at build: the bundle's manifest has the answer
+    "gpufaas.bundle",
+    HEADERS,
+    METHODS,
+    ORIGINS,
+    DEVICE_ANNOTATION,
+    *(what.removeprefix("annotation ") for what in _READ if what.startswith("annotation gpufaas.")),
+])  # fmt: skip
