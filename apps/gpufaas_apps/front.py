@@ -163,7 +163,7 @@ class Front:
 
     def _queue_of(self, name: str) -> str:
         found = self.catalogue.find(name)
-        return DEFAULT_QUEUE if found is None else found.async_queue
+        return DEFAULT_QUEUE if found is None else found.options.async_queue
 
     async def run(self, listening: socket.socket, background: Sequence[Coroutine[Any, Any, None]]) -> None:
         """

@@ -186,7 +186,7 @@ class ServeApp:
     def _watched(self) -> dict[str, Watched]:
         """Return the functions whose labels say something about scaling, and their load."""
         front = self._front
-        ruled = [(each, each.scaling) for each in front.catalogue.everywhere() if each.unavailable is None]
+        ruled = [(each, each.options.scaling) for each in front.catalogue.everywhere() if each.unavailable is None]
         by_cpu = any(rule is not None and rule.type == "cpu" for _, rule in ruled)
         cpu_s = self._node.host.cpu_seconds() if by_cpu else {}
         pending = front.async_calls.backlog.counts()

@@ -4,57 +4,57 @@ The functions that are deployed, by name: what a call, and whoever asks about fu
 `deploy` puts them here, in one step, after all that can fail has not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import EngineStatus, Function, FunctionId, Profile
-from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.units import Bytes, Seconds
 from gpufaas_gateway.cors import Cors
 from gpufaas_gateway.metrics import Metrics
-from gpufaas_gateway.placement import NOTHING_ASKED, Placement
 from gpufaas_gateway.quotas import Gate
-from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionRecord
+from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionRecord, Options
 from gpufaas_gateway.usage import FunctionStats
 
 
 @dataclass(slots=True, eq=False)
 class Deployed:
-    """One function as it is served now. The invocation path reads it and holds it for the length of a call."""
+    """One function as it is served now. A call reads it, and holds it until it ends."""
 
-    name: str
-    namespace: str
-    full_name: str
-    """``NAME.NAMESPACE``."""
-    function_id: FunctionId
-    spec: WorkerSpec
     record: FunctionRecord
+    spec: WorkerSpec
+    options: Options
     function: Function
     """As the scheduler knows it; its profiles are those of the moment of deployment."""
-    timeout_s: Seconds
-    max_body: Bytes
-    body_patience_s: Seconds
-    async_queue: str
-    """Through which its asynchronous calls go."""
-    exclusive: bool
     stats: FunctionStats
     """Shared by the revisions of a function, so that an update loses no count."""
     profiles: dict[str, Profile]
     """What it costs by device kind, as learnt so far."""
-    scaling: ScalingRule | None = None
-    """What its labels say about copies; None: nothing."""
-    placement: Placement = NOTHING_ASKED
-    """On which devices it may run, and by whose wish."""
     unavailable: str | None = None
     """Why it cannot be called; None: it can."""
-    idempotent: bool = False
-    """A call of it may be run twice."""
-    cors: Cors | None = None
-    """Which pages of other origins may call it; None: it says so itself."""
     why_memory: str = ""
     """How its first reservation came about."""
     gate: Gate | None = None
     """What its calls have to pass; None: its namespace has no limit on calls."""
+
+    # Copies of what is above, for calls.
+    name: str = field(init=False)
+    namespace: str = field(init=False)
+    full_name: str = field(init=False)
+    """``NAME.NAMESPACE``."""
+    function_id: FunctionId = field(init=False)
+    timeout_s: Seconds = field(init=False)
+    max_body: Bytes = field(init=False)
+    body_patience_s: Seconds = field(init=False)
+    exclusive: bool = field(init=False)
+    idempotent: bool = field(init=False)
+    cors: Cors | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        record, options = self.record, self.options
+        self.name, self.namespace, self.full_name = record.name, record.namespace, record.full_name
+        self.function_id, self.exclusive = record.function_id, self.function.exclusive
+        self.timeout_s, self.body_patience_s = options.timeout_s, options.body_patience_s
+        self.max_body, self.idempotent, self.cors = options.max_body, options.idempotent, options.cors
 
     @property
     def reserved(self) -> Bytes:
@@ -119,7 +119,7 @@ class Catalogue:
         old = self._functions.get(new.full_name)
         if old is not None:
             del self._by_id[old.function_id]
-        new.stats = self._metrics.adopt(new.stats, new.replicas, new.scaling)
+        new.stats = self._metrics.adopt(new.stats, new.replicas, new.options.scaling)
         self._functions[new.full_name] = new
         self._called[new.full_name] = new
         if new.namespace == DEFAULT_NAMESPACE:

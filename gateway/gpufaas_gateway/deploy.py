@@ -37,7 +37,6 @@ from gpufaas_gateway.ports import Artifacts, Scheduler, Secrets, Store, Workers
 from gpufaas_gateway.quotas import Claims, NamespaceQuotas
 from gpufaas_gateway.revision import (
     MODEL_BASE,
-    as_served,
     check_fits,
     deployed,
     first_reservation,
@@ -145,7 +144,7 @@ class Deployer:
             log.warning("function.unavailable id=%s reason=%s", record.function_id, exc)
             self._show(unavailable(record, str(exc), self._defaults, self.catalogue.stats(record)))
             return
-        new = as_served(record, worker, options, function, self.catalogue.stats(record), {})
+        new = Deployed(record, worker, options, function, self.catalogue.stats(record), {})
         self._scheduler.deploy(function, worker)
         self._show(new)
         if old is not None:

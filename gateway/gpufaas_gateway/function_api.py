@@ -208,11 +208,11 @@ def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[Fun
                 for kind, each in deployed.profiles.items()
             },
         }
-        allowed = deployed.placement.among([known.device for known in status.devices])
+        allowed = deployed.options.placement.among([known.device for known in status.devices])
         ours["memoryEnforcement"] = sorted({each.labels[MEMORY] for each in allowed if MEMORY in each.labels})
-        if deployed.placement.asked:
+        if deployed.options.placement.asked:
             ours["placement"] = {
-                "asked": [str(each) for each in deployed.placement.asked],
+                "asked": [str(each) for each in deployed.options.placement.asked],
                 "devices": [each.id for each in allowed],
             }
     else:

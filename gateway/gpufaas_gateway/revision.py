@@ -15,7 +15,7 @@ from gpufaas_core.errors import InvalidSpec, NoDeviceFits
 from gpufaas_core.model import Device, Function, Profile
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
 from gpufaas_gateway.catalogue import Deployed
-from gpufaas_gateway.spec import DEFAULT_QUEUE, Defaults, FunctionRecord, FunctionSpec, Options
+from gpufaas_gateway.spec import Defaults, FunctionRecord, FunctionSpec, Options, default_options
 from gpufaas_gateway.usage import FunctionStats
 
 # The first reservation of a model that nobody has measured. Weights are held once (mapped); a quarter more is for
@@ -78,67 +78,22 @@ def deployed(
         floor=spec.memory if options.memory or manifest.kind == "server" else 0,
         elastic=spec.elastic,
     )
-    served = as_served(record, spec, options, function, stats, learnt)
-    served.why_memory = _why_memory(manifest, options, function)
-    return served
-
-
-def as_served(
-    record: FunctionRecord,
-    spec: WorkerSpec,
-    options: Options,
-    function: Function,
-    stats: FunctionStats,
-    learnt: dict[str, Profile],
-) -> Deployed:
-    """Return it as the scheduler is to know it, which may be as another gateway worked it out."""
     return Deployed(
-        name=record.name,
-        namespace=record.namespace,
-        full_name=record.full_name,
-        function_id=record.function_id,
-        spec=spec,
-        record=record,
-        function=function,
-        timeout_s=options.timeout_s,
-        max_body=options.max_body,
-        body_patience_s=options.body_patience_s,
-        async_queue=options.async_queue,
-        exclusive=function.exclusive,
-        stats=stats,
-        profiles=dict(learnt),
-        scaling=options.scaling,
-        placement=options.placement,
-        idempotent=options.idempotent,
-        cors=options.cors,
+        record, spec, options, function, stats, dict(learnt), why_memory=_why_memory(manifest, options, function)
     )
 
 
 def unavailable(record: FunctionRecord, reason: str, defaults: Defaults, stats: FunctionStats) -> Deployed:
     """Return one that is listed, and cannot be called."""
     digest = (record.spec.annotations or {}).get("gpufaas.bundle", "")
-    return Deployed(
-        name=record.name,
-        namespace=record.namespace,
-        full_name=record.full_name,
-        function_id=record.function_id,
-        spec=WorkerSpec(record.function_id, record.name, record.namespace, digest, "http"),
-        record=record,
-        function=Function(record.function_id, digest),
-        timeout_s=defaults.timeout_s,
-        max_body=defaults.max_body,
-        body_patience_s=defaults.body_patience_s,
-        async_queue=DEFAULT_QUEUE,
-        exclusive=False,
-        stats=stats,
-        profiles={},
-        unavailable=reason,
-    )
+    spec = WorkerSpec(record.function_id, record.name, record.namespace, digest, "http")
+    function = Function(record.function_id, digest)
+    return Deployed(record, spec, default_options(digest, defaults), function, stats, {}, unavailable=reason)
 
 
 def check_fits(new: Deployed, devices: Sequence[Device]) -> None:
     """:raises NoDeviceFits: none of *devices* has the memory that it needs"""
-    devices = new.placement.among(devices) or devices
+    devices = new.options.placement.among(devices) or devices
     floor = new.function.floor
     if any(max(floor, new.function.profile(each.kind).occupation) <= each.memory for each in devices):
         return
@@ -146,7 +101,7 @@ def check_fits(new: Deployed, devices: Sequence[Device]) -> None:
         raise NoDeviceFits(f"function {new.name} needs {format_bytes(new.spec.memory)}, and no device has joined yet")
     largest = max(devices, key=lambda device: device.memory)
     need = new.function.profile(largest.kind)
-    allowed = "that it may run on " if new.placement.asked else ""
+    allowed = "that it may run on " if new.options.placement.asked else ""
     size = max(floor, need.occupation)
     how = (
         "measured"

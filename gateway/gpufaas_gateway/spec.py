@@ -9,7 +9,7 @@ annotations that begin with ``gpufaas.`` (the stock CLI passes annotations on, a
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from msgspec import Struct
@@ -216,19 +216,31 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
         **{f"envVars {name}": text for name, text in env.items() if text},
         **{f"annotation {name}": text for name, text in annotations.items()},
     }
-    read: dict[str, Any] = {name: getattr(defaults, name) for name in _DEFAULTED}
+    read: dict[str, Any] = {}
     for what, (name, parse) in _READ.items():
         if what in given:
             try:
                 read[name] = parse(given[what])
             except InvalidSpec as exc:
                 raise InvalidSpec(f"{what}: {exc}") from exc
-    return Options(
-        bundle=bundle,
+    return replace(
+        default_options(bundle, defaults),
         scaling=read_scaling_rule(spec.labels or {}, annotations),
         placement=placement_of(spec, defaults, image=not bundle),
         cors=read_cors(annotations),
         **read,
+    )
+
+
+def default_options(bundle: str, defaults: Defaults) -> Options:
+    """Return those of a function that says nothing."""
+    return Options(
+        bundle=bundle,
+        timeout_s=defaults.timeout_s,
+        stall_s=defaults.stall_s,
+        max_queue=defaults.max_queue,
+        max_body=defaults.max_body,
+        body_patience_s=defaults.body_patience_s,
     )
 
 
@@ -339,8 +351,6 @@ _READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "annotation com.openfaas.health.http.failureThreshold": ("health_failures", _count),
 }
 """What a deployment may say, as errors name it: field of `Options`, and reader. Of two for a field the later counts."""
-_DEFAULTED: Final = ("timeout_s", "stall_s", "max_queue", "max_body", "body_patience_s")
-"""Fields that `Options` and `Defaults` have in common."""
 _KNOWN: Final = sorted([
     "gpufaas.allow-pickle",  # read at build: the bundle's manifest has the answer
     "gpufaas.bundle",

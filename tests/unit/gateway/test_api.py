@@ -250,7 +250,7 @@ async def test_a_function_names_its_queue(gateway: Gateway, given: dict[str, str
 
     found = gateway.catalogue.find("echo")
     assert found is not None
-    assert found.async_queue == queue
+    assert found.options.async_queue == queue
 
 
 @pytest.mark.parametrize("name", ["two words", "-a", "a/b", "a" * 64])

@@ -215,7 +215,7 @@ async def test_an_image_without_a_request_takes_many_calls_on_a_cpu_device() -> 
     deployed = await platform.deploy(image=True, limits={"memory": "256Mi"})
 
     assert (deployed.exclusive, deployed.spec.slots, deployed.spec.memory) == (False, 100, 256 * MiB)
-    assert deployed.placement.among([CPU, GPU]) == [CPU]
+    assert deployed.options.placement.among([CPU, GPU]) == [CPU]
 
 
 async def test_an_image_on_a_gpu_has_all_of_it_and_takes_one_call_at_a_time() -> None:
@@ -227,7 +227,7 @@ async def test_an_image_on_a_gpu_has_all_of_it_and_takes_one_call_at_a_time() ->
     assert (deployed.exclusive, deployed.spec.exclusive, deployed.spec.slots) == (True, True, 1)
     assert deployed.function.profile("Test GPU").occupation == 16 * GiB
     assert deployed.spec.memory_limit == 2 * GiB  # of the machine's memory, which is what limits.memory means
-    assert deployed.placement.among([CPU, GPU]) == [GPU]
+    assert deployed.options.placement.among([CPU, GPU]) == [GPU]
 
 
 async def test_an_image_that_says_what_it_needs_shares_its_gpu() -> None:
