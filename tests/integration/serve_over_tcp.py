@@ -28,13 +28,11 @@ class NodeOverTcp(Node):
 
     remote: RemoteNodes
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, devices: Any, bundles: Any, logs: FunctionLogs, *args: Any, **kwargs: Any) -> None:
+        super().__init__(devices, bundles, logs, *args, **kwargs)
         token = b"secret" * 8
-        assert isinstance(self.logs, FunctionLogs)
-        self._server = CallServer(
-            self, self.logs, Identity("node", "n", "b", token), Path(tempfile.mkdtemp(prefix="calls-"))
-        )
+        spool = Path(tempfile.mkdtemp(prefix="calls-"))
+        self._server = CallServer(self, logs, Identity("node", "n", "b", token), spool)
         self.remote = RemoteNodes(Identity("gateway", "g", "b", token), self._unreachable)
         self._opening = asyncio.get_running_loop().create_task(self._open())
 

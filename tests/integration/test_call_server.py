@@ -357,7 +357,7 @@ async def test_a_lease_that_the_node_refuses_is_refused_here(rig: Rig) -> None:
 
     with pytest.raises(LeaseRefused):
         await rig.call(function)  # a hit, and there is no worker
-    await eventually(lambda: [each["call"] for each in rig.processes[0].of("Refused")] == ["c1"])
+    await eventually(lambda: [each["call"] for each in rig.processes[0].of("NodeRefused")] == ["c1"])
     assert await rig.call(function, b"next", cold=True) == b"next"
 
 

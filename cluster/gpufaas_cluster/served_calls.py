@@ -1,0 +1,250 @@
+"""
+The calls of one connection at a node, one after the other.
+
+No call costs a task: the exchange tells when there is something of an answer. Only a body that streams has one, for it
+waits for the worker.
+"""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import Final, Protocol, cast
+
+import msgspec
+
+from gpufaas_cluster.call_frames import WINDOW, ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, WindowHead
+from gpufaas_cluster.connection import Identity
+from gpufaas_cluster.error_codes import error_name
+from gpufaas_cluster.frame_connection import FrameConnection
+from gpufaas_core.errors import GpufaasError, LeaseRefused, StorageFailed
+from gpufaas_core.frames import FILE, INLINE, AnswerHead, BrokenFrame, CallHead, Kind, encode_frame, encode_prefix
+from gpufaas_core.messages import Lease
+from gpufaas_core.units import format_bytes
+from gpufaas_gpu_manager.exchange import Exchange
+from gpufaas_gpu_manager.node import Node
+
+_decode_call: Final = msgspec.msgpack.Decoder(NodeCallHead).decode
+
+
+class Server(Protocol):
+    """Where calls are served; see `call_server.CallServer`."""
+
+    node: Node
+    me: Identity
+    spool: Path
+    closing: bool
+
+    def call_ended(self) -> None: ...
+
+
+class ServedCalls:
+    """See module."""
+
+    def __init__(self, server: Server, connection: FrameConnection) -> None:
+        self._server = server
+        self._connection = connection
+        self._lease: Lease | None = None
+        self._exchange: Exchange | None = None
+        self._body: _SpooledBody | _StreamedBody | None = None
+        """Of a call whose body does not come with it."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a call."""
+        return self._exchange is not None or self._body is not None
+
+    def begin(self, header: bytes, body: bytes) -> None:
+        """A call comes."""
+        call = _decode_call(header)
+        if self._server.closing:
+            self.fail(LeaseRefused(f"node {self._server.me.id} stops"))
+            return
+        self._lease = call.lease
+        if call.head.body_mode == FILE:
+            self._spool(call.lease, call.head)
+        else:
+            self._start(call.lease, call.head, body)
+
+    def on_body(self, piece: bytes) -> None:
+        """A piece of the body comes. Those of a call that is over are skipped."""
+        if self._body is not None:
+            try:
+                self._body.add(piece)
+            except OSError as exc:
+                self._storage_failed(exc)
+
+    def on_body_end(self) -> None:
+        if isinstance(self._body, _SpooledBody):
+            self._body.end()
+            self._start(self._body.lease, self._body.head, b"")
+        elif self._body is not None:
+            self._body.add(None)
+
+    def pump(self) -> None:
+        """Pass on what there is of the answer, as far as the gateway takes it."""
+        exchange, connection = self._exchange, self._connection
+        if exchange is None:
+            return
+        while not connection.full:
+            piece = exchange.take()
+            if piece is None:
+                break
+            if type(piece) is bytes:
+                connection.write_with(encode_prefix(Kind.CHUNK, None, len(piece)), piece)
+                continue
+            head, body, whole = cast(tuple[AnswerHead, bytes, bool], piece)
+            lease = None if exchange.lease is self._lease else exchange.lease
+            answer = NodeAnswerHead(head, exchange.load_s, exchange.phases, lease)
+            if whole:
+                self._end()
+                connection.write_with(encode_prefix(Kind.ANSWER, answer, len(body)), body)
+                return
+            connection.write_with(encode_prefix(Kind.HEAD, answer, len(body)), body)
+        else:
+            return
+        error = exchange.error
+        if error is not None:
+            self._end()
+            self.fail(error)
+        elif exchange.end is not None:
+            self._end()
+            connection.write(encode_frame(Kind.END, exchange.end))
+
+    def give_up(self) -> None:
+        """The caller is gone: stop the call, if there is one."""
+        exchange, lease = self._exchange, self._lease
+        self._end()
+        if lease is not None and (exchange is None or not exchange.finished):
+            self._server.node.abort(lease.call, lease.device)
+
+    def fail(self, error: GpufaasError) -> None:
+        """Tell the gateway *error*, which is the last that it hears of the call."""
+        kind = NodeKind.REFUSED if isinstance(error, LeaseRefused) else NodeKind.ERROR
+        self._connection.write(encode_frame(kind, error_head(error)))
+
+    # --- within ---
+
+    def _start(self, lease: Lease, head: CallHead, body: bytes) -> None:
+        try:
+            exchange = self._server.node.leases.call(lease, head, body)
+        except LeaseRefused as exc:
+            self._end()
+            self.fail(exc)
+            return
+        self._exchange = exchange
+        exchange.watcher = self.pump
+        if head.body_mode not in (INLINE, FILE):
+            self._body = _StreamedBody(exchange, self._connection)
+            self._connection.write(encode_frame(NodeKind.ROOM, WindowHead(WINDOW)))
+        self.pump()
+
+    def _spool(self, lease: Lease, head: CallHead) -> None:
+        if not self._server.node.leases.open_for_body(lease):
+            self._end()
+            self.fail(LeaseRefused(f"{lease.device} refused call {lease.call}"))
+            return
+        try:
+            self._body = _SpooledBody(self._server.spool, lease, head)
+        except OSError as exc:
+            self._storage_failed(exc)
+
+    def _storage_failed(self, exc: OSError) -> None:
+        size = self._body.size if self._body is not None else 0
+        self.give_up()
+        self.fail(
+            StorageFailed(
+                f"the body of {format_bytes(size)} or more could not be kept in {self._server.spool} on node "
+                f"{self._server.me.id} ({exc.strerror}): make room there, or send less"
+            )
+        )
+
+    def _end(self) -> None:
+        """The call has ended as far as this connection goes."""
+        if self._exchange is not None:
+            self._exchange.watcher = None
+            self._exchange = None
+        self._lease = None
+        if self._body is not None:
+            self._body.close()
+            self._body = None
+        if self._server.closing:
+            self._server.call_ended()
+
+
+class _SpooledBody:
+    """A body that is kept in a file, for its worker to read."""
+
+    def __init__(self, directory: Path, lease: Lease, head: CallHead) -> None:
+        """:raises OSError: the file cannot be made"""
+        self.lease = lease
+        fd, self.path = tempfile.mkstemp(prefix="body-", dir=directory)
+        self._file = os.fdopen(fd, "wb", buffering=0)
+        self.head = msgspec.structs.replace(head, body_path=self.path)
+        self.size = 0
+
+    def add(self, piece: bytes) -> None:
+        """:raises OSError: the disk is full"""
+        self._check_open()
+        self.size += len(piece)
+        view = memoryview(piece)
+        while view:
+            view = view[self._file.write(view) :]
+
+    def end(self) -> None:
+        """All of it is there."""
+        self._check_open()
+        self._file.close()
+
+    def _check_open(self) -> None:
+        if self._file.closed:
+            raise BrokenFrame("more of a body after its end")
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
+
+class _StreamedBody:
+    """A body that is passed on to its worker as it comes, as far as the worker takes it."""
+
+    size = 0
+
+    def __init__(self, exchange: Exchange, connection: FrameConnection) -> None:
+        self._exchange = exchange
+        self._connection = connection
+        self._pieces: deque[bytes | None] = deque()
+        """Those that the worker has not; None: the end."""
+        self._more = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._feed())
+
+    def add(self, piece: bytes | None) -> None:
+        self._pieces.append(piece)
+        self._more.set()
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _feed(self) -> None:
+        taken = 0
+        while True:
+            while self._pieces:
+                piece = self._pieces.popleft()
+                if piece is None:
+                    await self._exchange.end_body()
+                    continue
+                await self._exchange.send_body(piece)
+                taken += len(piece)
+                if taken >= WINDOW // 4:
+                    self._connection.write(encode_frame(NodeKind.ROOM, WindowHead(taken)))
+                    taken = 0
+            self._more.clear()
+            await self._more.wait()
+
+
+def error_head(error: GpufaasError) -> ErrorHead:
+    return ErrorHead(error_name(error), str(error), getattr(error, "retry_after_s", 1.0))
