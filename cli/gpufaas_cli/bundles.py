@@ -1,5 +1,5 @@
 """
-Building a function: from the author's folder to a bundle and its weights. A library; the commands are elsewhere.
+Building a function: from the author's folder to a bundle and its weights.
 
 ::
 
@@ -8,35 +8,30 @@ Building a function: from the author's folder to a bundle and its weights. A lib
         site/                      requirements that are not provided
         gpufaas.json               the manifest
         bundle.tar                 all of these but the weights; reproducible, so its digest names the function
-        .gpufaas-build.json        what it was built from: the same again is no work
+        .gpufaas-build.json        what it was built from: building the same again does nothing
 
-What runs here (build.py) runs in this Python environment; packages are chosen for that of the nodes (`target`).
+build.py runs in this Python environment; packages are chosen for that of the nodes (`target`).
 """
 
-import ast
-import collections
 import hashlib
 import io
 import os
 import platform
-import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
 import msgspec
 
+from gpufaas_cli.handler_check import check_handler
 from gpufaas_cli.requirements import (
     RESERVED,
     Missing,
-    Provided,
     Requirements,
     check_provided,
     find_missing,
@@ -45,8 +40,11 @@ from gpufaas_cli.requirements import (
     installed_version,
     read_requirements,
 )
+from gpufaas_cli.source_files import IGNORED, NOT_HANDLER, copy_tree, find_extra, walk
+from gpufaas_cli.stack import FUNCTION_NAME
+from gpufaas_cli.subprocess_lines import run_shown
 from gpufaas_cli.target import Target, this_python
-from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Kind, Manifest, Needs, Weights
+from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Manifest, Needs, Weights
 from gpufaas_core.environment import misfits
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.units import MiB, Seconds
@@ -60,12 +58,6 @@ _STAMP: Final = ".gpufaas-build.json"
 _FORMAT: Final = 2
 """Part of what a build depends on: raise it when this module makes other bundles from the same folder."""
 
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_LEFT_OUT: Final = frozenset(
-    ("__pycache__", ".git", ".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints", ".DS_Store")
-)
-NOT_HANDLER: Final = frozenset(("build", "template"))
-"""Folders that OpenFaaS skips in a handler folder: it may be the working directory."""
 _NOT_PACKED: Final = frozenset(("template.yml", "meta.json", "Dockerfile", MANIFEST))
 _WEIGHTS: Final = (".safetensors", ".pt2", ".onnx", ".onnx_data", ".onnx.data")
 _PICKLED: Final = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib")
@@ -74,12 +66,6 @@ _STAT_FROM: Final = 16 * MiB
 _BUILD_THREADS: Final = "1"
 """Fixed, since sums in another order give other weights, and so another digest; one, since two threads on a busy
 machine took 48 s for what one does in 6. A build that needs more asks: ``build_args: {OMP_NUM_THREADS: "8"}``."""
-_TAIL_LINES: Final = 20
-
-_CALLED: Final[Mapping[Kind, Mapping[str, tuple[str, ...]]]] = {
-    "model": {"load": ("device",), "handle": ("model", "event", "context")},
-    "http": {"handle": ("event", "context")},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +86,10 @@ class BuildRequest:
     target: Callable[[], Target] = this_python
     """What it is built for; asked only where there are requirements."""
 
+    @property
+    def allows_pickle(self) -> bool:
+        return self.annotations.get(ALLOW_PICKLE, "").strip().lower() in ("true", "1", "yes")
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -115,10 +105,17 @@ class Built:
     seconds: Seconds
 
 
-class _File(msgspec.Struct, frozen=True):
+class _Output(msgspec.Struct, frozen=True):
+    """A file of a finished build."""
+
     path: str
     size: int
     mtime_ns: int
+
+    @classmethod
+    def of(cls, folder: Path, path: Path) -> "_Output":
+        status = path.stat()
+        return cls(path.relative_to(folder).as_posix(), status.st_size, status.st_mtime_ns)
 
 
 class _Stamp(msgspec.Struct, frozen=True):
@@ -127,68 +124,213 @@ class _Stamp(msgspec.Struct, frozen=True):
     inputs: str
     digest: str
     manifest: Manifest
-    outputs: tuple[_File, ...]
+    outputs: tuple[_Output, ...]
 
 
 def build(request: BuildRequest, progress: Callable[[str], None] = lambda _: None) -> Built:
     """
-    Build *request* in ``build_root/NAME``, and tell *progress* what is being done, a line at a time.
+    Build *request* in ``build_root/NAME``, and describe each step to *progress*, a line at a time.
 
     :raises InvalidSpec: something of the author's is missing, malformed, refused or failed; says what and where
     :raises StorageFailed: the build folder cannot be written
     """
     began = time.perf_counter()
-    check_name(request.name)
-    template = find_template(request.lang, request.template_dirs)
-    if template.kind is None:
-        raise InvalidSpec(
-            f"template {template.name} makes container images only: use one of kind model, http or server"
-        )
-    handler = request.root / request.handler
-    _check_folder(handler, request)
-    if template.kind != "server":
-        _check_handler(handler / "handler.py", template.kind, template.name)
-    elif template.workdir == "." and not (handler / "handler.py").is_file():
-        raise InvalidSpec(f"{handler / 'handler.py'} is not there: template {template.name} imports it")
-    copies = [copied(path, request) for path in request.copy]
-    places = (template.path, handler) if template.kind == "server" else (handler,)
-    requirements = [read_requirements(place / "requirements.txt") for place in places]
-    target = request.target() if any(each.asks for each in requirements) else None
-    provided = [check_provided(each, target) for each in requirements] if target is not None else []
-
-    folder = request.build_root / request.name
-    named = [path for each in requirements for path in each.named]
-    inputs = _hash_inputs(request, template, handler, copies, named, provided)
-    stamp = _read_stamp(folder)
-    if stamp is None or stamp.inputs != inputs or not _outputs_are_there(folder, stamp) or not _fits(stamp, target):
+    making = _Build.of(request, progress)
+    inputs = making.hash_inputs()
+    stamp = making.earlier(inputs)
+    up_to_date = stamp is not None
+    folder = making.folder
+    if stamp is None:
         try:
-            stamp = _make(request, template, handler, copies, requirements, target, folder, inputs, progress)
+            stamp = making.make(inputs)
         except OSError as exc:
             what = f"{exc.filename or folder}: {exc.strerror or exc}"
             raise StorageFailed(f"cannot build in {folder}: {what}: check its disk and rights") from exc
-        up_to_date = False
-    else:
-        up_to_date = True
     return Built(
         name=request.name,
         digest=stamp.digest,
         bundle_tar=folder / BUNDLE,
         manifest=stamp.manifest,
-        weights=[(each, _unpacked(folder, template, each.path)) for each in stamp.manifest.weights],
+        weights=[
+            (each, making.function / Path(each.path).relative_to(FUNCTION_DIR)) for each in stamp.manifest.weights
+        ],
         up_to_date=up_to_date,
         seconds=time.perf_counter() - began,
     )
 
 
-# What the author gave, checked before anything is done.
-
-
 def check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not FUNCTION_NAME.fullmatch(name):
         raise InvalidSpec(
             f"{name!r} cannot be the name of a function: use lower-case letters, digits and dashes, 63 at most, "
             "not beginning or ending with a dash"
         )
+
+
+@dataclass(frozen=True)
+class _Build:
+    """A request whose sources were found and checked."""
+
+    request: BuildRequest
+    progress: Callable[[str], None]
+    template: Template
+    handler: Path
+    copies: list[tuple[Path, Path]]
+    requirements: list[Requirements]
+    target: Target | None
+    """None: there are no requirements."""
+
+    @classmethod
+    def of(cls, request: BuildRequest, progress: Callable[[str], None]) -> "_Build":
+        check_name(request.name)
+        template = find_template(request.lang, request.template_dirs)
+        if template.kind is None:
+            raise InvalidSpec(
+                f"template {template.name} makes container images only: use one of kind model, http or server"
+            )
+        handler = request.root / request.handler
+        _check_folder(handler, request)
+        if template.kind != "server":
+            check_handler(handler / "handler.py", template.kind, template.name)
+        copies = [find_extra(path, request.root) for path in request.copy]
+        places = (template.path, handler) if template.kind == "server" else (handler,)
+        requirements = [read_requirements(place / "requirements.txt") for place in places]
+        target = request.target() if any(each.asks for each in requirements) else None
+        return cls(request, progress, template, handler, copies, requirements, target)
+
+    @property
+    def folder(self) -> Path:
+        return self.request.build_root / self.request.name
+
+    @property
+    def function(self) -> Path:
+        return self.folder / self.template.handler_folder
+
+    # --- what it depends on ---
+
+    def hash_inputs(self) -> str:
+        request, template, target = self.request, self.template, self.target
+        provided = [check_provided(each, target) for each in self.requirements] if target is not None else []
+        settings = {
+            "format": _FORMAT,
+            "kind": template.kind,
+            "template": template.name,
+            "folder": template.handler_folder,
+            "build_args": sorted(request.build_args.items()),
+            "allow_pickle": request.allows_pickle,
+            "python": [platform.python_version(), platform.machine()],
+            "provided": [[name, installed_version(name)] for name in sorted(RESERVED)],
+            "requirements": sorted((name, version or "") for each in provided for name, version in each.looked_at),
+        }
+        hashed = hashlib.sha256(msgspec.json.encode(settings))
+        sources = [("template", template.path, frozenset[str]()), ("handler", self.handler, NOT_HANDLER)]
+        sources += [(f"copy:{place.as_posix()}", source, frozenset()) for source, place in self.copies]
+        sources += [("required", path, NOT_HANDLER) for each in self.requirements for path in each.named]
+        for label, source, skip in sources:
+            for file in walk(source, skip):
+                relative = file.relative_to(source).as_posix() if file != source else ""
+                hashed.update(f"\0{label}\0{relative}\0".encode(errors="surrogateescape"))
+                status = file.stat()
+                hashed.update(b"x" if status.st_mode & 0o100 else b"-")
+                if status.st_size >= _STAT_FROM:
+                    hashed.update(f"{status.st_size} {status.st_mtime_ns}".encode())
+                else:
+                    hashed.update(hashlib.sha256(file.read_bytes()).digest())
+        return hashed.hexdigest()
+
+    def earlier(self, inputs: str) -> _Stamp | None:
+        """Return the stamp of an earlier build from the same *inputs*, if it is whole and runs on the target."""
+        try:
+            stamp = msgspec.json.decode((self.folder / _STAMP).read_bytes(), type=_Stamp)
+            whole = all(_Output.of(self.folder, self.folder / each.path) == each for each in stamp.outputs)
+        except (OSError, msgspec.DecodeError):
+            return None
+        needs = stamp.manifest.needs  # the platform may have changed since, or be another one
+        unfit = needs and self.target and any(misfits(needs, each) for each in self.target.environments)
+        return stamp if whole and stamp.inputs == inputs and not unfit else None
+
+    # --- making it ---
+
+    def make(self, inputs: str) -> _Stamp:
+        request, template, folder, function = self.request, self.template, self.folder, self.function
+        assert template.kind is not None
+        if folder.exists():
+            shutil.rmtree(folder)
+        copy_tree(template.path, folder)
+        copy_tree(self.handler, function, NOT_HANDLER)
+        for source, place in self.copies:
+            copy_tree(source, function / place)
+        installed, needs = self._install()
+        if (self.handler / "build.py").is_file():
+            self._run_build_script()
+        weights = []
+        for path in _find_weights(function, request):
+            self.progress(f"hashing {path.name}")
+            weights.append((_hash_weights(function, path), path))
+        manifest = Manifest(
+            kind=template.kind,
+            template=template.name,
+            weights=tuple(each for each, _ in weights),
+            requirements=tuple(map(str, installed)),
+            allow_pickle=request.allows_pickle,
+            command=template.command,
+            workdir=template.workdir,
+            port=template.port,
+            env=template.env,
+            needs=needs,
+        )
+        self.progress("packing")
+        _write_manifest(folder, manifest)
+        digest = _pack(folder, self._roots(), {path for _, path in weights})
+        outputs = (folder / BUNDLE, *(path for _, path in weights))
+        stamp = _Stamp(inputs, digest, manifest, tuple(_Output.of(folder, path) for path in outputs))
+        (folder / _STAMP).write_bytes(msgspec.json.encode(stamp))
+        return stamp
+
+    def _install(self) -> tuple[list[Missing], Needs | None]:
+        """Install in site/ what the target does not provide; return it, and what is needed of the nodes."""
+        installed: list[Missing] = []
+        if self.target is None:
+            return installed, None
+        site = self.folder / SITE_DIR
+        for each in self.requirements:
+            if missing := find_missing(each, self.target, self.progress):
+                self.progress(f"installing {', '.join(map(str, missing))}")
+                install_missing(missing, each, self.target, site)
+                installed += missing
+        needs = find_needs(self.requirements, self.target, site)
+        shutil.rmtree(site / "bin", ignore_errors=True)  # scripts name this machine's interpreter
+        return installed, needs
+
+    def _run_build_script(self) -> None:
+        """Run the author's build.py in the folder of its outputs, reproducibly as far as we can make it."""
+        self.progress("running build.py")
+        paths = [str((self.folder / SITE_DIR).absolute()), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": _BUILD_THREADS,
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+            **self.request.build_args,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        }
+        run_shown(
+            [sys.executable, "build.py"], self.function, environment, self.progress,
+            lambda status: f"{self.handler / 'build.py'} ended with status {status}",
+        )  # fmt: skip
+
+    def _roots(self) -> dict[str, Path]:
+        """Return the files and folders that are packed, by their names in the bundle."""
+        template, site = self.template, self.folder / SITE_DIR
+        if template.workdir != ".":
+            return {FUNCTION_DIR: self.function, SITE_DIR: site}
+        # A server that runs beside its template's files finds all under the names that they have in an image.
+        roots = {SITE_DIR: site, template.handler_folder: self.function}
+        for path in sorted(template.path.iterdir()):
+            if path.name not in _NOT_PACKED and path.name not in IGNORED and path.name not in roots:
+                roots[path.name] = self.folder / path.name
+        return roots
 
 
 def _check_folder(handler: Path, request: BuildRequest) -> None:
@@ -204,221 +346,28 @@ def _check_folder(handler: Path, request: BuildRequest) -> None:
         raise InvalidSpec(f"{build_root} lies inside the handler folder {handler}: build elsewhere, or in its build/")
 
 
-def _check_handler(file: Path, kind: Kind, template: str) -> None:
-    """Find here what would otherwise only fail at deploy: bad syntax, and functions that are missing for sure."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            source = file.read_bytes()
-            tree = ast.parse(source, str(file))
-            compile(source, str(file), "exec", dont_inherit=True)
-    except SyntaxError as exc:
-        shown = f": {exc.text.strip()}" if exc.text and exc.text.strip() else ""
-        raise InvalidSpec(f"{file}:{exc.lineno or 1}: {exc.msg}{shown}") from None
-    except ValueError as exc:  # null bytes
-        raise InvalidSpec(f"{file}: {exc}") from None
-    bound = _bound_names(tree)
-    for name, parameters in _CALLED[kind].items():
-        call = f"{name}({', '.join(parameters)})"
-        if bound is not None and name not in bound:
-            raise InvalidSpec(f"{file} defines no {call}, which {template} calls: add it, or choose another template")
-        for each in tree.body:
-            if isinstance(each, ast.AsyncFunctionDef) and each.name == name:
+def _find_weights(function: Path, request: BuildRequest) -> Iterable[Path]:
+    """:raises InvalidSpec: there are pickled weights, and the author did not accept that"""
+    for path in walk(function):
+        if path.name.endswith(_WEIGHTS):
+            yield path
+        elif path.name.endswith(_PICKLED) and _is_pickle(path):
+            if not request.allows_pickle:
                 raise InvalidSpec(
-                    f"{file}:{each.lineno}: {name} is async, which {template} does not support: write def {name}, with "
-                    "asyncio.run() in it where you need it"
+                    f"{path.relative_to(function)} of function {request.name} is a pickle, which runs any code that "
+                    "its maker put in: save it as .safetensors (safetensors.torch.save_file), .pt2 or .onnx; or, if "
+                    f'you trust its maker, set the annotation {ALLOW_PICKLE}: "true"'
                 )
-        defined = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == name]
-        if len(defined) == 1 and not defined[0].decorator_list and not _takes(defined[0].args, len(parameters)):
-            raise InvalidSpec(f"{file}:{defined[0].lineno}: {template} calls {call}, which this {name} does not take")
+            yield path
 
 
-def _bound_names(tree: ast.Module) -> set[str] | None:
-    """Return the names that a module binds at its top level, or None where only running it can tell."""
-    names: set[str] = set()
-    todo: list[ast.AST] = list(tree.body)
-    while todo:
-        node = todo.pop()
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-                continue  # what it binds is its own
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                names.update(alias.asname or alias.name.partition(".")[0] for alias in aliases)
-            case ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
-            case ast.Name(id="globals" | "exec" | "setattr"):
-                return None
-        todo.extend(ast.iter_child_nodes(node))
-    return None if names & {"*", "__getattr__"} else names
-
-
-def _takes(arguments: ast.arguments, count: int) -> bool:
-    positional = len(arguments.posonlyargs) + len(arguments.args)
-    if any(default is None for default in arguments.kw_defaults):
-        return False
-    return positional - len(arguments.defaults) <= count and (count <= positional or arguments.vararg is not None)
-
-
-def copied(path: Path, request: BuildRequest) -> tuple[Path, Path]:
-    """Return where an extra path is, and its place below the handler folder."""
-    root = request.root.resolve()
-    source = (root / path).resolve()
-    if not source.is_relative_to(root) or source == root:
-        raise InvalidSpec(f"copy: {path} must lie inside {root}, and not be it")
-    if not source.exists():
-        raise InvalidSpec(f"copy: {path} does not exist in {root}")
-    return source, source.relative_to(root)
-
-
-# What a build depends on.
-
-
-def _hash_inputs(
-    request: BuildRequest,
-    template: Template,
-    handler: Path,
-    copies: Iterable[tuple[Path, Path]],
-    named: Iterable[Path],
-    provided: Sequence[Provided],
-) -> str:
-    hashed = hashlib.sha256()
-    settings = {
-        "format": _FORMAT,
-        "kind": template.kind,
-        "template": template.name,
-        "folder": template.handler_folder,
-        "build_args": sorted(request.build_args.items()),
-        "allow_pickle": _allows_pickle(request),
-        "python": [platform.python_version(), platform.machine()],
-        "provided": [[name, installed_version(name)] for name in sorted(RESERVED)],
-        "requirements": sorted((name, version or "") for each in provided for name, version in each.looked_at),
-    }
-    hashed.update(msgspec.json.encode(settings))
-    sources = [("template", template.path, frozenset[str]()), ("handler", handler, NOT_HANDLER)]
-    sources += [(f"copy:{place.as_posix()}", source, frozenset()) for source, place in copies]
-    sources += [("required", path, NOT_HANDLER) for path in named]
-    for label, source, skip in sources:
-        for file in walk(source, skip):
-            relative = file.relative_to(source).as_posix() if file != source else ""
-            hashed.update(f"\0{label}\0{relative}\0".encode(errors="surrogateescape"))
-            status = file.stat()
-            hashed.update(b"x" if status.st_mode & 0o100 else b"-")
-            if status.st_size >= _STAT_FROM:
-                hashed.update(f"{status.st_size} {status.st_mtime_ns}".encode())
-            else:
-                hashed.update(hashlib.sha256(file.read_bytes()).digest())
-    return hashed.hexdigest()
-
-
-def walk(source: Path, skip: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Yield the files of a folder (or the file itself) that belong to a function, sorted."""
-    if source.is_file():
-        yield source
-        return
-    for directory, folders, files in os.walk(source, followlinks=True):
-        top = Path(directory) == source
-        folders[:] = sorted(each for each in folders if each not in _LEFT_OUT and not (top and each in skip))
-        for name in sorted(files):
-            if name in _LEFT_OUT or name.endswith(".pyc"):
-                continue
-            file = Path(directory, name)
-            if not file.exists():
-                raise InvalidSpec(f"{file} is a link to {os.readlink(file)}, which is not there: correct or remove it")
-            yield file
-
-
-def _read_stamp(folder: Path) -> _Stamp | None:
-    try:
-        return msgspec.json.decode((folder / _STAMP).read_bytes(), type=_Stamp)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def _fits(stamp: _Stamp, target: Target | None) -> bool:
-    """Whether what was built runs on *target*: the platform may have changed, or be another one."""
-    needs = stamp.manifest.needs
-    return needs is None or target is None or not any(misfits(needs, each) for each in target.environments)
-
-
-def _outputs_are_there(folder: Path, stamp: _Stamp) -> bool:
-    try:
-        return all(_file(folder, folder / each.path) == each for each in stamp.outputs)
-    except OSError:
-        return False
-
-
-def _file(folder: Path, path: Path) -> _File:
-    status = path.stat()
-    return _File(path.relative_to(folder).as_posix(), status.st_size, status.st_mtime_ns)
-
-
-# Doing it.
-
-
-def _make(
-    request: BuildRequest,
-    template: Template,
-    handler: Path,
-    copies: Iterable[tuple[Path, Path]],
-    requirements: Sequence[Requirements],
-    target: Target | None,
-    folder: Path,
-    inputs: str,
-    progress: Callable[[str], None],
-) -> _Stamp:
-    assert template.kind is not None
-    function, site = folder / template.handler_folder, folder / SITE_DIR
-    if folder.exists():
-        shutil.rmtree(folder)
-    copy_tree(template.path, folder)
-    copy_tree(handler, function, NOT_HANDLER)
-    for source, at in copies:
-        copy_tree(source, function / at)
-
-    installed, needs = _install(requirements, target, site, progress) if target is not None else ([], None)
-    if (handler / "build.py").is_file():
-        _run_build_script(request, handler, function, site, progress)
-
-    weights = []
-    for path in _find_weights(function, request):
-        progress(f"hashing {path.name}")
-        weights.append((_hash_weights(function, path), path))
-    manifest = Manifest(
-        kind=template.kind,
-        template=template.name,
-        weights=tuple(each for each, _ in weights),
-        requirements=tuple(map(str, installed)),
-        allow_pickle=_allows_pickle(request),
-        command=template.command,
-        workdir=template.workdir,
-        port=template.port,
-        env=template.env,
-        needs=needs,
-    )
-    progress("packing")
-    _write_manifest(folder, manifest)
-    digest = _pack(folder, _roots(template, folder), {path for _, path in weights})
-    outputs = (folder / BUNDLE, *(path for _, path in weights))
-    stamp = _Stamp(inputs, digest, manifest, tuple(_file(folder, path) for path in outputs))
-    (folder / _STAMP).write_bytes(msgspec.json.encode(stamp))
-    return stamp
-
-
-def _install(
-    requirements: Sequence[Requirements], target: Target, site: Path, progress: Callable[[str], None]
-) -> tuple[list[Missing], Needs | None]:
-    """Install in *site* what *target* does not provide; return it, and what is needed of the nodes."""
-    installed: list[Missing] = []
-    for each in requirements:
-        if missing := find_missing(each, target, progress):
-            progress(f"installing {', '.join(map(str, missing))}")
-            install_missing(missing, each, target, site)
-            installed += missing
-    needs = find_needs(requirements, target, site)
-    if installed:
-        shutil.rmtree(site / "bin", ignore_errors=True)  # scripts name this machine's interpreter
-    return installed, needs
+def _is_pickle(path: Path) -> bool:
+    """``.bin`` may be anything: torch's are zips or begin with a pickle's protocol. Other names say what they are."""
+    if path.suffix != ".bin":
+        return True
+    with open(path, "rb") as file:
+        start = file.read(4)
+    return start == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05")
 
 
 def _hash_weights(function: Path, path: Path) -> Weights:
@@ -433,98 +382,6 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
     if manifest.needs is None:
         del written["needs"]
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(written)) + b"\n")
-
-
-def _roots(template: Template, folder: Path) -> dict[str, Path]:
-    """Return what the bundle is packed from in *folder*, by its name in the bundle."""
-    function, site = folder / template.handler_folder, folder / SITE_DIR
-    if template.workdir != ".":
-        return {FUNCTION_DIR: function, SITE_DIR: site}
-    # A server that runs beside its template's files finds all under the names that they have in an image.
-    roots = {SITE_DIR: site, template.handler_folder: function}
-    for path in sorted(template.path.iterdir()):
-        if path.name not in _NOT_PACKED and path.name not in _LEFT_OUT and path.name not in roots:
-            roots[path.name] = folder / path.name
-    return roots
-
-
-def copy_tree(source: Path, target: Path, skip: frozenset[str] = frozenset()) -> None:
-    for file in walk(source, skip):
-        place = target / file.relative_to(source) if file != source else target
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
-        shutil.copy(file, place)
-        place.chmod(place.stat().st_mode | 0o200)
-
-
-def _run_build_script(
-    request: BuildRequest, handler: Path, function: Path, site: Path, progress: Callable[[str], None]
-) -> None:
-    """Run the author's build.py where its outputs belong, reproducibly as far as we can make it."""
-    progress("running build.py")
-    paths = [str(site.absolute()), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": _BUILD_THREADS,
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUNBUFFERED": "1",
-        **request.build_args,
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
-    tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
-    with subprocess.Popen(
-        [sys.executable, "build.py"],
-        cwd=function,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                tail.append(line.rstrip())
-                progress(tail[-1])
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        last = next((line for line in reversed(tail) if line), "it said nothing")
-        shown = "".join(f"\n    {line}" for line in tail)
-        raise InvalidSpec(f"{handler / 'build.py'} ended with status {process.returncode}: {last}{shown}")
-
-
-def _find_weights(function: Path, request: BuildRequest) -> list[Path]:
-    """:raises InvalidSpec: there are pickled weights, and the author did not accept that"""
-    found = []
-    for path in walk(function):
-        if path.name.endswith(_WEIGHTS):
-            found.append(path)
-        elif path.name.endswith(_PICKLED) and _is_pickle(path):
-            if not _allows_pickle(request):
-                raise InvalidSpec(
-                    f"{path.relative_to(function)} of function {request.name} is a pickle, which runs any code that "
-                    "its maker put in: save it as .safetensors (safetensors.torch.save_file), .pt2 or .onnx; or, if "
-                    f'you trust its maker, set the annotation {ALLOW_PICKLE}: "true"'
-                )
-            found.append(path)
-    return found
-
-
-def _is_pickle(path: Path) -> bool:
-    """``.bin`` may be anything: torch's are zips or begin with a pickle's protocol. The others are what they say."""
-    if path.suffix != ".bin":
-        return True
-    with open(path, "rb") as file:
-        start = file.read(4)
-    return start == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05")
-
-
-def _allows_pickle(request: BuildRequest) -> bool:
-    return request.annotations.get(ALLOW_PICKLE, "").strip().lower() in ("true", "1", "yes")
 
 
 def _pack(folder: Path, roots: Mapping[str, Path], left_out: set[Path]) -> str:
@@ -549,7 +406,7 @@ def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
 
 
 class _Hashing:
-    """A file that is only written, and the hash of what was."""
+    """A file that can only be written, and the hash of what was."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.sha256 = hashlib.sha256()
@@ -558,7 +415,3 @@ class _Hashing:
     def write(self, content: bytes) -> int:
         self.sha256.update(content)
         return self._file.write(content)
-
-
-def _unpacked(folder: Path, template: Template, path: str) -> Path:
-    return folder / template.handler_folder / Path(path).relative_to(FUNCTION_DIR)

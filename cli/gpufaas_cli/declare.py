@@ -91,6 +91,11 @@ def shows(show: Callable[[Any], object]) -> Callable[[Callable[..., Any]], Calla
     return decorate
 
 
+def option(*names: str, says: str, **more: Any) -> Callable[[F], F]:
+    """Return an option with the help *says*, which shows its default, if it has one."""
+    return click.option(*names, help=says, show_default=more.get("default") not in (None, "", False), **more)
+
+
 def parsed(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Parameter, Any], T | None]:
     """Return what reads an option's text, as its ``callback``: *parse*, whose `InvalidSpec` is wrong usage."""
 

@@ -1,4 +1,4 @@
-"""Says which extra is missing, where a service cannot start without it."""
+"""Says which extra of the package is missing, where a command cannot start without it."""
 
 import contextlib
 from collections.abc import Generator
@@ -10,6 +10,7 @@ from gpufaas_core.errors import GpufaasError, InvalidSpec
 
 @contextlib.contextmanager
 def needing(command: str, extras: str) -> Generator[None]:
+    """:raises GpufaasError: a package cannot be imported inside; names what to install"""
     try:
         yield
     except ModuleNotFoundError as exc:

@@ -7,7 +7,7 @@ Building a function as a container image: OpenFaaS's build context, and docker t
         gpufaas/           packages of ours, where the template wants them in its image
         function/          the author's folder and the extra paths; or what the template calls its handler folder
 
-Of ``lang: dockerfile`` the author's folder is the context. Only building and pushing need docker, and an engine.
+With ``lang: dockerfile`` the author's folder is the context. Only building and pushing need docker, and an engine.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpufaas_cli.bundles import BuildRequest, check_name, copied, copy_tree, walk
+from gpufaas_cli.bundles import BuildRequest, check_name
+from gpufaas_cli.source_files import NOT_HANDLER, copy_tree, find_extra, walk
+from gpufaas_cli.subprocess_lines import run_shown
 from gpufaas_core.docker_command import NoDocker, ask, check_engine, environment, has_buildkit
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_templates import Template, bounded_yaml
 
-_NOT_HANDLER: Final = frozenset(("build", "template"))
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy")
 _OUR_PACKAGES: Final = "gpufaas"
-_TAIL_LINES: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ImageOptions:
     squash: bool = False
     pull: bool = False
     platforms: str | None = None
-    """Comma-separated; with it `publish_image` builds for all of them, and pushes."""
+    """Comma-separated; `publish_image` builds for all of them, and pushes."""
     extra_tags: Sequence[str] = ()
 
 
@@ -62,7 +62,7 @@ def make_context(request: BuildRequest, template: Template | None) -> Path:
         )
     if template is None and not (handler / "Dockerfile").is_file():
         raise InvalidSpec(f"{handler} has no Dockerfile, which function {request.name} with lang dockerfile needs")
-    copies = [copied(path, request) for path in request.copy]
+    copies = [find_extra(path, request.root) for path in request.copy]
     folder = request.build_root / request.name
     try:
         if folder.exists():
@@ -74,7 +74,7 @@ def make_context(request: BuildRequest, template: Template | None) -> Path:
                 copy_tree(_package_folder(package), folder / _OUR_PACKAGES / package)
             inner = folder / template.handler_folder
         inner.mkdir(parents=True, exist_ok=True)
-        copy_tree(handler, inner, _NOT_HANDLER)
+        copy_tree(handler, inner, NOT_HANDLER)
         for source, place in copies:
             copy_tree(source, inner / place)
         # CI servers clean up as another user than the one that builds.
@@ -85,7 +85,6 @@ def make_context(request: BuildRequest, template: Template | None) -> Path:
 
 
 def _package_folder(name: str) -> Path:
-    """Where the package *name* is installed. :raises InvalidSpec: it is not"""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise InvalidSpec(f"the template wants the package {name} in its image, and it is not installed here")
@@ -96,10 +95,10 @@ def build_image(
     image: str, context: Path, template: Template | None, options: ImageOptions, progress: Callable[[str], None]
 ) -> None:
     """
-    Run ``docker build`` in *context*; each line of its output is told to *progress*.
+    Run ``docker build`` in *context*; *progress* gets each line of its output.
 
     :raises NoDocker: there is no docker, or no engine behind it
-    :raises InvalidSpec: the build failed, or asks for a build option that the template has not
+    :raises InvalidSpec: the build failed, or asks for a build option that the template does not have
     """
     check_engine(f"building the image {image}")
     arguments = ["build", *_arguments(image, template, options), "."]
@@ -123,7 +122,7 @@ def publish_image(
 
 
 def push_image(image: str, progress: Callable[[str], None]) -> None:
-    """:raises NoDocker, InvalidSpec: as of `build_image`"""
+    """Raises as `build_image` does."""
     check_engine(f"pushing the image {image}")
     _docker(["push", image], Path(), f"docker push of {image}", progress)
 
@@ -133,7 +132,7 @@ def tagged(image: str, mode: str, handler: Path | None, folder: Path) -> str:
     Return *image* with the tag that ``--tag MODE`` gives it (specs/openfaas.md §12): ``latest`` as it is, ``sha``,
     ``branch`` and ``describe`` with git's words after it, ``digest`` with that of the handler's files instead.
 
-    :param folder: whose repository is asked
+    :param folder: a folder of the git repository
     :raises InvalidSpec: not in a repository, or no such mode
     """
     name, colon, tag = image.rpartition(":")
@@ -159,54 +158,45 @@ def tagged(image: str, mode: str, handler: Path | None, folder: Path) -> str:
 
 def build_arguments(template: Template | None, options: ImageOptions) -> dict[str, str]:
     """
-    Return the build args of *options*, and ``ADDITIONAL_PACKAGE`` as its build options make it.
+    Return the build args of *options*, and ``ADDITIONAL_PACKAGE`` with the packages of its build options.
 
-    :raises InvalidSpec: a build option that the template has not
+    :raises InvalidSpec: a build option that the template does not have
     """
     args = dict(options.build_args)
-    packages = _packages(template, options.build_options)
-    extra = args.pop("ADDITIONAL_PACKAGE", "").split()
-    return {**args, "ADDITIONAL_PACKAGE": " ".join(dict.fromkeys([*extra, *packages]))}
+    packages = args.pop("ADDITIONAL_PACKAGE", "").split() + _packages(template, options.build_options)
+    return {**args, "ADDITIONAL_PACKAGE": " ".join(dict.fromkeys(packages))}
+
+
+def fprocess_of(template: Template | None) -> str | None:
+    """Return the process that a template's ``template.yml`` names; deployments of its images send it."""
+    value = _read(template).get("fprocess")
+    return str(value) if value else None
 
 
 def _arguments(image: str, template: Template | None, options: ImageOptions) -> list[str]:
     args = build_arguments(template, options)
-    for name in _PROXIES:
-        if value := os.environ.get(name):
-            args.setdefault(name, value)
+    args = {**{name: value for name in _PROXIES if (value := os.environ.get(name))}, **args}
+    tags = (image, *(f"{image.rpartition(':')[0]}:{tag}" for tag in options.extra_tags))
+    given = [("--build-arg", f"{key}={value}") for key, value in sorted(args.items())]
+    given += [("--label", f"{key}={value}") for key, value in sorted(options.labels.items())]
+    given += [("--secret", f"id={key},src={Path(path).absolute()}") for key, path in sorted(options.secrets.items())]
+    given += [("--tag", each) for each in tags]
     found = [*(["--no-cache"] * options.no_cache), *(["--squash"] * options.squash), *(["--pull"] * options.pull)]
-    for key, value in sorted(args.items()):
-        found += ["--build-arg", f"{key}={value}"]
-    for key, value in sorted(options.labels.items()):
-        found += ["--label", f"{key}={value}"]
-    for key, value in sorted(options.secrets.items()):
-        found += ["--secret", f"id={key},src={Path(value).absolute()}"]
-    for each in (image, *(f"{image.rpartition(':')[0]}:{tag}" for tag in options.extra_tags)):
-        found += ["--tag", each]
-    return found
+    return found + [word for pair in given for word in pair]
 
 
 def _packages(template: Template | None, wanted: Iterable[str]) -> list[str]:
-    """The packages of the template's named groups. :raises InvalidSpec: it has no group of that name"""
-    groups = {str(each.get("name")): each.get("packages") or [] for each in _section(template, "build_options")}
+    """Return the packages of the template's named groups. :raises InvalidSpec: it has no group of that name"""
+    listed = _read(template).get("build_options")
+    entries = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    groups = {str(each.get("name")): each.get("packages") or [] for each in entries}
     found: list[str] = []
     for name in wanted:
         if name not in groups:
             known = ", ".join(sorted(groups)) or "none"
             raise InvalidSpec(f"build option {name!r} is not one of the template's, which are: {known}")
         found += [str(each) for each in groups[name]]
-    return list(dict.fromkeys(found))
-
-
-def fprocess_of(template: Template | None) -> str | None:
-    """The process that a template's ``template.yml`` names, which is sent with a deployment of its images."""
-    value = _read(template).get("fprocess")
-    return str(value) if value else None
-
-
-def _section(template: Template | None, key: str) -> list[dict[str, Any]]:
-    value = _read(template).get(key)
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    return found
 
 
 def _read(template: Template | None) -> dict[str, Any]:
@@ -217,23 +207,8 @@ def _read(template: Template | None) -> dict[str, Any]:
 
 
 def _docker(arguments: list[str], folder: Path, what: str, progress: Callable[[str], None]) -> None:
-    tail: list[str] = []
-    with subprocess.Popen(
-        ["docker", *arguments], cwd=folder, text=True, errors="replace", env=environment("--secret" in arguments),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                if text := line.rstrip():
-                    tail = [*tail[1 - _TAIL_LINES :], text]
-                    progress(text)
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        shown = "".join(f"\n    {line}" for line in tail)
-        raise InvalidSpec(f"{what} failed: {tail[-1] if tail else 'it said nothing'}{shown}")
+    env = environment("--secret" in arguments)
+    run_shown(["docker", *arguments], folder, env, progress, lambda _: f"{what} failed")
 
 
 def _git(folder: Path, *arguments: str) -> str:

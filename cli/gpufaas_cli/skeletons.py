@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpufaas_cli.bundles import NOT_HANDLER, check_name, copy_tree
+from gpufaas_cli.bundles import check_name
+from gpufaas_cli.source_files import NOT_HANDLER, copy_tree
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_templates import find_template
 

@@ -1,0 +1,71 @@
+"""Finds mistakes in a handler.py that would otherwise fail at the deployment: bad syntax, and missing functions."""
+
+import ast
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from gpufaas_core.bundle import Kind
+from gpufaas_core.errors import InvalidSpec
+
+_CALLED: Final[Mapping[Kind, Mapping[str, tuple[str, ...]]]] = {
+    "model": {"load": ("device",), "handle": ("model", "event", "context")},
+    "http": {"handle": ("event", "context")},
+}
+
+
+def check_handler(file: Path, kind: Kind, template: str) -> None:
+    """:raises InvalidSpec: it cannot be compiled, or lacks a function that *template* calls; names the line"""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(file.read_bytes(), str(file))
+            compile(tree, str(file), "exec", dont_inherit=True)
+    except SyntaxError as exc:
+        shown = f": {exc.text.strip()}" if exc.text and exc.text.strip() else ""
+        raise InvalidSpec(f"{file}:{exc.lineno or 1}: {exc.msg}{shown}") from None
+    except ValueError as exc:  # null bytes
+        raise InvalidSpec(f"{file}: {exc}") from None
+    bound = _bound_names(tree)
+    for name, parameters in _CALLED[kind].items():
+        call = f"{name}({', '.join(parameters)})"
+        if bound is not None and name not in bound:
+            raise InvalidSpec(f"{file} defines no {call}, which {template} calls: add it, or choose another template")
+        defined = [each for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+        defined = [each for each in defined if each.name == name]
+        for each in defined:
+            if isinstance(each, ast.AsyncFunctionDef):
+                raise InvalidSpec(
+                    f"{file}:{each.lineno}: {name} is async, which {template} does not support: write def {name}, with "
+                    "asyncio.run() in it where you need it"
+                )
+        if len(defined) == 1 and not defined[0].decorator_list and not _takes(defined[0].args, len(parameters)):
+            raise InvalidSpec(f"{file}:{defined[0].lineno}: {template} calls {call}, which this {name} does not take")
+
+
+def _bound_names(tree: ast.Module) -> set[str] | None:
+    """Return the names that a module binds at its top level, or None where only running it can tell."""
+    names: set[str] = set()
+    todo: list[ast.AST] = list(tree.body)
+    while todo:
+        node = todo.pop()
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+                continue  # names inside it are not the module's
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names.update(alias.asname or alias.name.partition(".")[0] for alias in aliases)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Name(id="globals" | "exec" | "setattr"):
+                return None
+        todo.extend(ast.iter_child_nodes(node))
+    return None if names & {"*", "__getattr__"} else names
+
+
+def _takes(arguments: ast.arguments, count: int) -> bool:
+    positional = len(arguments.posonlyargs) + len(arguments.args)
+    if any(default is None for default in arguments.kw_defaults):
+        return False
+    return positional - len(arguments.defaults) <= count and (count <= positional or arguments.vararg is not None)

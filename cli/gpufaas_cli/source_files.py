@@ -1,0 +1,62 @@
+"""The files that a function is made from: what belongs to it, copying them, and folders to build them in."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gpufaas_core.errors import InvalidSpec
+
+IGNORED: Final = frozenset(
+    ("__pycache__", ".git", ".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints", ".DS_Store")
+)
+NOT_HANDLER: Final = frozenset(("build", "template"))
+"""Folders that OpenFaaS skips in a handler folder: it may be the working directory."""
+
+
+def walk(source: Path, skip: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """
+    Yield the files of a folder (or the file itself) that belong to a function, sorted.
+
+    :param skip: names that are left out directly in *source*
+    :raises InvalidSpec: a link leads nowhere
+    """
+    if source.is_file():
+        yield source
+        return
+    for directory, folders, files in os.walk(source, followlinks=True):
+        top = Path(directory) == source
+        folders[:] = sorted(each for each in folders if each not in IGNORED and not (top and each in skip))
+        for name in sorted(files):
+            if name in IGNORED or name.endswith(".pyc"):
+                continue
+            file = Path(directory, name)
+            if not file.exists():
+                raise InvalidSpec(f"{file} is a link to {os.readlink(file)}, which is not there: correct or remove it")
+            yield file
+
+
+def copy_tree(source: Path, target: Path, skip: frozenset[str] = frozenset()) -> None:
+    """Copy what `walk` gives, over what is there; the copies can be written."""
+    for file in walk(source, skip):
+        place = target / file.relative_to(source) if file != source else target
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        shutil.copy(file, place)
+        place.chmod(place.stat().st_mode | 0o200)
+
+
+def find_extra(path: Path, root: Path) -> tuple[Path, Path]:
+    """
+    Return where the extra path *path* of ``copy`` is, and its place below the handler folder.
+
+    :raises InvalidSpec: it does not exist, or lies outside of *root*
+    """
+    root = root.resolve()
+    source = (root / path).resolve()
+    if not source.is_relative_to(root) or source == root:
+        raise InvalidSpec(f"copy: {path} must lie inside {root}, and not be it")
+    if not source.exists():
+        raise InvalidSpec(f"copy: {path} does not exist in {root}")
+    return source, source.relative_to(root)
