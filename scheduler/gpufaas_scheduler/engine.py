@@ -1,32 +1,29 @@
 """
-The engine: facts in, commands out. It has no clock, no IO, no lock and no logger; the live service and the simulator
-are shells around the same object.
+The engine: it is told events and returns commands. It has no clock, no IO, no lock and no logger; the live service and
+the simulator are shells around it.
 
-Two kinds of function. A *model function* is exclusive: one of its calls has the device to itself, and the policy says
-which device, or whose local queue. A *CPU function* has slots: its calls bypass the policy and the devices' busy state
-and start at once at the copy that runs the fewest of them, if that has a free slot, so that a function may call another
-one on the same device; without a free slot they wait in a FIFO of their own. Both are charged to the same memory and
-stand in the same LRU lists. A device holds one copy of a model function, and as many of a CPU function as there is
-memory for.
+*Functions.* A call of a *model function* has its device to itself; the policy chooses the device, or a local queue. A
+*CPU function* has slots: its calls start without the policy, also on a busy device, at the copy that runs the fewest of
+them. So a function may call another one on the same device. Without a free slot they wait in a FIFO of their function.
+Both kinds use the same memory and the same LRU lists. A device holds one copy of a model function, and as many copies
+of a CPU function as fit.
 
-How many copies a function has follows from its calls, above a minimum that is loaded without a call and never evicted
-for others. `Scaled` says a number beside that: missing copies are loaded, a few at a time, and what is beyond takes no
-new calls and is evicted once it is idle. Memory is shared all the same: a call that needs room may evict idle copies
-down to the minimum. The replicas that a policy makes of model functions are left alone; scaling only adds to them, and
-takes away what it added.
+*Copies.* Calls create copies. A minimum of copies is loaded without a call and never evicted for others. `Scaled` sets
+a number beside that: missing copies are loaded, a few at a time; surplus copies take no new calls and are evicted once
+idle. A call that needs room may still evict idle copies down to the minimum. Scaling removes the replicas that it
+added, not those that a policy made.
 
-The memory of a device is promised in the moment of the decision: a miss charges its reservation and releases its
-victims, and the node makes that so before it loads. A device on which a model is loading *without* a call (`Load`) is
-idle: only the model is pinned, and a call for it starts there as a hit that waits for the rest of the load. Unless it
-was the policy that asked for the load: then the device is busy until it is loaded, as with a miss.
+*Memory* is promised when the decision is made: a miss charges its reservation and releases that of its victims, and the
+node evicts them before it loads. A device that loads a copy for a minimum or for `Scaled` is idle: the copy is pinned,
+and a call for it starts as a hit that waits for the load. A device that loads for a policy's `Load` is busy until then.
 
-A new engine may take over from another one: it is told what that one left (`Restored`), what the nodes have and run
-(`DeviceJoined` with a snapshot), which calls still wait (`Arrived` with an age), and decides nothing before `Serving`.
-From the same state it goes on to the same commands; what is kept for that, and what is not, is docs/adr/0022.
+*Takeover.* A new engine is told what the last one left (`Restored`), what the nodes have and run (`DeviceJoined` with a
+snapshot), and which calls still wait (`Arrived` with an age). It decides nothing before `Serving`. From the same state
+it gives the same commands as its predecessor; docs/adr/0022 says what is kept for that.
 
-When a scheduling run happens: after an event by which a call began to wait, or by which a device, memory or a pin
-became free; when local queues went back since their devices are late; and when the policy said that it would look again
-(`wake_at` has both). One run after each event (specs/gpu-faas.md, 3.4).
+*A scheduling run* follows each event by which a call began to wait, or by which a device, memory or a pin became free.
+Time alone leads to one when a late device gives its local queue back, or when the policy asked for it (`wake_at`).
+There is at most one run per event (specs/gpu-faas.md, 3.4).
 """
 
 from collections import deque
@@ -78,21 +75,21 @@ _LISTENING: Final = {
     each: handler if each in (m.FunctionDeployed, m.Restored, m.Serving) else takeover.defer
     for each, handler in HANDLERS.items()
 }
-"""Between `Restored` and `Serving`."""
+"""The handlers between `Restored` and `Serving`."""
 
 _TANGLING: Final = frozenset((
     m.DeviceLeft, m.DeviceDrained, m.Measured, m.Resized, m.CopyFailed, m.WorkerExited, m.NodeRefused,
     m.FunctionDeployed, m.Scaled, m.Serving,
 ))  # fmt: skip
-"""Events after which a nested call may have no place any more that it had a claim to."""
+"""Events that may take the place that a nested call waits for."""
 
 
 class Engine:
     """
-    `handle` is told each event once, in order, with a clock that does not go back. Not thread-safe: one owner.
+    `handle` takes each event once, in order, with a clock that does not go back. Not thread-safe.
 
-    `learn`: profiles follow what is measured; off for simulations and tests, where they are the truth. How service
-    times vary about their estimate is learnt all the same.
+    :param learn: profiles follow what is measured. False for simulations and tests, where profiles are given; the
+        spread of service times is learnt in any case
     """
 
     def __init__(
@@ -113,9 +110,9 @@ class Engine:
 
     def handle(self, event: m.Event, now: Seconds) -> list[m.Command]:
         """
-        Return what is to be done because of *event*. *now* is in seconds on a monotonic clock.
+        Return the commands that follow from *event*. *now* is in seconds on a monotonic clock.
 
-        One scheduling decision costs O(models on the device + log queue). What the policy raises is passed on.
+        A scheduling decision costs O(models on the device + log queue). Exceptions of the policy are passed on.
         """
         world = self._world
         cluster = world.cluster
@@ -140,8 +137,8 @@ class Engine:
     @property
     def wake_at(self) -> Seconds | None:
         """
-        When time alone changes something: a waiting call's deadline comes, a local queue goes back, a load that failed
-        is tried again without a call, or the policy wants to look again. Send `Woken` then.
+        When to send `Woken`: the deadline of a waiting call, the return of a local queue, the retry of a failed load,
+        or the policy's next run, whichever is first. None: time alone changes nothing.
         """
         world = self._world
         at = world.calls.deadline()
@@ -158,7 +155,7 @@ class Engine:
 
     @property
     def queue_length(self) -> int:
-        """Calls in the global queue: those that no device was chosen for yet."""
+        """The number of calls in the global queue."""
         return self._world.queue.count
 
     def knows(self, call: CallId) -> bool:
@@ -171,14 +168,14 @@ class Engine:
         return known is not None and known.state == RUNNING
 
     def calls(self) -> list[CallId]:
-        """Return those that wait or run. O(calls)."""
+        """Return the calls that wait or run. O(calls)."""
         return list(self._world.calls.by_id)
 
     def holdings(self, devices: Iterable[DeviceId], among: Collection[CallId] | None = None) -> dict[DeviceId, Holding]:
         """
-        Return what these devices should have, by what this engine was told. O(residents + calls that run).
+        Return the copies and calls that these devices should have. O(residents + running calls).
 
-        :param among: the calls that are looked at; None: all
+        :param among: only these calls; None: all
         """
         world = self._world
         here = [world.devices[each] for each in devices if each in world.devices]
@@ -197,15 +194,15 @@ class Engine:
         return status(self._world, now)
 
     def remember(self, starts: int) -> None:
-        """Be able to explain so many of the last starts, in place of `EXPLAINED`."""
+        """Keep explanations of this many starts, instead of `EXPLAINED`."""
         self._world.starts = deque(self._world.starts, maxlen=starts)
 
     def explain(self, call: CallId, now: Seconds) -> Explanation | None:
-        """As `explain.explain`."""
+        """See `explain.explain`."""
         return explain(self._world, call, now)
 
     def take_learnt(self) -> list[m.Learnt]:
-        """Return the profiles that changed since the last call of this."""
+        """Return the profiles that changed since the last call of this method."""
         world, learnt = self._world, []
         for function, kind in world.learnt:
             owner = world.functions.get(function)
@@ -217,7 +214,7 @@ class Engine:
         return learnt
 
     def take_changed(self) -> list[str]:
-        """Return the keys of the docs that may be others since the last call of this, to be asked for with `doc`."""
+        """Return the keys of the docs that may have changed since the last call of this method."""
         world = self._world
         keys = world.cluster.changes.take()
         settled, world.settled = world.settled, False
@@ -225,9 +222,9 @@ class Engine:
 
     def doc(self, key: str, now: Seconds) -> DeviceDoc | FunctionDoc | EngineDoc | None:
         """
-        Return what is to be kept under *key* of `take_changed`; None: nothing, its device or function is not there.
+        Return the doc of a key of `take_changed`; None: its device or function is gone, so delete the key.
 
-        O(residents), O(copies), and for the engine O(calls until `docs.WAITING_KEPT` that wait were seen).
+        O(residents) or O(copies); for the engine, O(calls) until `docs.WAITING_KEPT` waiting ones are found.
         """
         world = self._world
         kind, _, name = key.partition("/")

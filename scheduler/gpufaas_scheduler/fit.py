@@ -1,9 +1,9 @@
 """
-Whether a copy of a function fits on a device, and who leaves for it. The one check for all who ask: the view of
-policies, the commit of their actions, and the engine where it places a copy itself. Pure.
+Whether a copy of a function fits on a device, and which copies are evicted for it. The view of policies, the commit of
+their actions, and the engine when it places a copy itself all use this check.
 
-Whether the function may be on the device at all, and what it needs there, is `FunctionState.need`; whether a single
-copy may leave is the cache manager's `evictable`.
+`FunctionState.need` says whether the function may be on the device, and how much memory it needs there; the cache
+manager's `evictable` says whether a single copy may be evicted.
 """
 
 from collections.abc import Callable
@@ -19,22 +19,22 @@ from gpufaas_core.units import format_bytes
 
 class Fit(Struct, Generic[OwnerT], frozen=True):
     victims: tuple[Resident[OwnerT], ...]
-    """Who leaves so that it fits, in this order."""
+    """The copies to evict, in this order."""
 
 
 class Reason(Struct, frozen=True):
-    """Why a copy does not fit. Most reasons are never read, so the words are made when somebody asks for them."""
+    """Why a copy does not fit. `say` makes the words, since most reasons are never read."""
 
     rule: str
-    """With the names that `say` fills in."""
+    """A format string, which `say` fills in."""
     need: Bytes = 0
-    """Of the copy; 0: it may not be there, whatever it needs."""
+    """Of the copy; 0: it may not be on the device."""
     have: Bytes = 0
-    """What there is for it, by the rule."""
+    """The memory for it, as the rule counts it."""
     victim: CopyId | None = None
-    """Who cannot leave."""
+    """The copy that cannot be evicted."""
     leaving: int = 0
-    """How many would leave for it."""
+    """The number of copies that would be evicted."""
 
     def say(self, function: FunctionId, device: DeviceId, kind: str) -> str:
         need, have = format_bytes(self.need), format_bytes(self.have)
@@ -58,10 +58,12 @@ def fits(
     residency: Residency[OwnerT], need: Bytes, owner: OwnerT, leaving: Replacement | tuple[CopyId, ...]
 ) -> Fit[OwnerT] | Reason:
     """
-    Return who leaves so that one more copy of *owner*, of *need* bytes, fits; or why it does not. O(residents).
+    Return the copies to evict so that one more copy of *owner*, of *need* bytes, fits; or why it does not fit.
+    O(residents).
 
-    :param residency: what is in the device's memory
-    :param leaving: in which order copies leave, until there is room; or which copies leave, all of them
+    :param residency: the device's memory
+    :param leaving: the order in which copies are evicted until there is room; or the copies that are evicted, all of
+        them
     """
     if isinstance(leaving, tuple):
         return _fits_without(residency, need, leaving)
@@ -79,10 +81,10 @@ def in_the_way(
     residency: Residency[OwnerT], need: Bytes, leaves: Callable[[Resident[OwnerT]], bool]
 ) -> tuple[Resident[OwnerT], ...]:
     """
-    Return the copies that keep *need* bytes from ever being free, since all are within the minimum of their functions;
-    none: there is room once calls and loads have ended. O(residents).
+    Return the copies within the minimum of their functions that leave less than *need* bytes of the device; none: there
+    is room once calls and loads have ended. O(residents).
 
-    :param leaves: whether a copy goes by itself, and is none of its function's any more
+    :param leaves: whether a copy drains, and does not count for its function any more
     """
     beyond: dict[FunctionId, int] = {}
     kept: list[Resident[OwnerT]] = []

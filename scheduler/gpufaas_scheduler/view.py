@@ -1,5 +1,5 @@
 """
-The view of policies on the cluster: reads it, changes nothing. `contract.View` says what the members mean.
+The view of policies on the cluster. It changes nothing. `contract.View` says what the members mean.
 
 The contract speaks of calls, functions, devices and residents by protocols. A policy hands back the engine's own
 objects, so the methods here name the types of these. `view_of` casts once; a cast in each method would cost a call.
@@ -22,7 +22,7 @@ from gpufaas_scheduler.world.queue import GlobalQueue
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
 
 _FEW: Final = 16
-"""Devices are few if there are so many times as many functions that wait: twice what a device holds, about."""
+"""Devices are few if this many times as many functions wait: about twice what a device holds."""
 
 
 class _Part:
@@ -45,7 +45,7 @@ class _Fleet(_Part):
         key = idle[0]
         if not cluster.constrained or self._wanted(key[2]):
             yield key[2]
-        # Devices only drop out during a run: go on behind the last one, wherever that place is now.
+        # Devices only drop out during a run, so the next one stands behind the last one.
         while idle and (at := bisect_right(idle, key)) < len(idle):
             key = idle[at]
             if not cluster.constrained or self._wanted(key[2]):
@@ -73,7 +73,7 @@ class _Fleet(_Part):
         return call.owner.allows(device)
 
     def _wanted(self, device: DeviceState) -> bool:
-        """Some waiting call may run on *device*. O(functions that wait): asked when some function has constraints."""
+        """Whether a waiting call may run on *device*. O(waiting functions); used only if a function has constraints."""
         return any(call.owner.allows(device) for call in self._cluster.queue.firsts())
 
 
@@ -163,7 +163,7 @@ class _Costs(_Part):
                 continue
             if device.id in avoid:
                 continue
-            # `finish_s` in place: this loop is the cost of a decision about a model with hundreds of copies.
+            # `finish_s` inlined: with hundreds of copies, this loop is the cost of the decision.
             left = device.free_at - now
             finish_s = (left if left > 0.0 else 0.0) + device.local_s
             if finish_s < best_s or (finish_s == best_s and best is not None and device.order < best.order):
@@ -213,7 +213,7 @@ class ClusterView(_Fleet, _Residency, _Costs):
         found: Call | None = None
         idle, waiting = self._cluster.idle_devices, self._cluster.queue
         if (limit is None or len(idle) <= limit) and _FEW * len(idle) <= waiting.functions:
-            # What these devices hold says the same as what waits, and is less to look at.
+            # The models on these few devices give the same answer as all that waits, at less cost.
             for _, _, device in idle:
                 for model in device.models.models.values():
                     owner = model.owner
@@ -230,7 +230,7 @@ class ClusterView(_Fleet, _Residency, _Costs):
                     if head < best and owner.id not in without:
                         best, found = head, owner.queue.calls[0]
                 elif limit is None or min(len(idle), len(owner.holders)) <= limit:
-                    del candidates[owner.id]  # all holders, or all idle devices, were looked at
+                    del candidates[owner.id]  # all holders, or all idle devices, were examined
         for call in waiting.returned:
             if call.number > best:
                 break

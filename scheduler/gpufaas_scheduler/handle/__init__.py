@@ -1,1 +1,1 @@
-"""What each event does to the world: a module for each group of events, and those that they share."""
+"""The handlers of the events, a module for each group, and what they share."""

@@ -1,5 +1,5 @@
 """
-Events of calls: they arrive, finish, are cancelled by their callers or refused by their nodes, or wait for too long.
+Events of calls: a call arrives or finishes, its caller leaves, its node refuses it, or its deadline comes.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from gpufaas_scheduler.world.world import World
 
 MAX_RETRY_AFTER_S: Final = 60.0
 _SHOWN: Final = 5
-"""So many devices and functions are named in a message."""
+"""This many devices and functions are named in a message."""
 
 
 def arrived(world: World, event: m.Arrived) -> None:
@@ -92,11 +92,11 @@ def arrived(world: World, event: m.Arrived) -> None:
 
 def _has_to_wait(world: World, call: Call, *, again: bool) -> None:
     owner = call.owner
-    # One that waited elsewhere goes on waiting: after a takeover not all devices are there yet.
+    # A call that waited elsewhere goes on waiting: after a takeover, not all devices have joined yet.
     if world.cluster.keeps and not owner.active and not again and (kept_out := _kept_out(world, call)) is not None:
         give_up(world, call)
         world.out.append(kept_out)
-    # Only now is it clear that it has to wait: a full queue turns away whoever would make it longer.
+    # A full queue refuses only calls that have to wait, which is known only here.
     elif owner.waiting > owner.max_queue or world.calls.waiting > world.max_queue:
         _overloaded(world, call)
     elif call.deadline is not None:
@@ -104,13 +104,13 @@ def _has_to_wait(world: World, call: Call, *, again: bool) -> None:
 
 
 def _outer_of(world: World, said: m.Outer, deadline: Seconds | None) -> tuple[Call | None, Seconds | None]:
-    """Return the call that made this one, and its deadline if that is the earlier one."""
+    """Return the call that made this one, and its deadline if that comes before *deadline*."""
     outer, ends = world.nests.outer_of(said)
     return outer, ends if ends is not None and (deadline is None or ends < deadline) else None
 
 
 def _wait_among_others(world: World, call: Call) -> None:
-    """A call that has waited elsewhere is planned for with all others."""
+    """Let a call that has waited elsewhere wait here; the scheduling run after the event plans for all."""
     join_queue(world, call)
     world.freed = True
     if not call.owner.exclusive:
@@ -121,7 +121,7 @@ def _why_not(world: World, owner: FunctionState | None, event: m.Arrived) -> m.R
     if owner is None:
         return m.Reject(event.call, "unknown_function", f"no function {event.function} is deployed")
     if backs_off(owner) and (owner.waiting or owner.loading or is_held_back(world, owner)):
-        return refuse_failing(world, event.call, owner)  # who comes first when the time is over tries it
+        return refuse_failing(world, event.call, owner)  # the first call after the pause tries it
     if owner.removed:
         return m.Reject(event.call, "removed", f"function {owner.id} was removed")
     if not world.cluster.fits_somewhere(owner) and world.devices:
@@ -130,7 +130,7 @@ def _why_not(world: World, owner: FunctionState | None, event: m.Arrived) -> m.R
 
 
 def _came_again(world: World, event: m.Arrived) -> bool:
-    """A gateway says that a call still waits. True: it is known here, and where it is has been said or will be."""
+    """A gateway says that a call still waits. Return whether the call is known here, and has been dealt with."""
     call = world.calls.by_id.get(event.call)
     if call is None:
         return False
@@ -150,7 +150,7 @@ def _came_again(world: World, event: m.Arrived) -> bool:
 
 
 def _back_date(world: World, call: Call, age_s: Seconds) -> None:
-    """Give a call that waited elsewhere its place: what it had, or in front of those that came here later."""
+    """Give a call that waited elsewhere its old place, or one before the calls that arrived later."""
     remembered = world.remembered.pop(call.id, None)
     if remembered is not None:
         doc, since = remembered
@@ -161,7 +161,7 @@ def _back_date(world: World, call: Call, age_s: Seconds) -> None:
         return
     call.arrived_at -= age_s
     number = world.queue.next_number
-    for each in reversed(world.calls.by_id.values()):  # those that came last are the last here, but for a few
+    for each in reversed(world.calls.by_id.values()):  # nearly in order of arrival
         if each.state != RUNNING:
             if each.arrived_at <= call.arrived_at:
                 break
@@ -194,7 +194,7 @@ def _no_device(world: World, call: CallId, owner: FunctionState) -> m.Reject:
 
 
 def _kept_out(world: World, call: Call) -> m.Reject | None:
-    """Refuse *call* if it would wait for ever: what is never evicted holds its memory on all devices."""
+    """Refuse *call* if copies that are never evicted hold its memory on all devices: it would wait for ever."""
     owner = call.owner
     full: list[str] = []
     names: dict[FunctionId, None] = {}
@@ -252,7 +252,7 @@ def finished(world: World, event: m.Finished) -> None:
             _recovers(world, owner, owner.backoff, call.cold)
         costs = owner.costs[device.kind]
         if costs is not None and 0.0 <= event.service_s <= MAX_S:
-            # Who has slots is not estimated call by call.
+            # Calls of CPU functions are not estimated by size.
             costs.learn_service(event.service_s, call.size if owner.exclusive else 0.0, world.rate)
             if not costs.noted and world.learn:
                 costs.noted = True
@@ -270,7 +270,7 @@ def finished(world: World, event: m.Finished) -> None:
                 waiting.remove(following)
                 start(world, following, device, model, ())
         elif model.running == 0 and (
-            # Somebody may be waiting for the memory of an idle copy of *owner*: not its own next copy, see `fits`.
+            # Others may wait for the memory of an idle copy. A next copy of *owner* does not, see `fits`.
             world.surplus or world.homeless or world.queue.count or world.nested
             or len(world.short) > (owner.id in world.short)
         ):  # fmt: skip
@@ -280,7 +280,7 @@ def finished(world: World, event: m.Finished) -> None:
 
 
 def _recovers(world: World, owner: FunctionState, failing: backoff.Backoff, cold: bool) -> None:
-    """A call of a function whose loads failed of late has ended well."""
+    """A call succeeded of a function whose loads failed recently."""
     if failing.served(world.cluster.now, cold):
         owner.recovered()
         balance(world, owner)
@@ -318,7 +318,7 @@ def refused(world: World, event: m.NodeRefused) -> None:
         device.misses -= 1
         if model.loading and device.models.models.get(model.key) is model:
             drop(world, device, model)
-            # Whether the node got as far as the victims is not known, and their memory is promised: make it so.
+            # The node may not have evicted the victims yet, and their memory is promised: evict them now.
             for function, copy in call.victims:
                 if copy_id(function, copy) not in device.models.models:
                     world.out.append(m.Evict(function, device.id, copy))

@@ -1,4 +1,4 @@
-"""The actions of a policy: each is checked against what is so now, and done, or refused with a reason."""
+"""The actions of a policy. Each is checked against the present state and done, or refused with a reason."""
 
 from gpufaas_core import messages as m
 from gpufaas_scheduler import contract
@@ -10,7 +10,7 @@ from gpufaas_scheduler.world.world import World
 
 
 def try_start(world: World, action: contract.Start) -> str | None:
-    """Do it, or return why not."""
+    """Do *action*, or return why not."""
     call = world.calls.by_id.get(action.call)
     if call is None or call.state != WAITING or not call.owner.exclusive:
         return f"call {action.call} does not wait in the global queue"
@@ -35,7 +35,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
 
 
 def try_promise(world: World, action: contract.Promise) -> str | None:
-    """Do it, or return why not."""
+    """Do *action*, or return why not."""
     call = world.calls.by_id.get(action.call)
     if call is None or call.state != WAITING or not call.owner.exclusive:
         return f"call {action.call} does not wait in the global queue"
@@ -44,7 +44,7 @@ def try_promise(world: World, action: contract.Promise) -> str | None:
 
 
 def try_enqueue(world: World, action: contract.EnqueueLocal) -> str | None:
-    """Do it, or return why not."""
+    """Do *action*, or return why not."""
     call = world.calls.by_id.get(action.call)
     if call is None or call.state != WAITING or not call.owner.exclusive:
         return f"call {action.call} does not wait in the global queue"
@@ -74,7 +74,7 @@ def try_enqueue(world: World, action: contract.EnqueueLocal) -> str | None:
 
 
 def try_load(world: World, action: contract.Load) -> str | None:
-    """Do it, or return why not."""
+    """Do *action*, or return why not."""
     owner = world.functions.get(action.function)
     if owner is None or owner.removed or not owner.exclusive:
         return f"no model function {action.function} is deployed"

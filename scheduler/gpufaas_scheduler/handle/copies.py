@@ -1,5 +1,5 @@
 """
-Copies of functions that come and go without a policy: those of CPU functions, and those that are asked for by number.
+Copies that come and go without a policy: those of CPU functions, and those that a minimum or `Scaled` asks for.
 """
 
 from collections import Counter
@@ -11,8 +11,8 @@ from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Mode
 from gpufaas_scheduler.world.world import World
 
 MAX_LOADING: Final = 4
-"""Copies of a CPU function that load at once without a call, once one is ready and so shows that it can: a container
-takes a second to start, mostly waiting. More would take the machine's cores from calls that run."""
+"""Copies of a CPU function that load at the same time without a call, once one copy is ready and shows that it can. A
+container takes a second to start, mostly waiting; more at a time would take the cores from running calls."""
 
 
 def note_lack(world: World, owner: FunctionState) -> None:
@@ -23,19 +23,19 @@ def note_lack(world: World, owner: FunctionState) -> None:
 
 
 def is_held_back(world: World, owner: FunctionState) -> bool:
-    """Nothing of it is to be loaded yet."""
+    """Whether its loads failed, and the next one has to wait."""
     return owner.backoff is not None and owner.backoff.retry_at > world.cluster.now
 
 
 def wake(owner: FunctionState) -> None:
-    """A call of a function that was scaled to zero: from now on its copies follow its calls again."""
+    """A call of a function that was scaled to zero came: its calls decide about its copies again."""
     owner.wake()
     while owner.revive():
         pass
 
 
 def balance(world: World, owner: FunctionState) -> None:
-    """Its number of copies, or what it should be, changed: note what is to be done as soon as it can be."""
+    """Its number of copies changed, or the number that it should have: note what it lacks, or has too many of."""
     note_lack(world, owner)
     if owner.surplus or owner.draining:
         world.surplus[owner.id] = owner
@@ -43,7 +43,7 @@ def balance(world: World, owner: FunctionState) -> None:
 
 
 def evict(world: World, device: DeviceState, model: Model) -> None:
-    """Take a copy away from its device for nobody's sake."""
+    """Evict a copy that is no victim of a miss or a load."""
     preload = device.preload
     world.cluster.evict(device, model)
     world.out.append(m.Evict(model.owner.id, device.id, model.copy))
@@ -52,7 +52,7 @@ def evict(world: World, device: DeviceState, model: Model) -> None:
 
 
 def drop(world: World, device: DeviceState, model: Model) -> None:
-    """Take a model off the lists that was no victim, with its local queue."""
+    """Remove a copy that is lost, and return its local queue."""
     owner = model.owner
     if model.queued:
         for call in [each for each in device.local if each.owner is owner]:
@@ -65,7 +65,7 @@ def drop(world: World, device: DeviceState, model: Model) -> None:
 
 
 def forget_if_done(world: World, owner: FunctionState) -> None:
-    """Evict a removed function everywhere once none of its calls waits or runs."""
+    """Evict a removed function and forget it, once none of its calls waits or runs."""
     if owner.waiting or owner.running or world.functions.get(owner.id) is not owner:
         return
     for model, device in [*owner.active.items(), *owner.draining.items()]:
@@ -79,7 +79,7 @@ def forget_if_done(world: World, owner: FunctionState) -> None:
 
 
 def serve_fifo(world: World, owner: FunctionState) -> None:
-    """Start as many waiting calls of a CPU function as there are free slots; load it if it is resident nowhere."""
+    """Start as many waiting calls of a CPU function as it has free slots; load it if it has no copy."""
     queue = owner.queue
     if not owner.active and queue.calls:
         owner.revive()
@@ -99,7 +99,7 @@ def serve_fifo(world: World, owner: FunctionState) -> None:
 
 
 def trim(world: World, owner: FunctionState) -> None:
-    """Evict copies that are surplus and idle; those that are not idle take no new calls."""
+    """Evict surplus copies that are idle, and drain those that are not."""
     for model, device in list(owner.draining.items()):
         if not model.pinned:
             evict(world, device, model)
@@ -119,7 +119,7 @@ def trim(world: World, owner: FunctionState) -> None:
 
 
 def load_copies(world: World, owner: FunctionState) -> None:
-    """More copies of a function that has too few: only where they fit, and not all at once."""
+    """Load copies that the function lacks: only where they fit, and a few at a time."""
     if is_held_back(world, owner):
         note_lack(world, owner)
         return
@@ -134,7 +134,7 @@ def load_copies(world: World, owner: FunctionState) -> None:
 
 
 def _load_copy(world: World, owner: FunctionState) -> bool:
-    """Load one, and return whether there was room."""
+    """Load one copy. Return whether there was room."""
     if owner.exclusive and owner.copies >= len(world.devices):
         return False
     room = world.cluster.room_for(owner)
@@ -153,7 +153,7 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
 
 
 def place_shared(world: World, call: Call) -> None:
-    """A CPU function's call: start it, or let it wait in its function's FIFO."""
+    """Start a call of a CPU function, or let it wait in the FIFO of its function."""
     owner = call.owner
     if not owner.queue.calls and (free := owner.free_copy()) is not None:
         start(world, call, owner.active[free], free, ())
@@ -177,10 +177,10 @@ def scaled(world: World, event: m.Scaled) -> None:
 
 def _dispensable(owner: FunctionState) -> list[Model]:
     """
-    Return the copies that may go, the first to go first: those that run the fewest calls, of these where a device has
-    most of them, then the one that was used longest ago.
+    Return the copies that may go, the first to go first: by the fewest running calls, then by the most copies on their
+    device, then by the last use, oldest first.
 
-    A loading copy is looked at again when it is loaded: it may have been promised to a call that is not here.
+    Loading copies are left out until they are loaded: a call may have been promised one.
     """
     ready = [(model, device) for model, device in owner.active.items() if not model.loading]
     ready.sort(key=lambda each: (each[0].running + each[0].queued, each[0].last_used, each[1].order))

@@ -1,4 +1,4 @@
-"""Events of the fleet: devices leave or are drained, functions are deployed and removed."""
+"""Events of devices and functions: devices leave or are drained, functions are deployed and removed."""
 
 from gpufaas_core import messages as m
 from gpufaas_scheduler.handle.copies import balance, drop, evict, forget_if_done, note_lack, serve_fifo

@@ -1,4 +1,4 @@
-"""Leases, and the place on a worker that each stands for: given, ended, waited for in a device's local queue."""
+"""Leases: calls get a place on a worker, end there, or wait for one in the local queue of a device."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -15,7 +15,7 @@ TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of i
 
 
 def start(world: World, call: Call, device: DeviceState, model: Model | None, victims: tuple[Model, ...]) -> None:
-    """Grant *call* the lease: a hit on *model*, or a miss for which *victims* leave. The caller checked it all."""
+    """Grant *call* a lease: a hit on *model*, or a miss for which *victims* are evicted. The caller has checked it."""
     cluster, calls, owner = world.cluster, world.calls, call.owner
     local, after = call.state == LOCAL, START[call.state]
     now = cluster.now
@@ -127,7 +127,7 @@ def end(world: World, call: Call) -> None:
 
 
 def _next_other(world: World, device: DeviceState) -> None:
-    """Of several model functions' calls on *device*, which should not have been, the next one has it now."""
+    """Give *device* to the next one of several model functions' calls that gateways sent without a scheduler."""
     device.run = following = device.others.pop(0)
     costs = following.owner.costs[device.kind]
     following.estimate_s = 0.0 if costs is None else costs.estimate_s(following.size)
@@ -137,7 +137,7 @@ def _next_other(world: World, device: DeviceState) -> None:
 
 
 def next_local(world: World, device: DeviceState) -> None:
-    """A device whose run ended, if it did: its local queue first, before anybody plans with it (3.2, step 1)."""
+    """Start the first call of the local queue of a device that became free; else the device is idle (3.2, step 1)."""
     if device.run is not None or device.preload is not None or world.devices.get(device.id) is not device:
         return
     if device.local:
@@ -157,7 +157,7 @@ def take_local(world: World, device: DeviceState, call: Call) -> None:
             world.overdue.note(device)
     else:
         local.remove(call)
-    # Emptied, it is exactly nothing, whatever rounding left.
+    # Of an empty queue it is exactly 0, whatever was rounded.
     device.local_s = device.local_s - call.estimate_s if local else 0.0
     device.models.models[call.function].queued -= 1
 
@@ -170,7 +170,7 @@ def return_local(world: World, device: DeviceState, call: Call) -> None:
 
 
 def grant_again(world: World, call: Call, device: DeviceState, model: Model) -> None:
-    """A call that has its place already, and whose gateway has not heard of it."""
+    """Grant a call its lease again: it has its place, but its gateway has not heard of it."""
     world.lease = number = world.lease + 1
     owner = call.owner
     victims = tuple(copy_id(function, copy) for function, copy in call.victims)

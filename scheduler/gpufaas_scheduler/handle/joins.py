@@ -1,4 +1,4 @@
-"""A device joins, with what its node has and runs already."""
+"""A device joins, with the copies and calls that its node has already."""
 
 from collections import Counter
 from typing import Final
@@ -28,13 +28,13 @@ def device_joined(world: World, event: m.DeviceJoined) -> None:
         _device_came_back(world, event.device, event.snapshot, known)
     else:
         if known is not None:
-            leave(world, known)  # a node that came back before its absence was noticed: it holds nothing any more
+            leave(world, known)  # its node restarted before its absence was noticed: it holds nothing any more
         world.cluster.join(event.device)
     world.freed = True
 
 
 def _device_came_back(world: World, device: Device, snapshot: DeviceSnapshot, known: DeviceState | None) -> None:
-    """A node tells what one of its devices has; *known* is what was thought of it, if it was not away for long."""
+    """A node tells what its device has. *known* is the device's state, if it was not taken for gone yet."""
     now = world.cluster.now
     doc: DeviceDoc | None = None
     calls: dict[CallId, Call] = {}
@@ -52,7 +52,7 @@ def _device_came_back(world: World, device: Device, snapshot: DeviceSnapshot, kn
     adopt(world, device, snapshot, now, doc, now, calls, local, waiting)
     for call in waiting.values():
         wait_again(world, call)
-    # Their leases may be on their way: if a node refuses one, its call waits again.
+    # Their leases may still be on their way: if a node refuses one, its call waits again.
     for call in calls.values():
         world.lost[call.id] = call
     next_local(world, world.devices[device.id])
@@ -77,13 +77,13 @@ def adopt(
     waiting: dict[CallId, Call],
 ) -> bool:
     """
-    Take over a device that has and runs what *snapshot* says, which was made at *at*.
+    Take over a device with the copies and calls of *snapshot*, which was made at *at*.
 
-    :param doc: what the scheduler knew of it, made at *since*
-    :param calls: those that it knew to run there; those that do not are left in it
-    :param local: its local queue; who cannot wait there goes to *waiting*
-    :param waiting: calls that wait elsewhere; those that turn out to run here are taken out
-    :return: whether something is not as *doc* has it
+    :param doc: the scheduler's state of the device, made at *since*
+    :param calls: the calls that should run there; those that do not remain in it
+    :param local: its local queue; calls that cannot wait there go to *waiting*
+    :param waiting: calls that wait elsewhere; those that run here are removed from it
+    :return: whether something differs from *doc*
     """
     cluster = world.cluster
     taken = {each.order for each in world.devices.values()}
@@ -126,7 +126,7 @@ def _adopt_run(
     doc: DeviceDoc | None,
     since: Seconds,
 ) -> None:
-    """Who has *state* to itself: of the model functions' calls that run there, the one that *doc* knows; or a load."""
+    """Set the call or load that has the device: of the running calls of model functions, the one in *doc*, if any."""
     preload = None if doc is None or doc.preload is None else state.models.models.get(doc.preload)
     if exclusive:
         has = doc.running[0].call if doc is not None and doc.running else None
@@ -144,7 +144,7 @@ def _adopt_run(
 
 
 def _adopt_local(world: World, state: DeviceState, local: list[Call]) -> list[Call]:
-    """Return those of *local* that wait on *state* from now on: what they need is there."""
+    """Put the calls of *local* whose model is there into the local queue, and return them."""
     waits = [call for call in local if call.function in state.models.models]
     for call in waits:
         world.calls.wait(call)
@@ -159,7 +159,7 @@ def _adopt_local(world: World, state: DeviceState, local: list[Call]) -> list[Ca
 def _adopt_residents(
     world: World, state: DeviceState, snapshot: DeviceSnapshot, at: Seconds, doc: DeviceDoc | None, since: Seconds
 ) -> bool:
-    """List what *state* has; evict what is of nobody, or too much. Return whether that is not as *doc* has it."""
+    """List the copies on the device; evict those that are unknown or too many. Return whether *doc* has others."""
     known = {} if doc is None else {copy_id(each.function, each.copy): each for each in doc.residents}
     running = Counter(copy_id(each.function, each.copy) for each in snapshot.running)
     over = sum(each.memory for each in snapshot.residents) - state.device.memory
@@ -213,21 +213,21 @@ def _adopt_call(
     calls: dict[CallId, Call],
     waiting: dict[CallId, Call],
 ) -> Call:
-    """*running* runs on *model*, whoever let it. `model.running` counts it already."""
+    """Return the state of the call *running* on *model*, made new if need be. `model.running` counts it already."""
     owner = model.owner
     other = world.calls.by_id.get(running.call)
     waited = waiting.pop(running.call, None)
     call = calls.pop(running.call, None) or waited
     regrant = twin = False
     if other is not None and other.state != RUNNING and not running.begun:
-        # Its gateway asked again, since it had not heard of this lease: it gets it now.
+        # Its gateway asked again, since it had not heard of this lease: grant it again.
         call, regrant = other, True
         unqueue(world, other)
     elif other is not None:
-        # It runs elsewhere, or its gateway has given this one up: here it is to stop.
+        # It runs elsewhere, or its gateway has given this one up: stop it here.
         twin, call = True, None
     if call is None:
-        # In front of all that wait here: it was started before they were. In front of the others as it came.
+        # It was started before all that wait here, so its number is below theirs.
         world.adopted += 1
         call = Call(running.call, owner.id, owner, world.adopted - _MAX_ADOPTED, at - running.age_s, None)
         call.passes = 0
@@ -248,7 +248,7 @@ def _adopt_call(
 
 
 def _estimate(call: Call, running: RunningCall, at: Seconds) -> Seconds:
-    """When a call of a model function should end that was not started by this engine."""
+    """Return when a call of a model function should end that this engine did not start."""
     model, device = call.model, call.device
     assert model is not None
     assert device is not None

@@ -1,4 +1,4 @@
-"""Something became free: all that waits tries again, model functions' calls in one run of the policy."""
+"""Something became free: all that waits tries again, the calls of model functions in one run of the policy."""
 
 from typing import Final
 
@@ -13,15 +13,15 @@ from gpufaas_scheduler.world.call_state import RUNNING, WAITING
 from gpufaas_scheduler.world.state import Call
 from gpufaas_scheduler.world.world import World
 
-_NESTED: Final = contract.Why("a call waits for it, and holds a device meanwhile: it has the first that it can have")
+_NESTED: Final = contract.Why("a call that holds a device waits for it, so it gets the first device that it can use")
 
-# A policy that yields so many actions without one being done is stopped; the queue is planned again at the next event.
+# After this many actions in a row that are refused, a run ends; the next event starts another one.
 _MAX_IDLE_ACTIONS: Final = 1000
 _IDLE_ACTIONS_PER_DEVICE: Final = 4
 
 
 def settle(world: World) -> None:
-    """Something became free: let all that waits try again."""
+    """Let all that waits try again."""
     world.settled = True
     if world.surplus:
         for owner in list(world.surplus.values()):
@@ -39,7 +39,7 @@ def settle(world: World) -> None:
 
 
 def run_policy(world: World) -> None:
-    """One scheduling run: the policy proposes, and each action is done or refused at once."""
+    """Do one scheduling run: the policy proposes actions, and each is done or refused at once."""
     plan = world.policy.plan(world.view)
     verdict: Refusal | None = None
     world.look_at = None
@@ -81,8 +81,8 @@ def run_policy(world: World) -> None:
 
 def start_nested(world: World) -> None:
     """
-    Calls that others wait for start wherever the policy cannot know that waiting is in vain: at an idle holder, and
-    elsewhere if all holders, or all slots, are held by calls that wait for calls.
+    Start calls that other calls wait for, where the policy cannot know that waiting is in vain: at an idle holder, and
+    elsewhere if calls that wait for calls hold all holders or all slots.
     """
     for call in world.nests.waiting():
         owner = call.owner
@@ -111,8 +111,8 @@ def _start_at_another_copy(world: World, call: Call) -> None:
 
 def untangle(world: World) -> None:
     """
-    No nested call waits for what cannot become free before it ends: those for which there is no place any more are
-    refused, one after the other, the last that came first. Its outer call goes on, and so perhaps the others.
+    Refuse nested calls that wait for a place that cannot become free before they end: one at a time, the newest first.
+    Its outer call goes on then, and perhaps gives the others a place.
     """
     start_nested(world)
     while stuck := world.nests.stuck():
@@ -121,7 +121,7 @@ def untangle(world: World) -> None:
         for device, each in local:
             return_local(world, device, each)
         if local:
-            world.freed = True  # they may have places elsewhere, and their models need not stay
+            world.freed = True  # they may find places elsewhere, and their models may be evicted
         else:
             refused = stuck[-1]
             why = world.nests.why_stuck(refused)
@@ -133,7 +133,7 @@ def untangle(world: World) -> None:
 
 
 def return_overdue(world: World) -> None:
-    """Devices are later than their local queues have patience for. Planned for once the event is dealt with."""
+    """Return the local queues of devices that are too late. The run after the event plans for their calls."""
     for device in world.overdue.take(world.cluster.now):
         for call in reversed(list(device.local)):
             return_local(world, device, call)

@@ -1,5 +1,5 @@
 """
-Taking over from another engine: its state is restored from docs, nodes' snapshots, and calls that gateways tell again.
+Taking over from another engine, whose state comes from its docs, snapshots of nodes, and calls that gateways resend.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def defer(world: World, event: m.Event) -> None:
 
 
 def serving(world: World, replay: Callable[[m.Event], None]) -> None:
-    """:param replay: deals with an event that came before this one"""
+    """Restore the state and begin to decide. *replay* handles an event that came before this one."""
     left = world.left
     if left is None:
         world.ignored["Serving"] += 1
@@ -73,7 +73,7 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
         device.mark()
     for owner in world.functions.values():
         owner.mark()
-    # What came meanwhile: first the calls that nobody here knew, by age, as if they had come in that order.
+    # What came meanwhile: first the unknown calls, by age, as if they had come in that order.
     aged = [(at, each) for at, each in left.events if isinstance(each, m.Arrived) and each.age_s]
     aged.sort(key=lambda each: each[0] - each[1].age_s)
     for at, again in aged:
@@ -86,13 +86,13 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
         if isinstance(each, m.DeviceJoined) or (isinstance(each, m.Arrived) and each.age_s):
             continue
         if at_event < joined.get(getattr(each, "device", DeviceId("")), -1):
-            continue  # a fact that the snapshot has
+            continue  # the snapshot includes it
         changed = True
         replay(each)
     for owner in list(world.functions.values()):
         if owner.removed:
             forget_if_done(world, owner)
-    # If all is as it was, its predecessor would do nothing now either.
+    # If nothing changed, its predecessor would do nothing now either.
     world.freed = changed
 
 
@@ -101,7 +101,7 @@ def _restore_functions(world: World, left: Left) -> list[tuple[FunctionDoc, Func
     for doc in left.event.functions:
         owner = world.functions.get(doc.function.id)
         if owner is None:
-            # Taken away meanwhile, or before: it serves what it still has, and goes.
+            # Removed meanwhile, or before: it finishes its calls, and goes.
             function_deployed(world, m.FunctionDeployed(doc.function))
             owner = world.functions[doc.function.id]
             owner.remove()
@@ -113,7 +113,7 @@ def _restore_functions(world: World, left: Left) -> list[tuple[FunctionDoc, Func
 
 
 def _restore_calls(world: World, left: Left) -> dict[CallId, Call]:
-    """The calls that waited in the older engine's queues, as far as they are known to wait still."""
+    """Return the calls that waited in the older engine's queues and are known to wait still."""
     again = {each.call: each for _, each in left.events if isinstance(each, m.Arrived)}
     known = [] if left.event.engine is None else [(each, left.event.engine) for each in left.event.engine.waiting]
     known += [(each, doc) for doc in left.event.devices for each in doc.local]  # type: ignore[misc]
@@ -134,7 +134,7 @@ def _restore_calls(world: World, left: Left) -> dict[CallId, Call]:
 
 
 def _restore_devices(world: World, left: Left, waiting: dict[CallId, Call]) -> bool:
-    """Take the devices over that have come; those of *waiting* that run or wait on one of them leave it."""
+    """Take over the devices that have joined; calls that run or wait on one of them are removed from *waiting*."""
     known = {doc.device.id: doc for doc in left.event.devices}
     joined: dict[DeviceId, tuple[Seconds, m.DeviceJoined]] = {}
     for at, event in left.events:
@@ -170,12 +170,12 @@ def _restore_devices(world: World, left: Left, waiting: dict[CallId, Call]) -> b
 
 
 def _restore_wishes(world: World, left: Left, functions: list[tuple[FunctionDoc, FunctionState]]) -> bool:
-    """Who lacks copies, has too many, or waits without one: in the old order, then those that are so only now."""
+    """Restore the functions that lack copies, have too many, or wait without one: in the old order, then new ones."""
     engine = left.event.engine
     known = {doc.function.id: doc for doc, _ in functions}
     changed = False
     for begun in (world.cluster.orphaned, world.short, world.surplus, world.homeless):
-        begun.clear()  # in the order in which things were restored; what is right follows
+        begun.clear()  # they are in the order of the restoration; the old order follows
     for name in () if engine is None else engine.orphaned:
         if (owner := world.functions.get(name)) is not None:
             world.cluster.orphaned[name] = owner
@@ -189,7 +189,7 @@ def _restore_wishes(world: World, left: Left, functions: list[tuple[FunctionDoc,
                 wishes[name] = owner
         for name, owner in world.functions.items():
             if name not in wishes and holds(owner):
-                # Else it was known, and is left as it was: a surplus that nobody was told of, a load given up.
+                # Otherwise the predecessor knew it, and had left it as it is.
                 doc = known.get(name)
                 if wishes is world.homeless or doc is None or docs.lost_copies(owner, doc):
                     wishes[name] = owner

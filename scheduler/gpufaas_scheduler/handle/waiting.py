@@ -1,4 +1,4 @@
-"""Calls that wait: where they join, when they give up, and how one that no worker has any more waits again."""
+"""Calls that wait: they join a queue, leave it, or wait again after their worker is gone."""
 
 from typing import Final
 
@@ -12,11 +12,11 @@ from gpufaas_scheduler.world.state import Call, FunctionState
 from gpufaas_scheduler.world.world import World
 
 MAX_REFUSALS: Final = 3
-"""By nodes, in a row, for one call; then it is rejected instead of going round."""
+"""A call is rejected after this many nodes in a row refused it."""
 
 
 def join_queue(world: World, call: Call) -> None:
-    """Let *call* wait among the others, by its number and with its passes."""
+    """Put *call* into its queue, by its number and with its passes."""
     owner = call.owner
     if not owner.exclusive:
         owner.queue.put_back(call)
@@ -37,7 +37,7 @@ def wait_again(world: World, call: Call) -> None:
 
 
 def unqueue(world: World, call: Call) -> None:
-    """Take a waiting call from wherever it waits, and off the books."""
+    """Take a waiting call out of its queue and out of the call book."""
     owner = call.owner
     if call.state == LOCAL:
         assert call.device is not None
@@ -52,17 +52,17 @@ def unqueue(world: World, call: Call) -> None:
 
 
 def give_up(world: World, call: Call) -> None:
-    """A waiting call leaves, wherever it waits."""
+    """End a waiting call, wherever it waits."""
     owner = call.owner
     if call.state == LOCAL:
-        world.freed = True  # perhaps it was what pinned the model
+        world.freed = True  # perhaps it pinned the model
     unqueue(world, call)
     if owner.removed:
         forget_if_done(world, owner)
 
 
 def place_again(world: World, call: Call, why: str) -> None:
-    """A call that no worker has any more waits again, with its arrival number and its passes."""
+    """Let a call wait again, with its number and its passes, that no worker has any more; or reject it."""
     owner = call.owner
     call.refusals += 1
     if call.aborted:
@@ -98,5 +98,5 @@ def refuse_failing(world: World, call: CallId, owner: FunctionState) -> m.Reject
 
 
 def backs_off(owner: FunctionState) -> bool:
-    """Its calls are refused, but for one that tries it."""
+    """Whether its calls are refused, but for one that tries a load."""
     return owner.backoff is not None and owner.backoff.reason is not None

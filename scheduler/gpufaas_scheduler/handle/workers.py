@@ -1,4 +1,4 @@
-"""Events of workers: they load, fail to, end, or use another amount of memory than was thought."""
+"""Events of workers: they load, fail to load, end, or need another amount of memory."""
 
 from typing import Final
 
@@ -14,14 +14,14 @@ from gpufaas_scheduler.world.calls import runs_on
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
 from gpufaas_scheduler.world.world import LEARNING_RATE, World
 
-# A lease reaches its node, or its caller gives up, within moments: this is for bursts, and for gateways that died.
+# A lease reaches its node within moments, or its caller gives up: this many are for bursts and for dead gateways.
 _MAX_LOST: Final = 10_000
 
 
 def _resident(
     world: World, event: m.Loaded | m.CopyFailed | m.Measured | m.Resized | m.WorkerExited
 ) -> tuple[DeviceState, Model] | None:
-    """Return the copy that *event* is about, and its device; None: the engine has taken it away."""
+    """Return the device and the copy of *event*; None: the engine has removed the copy."""
     state = world.devices.get(event.device)
     model = None if state is None else state.models.models.get(copy_id(event.function, event.copy))
     return None if state is None or model is None else (state, model)
@@ -38,7 +38,7 @@ def loaded(world: World, event: m.Loaded) -> None:
     if owner.backoff is not None:
         note_lack(world, owner)
     if world.learn and owner.declared.elastic:
-        # Its node waits to be told, if only that there is nothing.
+        # Its node waits for an answer, even if nothing is lent.
         world.out += world.lending.lend(device, model) or [memory.resize_of(device, model)]
     if device.preload is model:
         device.preload = None
@@ -52,7 +52,7 @@ def loaded(world: World, event: m.Loaded) -> None:
     run = device.run
     if run is not None and run.model is model and costs is not None:
         run.estimate_s = costs.estimate_s(run.size)
-        device.free_at = world.cluster.now + run.estimate_s  # the load is over: what is left is known better
+        device.free_at = world.cluster.now + run.estimate_s  # the load is over, so the end is known better
         world.overdue.note(device)
     if not owner.exclusive:
         serve_fifo(world, owner)
@@ -70,7 +70,7 @@ def load_failed(world: World, event: m.CopyFailed) -> None:
     awaited = model.running > 0
     ended = _lose(world, device, model)
     if event.blameless:
-        if not ended:  # a copy that no call waits for is wished for again, but not at once
+        if not ended:  # no call waits for this copy: it is loaded again, but not at once
             _hold_back(world, owner)
         _after_loss(world, device, owner)
         return
@@ -80,7 +80,7 @@ def load_failed(world: World, event: m.CopyFailed) -> None:
         if memory.widen(costs, model.limit, largest):
             _profile_changed(world, owner, device.kind)
             for call in ended:
-                call.refusals -= 1  # the node refuses them now, for want of room and of nothing else
+                call.refusals -= 1  # the node refuses them now, only for lack of memory
             _after_loss(world, device, owner)
             return
         owner.starved = (
@@ -100,7 +100,7 @@ def worker_exited(world: World, event: m.WorkerExited) -> None:
     device, model = found
     owner = model.owner
     young = model.loading or world.cluster.now - model.ready_at < backoff.STEADY_S
-    # One that ended in a call was ended by the call, for all that is known.
+    # If calls ran on it, they may have ended it.
     if not _lose(world, device, model) and young and owner.copies < owner.target:
         why = f"the last worker, on {device.id}, ended right after it had started: {event.reason}"
         _start_failed(world, owner, False, why)
@@ -108,9 +108,9 @@ def worker_exited(world: World, event: m.WorkerExited) -> None:
 
 
 def _start_failed(world: World, owner: FunctionState, awaited: bool, why: str) -> None:
-    """A copy did not come to be. :param awaited: by a call"""
+    """A copy could not be loaded. :param awaited: a call waited for it"""
     held_back = _hold_back(world, owner)
-    # One copy more is not worth a function that serves elsewhere.
+    # A function that serves elsewhere goes on, without this copy.
     if held_back and owner.backoff is not None and (awaited or owner.copies <= owner.loading):
         owner.backoff.reason = why
         for call in world.waits_of(owner):
@@ -119,7 +119,7 @@ def _start_failed(world: World, owner: FunctionState, awaited: bool, why: str) -
 
 
 def _hold_back(world: World, owner: FunctionState) -> bool:
-    """Count a load that failed. Return whether the next one has to wait."""
+    """Count a failed load. Return whether the next one has to wait."""
     held_back = owner.load_failed(world.cluster.now)
     note_lack(world, owner)
     return held_back
@@ -127,9 +127,9 @@ def _hold_back(world: World, owner: FunctionState) -> bool:
 
 def _lose(world: World, device: DeviceState, model: Model) -> list[Call]:
     """
-    A worker is gone: the calls that ran on it are over, those that waited for it wait for any again.
+    Remove a copy whose worker is gone. Its calls end, and those in its local queue go back to the global queue.
 
-    Return the former.
+    Return the calls that ended.
     """
     ended = runs_on(model, device)
     for call in ended:
@@ -157,7 +157,7 @@ def measured(world: World, event: m.Measured) -> None:
     costs = model.owner.costs[device.kind]
     peak, charged, limit = event.occupation, model.memory, model.limit
     if event.out_of_memory and costs is not None and limit <= costs.occupation:
-        peak = max(peak, limit)  # it needs more than it had; one that was lent memory may have asked for anything
+        peak = max(peak, limit)  # it needs more than it had; with lent memory, nothing follows
     if peak:
         wanted = min(memory.reservation(peak), device.device.memory)
         if costs is not None and world.learn:
