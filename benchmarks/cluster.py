@@ -31,7 +31,6 @@ from overhead import BODY, LUA, wrk
 from rich.console import Console
 from rich.table import Table
 
-from gpufaas_adapters.etcd.testing import EtcdProcess
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity, connect
 from gpufaas_cluster.leader import Leader
@@ -42,6 +41,9 @@ from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, P
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot
 from gpufaas_scheduler.journal import Header
 from gpufaas_scheduler.service import SchedulerService
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.etcd_process import EtcdProcess
 
 CONNECTIONS = (1, 16)
 NODES, DEVICES, IN_FLIGHT = 100, 8, 256

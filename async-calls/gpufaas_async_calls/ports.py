@@ -1,4 +1,4 @@
-"""What asynchronous calls need from outside. Adapters are in `gpufaas_adapters`, fakes in `testing.py`."""
+"""What asynchronous calls need from outside. Adapters are in `gpufaas_adapters`."""
 
 from collections.abc import Sequence
 from pathlib import Path

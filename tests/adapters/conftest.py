@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.etcd_process import EtcdProcess, etcd_missing
 
 from gpufaas_adapters.etcd.client import Etcd, EtcdSettings
-from gpufaas_adapters.etcd.testing import EtcdProcess, etcd_missing
 
 
 def _require_etcd() -> None:

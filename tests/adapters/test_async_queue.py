@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.unit.async_calls.fakes import MemoryAsyncQueue
 
 from gpufaas_adapters.etcd.async_queue import EtcdAsyncQueue
 from gpufaas_adapters.sqlite.async_queue import SqliteAsyncQueue
@@ -29,7 +30,6 @@ from gpufaas_async_calls.call import (
     Waiting,
 )
 from gpufaas_async_calls.ports import AsyncQueue
-from gpufaas_async_calls.testing import MemoryAsyncQueue
 from gpufaas_core.errors import StorageFailed
 
 F, G = "f.openfaas-fn", "g.openfaas-fn"

@@ -10,10 +10,10 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from tests.etcd_process import EtcdProcess
 
 from gpufaas_adapters.etcd.client import DoPut, Etcd, EtcdSettings, EtcdUnreachable
 from gpufaas_adapters.etcd.election import LEADER, Leader, Leadership, NameInUse, campaign, register, watch_leader
-from gpufaas_adapters.etcd.testing import EtcdProcess
 
 MakeEtcd = Callable[..., EtcdProcess]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.etcd_process import EtcdProcess, etcd_cluster
 
 from gpufaas_adapters.etcd.client import (
     META,
@@ -35,7 +36,6 @@ from gpufaas_adapters.etcd.client import (
     present,
     unchanged,
 )
-from gpufaas_adapters.etcd.testing import EtcdProcess, etcd_cluster
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 
 MakeEtcd = Callable[..., EtcdProcess]

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.etcd_process import EtcdProcess
+from tests.unit.async_calls.fakes import FakeCallbacks
 
 from gpufaas_adapters.etcd.async_queue import EtcdAsyncQueue
 from gpufaas_adapters.etcd.async_queue.records import BODIES, CALLS, DEAD, ENDED, GATEWAYS, MAX_BODY, PIECE
 from gpufaas_adapters.etcd.client import Etcd, EtcdSettings
-from gpufaas_adapters.etcd.testing import EtcdProcess
 from gpufaas_async_calls.call import AcceptedCall, Body, Dead, Deliver, Done, KeptAnswer, Retry, Waiting
 from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.retry import RetryPolicy
-from gpufaas_async_calls.testing import FakeCallbacks
 from gpufaas_core.errors import BodyTooLarge, StorageAway
 from gpufaas_gateway.errors import status_of
 from gpufaas_gateway.request import Answer, Request

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from tests.etcd_process import EtcdProcess
 from tests.unit.gateway.fakes import MemoryStore
 
 from gpufaas_adapters.etcd.client import Etcd, EtcdSettings, Listed
@@ -28,7 +29,6 @@ from gpufaas_adapters.etcd.deployed import (
     QuotaChanged,
 )
 from gpufaas_adapters.etcd.functions import EtcdFunctionStore
-from gpufaas_adapters.etcd.testing import EtcdProcess
 from gpufaas_adapters.sqlite.functions import SqliteStore
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageAway, StorageFailed

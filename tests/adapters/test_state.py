@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from tests.etcd_process import EtcdProcess
 
 from gpufaas_adapters.etcd.client import Etcd, EtcdSettings
 from gpufaas_adapters.etcd.election import campaign
 from gpufaas_adapters.etcd.state import EtcdState, read_state
-from gpufaas_adapters.etcd.testing import EtcdProcess
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_cache_manager.write_behind import WriteBehind
 from gpufaas_core import messages as m

@@ -11,10 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.chaos.load import RECORDING, RECORDING_MODEL, Call, Load, Traffic, Verdict, judge
+from tests.etcd_process import etcd_missing
 from tests.integration.cluster import Cluster, Network, Service
 from tests.integration.conftest import HTTP, LIMIT_S, TORCH, until
-
-from gpufaas_adapters.etcd.testing import etcd_missing
 
 DRAIN_S = 60.0
 DISK_MB = 64

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.conftest import Chaos
+from tests.etcd_process import etcd_missing
 from tests.integration.cluster import Cluster, Network, Service, filled
 from tests.integration.conftest import all_ended, until
-
-from gpufaas_adapters.etcd.testing import etcd_missing
 
 pytestmark = [
     pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"),

@@ -6,10 +6,9 @@ from collections.abc import Callable
 import pytest
 from tests.chaos.conftest import Chaos
 from tests.chaos.test_faults import NEW_LEADER_S, another_leader, seconds_until
+from tests.etcd_process import etcd_missing
 from tests.integration.cluster import Cluster
 from tests.integration.conftest import until
-
-from gpufaas_adapters.etcd.testing import etcd_missing
 
 pytestmark = [
     pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"),

@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import httpx
 import psutil
+from tests.etcd_process import EtcdProcess, free_port
 from tests.integration.conftest import LIMIT_S, TORCH, FunctionBuilds, all_ended, private_bytes, until
 
 from gpufaas import Client
 from gpufaas_adapters.etcd.secrets import create_key_file
-from gpufaas_adapters.etcd.testing import EtcdProcess, free_port
 
 MiB: Final = 1024 * 1024
 

@@ -21,10 +21,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from tests.etcd_process import free_port
 from tests.waiting import LIMIT_S, until
 
 from gpufaas import Client
-from gpufaas_adapters.etcd.testing import free_port
 from gpufaas_cli.bundles import BuildRequest, Built, build
 
 LARGE = 50 * 1024 * 1024

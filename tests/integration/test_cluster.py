@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 from kubernetes_server import KubernetesServer
+from tests.etcd_process import etcd_missing
 from tests.integration.cluster import Cluster, Gateway, MiB, Service
 from tests.integration.conftest import ECHO, ECHO_MODEL, GATED_MODEL, HTTP, TORCH, until
 from tests.integration.test_access import READER
@@ -26,7 +27,6 @@ from tests.integration.test_websockets import deploy as deploy_server
 from websockets.sync.client import connect as connect_sync
 
 from gpufaas import Refused
-from gpufaas_adapters.etcd.testing import etcd_missing
 from gpufaas_cli.bundles import BuildRequest, build
 from gpufaas_cli.target import Target, environments
 from gpufaas_cluster import control

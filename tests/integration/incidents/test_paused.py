@@ -14,10 +14,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.etcd_process import etcd_missing
 from tests.integration.cluster import Cluster, Gateway
 from tests.integration.conftest import ECHO_MODEL, free_port, until
-
-from gpufaas_adapters.etcd.testing import etcd_missing
 
 pytestmark = [
     pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"),

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.async_calls.fakes import FakeCallbacks, MemoryAsyncQueue
 
 from gpufaas_async_calls.api import AsyncInvocations
 from gpufaas_async_calls.call import INLINE_BODY
 from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.retry import RetryPolicy
-from gpufaas_async_calls.testing import FakeCallbacks, MemoryAsyncQueue
 
 
 class Catalogue:

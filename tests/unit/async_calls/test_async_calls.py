@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.async_calls.fakes import FakeCallbacks, MemoryAsyncQueue
 
 from gpufaas_async_calls.call import INLINE_ANSWER, AcceptedCall, Body, CallStatus
 from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused
 from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_async_calls.settings import AsyncSettings, QueueSettings
-from gpufaas_async_calls.testing import FakeCallbacks, MemoryAsyncQueue
 from gpufaas_core.errors import Overloaded, StorageFailed
 from gpufaas_gateway.request import Answer, Request
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.async_calls.fakes import FakeCallbacks, MemoryAsyncQueue
 from tests.unit.gateway.conftest import Gateway
 
 from gpufaas_async_calls.api import AsyncInvocations, async_routes
 from gpufaas_async_calls.calls import AsyncCalls
 from gpufaas_async_calls.retry import RetryPolicy
-from gpufaas_async_calls.testing import FakeCallbacks, MemoryAsyncQueue
 from gpufaas_core.model import EngineStatus, NodeView
 from gpufaas_gateway.auth import is_public
 from gpufaas_gateway.builds import build_routes
