@@ -117,7 +117,7 @@ class Functions:
                 "nothing was deployed, try again; if it happens again, see whether the machine is short of memory"
             )
         if failure is not None and server:
-            raise InvalidSpec(f"{spec.name} does not start: {failure}{worker.output.tail(True)}")
+            raise InvalidSpec(f"{spec.name} does not start: {failure}{worker.output.tail()}")
         if failure is not None:
             raise InvalidSpec(
                 f"the handler of {spec.name} does not import: {failure} (all of it: gpufaas logs {spec.name})"

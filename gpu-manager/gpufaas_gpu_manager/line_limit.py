@@ -65,6 +65,20 @@ class LineLimit:
         if b"\n" not in data:
             self._may.lines -= 1
 
+    def turn(self, now: Seconds, *, idle: bool = False) -> list[str]:
+        """Return what `take` and `note` say; ask `wait` before the next time."""
+        lines = self.take(now)
+        if note := self.note(now, idle=idle):
+            lines.append(note)
+        return lines
+
+    def end(self, now: Seconds) -> list[str]:
+        """Return what `note` and `rest` say, when nothing more will come."""
+        lines = self.rest()
+        if note := self.note(now, idle=True):
+            lines.insert(0, note)
+        return lines
+
     def take(self, now: Seconds) -> list[str]:
         """Return the lines that may be kept now, `TURN_LINES` at most; ask `wait` before the next time."""
         allowance = self._may

@@ -72,9 +72,10 @@ class Output:
         for each in left_out:
             self._tail.extend(text for _, text in lines_in(each.decode(errors="replace"), self.secret))
 
-    def tail(self, wanted: bool) -> str:
+    def tail(self) -> str:
+        """Return its last lines, as they go into an error; empty: it printed nothing."""
         text = "\n".join(self._tail)[-_TAIL:]
-        return f"\n--- last lines of its output ---\n{text}" if wanted and text else ""
+        return f"\n--- last lines of its output ---\n{text}" if text else ""
 
     def close(self) -> None:
         """Take what is still in the pipes; a grandchild that holds their other ends is not waited for."""
@@ -126,10 +127,7 @@ class _Pipe:
 
     def _take(self, *, idle: bool = False) -> None:
         now = time.monotonic()
-        lines = self._limit.take(now)
-        if note := self._limit.note(now, idle=idle):
-            lines.append(note)
-        if lines:
+        if lines := self._limit.turn(now, idle=idle):
             self._on_lines(lines, self._stream)
         if self._limit.left_out:
             self._on_left_out(self._limit.left_out)
@@ -153,10 +151,7 @@ class _Pipe:
         for _ in range(_LAST_READS):  # and one that prints on has nothing to say to anybody
             if not self._read():
                 break
-        rest = self._limit.rest()
-        if note := self._limit.note(time.monotonic(), idle=True):
-            rest.insert(0, note)
-        if rest:
+        if rest := self._limit.end(time.monotonic()):
             self._on_lines(rest, self._stream)
         self._detach()
 

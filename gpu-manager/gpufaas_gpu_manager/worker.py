@@ -12,11 +12,10 @@ from typing import Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.descriptors import is_lack
-from gpufaas_core.errors import GpufaasError, LoadFailed, OutOfMemory, WorkerCrashed
+from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import FailedHead, ReadyHead
-from gpufaas_core.messages import CopyFailed, Loaded, Measured, WorkerExited
+from gpufaas_core.messages import Loaded
 from gpufaas_core.model import Bytes, copy_id
-from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.enforcement import Hold
 from gpufaas_gpu_manager.exchange import SlotOwner
 from gpufaas_gpu_manager.load_watch import watch_load
@@ -25,20 +24,13 @@ from gpufaas_gpu_manager.output import Logs, Output
 from gpufaas_gpu_manager.proc import state_of
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import CallsHost, Place, Running, WorkerCalls
+from gpufaas_gpu_manager.worker_end import Cause, WorkerEnd
 from gpufaas_gpu_manager.worker_fetch import WorkerFetch
 from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
 
 _LAST_WORDS_S: Final = 0.25
-_LOOK_S: Final = 1.0
-"""Between two looks at whether a load thrashes."""
 _TOLD_WITHIN_S: Final = 0.25
 """Within this a scheduler has said what a worker may use that has just loaded; while none leads, nobody does."""
-_SAID: Final[Bytes] = 2000
-"""Of what an exception says."""
-_KILLED: Final = tuple(f"it ended with signal {name}" for name in ("SIGKILL", "SIGTERM"))
-"""By somebody else: what a program does wrong ends it with other signals."""
-KILLED_FOR_MEMORY: Final = "it was killed: out of memory"
-"""So begins how a worker ended that took more than its limit."""
 
 
 class WorkerPlace(Place, Protocol):
@@ -111,10 +103,7 @@ class Worker(SlotOwner):
         self.asked_at = self._begun_at = time.monotonic()
         self.used_at = self.asked_at
         """When the last lease of it was opened; the start of its load if there was none."""
-        self._failure: FailedHead | None = None
-        self._killed_for = ""
-        self._blameless = False
-        """It was not started, for want of open files."""
+        self._cause = Cause()
         self.reaped = False
         """`pid` may be another process's by now."""
         self._reaped_with: str | None = None
@@ -142,15 +131,12 @@ class Worker(SlotOwner):
     async def _begin(self) -> None:
         try:
             if self.host.fetch is not None and not self.spec.image:
-                await self._fetch.run(self.host.fetch, lambda: self._killed_for)
+                await self._fetch.run(self.host.fetch, lambda: self._cause.killed_for)
             self.host.open_files.take(self.number, 1 if self.scratch else self.spec.slots)
             await self.run.start()
         except (GpufaasError, OSError) as exc:
-            self._blameless = is_lack(exc)
-            reason = self.host.open_files.say_lack() if self._blameless else str(exc)
-            self._failure = FailedHead(reason, "")
-            self.host.drop(self)
-            self.on_exited(reason)
+            self._cause.no_files = is_lack(exc)
+            self.fail_unstarted(self.host.open_files.say_lack() if self._cause.no_files else str(exc))
             return
         if self.state is WorkerState.STARTING and self.ready_head is None:
             watch_load(self)
@@ -159,7 +145,7 @@ class Worker(SlotOwner):
         self.pid = pid
         if self.hold is not None:
             self.hold.started(pid, None if self.spec.kind == "server" else self.host.fork_server)
-        if self.state is WorkerState.ENDING or self._killed_for:
+        if self.state is WorkerState.ENDING or self._cause.killed_for:
             self.run.kill()
 
     def on_ready(self, head: ReadyHead) -> None:
@@ -167,7 +153,8 @@ class Worker(SlotOwner):
         self.timers.cancel("thrashing")
         self.ready_head = head
         if self.scratch:
-            self._settle_check(None)
+            if not self.checked.done():
+                self.checked.set_result(None)
             if self.spec.kind == "server":
                 self.run.end()  # the others end by themselves
             return
@@ -199,18 +186,18 @@ class Worker(SlotOwner):
             self.calls.bind_waiting()
 
     def on_failed(self, head: FailedHead) -> None:
-        self._failure = head
+        self._cause.failure = head
 
     def on_over_memory(self, reason: str) -> None:
         """It took more than it has, in a way that fails no allocation of its own: it ends, or has ended, for that."""
-        if self._failure is None and not self._killed_for and self.state is not WorkerState.ENDING:
-            self._failure = FailedHead(reason, "", True)
+        if self._cause.failure is None and not self._cause.killed_for and self.state is not WorkerState.ENDING:
+            self._cause.failure = FailedHead(reason, "", True)
             self.output.say(f"gpufaas: killed: {reason}")
         self.run.kill()
 
     def fail_unstarted(self, reason: str) -> None:
         """It can never start: answer its calls."""
-        self._failure = FailedHead(reason, "")
+        self._cause.failure = FailedHead(reason, "")
         self.host.drop(self)
         self.on_exited(reason)
 
@@ -219,7 +206,7 @@ class Worker(SlotOwner):
     @property
     def ends(self) -> bool:
         """It was told to end, and is not gone yet."""
-        return bool(self._killed_for) or self.state is WorkerState.ENDING
+        return bool(self._cause.killed_for) or self.state is WorkerState.ENDING
 
     @property
     def takes_calls(self) -> bool:
@@ -247,7 +234,7 @@ class Worker(SlotOwner):
 
     def kill(self, reason: str) -> None:
         """End it for *reason*, which its callers and the function's log are told."""
-        self._killed_for = reason
+        self._cause.killed_for = reason
         self.output.say(f"gpufaas: killed: {reason}")
         self._fetch.cancel()
         self.run.kill()
@@ -265,12 +252,15 @@ class Worker(SlotOwner):
         if self.hold is not None and (reason := self.hold.close()):
             self.on_over_memory(reason)
         # A grandchild may hold a copy of a socket open: it is not waited for longer than this.
-        self.timers.later("last words", _LAST_WORDS_S, self._conclude)
+        self.timers.later("last words", _LAST_WORDS_S, lambda: self.on_slot_lost(waited=True))
         self.on_slot_lost()
 
-    def on_slot_lost(self) -> None:
-        if self._reaped_with is not None and self.run.said_all():
-            self._conclude()
+    def on_slot_lost(self, *, waited: bool = False) -> None:
+        """A slot, or a stream of its output, has ended: when all have, or we have *waited*, a reaped worker is gone."""
+        how = self._reaped_with
+        if how is not None and (waited or self.run.said_all()):
+            self._reaped_with = None
+            self.on_exited(how)
 
     def on_slot_closed(self) -> None:
         """The other end of a slot is closed: mostly since it dies; if it lives on, no call through it is answered."""
@@ -281,59 +271,29 @@ class Worker(SlotOwner):
 
         self.timers.later("closed", self.run.death_known_s, kill)
 
-    def _conclude(self) -> None:
-        if self._reaped_with is not None:
-            how, self._reaped_with = self._reaped_with, None
-            self.on_exited(how)
-
     def on_exited(self, how: str) -> None:
         before = self.state
         if before is not WorkerState.GONE:
             self.state = WorkerState.GONE if before is WorkerState.WAITING else advance(before, WorkerEvent.REAPED)
         self.close()
-        killed = self._failure is None and not self._killed_for and how in _KILLED
-        self.broken_check = killed or self._blameless
-        self._settle_check(self._failure.summary if self._failure else how)
+        end = WorkerEnd(
+            spec=self.spec, device=self.device.id, copy=self.copy, memory=self.memory,
+            capacity=self.device.ledger.capacity, before=before, how=how, cause=self._cause,
+        )  # fmt: skip
         if self.scratch:
+            self.broken_check = end.blameless
+            if not self.checked.done():
+                self.checked.set_result(end.summary)
             return
-        reason = self._killed_for or (self._failure.summary if self._failure else how)
-        if self._failure is not None and self._failure.out_of_memory:
-            reason += (
-                f" at its limit of {format_bytes(self.memory)} (the device has "
-                f"{format_bytes(self.device.ledger.capacity)}; the annotation gpufaas.memory says what it needs)"
-            )
-        loading = before in (WorkerState.STARTING, WorkerState.WAITING)
-        ran_out = self._failure is not None and self._failure.out_of_memory
-        # One that is held to limits.memory gets no more, whatever is reserved for it.
-        again_with_more = loading and ran_out and not self.spec.memory_limit
-        place_again = again_with_more or self._blameless
-        error: GpufaasError
-        name = f"{self.spec.name}.{self.spec.namespace}"
-        if loading:
-            error = (OutOfMemory if ran_out else LoadFailed)(
-                f"{name} did not load on {self.device.id}: {reason}{self.output.tail(not self._failure)}"
-            )
-        else:
-            error = (OutOfMemory if ran_out or how.startswith(KILLED_FOR_MEMORY) else WorkerCrashed)(
-                f"the worker of {name} died: {reason}{self.output.tail(True)}"
-            )
         self.host.gone(self)
         refused = self.calls.conclude(
-            error, again=place_again, was_ready=before is WorkerState.READY,
-            ended=before in (WorkerState.ENDING, WorkerState.GONE),
+            end.error(self.output.tail()), again=end.place_again,
+            was_ready=before is WorkerState.READY, ended=end.asked_for,
         )  # fmt: skip
-        if before in (WorkerState.ENDING, WorkerState.GONE):
-            pass  # the engine asked for it, and knows
-        elif loading:
-            self.host.report(
-                CopyFailed(self.spec.function, self.device.id, reason, again_with_more, self.copy, self._blameless)
-            )
-        else:
-            if ran_out:
-                self.host.report(Measured(self.spec.function, self.device.id, 0, self.copy, out_of_memory=True))
-            self.host.report(WorkerExited(self.spec.function, self.device.id, reason, self.copy))
+        for fact in end.facts():
+            self.host.report(fact)
         for exchange in refused:
-            self.calls.refuse(exchange, reason)
+            self.calls.refuse(exchange, end.reason)
 
     def close(self) -> None:
         self.timers.close()
@@ -343,7 +303,3 @@ class Worker(SlotOwner):
             self.hold.close()
         self.output.close()
         self.host.open_files.give_back(self.number)
-
-    def _settle_check(self, failure: str | None) -> None:
-        if self.scratch and not self.checked.done():
-            self.checked.set_result(failure)

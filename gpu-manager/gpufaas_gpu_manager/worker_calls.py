@@ -175,7 +175,7 @@ class WorkerCalls:
             else:
                 self.on_done(slot, exchange, 0.0, 0, False, False)
                 name = f"{self._worker.spec.name}.{self._worker.spec.namespace}"
-                exchange.fail(WorkerCrashed(f"{name} gave no answer: {reason}{self._worker.output.tail(True)}"))
+                exchange.fail(WorkerCrashed(f"{name} gave no answer: {reason}{self._worker.output.tail()}"))
 
         self._worker.timers.later(timer, self._worker.run.death_known_s, fail)
 

@@ -10,10 +10,9 @@ needed again is for the scheduler to say.
 import asyncio
 import contextlib
 import logging
-import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -21,13 +20,12 @@ from msgspec.structs import replace
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import Bytes, Seconds
-from gpufaas_core.units import format_bytes
+from gpufaas_gpu_manager.launch import docker_images
+from gpufaas_gpu_manager.launch.container import Container
 from gpufaas_gpu_manager.launch.recipes import Recipes
-from gpufaas_gpu_manager.launch.served import Face
-from gpufaas_gpu_manager.launch.upstream import listens, upstream_port
-from gpufaas_gpu_manager.line_limit import Allowance, LineLimit
+from gpufaas_gpu_manager.launch.upstream import upstream_port
 from gpufaas_gpu_manager.output import STREAMS
-from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY, Worker
+from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_calls import Running
 
 log = logging.getLogger(__name__)
@@ -35,8 +33,6 @@ log = logging.getLogger(__name__)
 NETWORK: Final = "gpufaas"
 _SETTLED_S: Final[Seconds] = 0.5
 """After so long a network that another platform was about to make is there to be seen."""
-PORT: Final = 8080
-"""Where every OpenFaaS image listens."""
 SECRETS: Final = "/var/openfaas/secrets"
 _OURS: Final = "gpufaas.instance"
 _WORKER: Final = "gpufaas.worker"
@@ -44,9 +40,6 @@ CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERV
 """What images need that begin as root and become somebody else, as nginx does. All others are dropped."""
 _GPU_PARTS: Final = ("gpu", "compute", "utility")
 """What of the driver it gets: CUDA, and NVML."""
-_READY_LABEL: Final = "com.openfaas.ready.http.path"
-_HEALTH_LABEL: Final = "com.openfaas.health.http.path"
-_PATH: Final = re.compile(r"/[!-~]*")
 _PIDS: Final = 4096
 _ENGINE_S: Final[Seconds] = 60.0
 _AGAIN_S: Final[Seconds] = 1.0
@@ -102,7 +95,7 @@ class Containers:
         self._running: dict[str, Container] = {}
         """By the engine's id."""
         self._events: Any = None
-        self._closing = False
+        self.closing = False
         self._loop: asyncio.AbstractEventLoop
 
     @property
@@ -126,7 +119,7 @@ class Containers:
 
     async def close(self) -> None:
         """Remove all containers of this platform."""
-        self._closing = True
+        self.closing = True
         if self._client is None:
             return
         await asyncio.to_thread(self._remove_all, self._client)
@@ -137,11 +130,8 @@ class Containers:
 
     async def pull(self, spec: WorkerSpec) -> tuple[Manifest, WorkerSpec]:
         """
-        Have the image of *spec* here, and the newest of its tag if it came from a registry. One that was built here, or
-        is named by its digest, is not asked for; one that cannot be asked for is used as it is.
-
-        Return *spec* with what the image says of itself by its labels, where the function says nothing: the paths that
-        tell whether it is ready, and well.
+        Have the image of *spec* here (`docker_images.pull`). Return *spec* with the paths of the image's labels for
+        readiness and health, where the function names none.
 
         :raises InvalidSpec: it cannot be had; says why, in plain words
         """
@@ -149,11 +139,11 @@ class Containers:
             await self.start()
         except InvalidSpec as exc:
             raise InvalidSpec(f"function {spec.name} has only an image ({spec.image}): {exc}") from exc
-        labels = await asyncio.to_thread(self._pull, spec.image)
+        labels = await asyncio.to_thread(docker_images.pull, self._client, spec.image)
         spec = replace(
             spec,
-            ready_path=spec.ready_path or labels.get(_READY_LABEL, ""),
-            health_path=spec.health_path or labels.get(_HEALTH_LABEL, ""),
+            ready_path=spec.ready_path or labels.get(docker_images.READY_LABEL, ""),
+            health_path=spec.health_path or labels.get(docker_images.HEALTH_LABEL, ""),
         )
         return Manifest(kind="server", template="image"), spec
 
@@ -191,33 +181,9 @@ class Containers:
             with contextlib.suppress(APIError):
                 container.remove(force=True, v=True)
 
-    def _pull(self, image: str) -> Mapping[str, str]:
-        """Return the labels of *image*."""
-        from docker.errors import APIError, DockerException, ImageNotFound
-
-        here = None
-        try:
-            with contextlib.suppress(ImageNotFound):
-                here = self._client.images.get(image)
-                if "@" in image or not is_from_registry(image, here.attrs.get("RepoDigests") or ()):
-                    return _labels_of(here)
-            name, tag = image, None
-            if "@" not in image and ":" not in image.rpartition("/")[2]:
-                tag = "latest"  # the SDK would pull every tag there is
-            return _labels_of(self._client.images.pull(name, tag=tag))
-        except (DockerException, OSError) as exc:
-            reason = str(exc.explanation if isinstance(exc, APIError) and exc.explanation else exc)
-            if here is not None:
-                log.warning("docker.not_pulled image=%s, the one that is here is used: %s", image, reason)
-                return _labels_of(here)
-            raise InvalidSpec(
-                f"image: {image} is not on this machine and cannot be pulled: {reason}: check its name and tag, "
-                "log in to its registry (docker login), or build it here"
-            ) from exc
-
-    def create(self, container: "Container", secrets: str, labels: Mapping[str, str]) -> tuple[str, str, int, int]:
+    def create(self, container: Container, secrets: str, labels: Mapping[str, str]) -> tuple[str, str, int, int]:
         """Create and start it; return its id, address, process id, and the port behind its watchdog (0: none)."""
-        from docker.errors import APIError, DockerException
+        from docker.errors import DockerException
         from docker.types import DeviceRequest
 
         worker = container.worker
@@ -261,7 +227,7 @@ class Containers:
             self._running[made.id] = container  # before it can end
             made.start()
             made.reload()
-            if self._closing:
+            if self.closing:
                 raise OSError("the platform is stopping")  # `close` may have looked before this one was there
             (network,) = made.attrs["NetworkSettings"]["Networks"].values()
             upstream = upstream_port(made.attrs["Config"]["Env"] or ())
@@ -271,7 +237,7 @@ class Containers:
                 self._running.pop(made.id, None)
                 with contextlib.suppress(DockerException):
                     made.remove(force=True, v=True)
-            reason = str(exc.explanation if isinstance(exc, APIError) and exc.explanation else exc)
+            reason = docker_images.explanation(exc)
             if "could not select device driver" in reason:
                 reason += ": give the engine NVIDIA's Container Toolkit, and restart it"
             raise GpufaasError(f"the Docker engine did not start a container of {spec.image}: {reason}") from exc
@@ -279,7 +245,7 @@ class Containers:
     def _hear(self) -> None:
         """Wait for what ends, as long as the platform runs. An engine that goes away is waited for."""
         since = time.time()
-        while not self._closing:
+        while not self.closing:
             try:
                 self._events = self._client.events(
                     decode=True,
@@ -290,10 +256,10 @@ class Containers:
                     self._tell(event)
                     since = event.get("timeNano", 0) / 1e9 or since
             except Exception as exc:
-                if self._closing:
+                if self.closing:
                     return
                 log.warning("docker.events_lost error=%s", exc)
-            if not self._closing:
+            if not self.closing:
                 time.sleep(_AGAIN_S)  # a thread of its own
                 with contextlib.suppress(Exception):
                     self._find_dead()
@@ -306,8 +272,7 @@ class Containers:
             container.out_of_memory = True
         else:
             status = event.get("Actor", {}).get("Attributes", {}).get("exitCode", "?")
-            with contextlib.suppress(RuntimeError):  # the loop has just ended
-                self._loop.call_soon_threadsafe(container.on_died, status)
+            self.post(container.on_died, status)
 
     def _find_dead(self) -> None:
         """Events were missed: whatever does not run is dead."""
@@ -317,53 +282,22 @@ class Containers:
             if each not in alive:
                 self._tell({"id": each, "Action": "die"})
 
-    def follow(self, container: "Container", engine_id: str, stream: str, allowance: Allowance) -> None:
-        """
-        Give *container* the lines of its *stream*, until it has ended. That of an engine that restarts is opened again.
-        """
-        since, limit = 0.0, LineLimit(time.monotonic(), allowance)
+    def post(self, action: Callable[..., None], *arguments: object) -> None:
+        """Have *action* called on the event loop; from a thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(action, *arguments)
+
+    def lines(self, engine_id: str, stream: str, since: float) -> Iterator[bytes]:
+        """Yield what a container prints to *stream*, from *since* (Unix time; 0: the beginning) until it ends."""
+        more = {"since": since} if since else {}
         which = {each: each == stream for each in STREAMS}
-        while not self._closing:
-            try:
-                more = {"since": since} if since else {}
-                for piece in self._client.api.logs(engine_id, stream=True, follow=True, **which, **more):
-                    since = time.time()
-                    limit.feed(piece)
-                    self._give(container, limit, stream)
-            except Exception as exc:
-                log.debug("docker.logs_lost error=%s", exc)
-            if container.dead or engine_id not in self._running or not self._is_running(engine_id):
-                break
-            time.sleep(_AGAIN_S)
-        rest = limit.rest()
-        if note := limit.note(time.monotonic(), idle=True):
-            rest.insert(0, note)
-        self._post(container.on_lines, rest, stream)
-        self._post(container.on_lines, None, stream)
+        yield from self._client.api.logs(engine_id, stream=True, follow=True, **which, **more)
 
-    def _give(self, container: "Container", limit: LineLimit, stream: str) -> None:
-        """Give *container* the lines that have come; takes as long as `LineLimit` says, and the engine waits."""
-        while True:
-            now = time.monotonic()
-            lines = limit.take(now)
-            if note := limit.note(now):
-                lines.append(note)
-            if lines:
-                self._post(container.on_lines, lines, stream)
-            pause = limit.wait()
-            if not pause or self._closing:
-                return
-            time.sleep(pause)  # a thread of its own
-
-    def _is_running(self, engine_id: str) -> bool:
+    def is_running(self, engine_id: str) -> bool:
         try:
             return bool(self._client.api.inspect_container(engine_id)["State"]["Running"])
         except Exception:
             return False
-
-    def _post(self, action: Callable[[list[str] | None, str], None], lines: list[str] | None, stream: str) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(action, lines, stream)
 
     def end(self, engine_id: str, grace_s: Seconds) -> None:
         with contextlib.suppress(Exception):  # it is gone, which is what was wanted
@@ -381,114 +315,3 @@ class Containers:
         self._running.pop(engine_id, None)
         with contextlib.suppress(Exception):
             self._client.api.remove_container(engine_id, force=True, v=True)
-
-
-def _labels_of(image: Any) -> dict[str, str]:
-    """Return the labels of an image that are paths, as we understand them."""
-    labels = image.labels or {}
-    return {name: labels[name] for name in (_READY_LABEL, _HEALTH_LABEL) if _PATH.fullmatch(labels.get(name, ""))}
-
-
-def is_from_registry(image: str, digests: Iterable[str]) -> bool:
-    """Whether one of *digests*, ``NAME@sha256:...`` that the engine knows an image by, is of *image*'s repository."""
-    return _repository(image) in {_repository(each.partition("@")[0]) for each in digests}
-
-
-def _repository(image: str) -> str:
-    name, colon, tag = image.rpartition(":")
-    name = image if not colon or "/" in tag else name
-    return name.removeprefix("docker.io/").removeprefix("library/")
-
-
-class Container:
-    """`Running`: one container."""
-
-    waits_for = f"to listen on port {PORT}"
-    death_known_s = 2.0  # the engine takes its time over events, on a busy machine most of all
-
-    def __init__(self, worker: Worker, recipes: Recipes, containers: Containers) -> None:
-        self.worker = worker
-        self.recipes = recipes
-        self.out_of_memory = False
-        self.dead = False
-        self._containers = containers
-        self._face = Face(worker)
-        self._id = ""
-        self._streams = set(STREAMS)
-        """From which there may be more."""
-        self._closed = False
-        self._tasks: set[asyncio.Future[None]] = set()
-
-    async def start(self) -> None:
-        worker, containers = self.worker, self._containers
-        secrets = await asyncio.to_thread(self.recipes.mounted_secrets, worker, for_container=True)
-        creating = asyncio.ensure_future(asyncio.to_thread(containers.create, self, secrets, worker.spec.labels))
-        self._id, address, pid, upstream = await asyncio.shield(creating)
-        allowance = Allowance(time.monotonic())  # its threads may both count at once: one is off by a turn's lines
-        for stream in STREAMS:
-            following = (self, self._id, stream, allowance)
-            threading.Thread(target=containers.follow, args=following, name=f"docker-{stream}", daemon=True).start()
-        if self._closed:
-            self._in_thread(containers.remove, self._id)
-        if self.dead:
-            return
-        if upstream:
-            self.waits_for = f"to listen on port {PORT}, and on {upstream} behind its watchdog"
-        worker.on_started(pid)
-        self._face.open(address, PORT, lambda: not upstream or listens(pid, address, upstream))
-
-    def end(self) -> None:
-        if self._id:  # else it is killed when it is there
-            self._in_thread(self._containers.end, self._id, self.recipes.settings.term_grace_s)
-
-    def kill(self) -> None:
-        if self._id:
-            self._in_thread(self._containers.kill, self._id)
-
-    def said_all(self) -> bool:
-        return not self._streams and self._face.said_all()
-
-    def limit_to(self, memory: Bytes) -> None:
-        if self._id and not self.worker.spec.memory_limit and self.worker.device.source.enforced:
-            self._in_thread(self._containers.limit, self._id, memory)
-
-    def in_use(self) -> Bytes:
-        return 0  # its limit is moved by what has it, and nobody measures it
-
-    def close(self) -> None:
-        self._closed = True
-        self._face.close()
-        if self._id:
-            self._in_thread(self._containers.remove, self._id)
-
-    # --- what the engine tells ---
-
-    def on_lines(self, lines: list[str] | None, stream: str) -> None:
-        """Lines that it printed; None: there will be no more."""
-        if lines is not None:
-            self.worker.output.extend(lines, stream)
-        else:
-            self._streams.discard(stream)
-            self.worker.on_slot_lost()
-
-    def on_died(self, status: str) -> None:
-        if self.dead:
-            return
-        self.dead = True
-        if self.out_of_memory:
-            limit = format_bytes(self.worker.spec.memory_limit or self.worker.memory)
-            how = (
-                f"{KILLED_FOR_MEMORY} at its limit of {limit} (limits.memory, or the annotation "
-                "gpufaas.memory, says what it needs)"
-            )
-        else:
-            how = f"its container ended with exit status {status}"
-        self.worker.on_reaped(how)
-
-    def _in_thread(self, action: Callable[..., None], *arguments: object) -> None:
-        try:
-            task = asyncio.get_running_loop().run_in_executor(None, action, *arguments)
-        except RuntimeError:  # the loop is ending: `Containers.close` removes all
-            return
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

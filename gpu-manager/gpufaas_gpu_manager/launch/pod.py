@@ -8,12 +8,12 @@ from lightkube.models.core_v1 import ContainerState, ContainerStateTerminated, P
 
 from gpufaas_core.frames import FailedHead
 from gpufaas_core.model import Bytes, Seconds
-from gpufaas_core.units import format_bytes
-from gpufaas_gpu_manager.launch.containers import PORT
+from gpufaas_gpu_manager.launch.container import PORT
 from gpufaas_gpu_manager.launch.pod_manifest import CONTAINER
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.launch.served import Face
-from gpufaas_gpu_manager.worker import KILLED_FOR_MEMORY, Worker
+from gpufaas_gpu_manager.worker import Worker
+from gpufaas_gpu_manager.worker_end import killed_for_memory
 
 if TYPE_CHECKING:
     from gpufaas_gpu_manager.launch.kubernetes import Pods
@@ -180,11 +180,7 @@ def _state_of(status: PodStatus) -> ContainerState:
 def _how(ended: ContainerStateTerminated, status: PodStatus, worker: Worker) -> str:
     """Return in words how a container ended."""
     if ended.reason == "OOMKilled":
-        limit = format_bytes(worker.spec.memory_limit or worker.memory)
-        return (
-            f"{KILLED_FOR_MEMORY} at its limit of {limit} (limits.memory, or the annotation "
-            "gpufaas.memory, says what it needs)"
-        )
+        return killed_for_memory(worker.spec.memory_limit or worker.memory)
     how = f"its pod ended with exit status {ended.exitCode}"
     if status.reason:  # Evicted, NodeLost, Preempting
         how += f": {status.reason}: {status.message or ''}"

@@ -51,10 +51,7 @@ class PodLog:
                 ended = ended or exc.status == 404
             except ApiLost as exc:
                 log.debug("kubernetes.log_lost pod=%s: %s", self._pod, exc)
-            rest = self._new(self._limit.rest())
-            if note := self._limit.note(time.monotonic(), idle=True):
-                rest.insert(0, note)
-            self._on_lines(rest)
+            self._on_lines(self._new(self._limit.end(time.monotonic())))
             if ended:
                 return
             await asyncio.sleep(_AGAIN_S)
@@ -62,11 +59,7 @@ class PodLog:
     async def _hand_on(self) -> None:
         """Hand on the lines that have come, at the rate that `LineLimit` allows; the server waits meanwhile."""
         while True:
-            now = time.monotonic()
-            lines = self._new(self._limit.take(now))
-            if note := self._limit.note(now):
-                lines.append(note)
-            if lines:
+            if lines := self._new(self._limit.turn(time.monotonic())):
                 self._on_lines(lines)
             pause = self._limit.wait()
             if not pause:

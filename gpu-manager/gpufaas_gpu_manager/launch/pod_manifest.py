@@ -26,7 +26,8 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Pod, Secret
 
 from gpufaas_core.model import Bytes
-from gpufaas_gpu_manager.launch.containers import CAPABILITIES, PORT, SECRETS
+from gpufaas_gpu_manager.launch.container import PORT
+from gpufaas_gpu_manager.launch.containers import CAPABILITIES, SECRETS
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.worker import Worker
 

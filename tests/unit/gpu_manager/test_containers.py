@@ -15,7 +15,9 @@ from gpufaas_core.model import Device, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gpu_manager.devices import CpuDevice
 from gpufaas_gpu_manager.enforcement import Enforcement
+from gpufaas_gpu_manager.launch import container as container_module
 from gpufaas_gpu_manager.launch import containers as module
+from gpufaas_gpu_manager.launch.container import ContainerLog
 from gpufaas_gpu_manager.launch.containers import NETWORK, Containers
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.line_limit import Allowance
@@ -236,13 +238,12 @@ class Streams:
 async def test_lines_are_followed_on_when_their_stream_breaks_and_the_container_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(container_module, "_AGAIN_S", 0.0)
     containers, lines = Containers("instance", 8080), list[str | None]()
     containers._client, containers._loop = Streams(), asyncio.get_running_loop()
     container: Any = SimpleNamespace(dead=False, on_lines=lambda more, _: lines.extend(more or [None]))
-    containers._running["c1"] = container
 
-    await asyncio.to_thread(containers.follow, container, "c1", "stdout", Allowance(0.0))
+    await asyncio.to_thread(ContainerLog(containers, container, "c1", "stdout", Allowance(0.0)).follow)
     await asyncio.sleep(0)  # what threads hand over comes in the next turn
 
     assert [each for each in lines if each] == ["before", "after"]
