@@ -4,12 +4,12 @@ import os
 from collections.abc import Awaitable, Callable
 
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_gpu_manager.supervisor import Containers
+from gpufaas_gpu_manager.supervisor import ContainerEngine
 
 
 def container_engine(
     functions: str, instance: str, gateway_port: int, on_network: Callable[[str, str], Awaitable[None]]
-) -> Containers | None:
+) -> ContainerEngine | None:
     """
     Return the engine for *functions*, not connected yet; None: functions of images do not run here.
 
@@ -33,7 +33,7 @@ def container_engine(
     return containers.Containers(instance, gateway_port, on_network)
 
 
-async def connect(engine: Containers | None, functions: str) -> None:
+async def connect(engine: ContainerEngine | None, functions: str) -> None:
     """
     Connect *engine*, unless *functions* is ``auto``: then it is connected for the first image.
 

@@ -73,7 +73,7 @@ class ArtifactStore:
                 _remove_if_abandoned(leftover)
 
     @contextlib.contextmanager
-    def writer(self, digest: str) -> "Iterator[ArtifactWriter]":
+    def writer(self, digest: str) -> "Iterator[HashedFile]":
         """
         Take the bytes of *digest* through the writer's `write`; they are an artifact once the block ends without error.
 
@@ -88,7 +88,7 @@ class ArtifactStore:
             file = open(aside, "xb", buffering=0)  # noqa: SIM115 (closed below, on every way out)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)  # a store that starts meanwhile leaves it alone
-            writer = ArtifactWriter(aside, file)
+            writer = HashedFile(aside, file)
             yield writer
             if writer.sha256 != digest:
                 raise CorruptArtifact(
@@ -233,7 +233,7 @@ class ArtifactStore:
             return None
 
 
-class ArtifactWriter:
+class HashedFile:
     """Takes the bytes of one artifact; see `ArtifactStore.writer`."""
 
     def __init__(self, path: Path, file: "IO[bytes]") -> None:
@@ -256,7 +256,7 @@ class ArtifactWriter:
                 rest = rest[self._file.write(rest) :]
 
 
-class PartialArtifact(ArtifactWriter):
+class PartialArtifact(HashedFile):
     """The bytes of one artifact from its first to `size`; see `ArtifactStore.resume`. Closed, it stays as it is."""
 
     def __init__(self, store: ArtifactStore, digest: str, target: Path, aside: Path, file: "IO[bytes]") -> None:

@@ -58,7 +58,7 @@ class Enforcement:
             self.name = WATCHER
             self._watch = MemoryWatch()
 
-    def hold(self, number: int, memory: Bytes, capacity: Bytes, on_over: Callable[[str], None]) -> "Hold":
+    def limits(self, number: int, memory: Bytes, capacity: Bytes, on_over: Callable[[str], None]) -> "WorkerLimits":
         """
         Prepare to hold worker *number* to *memory* bytes; 0: its memory is not held.
 
@@ -69,7 +69,7 @@ class Enforcement:
         self._left = [each for each in self._left if not each.remove()]
         group = self._groups.make(f"worker-{number}") if self._groups else None
         hard = 0 if self.hard_is_soft else capacity
-        return Hold(number, memory, group, self._watch, self._left, self._pids, hard, on_over)
+        return WorkerLimits(number, memory, group, self._watch, self._left, self._pids, hard, on_over)
 
     def close(self) -> None:
         """What is left of workers is killed."""
@@ -84,7 +84,7 @@ def group_limit(memory: Bytes) -> Bytes:
     return memory + _KERNEL + memory // 256
 
 
-class Hold:
+class WorkerLimits:
     """What holds one worker. Ends with `close`, once the worker is reaped."""
 
     def __init__(
@@ -142,7 +142,7 @@ class Hold:
         self._thrashed = self._thrashed + 1 if more else 0
         return self._thrashed >= _THRASHES
 
-    def limit(self, memory: Bytes) -> None:
+    def hold_to(self, memory: Bytes) -> None:
         if not self._memory:
             return
         self._memory = memory

@@ -19,15 +19,15 @@ from gpufaas_gpu_manager.proc import progress_of, state_of
 from gpufaas_gpu_manager.stuck import LOOK_S, Replaced, Silence
 from gpufaas_gpu_manager.zygote import (
     MAX_MESSAGE,
-    Asked,
     Exec,
     Exited,
     Forked,
+    FromZygote,
     KillWithManager,
     Ping,
-    Said,
     Spawn,
     SpawnFailed,
+    ToZygote,
     ZygoteReady,
 )
 
@@ -40,7 +40,7 @@ _INHERITED: Final = re.compile(
     r"|CUDA.*|NVIDIA.*|TORCH.*|PYTORCH.*|MALLOC.*|.*_CA_BUNDLE|SSL_CERT_.*|(?i:https?_proxy|no_proxy|all_proxy)"
 )
 """What of the platform's environment functions see. The rest may be the operator's secrets."""
-_decode: Final = msgspec.msgpack.Decoder(Said).decode
+_decode: Final = msgspec.msgpack.Decoder(FromZygote).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -114,7 +114,7 @@ class _Server:
         self._control: socket.socket | None = ours
         asyncio.get_running_loop().add_reader(ours, on_readable)
 
-    def send(self, message: Asked, fds: Sequence[int] = ()) -> bool:
+    def send(self, message: ToZygote, fds: Sequence[int] = ()) -> bool:
         """Return whether it took *message*: not while its buffer is full, nor when it has just died."""
         if self._control is None:
             return False
@@ -233,7 +233,7 @@ class Zygote:
             self._on_message(_decode(data))
         self._send_requests()
 
-    def _on_message(self, said: Said) -> None:
+    def _on_message(self, said: FromZygote) -> None:
         self._owes = False
         self._silence.broken()
         if isinstance(said, ZygoteReady):

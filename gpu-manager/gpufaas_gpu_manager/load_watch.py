@@ -5,7 +5,7 @@ from typing import Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import Bytes
-from gpufaas_gpu_manager.enforcement import Hold
+from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.proc import progress_of
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import Place, Running
@@ -22,7 +22,7 @@ class Loading(Protocol):
     scratch: bool
     pid: int | None
     run: Running
-    hold: Hold | None
+    limits: WorkerLimits | None
     timers: Timers
 
     @property
@@ -57,7 +57,7 @@ def watch_load(worker: Loading) -> None:
         may_have_more = (
             not worker.scratch and not worker.spec.memory_limit and worker.memory < worker.device.ledger.capacity
         )
-        if worker.hold is not None and worker.hold.thrashes() and may_have_more:
+        if worker.limits is not None and worker.limits.thrashes() and may_have_more:
             worker.on_over_memory("out of memory: the files that its load reads do not fit beside what it holds")
         else:
             worker.timers.later("thrashing", _LOOK_S, check_thrashing)

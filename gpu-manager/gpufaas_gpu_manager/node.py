@@ -20,10 +20,10 @@ from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.launch.recipes import Bundles, Recipes
 from gpufaas_gpu_manager.leases import Leases
-from gpufaas_gpu_manager.output import Logs
+from gpufaas_gpu_manager.output import LogSink
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.settings import NodeSettings
-from gpufaas_gpu_manager.supervisor import Containers, Supervisor
+from gpufaas_gpu_manager.supervisor import ContainerEngine, Supervisor
 from gpufaas_gpu_manager.worker import Worker
 
 
@@ -34,11 +34,11 @@ class Node:
         self,
         devices: Sequence[NodeDevice],
         bundles: Bundles,
-        logs: Logs,
+        logs: LogSink,
         report: Callable[[Event], None],
         on_said: Callable[[str], None] = lambda _: None,
         settings: NodeSettings | None = None,
-        containers: Containers | None = None,
+        containers: ContainerEngine | None = None,
         fetch: Callable[[WorkerSpec], Awaitable[None]] | None = None,
         enforcement: Enforcement | None = None,
     ) -> None:
@@ -98,7 +98,7 @@ class Node:
 
     @property
     def makes(self) -> str:
-        """What it makes of images: see `Containers`."""
+        """What it makes of images: see `ContainerEngine`."""
         containers = self.host.containers
         return containers.makes if containers is not None else ""
 

@@ -20,7 +20,7 @@ _READ: Final = 65536
 _LAST_READS: Final = 16
 
 
-class Logs(Protocol):
+class LogSink(Protocol):
     """Where lines of functions go (gpufaas_core.logs)."""
 
     def extend(self, function: str, instance: str, printed: Iterable[Printed]) -> None: ...
@@ -29,7 +29,7 @@ class Logs(Protocol):
 class Output:
     """A worker's stdout and stderr: each line goes into the log with its stream and call, the last ones into errors."""
 
-    def __init__(self, logs: Logs, function: str, instance: str) -> None:
+    def __init__(self, logs: LogSink, function: str, instance: str) -> None:
         self.secret = new_secret()
         """Of the marks that say which call wrote a line (gpufaas_core.log_marks)."""
         self._logs = logs

@@ -9,7 +9,7 @@ from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_core.origin import Origins
 
 
-class Secrets(Protocol):
+class SecretFiles(Protocol):
     """Where functions find their secrets as files (gpufaas_adapters.files.secrets)."""
 
     def mount(
@@ -33,7 +33,7 @@ class NodeSettings:
     """Of the math libraries in each worker; 0: the machine's cores divided by its CPU devices."""
     env: Mapping[str, str] = field(default_factory=dict)
     """What every worker gets in its environment, below what its function asks for."""
-    secrets: Secrets | None = None
+    secrets: SecretFiles | None = None
     """None: functions have none."""
     origins: Origins | None = None
     """Makes of ``OPENFAAS_URL`` each worker's own; None: all have the same, and their calls are as anybody's."""

@@ -13,14 +13,14 @@ from gpufaas_gpu_manager.launch.processes import ForkedProcess, ServedProcess, d
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.launch.served import Ports
 from gpufaas_gpu_manager.open_files import OpenFiles
-from gpufaas_gpu_manager.output import Logs
+from gpufaas_gpu_manager.output import LogSink
 from gpufaas_gpu_manager.proc import cpu_seconds, usage_of
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.worker import Worker, WorkerPlace
 from gpufaas_gpu_manager.worker_calls import Running
 
 
-class Containers(Protocol):
+class ContainerEngine(Protocol):
     """What runs images: the Docker engine (containers.Containers), or Kubernetes (kubernetes.Pods)."""
 
     @property
@@ -56,10 +56,10 @@ class Supervisor:
     def __init__(
         self,
         recipes: Recipes,
-        logs: Logs,
+        logs: LogSink,
         report: Callable[[Event], None],
         on_said: Callable[[str], None],
-        containers: Containers | None,
+        containers: ContainerEngine | None,
         fetch: Callable[[WorkerSpec], Awaitable[None]] | None,
     ) -> None:
         self.settings = recipes.settings

@@ -16,11 +16,11 @@ from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import FailedHead, ReadyHead
 from gpufaas_core.messages import Loaded
 from gpufaas_core.model import Bytes, copy_id
-from gpufaas_gpu_manager.enforcement import Hold
+from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.exchange import SlotOwner
 from gpufaas_gpu_manager.load_watch import watch_load
 from gpufaas_gpu_manager.open_files import OpenFiles
-from gpufaas_gpu_manager.output import Logs, Output
+from gpufaas_gpu_manager.output import LogSink, Output
 from gpufaas_gpu_manager.proc import state_of
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import CallsHost, Place, Running, WorkerCalls
@@ -41,7 +41,7 @@ class WorkerPlace(Place, Protocol):
 class WorkerHost(CallsHost, Protocol):
     """What a worker asks of the node that has it, and tells it."""
 
-    logs: Logs
+    logs: LogSink
     open_files: OpenFiles
     fetch: Callable[[WorkerSpec], Awaitable[None]] | None
     """Has what a function's workers need brought here; None: all that is deployed is here."""
@@ -98,7 +98,7 @@ class Worker(SlotOwner):
         """Of a scratch worker: it ended, or was not started, through no doing of its function."""
         self.ready_head: ReadyHead | None = None
         self.run: Running = host.running(self)
-        self.hold: Hold | None = None
+        self.limits: WorkerLimits | None = None
         """What holds it to its memory, if it is a process."""
         self.asked_at = self._begun_at = time.monotonic()
         self.used_at = self.asked_at
@@ -143,8 +143,8 @@ class Worker(SlotOwner):
 
     def on_started(self, pid: int) -> None:
         self.pid = pid
-        if self.hold is not None:
-            self.hold.started(pid, None if self.spec.kind == "server" else self.host.fork_server)
+        if self.limits is not None:
+            self.limits.started(pid, None if self.spec.kind == "server" else self.host.fork_server)
         if self.state is WorkerState.ENDING or self._cause.killed_for:
             self.run.kill()
 
@@ -214,8 +214,8 @@ class Worker(SlotOwner):
 
     def limit_to(self, memory: Bytes) -> None:
         self.memory = memory
-        if self.hold is not None:
-            self.hold.limit(memory)
+        if self.limits is not None:
+            self.limits.hold_to(memory)
         self.run.limit_to(memory)
 
     # --- ending ---
@@ -249,7 +249,7 @@ class Worker(SlotOwner):
         self.host.drop(self)
         self.reaped = True
         self._reaped_with = how
-        if self.hold is not None and (reason := self.hold.close()):
+        if self.limits is not None and (reason := self.limits.close()):
             self.on_over_memory(reason)
         # A grandchild may hold a copy of a socket open: it is not waited for longer than this.
         self.timers.later("last words", _LAST_WORDS_S, lambda: self.on_slot_lost(waited=True))
@@ -299,7 +299,7 @@ class Worker(SlotOwner):
         self.timers.close()
         self._fetch.cancel()
         self.run.close()
-        if self.hold is not None:
-            self.hold.close()
+        if self.limits is not None:
+            self.limits.close()
         self.output.close()
         self.host.open_files.give_back(self.number)

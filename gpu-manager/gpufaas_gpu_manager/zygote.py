@@ -109,9 +109,9 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     """Here I am."""
 
 
-Said = ZygoteReady | Forked | Exited | SpawnFailed | Pong
-Asked = Spawn | Exec | Ping | KillWithManager
-_decode: Final = msgspec.msgpack.Decoder(Asked).decode
+FromZygote = ZygoteReady | Forked | Exited | SpawnFailed | Pong
+ToZygote = Spawn | Exec | Ping | KillWithManager
+_decode: Final = msgspec.msgpack.Decoder(ToZygote).decode
 
 
 def main() -> None:
@@ -167,7 +167,7 @@ class _ForkServer:
                 else:
                     self._receive()
 
-    def say(self, message: Said) -> None:
+    def say(self, message: FromZygote) -> None:
         """Tell the manager; when it is gone, so are we, and the workers."""
         try:
             self._control.send(msgspec.msgpack.encode(message))
@@ -187,7 +187,7 @@ class _ForkServer:
             data, fds = b"", []
         if not data:
             self._end()
-        asked: Asked = _decode(data)
+        asked: ToZygote = _decode(data)
         match asked:
             case Ping():
                 self.say(Pong())

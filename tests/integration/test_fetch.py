@@ -20,7 +20,7 @@ from tests.integration.conftest import free_port, until
 from tests.integration.peer import TOKEN
 
 from gpufaas_adapters.object_store import object_store
-from gpufaas_cache_manager.artifacts import ArtifactStore, ArtifactWriter, PartialArtifact, storage_errors
+from gpufaas_cache_manager.artifacts import ArtifactStore, HashedFile, PartialArtifact, storage_errors
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cache_manager.fetcher import Fetcher
 from gpufaas_cache_manager.filling import FetchSettings
@@ -475,7 +475,7 @@ async def test_a_disk_that_fills_up_meanwhile_gets_its_room_back(
         if written > 10 * MiB:
             with storage_errors(cluster.partial()):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        ArtifactWriter.write(self, chunk)
+        HashedFile.write(self, chunk)
 
     monkeypatch.setattr(PartialArtifact, "write", write)
 

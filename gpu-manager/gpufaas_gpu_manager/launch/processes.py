@@ -34,7 +34,7 @@ class ForkedProcess:
     async def start(self) -> None:
         worker, loop = self._worker, asyncio.get_running_loop()
         start = await asyncio.to_thread(self._recipes.start, worker)
-        worker.hold = hold = self._recipes.hold(worker)
+        limits = worker.limits = self._recipes.limits(worker)
         pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.slots)]
         theirs = [theirs for _, theirs in pairs]
         try:
@@ -46,7 +46,7 @@ class ForkedProcess:
             worker.on_slots(self._slots)
             with worker.output.piped() as ends:
                 fds = [*(each.fileno() for each in theirs), *ends]
-                await self._zygote.fork(Spawn(worker.number, start, hold.confine), fds)
+                await self._zygote.fork(Spawn(worker.number, start, limits.confine), fds)
         finally:
             for each in theirs:
                 each.close()
@@ -69,10 +69,15 @@ class ForkedProcess:
 
     def in_use(self) -> Bytes:
         worker = self._worker
-        if worker.pid is None or worker.ready_head is None or worker.hold is None or not worker.device.source.enforced:
+        if (
+            worker.pid is None
+            or worker.ready_head is None
+            or worker.limits is None
+            or not worker.device.source.enforced
+        ):
             return 0
         data = data_of(worker.pid) - data_limit(worker.ready_head.data_base, COPIED, worker.spec.slots) + COPIED
-        return max(data, worker.hold.used(worker.pid))
+        return max(data, worker.limits.used(worker.pid))
 
     def close(self) -> None:
         for slot in self._slots:
@@ -99,8 +104,8 @@ class ServedProcess:
         port, self._claim = self._ports.take()
         self.waits_for = f"to listen on port {port}, which PORT says"
         program = await asyncio.to_thread(self._recipes.program, worker, port)
-        worker.hold = self._recipes.hold(worker)
-        program = msgspec.structs.replace(program, confine=worker.hold.confine)
+        worker.limits = self._recipes.limits(worker)
+        program = msgspec.structs.replace(program, confine=worker.limits.confine)
         with worker.output.piped() as ends:
             await self._zygote.fork(program, ends)
         self._face.open("127.0.0.1", port)
@@ -124,10 +129,10 @@ class ServedProcess:
             limit_data(self._worker.pid, memory + STACKS, self._recipes.enforcement.hard_is_soft)
 
     def in_use(self) -> Bytes:
-        pid, hold = self._worker.pid, self._worker.hold
-        if pid is None or hold is None or not self._worker.device.source.enforced:
+        pid, limits = self._worker.pid, self._worker.limits
+        if pid is None or limits is None or not self._worker.device.source.enforced:
             return 0
-        return max(data_of(pid) - STACKS, hold.used(pid))
+        return max(data_of(pid) - STACKS, limits.used(pid))
 
     def close(self) -> None:
         if self._grace is not None:
@@ -139,8 +144,8 @@ class ServedProcess:
 
 def _kill(worker: Worker) -> None:
     """SIGKILL to its process, the process group that it leads, and its control group. The zygote sees to the rest."""
-    if worker.hold is not None:
-        worker.hold.kill()
+    if worker.limits is not None:
+        worker.limits.kill()
     if worker.pid is not None and not worker.reaped:
         # Before its setsid there is no process group of its own.
         for kill in (os.killpg, os.kill):

@@ -12,7 +12,7 @@ from gpufaas_core.messages import Outer
 from gpufaas_core.model import Bytes
 from gpufaas_core.units import MiB
 from gpufaas_functions.runner import WorkerStart
-from gpufaas_gpu_manager.enforcement import Enforcement, Hold
+from gpufaas_gpu_manager.enforcement import Enforcement, WorkerLimits
 from gpufaas_gpu_manager.forks import inherited
 from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.worker import Worker
@@ -45,10 +45,10 @@ class Recipes:
         self._bundles = bundles
         self._threads = threads
 
-    def hold(self, worker: Worker) -> Hold:
+    def limits(self, worker: Worker) -> WorkerLimits:
         """:raises OSError: the kernel makes no more control groups"""
         memory = worker.memory if worker.device.source.enforced else 0
-        return self.enforcement.hold(worker.number, memory, worker.device.ledger.capacity, worker.on_over_memory)
+        return self.enforcement.limits(worker.number, memory, worker.device.ledger.capacity, worker.on_over_memory)
 
     def start(self, worker: Worker) -> WorkerStart:
         spec, source = worker.spec, worker.device.source

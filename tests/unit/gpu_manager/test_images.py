@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpufaas_gpu_manager.launch.containers import is_from_registry
+from gpufaas_gpu_manager.launch.docker_images import is_from_registry
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ async def test_the_last_words_of_one_that_printed_too_much_are_known() -> None:
 
     output.close()
 
-    assert output.tail(True).endswith("the reason")
+    assert output.tail().endswith("the reason")
     assert logs.lines[-1] == "the reason"
     assert "10001 lines" in logs.lines[0]
 
@@ -91,7 +91,7 @@ async def test_a_pipe_that_a_grandchild_holds_open_ends_with_its_worker() -> Non
 
     output.close()
 
-    assert output.tail(True).endswith("said")
+    assert output.tail().endswith("said")
     for end in ends:
         os.close(end)
 
@@ -119,7 +119,7 @@ async def test_a_line_has_its_stream_and_the_call_of_its_mark() -> None:
         Printed("failed", "stderr", "two"),
         Printed("\x1esecrettwo\x1fforged", "stderr"),
     ]
-    assert output.tail(True).endswith("half a line\nand one of Python\nfailed\n\x1esecrettwo\x1fforged")
+    assert output.tail().endswith("half a line\nand one of Python\nfailed\n\x1esecrettwo\x1fforged")
 
 
 async def test_what_two_streams_print_has_the_bounds_of_one() -> None:

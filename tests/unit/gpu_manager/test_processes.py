@@ -13,7 +13,7 @@ from gpufaas_gpu_manager.launch.processes import ForkedProcess
 @pytest.mark.parametrize("reaped", [True, False])
 def test_what_has_the_process_id_of_a_reaped_worker_is_not_killed(reaped: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as other:
-        worker = SimpleNamespace(hold=None, pid=other.pid, reaped=reaped)
+        worker = SimpleNamespace(limits=None, pid=other.pid, reaped=reaped)
 
         ForkedProcess(cast(Any, worker), cast(Any, None), cast(Any, None)).kill()
 
