@@ -7,25 +7,26 @@ Prometheus families are made from the counts (`usage.FunctionStats`) at scrape t
 """
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from time import perf_counter
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpufaas_core.model import EngineStatus
 from gpufaas_core.scaling import ScalingRule
-from gpufaas_core.status_metrics import full_name_of, status_metrics
+from gpufaas_core.status_metrics import COUNTER, GAUGE, families, family, full_name_of, status_metrics
 from gpufaas_core.units import Seconds
+from gpufaas_gateway.errors import METHODS
 from gpufaas_gateway.usage import BOUNDS, BUCKETS, SUM, FunctionStats, QueueStatus
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _PATHS: Final = (
     "/", "/async", "/async-function", "/build", "/healthz", "/metrics", "/publickey", "/readyz", "/system/alert",
     "/system/artifacts",
@@ -93,7 +94,7 @@ class Metrics:
                 status = "500"
                 raise
             finally:
-                method = scope["method"] if scope["method"] in _METHODS else "other"
+                method = scope["method"] if scope["method"] in METHODS else "other"
                 self._observe_request((method, collapsed(scope["path"]), status), perf_counter() - began)
 
         return count
@@ -146,119 +147,94 @@ class _Families(Collector):
         functions = sorted(self._metrics.functions.values(), key=lambda stats: stats.name)
         status = self._status()
         yield from _calls(functions)
+        yield from families(_OF_FUNCTION, "function_name", ((each.name, each) for each in functions))
         yield from _services(self._metrics.rules, status)
-        yield from _phases(functions)
-        yield _pending(self._metrics.pending())
-        yield from _async_queues(self._metrics.queues())
-        yield from _management(self._requests)
+        yield family(
+            GAUGE,
+            "queue_worker_pending_messages",
+            "Asynchronous calls that have not ended",
+            _FUNCTION,
+            (([name], count) for name, count in sorted(self._metrics.pending().items())),
+        )
+        yield from families(_OF_QUEUE, "queue", self._metrics.queues().items())
+        yield from _histogram(
+            ("http_requests", "Requests to management routes"),
+            ("http_request_duration_seconds", "Their duration"),
+            ("method", "path", "status"),
+            sorted(self._requests.items()),
+        )
         if self._with_status:
             yield from status_metrics(status)
 
 
+_FUNCTION: Final = ("function_name",)
+_OF_FUNCTION: Final = (
+    (COUNTER, "gateway_function_invocation_started", "Calls that came in", "begun"),
+    (GAUGE, "gateway_function_invocation_inflight", "Calls that are waiting or running", "inflight"),
+    (COUNTER, "gpufaas_function_hits", "Calls that found their model resident", "hits"),
+    (COUNTER, "gpufaas_function_misses", "Calls that had to load their model", "misses"),
+    (COUNTER, "gpufaas_function_queue_seconds", "Time that calls waited for a placement", "queue_s"),
+    (COUNTER, "gpufaas_function_load_seconds", "Time that calls waited for their model to load", "load_s"),
+    (COUNTER, "gpufaas_function_run_seconds", "Time that handlers took", "run_s"),
+)
+_OF_QUEUE: Final = (
+    (GAUGE, "gpufaas_async_queue_pending", "Its asynchronous calls that have not ended", "pending"),
+    (GAUGE, "gpufaas_async_queue_running", "Those that are being executed", "running"),
+    (GAUGE, "gpufaas_async_queue_delivering", "Those whose callback is being delivered", "delivering"),
+    (GAUGE, "gpufaas_async_queue_concurrency", "How many may be executed at once", "concurrency"),
+)
+
+
 def _calls(functions: list[FunctionStats]) -> Iterator[Metric]:
-    by_code = ["function_name", "code"]
-    total = CounterMetricFamily("gateway_function_invocation", "Calls ended, by HTTP status", labels=by_code)
-    seconds = HistogramMetricFamily("gateway_functions_seconds", "Duration of calls at the gateway", labels=by_code)
-    begun = _counter("gateway_function_invocation_started", "Calls that came in")
-    inflight = _gauge("gateway_function_invocation_inflight", "Calls that are waiting or running")
-    for stats in functions:
-        for code, counts in sorted(stats.by_code.items()):
-            labels = [stats.name, str(code)]
-            total.add_metric(labels, sum(counts[:BUCKETS]))
-            seconds.add_metric(labels, _cumulative(counts), counts[SUM])
-        begun.add_metric([stats.name], stats.begun)
-        inflight.add_metric([stats.name], stats.inflight)
-    yield from (total, begun, seconds, inflight)
+    return _histogram(
+        ("gateway_function_invocation", "Calls ended, by HTTP status"),
+        ("gateway_functions_seconds", "Duration of calls at the gateway"),
+        ("function_name", "code"),
+        (((stats.name, str(code)), counts) for stats in functions for code, counts in sorted(stats.by_code.items())),
+    )
+
+
+def _histogram(
+    count: tuple[str, str],
+    duration: tuple[str, str],
+    labels: Sequence[str],
+    observed: Iterable[tuple[Sequence[str], list[float]]],
+) -> Iterator[Metric]:
+    """Yield number and durations of what was *observed* (`FunctionStats.by_code`), by the values of its labels."""
+    total = CounterMetricFamily(*count, labels=labels)
+    seconds = HistogramMetricFamily(*duration, labels=labels)
+    for of, counts in observed:
+        total.add_metric(of, sum(counts[:BUCKETS]))
+        bounds = zip((*map(str, BOUNDS), "+Inf"), accumulate(counts[:BUCKETS]), strict=True)
+        seconds.add_metric(of, list(bounds), counts[SUM])
+    yield from (total, seconds)
 
 
 def _services(rules: Mapping[str, tuple[int, ScalingRule | None]], status: EngineStatus) -> Iterator[Metric]:
     desired = {full_name_of(function): copies for function, copies in status.desired.items()}
-    ready = _ready_copies(status)
-    count = _gauge("gateway_service_count", "Desired copies")
-    ready_count = _gauge("gateway_service_ready_count", "Copies that are loaded")
-    least = _gauge("gateway_service_min", "Least number of copies while in use")
-    target = _gauge("gateway_service_target", "Load that one copy should bear")
-    typed = GaugeMetricFamily(
+    ready = Counter(
+        full_name_of(each.function)
+        for device in status.devices
+        for each in device.resident
+        if not (each.loading or each.draining)
+    )
+    services = sorted(rules.items())
+    ruled = [(name, rule) for name, (_, rule) in services if rule is not None]
+    for metric, what, values in (
+        (
+            "gateway_service_count",
+            "Desired copies",
+            (([name], desired.get(name, copies)) for name, (copies, _) in services),
+        ),
+        ("gateway_service_ready_count", "Copies that are loaded", (([name], ready[name]) for name, _ in services)),
+        ("gateway_service_min", "Least number of copies while in use", (([name], rule.min) for name, rule in ruled)),
+        ("gateway_service_target", "Load that one copy should bear", (([name], rule.target) for name, rule in ruled)),
+    ):
+        yield family(GAUGE, metric, what, _FUNCTION, values)
+    yield family(
+        GAUGE,
         "gateway_service_target_load",
         "Load that one copy should bear, by what is measured",
-        labels=["function_name", "scaling_type"],
+        ("function_name", "scaling_type"),
+        (([name, rule.type], rule.target) for name, rule in ruled),
     )
-    for name, (replicas, rule) in sorted(rules.items()):
-        count.add_metric([name], desired.get(name, replicas))
-        ready_count.add_metric([name], ready.get(name, 0))
-        if rule is not None:
-            least.add_metric([name], rule.min)
-            target.add_metric([name], rule.target)
-            typed.add_metric([name, rule.type], rule.target)
-    yield from (count, ready_count, least, target, typed)
-
-
-def _ready_copies(status: EngineStatus) -> Mapping[str, int]:
-    ready: defaultdict[str, int] = defaultdict(int)
-    for device in status.devices:
-        for each in device.resident:
-            if not (each.loading or each.draining):
-                ready[full_name_of(each.function)] += 1
-    return ready
-
-
-def _phases(functions: list[FunctionStats]) -> Iterator[Metric]:
-    hits = _counter("gpufaas_function_hits", "Calls that found their model resident")
-    misses = _counter("gpufaas_function_misses", "Calls that had to load their model")
-    queue = _counter("gpufaas_function_queue_seconds", "Time that calls waited for a placement")
-    load = _counter("gpufaas_function_load_seconds", "Time that calls waited for their model to load")
-    run = _counter("gpufaas_function_run_seconds", "Time that handlers took")
-    for stats in functions:
-        hits.add_metric([stats.name], stats.hits)
-        misses.add_metric([stats.name], stats.misses)
-        queue.add_metric([stats.name], stats.queue_s)
-        load.add_metric([stats.name], stats.load_s)
-        run.add_metric([stats.name], stats.run_s)
-    yield from (hits, misses, queue, load, run)
-
-
-def _pending(counts: Mapping[str, int]) -> Metric:
-    family = _gauge("queue_worker_pending_messages", "Asynchronous calls that have not ended")
-    for name, count in sorted(counts.items()):
-        family.add_metric([name], count)
-    return family
-
-
-def _async_queues(queues: Mapping[str, QueueStatus]) -> Iterator[Metric]:
-    pending = _gauge("gpufaas_async_queue_pending", "Its asynchronous calls that have not ended", "queue")
-    running = _gauge("gpufaas_async_queue_running", "Those that are being executed", "queue")
-    delivering = _gauge("gpufaas_async_queue_delivering", "Those whose callback is being delivered", "queue")
-    concurrency = _gauge("gpufaas_async_queue_concurrency", "How many may be executed at once", "queue")
-    for name, each in queues.items():
-        pending.add_metric([name], each.pending)
-        running.add_metric([name], each.running)
-        delivering.add_metric([name], each.delivering)
-        concurrency.add_metric([name], each.concurrency)
-    yield from (pending, running, delivering, concurrency)
-
-
-def _management(requests: Mapping[tuple[str, str, str], list[float]]) -> Iterator[Metric]:
-    labels = ["method", "path", "status"]
-    total = CounterMetricFamily("http_requests", "Requests to management routes", labels=labels)
-    seconds = HistogramMetricFamily("http_request_duration_seconds", "Their duration", labels=labels)
-    for key, counts in sorted(requests.items()):
-        total.add_metric(list(key), sum(counts[:BUCKETS]))
-        seconds.add_metric(list(key), _cumulative(counts), counts[SUM])
-    yield from (total, seconds)
-
-
-def _cumulative(counts: list[float]) -> list[tuple[str, float]]:
-    buckets = []
-    so_far = 0.0
-    for bound, count in zip((*map(str, BOUNDS), "+Inf"), counts[:BUCKETS], strict=True):
-        so_far += count
-        buckets.append((bound, so_far))
-    return buckets
-
-
-def _counter(name: str, what: str, label: str = "function_name") -> CounterMetricFamily:
-    return CounterMetricFamily(name, what, labels=[label])
-
-
-def _gauge(name: str, what: str, label: str = "function_name") -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, what, labels=[label])
