@@ -40,11 +40,11 @@ from gpufaas_gateway.origins import FromWorkers
 from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.ports import (
     Artifacts,
-    FunctionLogs,
+    LogReader,
     NodePort,
     PlacementPort,
     Scheduler,
-    Secrets,
+    SecretStore,
     Store,
     Workers,
 )
@@ -66,8 +66,8 @@ class Parts:
     """Where large bodies of running calls are."""
     store: Store
     artifacts: Artifacts
-    secrets: Secrets
-    logs: FunctionLogs
+    secrets: SecretStore
+    logs: LogReader
     end_logs: Callable[[], None]
     """Ends answers that follow a log."""
     scheduler: PlacingScheduler

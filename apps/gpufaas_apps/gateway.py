@@ -42,7 +42,7 @@ from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.model import DeviceId, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import Credentials
-from gpufaas_gateway.ports import Secrets
+from gpufaas_gateway.ports import SecretStore
 
 log = logging.getLogger("gateway")
 
@@ -140,7 +140,7 @@ class GatewayApp:
                 ),
             )
 
-    def _parts(self, store: EtcdFunctionStore, secrets: Secrets, async_queue: EtcdAsyncQueue) -> Parts:
+    def _parts(self, store: EtcdFunctionStore, secrets: SecretStore, async_queue: EtcdAsyncQueue) -> Parts:
         workers, logs = RemoteWorkers(self._nodes), RemoteLogs(self._nodes)
         return Parts(
             credentials=self._credentials,
@@ -214,7 +214,7 @@ def _own_name(options: GatewayOptions) -> str:
     return socket.gethostname() if host in ("0.0.0.0", "::") else host
 
 
-async def _secrets(etcd: Etcd, key_file: "Path | None") -> Secrets:
+async def _secrets(etcd: Etcd, key_file: "Path | None") -> SecretStore:
     if key_file is None:
         return _NoSecrets()
     key = SecretsKey.read(key_file) if key_file.exists() else create_key_file(key_file)

@@ -115,7 +115,7 @@ class RemoteWorkers:
 
 class RemoteLogs:
     """
-    `ports.FunctionLogs` over all nodes that are there, by time; a node's lines are with the node.
+    `ports.LogReader` over all nodes that are there, by time; a node's lines are with the node.
 
     `query`, `known` and `drop` block, for any thread but the event loop's own.
     """

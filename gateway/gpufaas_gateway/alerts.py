@@ -1,4 +1,4 @@
-"""``POST /system/alert``: AlertManager's webhook, which scales like OpenFaaS's first autoscaler (openfaas.md §9.1)."""
+"""``POST /system/alert``: AlertManager's webhook. It scales functions as OpenFaaS's first autoscaler did (§9.1)."""
 
 import math
 from typing import Final
@@ -46,8 +46,10 @@ def alert_routes(deployer: Deployer, scheduler: Scheduler) -> APIRouter:
 
 def wanted(function: Deployed, replicas: int, firing: bool) -> int:
     """
-    Return the copies to have in place of *replicas*: while it fires, ``com.openfaas.scale.factor`` percent of the
-    maximum more, up to the maximum; the minimum when it is resolved. A factor of 0 turns that off.
+    Return the number of copies that an alert asks for.
+
+    While the alert fires, add ``com.openfaas.scale.factor`` percent of the maximum to *replicas*, up to the maximum.
+    When it is resolved, go back to the minimum. A factor of 0 turns scaling by alerts off.
     """
     least, most, factor = (_label(function, *each) for each in (("min", _MIN), ("max", _MAX), ("factor", _FACTOR)))
     if factor == 0:

@@ -11,8 +11,8 @@ from gpufaas_core.errors import BodyTooLarge
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
 from gpufaas_gateway.errors import BodyTooSlow
 
-_MAX_JSON: Final[Bytes] = 4 * MiB  # 1 MB is the most that etcd takes for one value; room for people who find out
-_PATIENCE_S: Final[Seconds] = 30.0  # between two pieces of a body; what a head may take in all
+_MAX_JSON: Final[Bytes] = 4 * MiB  # etcd takes at most 1 MB for one value
+_PATIENCE_S: Final[Seconds] = 30.0  # between two pieces of a body
 _MAX_JSON_S: Final[Seconds] = 60.0
 
 encode: Final = msgspec.json.Encoder().encode

@@ -1,10 +1,8 @@
 """
-The management routes: functions, logs, artifacts, health, metrics (openfaas.md §3; ours begin with /system/artifacts,
-/system/environments and /system/status, or end in /quota). Invocations do not come here: `invoke.py` serves them
-without FastAPI.
+The management app: the routes of OpenFaaS (openfaas.md §3) and ours, and how errors become answers.
 
-Statuses are what real clients need, which is not always what one would choose: 202 and 200 but never 201 or 204 for
-functions, text/plain errors, DELETE with a JSON body, and no 422 for bodies.
+`invoke.py` serves invocations, without FastAPI. Statuses are what real clients need: 200 and 202 but never 201 or 204
+for functions, errors as text/plain, DELETE with a JSON body, and 400 instead of 422 for bodies.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,20 +23,20 @@ from gpufaas_gateway.errors import METHODS, BadQuery, headers_of, status_of
 from gpufaas_gateway.function_api import UsageOf, function_routes, log_routes
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.platform_api import artifact_routes, health_routes, page_routes, status_routes
-from gpufaas_gateway.ports import Artifacts, FunctionLogs, Scheduler, Secrets
+from gpufaas_gateway.ports import Artifacts, LogReader, Scheduler, SecretStore
 from gpufaas_gateway.resource_api import namespace_routes, quota_routes, secret_routes
 from gpufaas_gateway.wire import explain_errors
 
-_CLIENT_GONE: Final = 499  # in the middle of its body: nothing was taken, and nobody reads this
+_CLIENT_GONE: Final = 499  # The client hung up while it sent its body. Only metrics see this status.
 
 
 def management_app(
     deployer: Deployer,
     scheduler: Scheduler,
-    logs: FunctionLogs,
+    logs: LogReader,
     artifacts: Artifacts,
     metrics: Metrics,
-    secrets: Secrets,
+    secrets: SecretStore,
     *,
     version: str,
     commit: str = "unknown",
@@ -50,17 +48,17 @@ def management_app(
     """
     Return the ASGI app of the management routes.
 
-    :param version: of the platform, for ``/system/info``; like *commit* not empty
-    :param orchestration: what functions run as here, now
-    :param fault: why the node in this process can start no worker; empty: it can, or there is none here
-    :param gone: devices of this process that were given up, a line for each
+    :param version: of the platform, for ``/system/info``; must not be empty, nor must *commit*
+    :param orchestration: returns what functions run as: ``processes``, ``processes and containers``
+    :param fault: returns why the node in this process cannot start workers; empty if it can, or if there is none
+    :param gone: one line for each device of this process that failed and is no longer used
     """
     catalogue = deployer.catalogue
     app = FastAPI(version=version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(GpufaasError, _platform_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientDisconnect, _nobody_there)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
     for routes in (
         function_routes(deployer, scheduler, logs, usage_of),
         alert_routes(deployer, scheduler),
@@ -79,7 +77,7 @@ def management_app(
 
 
 async def _invalid(request: Request, exc: Exception) -> Response:
-    """400 for a body as in OpenFaaS, and not FastAPI's 422, which is for queries."""
+    """Answer 400 for a body, as OpenFaaS does, and FastAPI's 422 for a query only."""
     assert isinstance(exc, RequestValidationError)
     errors = exc.errors()
     kind = BadQuery if all(each["loc"][0] == "query" for each in errors) else InvalidSpec
@@ -105,5 +103,5 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     return PlainTextResponse(f"{text}\n", status_code=exc.status_code, headers={**headers_of(), **(exc.headers or {})})
 
 
-async def _nobody_there(_: Request, _exc: Exception) -> Response:
+async def _client_gone(_: Request, _exc: Exception) -> Response:
     return Response(status_code=_CLIENT_GONE)

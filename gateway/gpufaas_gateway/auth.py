@@ -1,9 +1,8 @@
 """
-Who may ask the gateway what: basic auth as OpenFaaS has it (openfaas.md §3.1), deny by default.
+Basic auth as in OpenFaaS (openfaas.md §3.1). Every request needs the password unless `PUBLIC` lists its route.
 
-`PUBLIC` is the one list of routes that need no password. `Guard` stands before the router, so that a route nobody
-thought of, or that does not exist, is guarded too. `CleanPaths` stands before the guard: what it passes on has one
-spelling.
+`Guard` stands in front of the router, so it also guards routes that do not exist. `CleanPaths` stands in front of the
+guard, so that the guard sees one spelling of each path.
 """
 
 import base64
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 PUBLIC: Final[tuple[tuple[str, str], ...]] = (
     ("*", "/function/*"),  # a password that comes along is the function's (§1 item 7)
-    ("HEAD POST PUT PATCH OPTIONS", "/async-function/*"),  # GET asks about a call, and DELETE takes one back
+    ("HEAD POST PUT PATCH OPTIONS", "/async-function/*"),  # GET and DELETE are about one call, and need the password
     ("GET HEAD", "/healthz"),
     ("GET HEAD", "/readyz"),
     ("GET HEAD", "/metrics"),
@@ -37,7 +36,7 @@ PUBLIC: Final[tuple[tuple[str, str], ...]] = (
     ("GET", "/publickey"),
     ("GET HEAD", "/"),  # sends browsers to /ui/, which is guarded
 )
-"""Methods and path; a path that ends in ``*`` is a prefix. All else needs the password."""
+"""Methods and path. A path that ends in ``*`` is a prefix."""
 
 USER_FILE: Final = "basic-auth-user"
 PASSWORD_FILE: Final = "basic-auth-password"
@@ -48,15 +47,16 @@ _BODY: Final = "invalid credentials"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The one user and password."""
+    """User and password. There is one pair."""
 
     user: str
     password: str = field(repr=False)
 
     def match(self, authorization: bytes) -> bool:
         """
-        Whether an Authorization header has them. Takes as long for a wrong password as for the right one: what is
-        compared are digests, of user and password together.
+        Return whether the value of an Authorization header has this user and password.
+
+        Compares digests of user and password together, so that the time does not tell how much of a guess was right.
         """
         scheme, _, encoded = authorization.partition(b" ")
         if scheme.lower() != b"basic":
@@ -70,7 +70,7 @@ class Credentials:
 
 def read_credentials(directory: Path) -> Credentials:
     """
-    Return what the two files in *directory* hold, without the white space around it.
+    Read the two files in *directory*; white space around their text is ignored.
 
     :raises InvalidSpec: a file is missing, empty or not text; says which
     """
@@ -82,7 +82,7 @@ def read_credentials(directory: Path) -> Credentials:
 
 def make_credentials(directory: Path) -> bool:
     """
-    Write a user and a random password into *directory*, unless one of the files is there. Return whether it did.
+    Write a user and a random password into *directory*, unless one of the files exists; return whether it wrote them.
 
     :raises StorageFailed: they cannot be written
     """
@@ -104,7 +104,7 @@ def make_credentials(directory: Path) -> bool:
 
 
 def is_public(method: str, path: str) -> bool:
-    """Whether `PUBLIC` lists it."""
+    """Return whether `PUBLIC` lists the route."""
     for methods, pattern in PUBLIC:
         if methods != "*" and method not in methods.split():
             continue
@@ -114,7 +114,7 @@ def is_public(method: str, path: str) -> bool:
 
 
 class Guard:
-    """Passes on to *app* what is public, or has the password. 401 for the rest, whatever it is."""
+    """Passes to *app* the requests that are public or have the password. Answers 401 to all others."""
 
     def __init__(self, app: ASGIApp, credentials: Credentials) -> None:
         self._app = app
@@ -135,7 +135,7 @@ class Guard:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) == 1 and self._credentials.match(given[0]):
             return True
-        if given and not given[0].lower().startswith(b"bearer"):  # of a client that is logged out, an empty one
+        if given and not given[0].lower().startswith(b"bearer"):  # a logged-out client sends an empty one
             peer = scope.get("client") or ("unknown", 0)
             log.warning("auth.refused peer=%s path=%.200r", peer[0], scope["path"])
         return False
@@ -143,10 +143,10 @@ class Guard:
 
 class CleanPaths:
     """
-    Sends clients whose path has ``//``, ``.`` or ``..`` on to the path that they mean (301), and refuses NUL bytes and
-    encoded slashes, which no name has and which routers read in different ways.
+    Redirects (301) a path with ``//``, ``.`` or ``..`` to its clean spelling, and refuses (400) NUL bytes and encoded
+    slashes: no name has them, and routers read them in different ways.
 
-    Not for ``/function/`` and ``/async-function/``: their paths are the function's, and stay as they came.
+    Paths below ``/function/`` and ``/async-function/`` belong to the function and are passed on unchanged.
     """
 
     def __init__(self, app: ASGIApp) -> None:

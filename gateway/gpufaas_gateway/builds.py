@@ -1,9 +1,9 @@
 """
-The remote builder (specs/openfaas.md §13.6): sources come as a signed tar, and become images.
+The remote builder (openfaas.md §13.6): builds images from sources that arrive as a signed tar.
 
-No password is asked for: what is built was signed with the payload secret. Nothing of a body is looked at before all of
-it has the right signature; and nothing of it becomes a file here: the context is written again as a tar of plain files
-and directories, for the engine to unpack.
+The signature with the payload secret takes the place of the password. The body is not read as a tar before its
+signature is checked. It is never unpacked here: its context is written again as a tar of plain files and directories,
+which the engine unpacks.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 _OFF: Final = "this platform builds no images: start it with 'gpufaas serve --builder-secret FILE'"
 _SIGNED_BY: Final = "HMAC-SHA256 of the body with the payload secret"
 _AT_ONCE: Final = 16
-"""Builds that are received, wait, or run; each has at most two files as large as a body."""
+"""Builds that are received, wait, or run. Each has at most two files of the size of a body."""
 _RETRY_AFTER_S: Final[Seconds] = 10.0
 _RECEIVE_S: Final[Seconds] = 600.0
 _WRITE_BYTES: Final[Bytes] = 1 * MiB
@@ -70,14 +70,14 @@ _PLATFORM: Final = re.compile(r"[a-z0-9]+/[a-z0-9_]+(?:/[a-z0-9]+)?")
 class BuildSettings:
     payload_secret: bytes = field(repr=False)
     private_key: str = field(repr=False)
-    """That build secrets are sealed for; see `sealing`."""
+    """Opens build secrets; see `sealing`."""
     spool: Path
-    """Directory for bodies, emptied by whoever starts the platform."""
+    """Directory for bodies. It is emptied when the platform starts."""
     max_body: Bytes
 
 
 class Builds:
-    """Builds one after the other: they would only take each other's cores, and the functions'."""
+    """Runs one build at a time: builds in parallel would compete for the cores, also with functions."""
 
     def __init__(self, builder: ImageBuilder, settings: BuildSettings) -> None:
         """:raises InvalidSpec: the payload secret is empty, or the private key is none"""
@@ -92,7 +92,7 @@ class Builds:
         self._jobs: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """End what is being built."""
+        """Cancel all builds and wait for their end."""
         jobs = list(self._jobs)
         for job in jobs:
             job.cancel()
@@ -100,7 +100,7 @@ class Builds:
 
     async def answer(self, request: Request) -> Response:
         """
-        Take a signed tar, build from it and tell how it goes. A build that fails is an answer as any other, 200.
+        Receive a signed tar, build it, and answer with the status of the build: 200, also when the build fails.
 
         :raises BodyTooLarge, BodyTooSlow, Overloaded, StorageFailed: the tar was not taken
         """
@@ -139,7 +139,7 @@ class Builds:
         return Response(encode(msgspec.structs.replace(last, log=said[-_LINES_KEPT:])), media_type="application/json")
 
     def _end(self, job: "_Job", task: "asyncio.Task[None]") -> None:
-        """Also of a task that was cancelled before its first step."""
+        """Release what a build holds. Called also for a task that was cancelled before its first step."""
         self.begun -= 1
         self._jobs.discard(task)
         job.body.close()
@@ -147,7 +147,7 @@ class Builds:
             log.error("build.broken error=%r", error, exc_info=error)
 
     async def _receive(self, request: Request, body: IO[bytes], signature: str) -> bool:
-        """Write the request's body; return whether *signature* is its own. Hashing and writing are off the loop."""
+        """Write the request's body; return whether *signature* is valid for it. Hashes and writes in a thread."""
         limit = self._settings.max_body
         signer = Signer(self._settings.payload_secret)
 
@@ -198,7 +198,7 @@ class Builds:
 
 
 class _Job:
-    """The statuses of one build, from the task that makes them to whoever reads."""
+    """The statuses of one build, passed from its task to the answer."""
 
     def __init__(self, body: IO[bytes]) -> None:
         self.body = body
@@ -208,7 +208,7 @@ class _Job:
         await self._told.put(status)
 
     def give_up(self, status: BuildStatus) -> None:
-        """Tell a last *status*, before which others may be lost."""
+        """Tell a last *status*; an earlier one that was not read may be dropped for it."""
         if self._told.full():
             self._told.get_nowait()
         self._told.put_nowait(status)
@@ -222,7 +222,7 @@ class _Job:
 
 
 class _Stream(StreamingResponse):
-    """The statuses of a build as they come. A reader who goes away ends it."""
+    """The statuses of a build as they come. The build is cancelled when the client hangs up."""
 
     def __init__(self, job: _Job, task: "asyncio.Task[None]") -> None:
         super().__init__(_lines(job), media_type=NDJSON)
@@ -241,7 +241,7 @@ async def _lines(job: _Job) -> AsyncIterator[bytes]:
 
 
 def build_routes(builds: Builds | None) -> APIRouter:
-    """:param builds: None: the platform does not build"""
+    """:param builds: None if the platform does not build"""
     routes = router()
     answers = json_of(BuildStatus)
     answers["content"] |= lines_of(BuildStatus, NDJSON)["content"]
@@ -281,10 +281,10 @@ def _unsigned() -> BadSignature:
 
 def _repack(body: IO[bytes], context: IO[bytes], spool: Path) -> tuple[BuildConfig, str | None]:
     """
-    Read the tar *body*; write what is in its context to *context*, without the folder that it is in.
+    Copy the files below the folder of the context from the tar *body* to the tar *context*.
 
-    :return: what to build, and the sealed secrets, if there are any
-    :raises InvalidSpec: it is not such a tar, or has more in it than files and directories
+    :return: the configuration of the build, and its sealed secrets or None
+    :raises InvalidSpec: *body* is not such a tar, or has anything but files and directories
     :raises StorageFailed: *context* cannot be written
     """
     small: dict[str, bytes] = {}
@@ -329,7 +329,7 @@ def _path(member: tarfile.TarInfo) -> PurePosixPath:
 
 
 def _plain(member: tarfile.TarInfo, path: PurePosixPath) -> tarfile.TarInfo:
-    """Return the header of *member* as *path*, with its content's size, permissions and time, and nothing else."""
+    """Return a tar header for *path* that has only size, permissions and time of *member*."""
     if not (member.isdir() or member.isreg()) or member.issparse():
         raise InvalidSpec(
             f"{CONTEXT}/{path} is neither a file nor a directory: links, devices and the like are not built from"
@@ -373,7 +373,7 @@ def _check(pattern: re.Pattern[str], text: str, what: str) -> None:
 
 
 def _temporary(spool: Path) -> IO[bytes]:
-    """Return a file without a name: it is gone when it is closed, or the platform killed."""
+    """Return a file without a name. It is gone when it is closed, or when the platform is killed."""
     with _storage_errors(spool):
         return tempfile.TemporaryFile(dir=spool)
 

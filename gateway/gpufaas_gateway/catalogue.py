@@ -1,7 +1,7 @@
 """
-The functions that are deployed, by name: what a call, and whoever asks about functions, looks up. O(1) for calls.
+The deployed functions by name. Calls look them up here in O(1).
 
-`deploy` puts them here, in one step, after all that can fail has not.
+`deploy` adds a function in one step, after everything that can fail has succeeded.
 """
 
 from dataclasses import dataclass, field
@@ -18,25 +18,25 @@ from gpufaas_gateway.usage import FunctionStats
 
 @dataclass(slots=True, eq=False)
 class Deployed:
-    """One function as it is served now. A call reads it, and holds it until it ends."""
+    """One revision of a function as it is served. A call keeps the one that it started with."""
 
     record: FunctionRecord
     spec: WorkerSpec
     options: Options
     function: Function
-    """As the scheduler knows it; its profiles are those of the moment of deployment."""
+    """As the scheduler was told; its profiles are those at deployment."""
     stats: FunctionStats
-    """Shared by the revisions of a function, so that an update loses no count."""
+    """Shared by all revisions of a function: an update loses no count."""
     profiles: dict[str, Profile]
-    """What it costs by device kind, as learnt so far."""
+    """What a call costs, by kind of device, as learnt so far."""
     unavailable: str | None = None
-    """Why it cannot be called; None: it can."""
+    """Why it cannot be called; None if it can."""
     why_memory: str = ""
-    """How its first reservation came about."""
+    """How its first reservation was computed."""
     gate: Gate | None = None
-    """What its calls have to pass; None: its namespace has no limit on calls."""
+    """Counts its calls against the quota; None if its namespace has no limit on calls."""
 
-    # Copies of what is above, for calls.
+    # Copied from the fields above, because each call reads them.
     name: str = field(init=False)
     namespace: str = field(init=False)
     full_name: str = field(init=False)
@@ -58,12 +58,12 @@ class Deployed:
 
     @property
     def reserved(self) -> Bytes:
-        """What it has of its namespace's quota: its first reservation, as often as copies of it are kept."""
+        """Memory that counts for its namespace's quota: its first reservation times the copies that are always kept."""
         return self.spec.memory * max(1, self.function.min_copies)
 
     @property
     def replicas(self) -> int:
-        """Copies that it should have while nobody scaled it, as OpenFaaS counts them: 1, or its minimum."""
+        """Desired copies until it is scaled, as OpenFaaS counts: its minimum, at least 1."""
         return max(1, self.function.min_copies)
 
     @property
@@ -79,17 +79,17 @@ class Catalogue:
         self._functions: dict[str, Deployed] = {}
         """By ``NAME.NAMESPACE``."""
         self._called: dict[str, Deployed] = {}
-        """By every form that a URL may use: those of the default namespace by ``NAME`` too."""
+        """By every name that a URL may use: in the default namespace, also by ``NAME`` alone."""
         self._by_id: dict[FunctionId, Deployed] = {}
         self.loaded = False
-        """Whether all is there: before, a function that is not found may still come."""
+        """False while functions are read from the store: one that is not found may still appear."""
 
     def complete(self) -> None:
-        """All that was deployed when this gateway started is there."""
+        """Note that all functions of the store have been read."""
         self.loaded = True
 
     def find(self, name: str) -> Deployed | None:
-        """Return the function that a URL means by ``NAME`` or ``NAME.NAMESPACE``. O(1)."""
+        """Return the function ``NAME`` or ``NAME.NAMESPACE``. O(1)."""
         return self._called.get(name)
 
     def get(self, full_name: str) -> Deployed | None:
@@ -97,25 +97,25 @@ class Catalogue:
         return self._functions.get(full_name)
 
     def by_id(self, function: FunctionId) -> Deployed | None:
-        """Return the revision *function*, if it is the one that is found."""
+        """Return the function whose current revision is *function*."""
         return self._by_id.get(function)
 
     def all(self, namespace: str) -> list[Deployed]:
-        """Return the functions of *namespace* by name; none when there is no such namespace."""
+        """Return the functions of *namespace*, sorted by name; none if there is no such namespace."""
         return sorted((each for each in self._functions.values() if each.namespace == namespace), key=lambda d: d.name)
 
     def everywhere(self) -> list[Deployed]:
-        """Return the functions of all namespaces, ordered by namespace and name."""
+        """Return all functions, sorted by namespace and name."""
         return sorted(self._functions.values(), key=lambda each: (each.namespace, each.name))
 
     def stats(self, record: FunctionRecord) -> FunctionStats:
-        """Return what is counted of a function, over its revisions; shown once one of them is."""
+        """Return the counts of a function. They are shown once `show` was called for one of its revisions."""
         # A first deployment that fails must leave nothing in the metrics.
         known = self._metrics.functions.get(record.full_name)
         return known if known is not None else FunctionStats(record.full_name, record.invocations)
 
     def show(self, new: Deployed) -> None:
-        """Make *new* the revision that is found, in place of any other."""
+        """Make *new* the current revision of its function."""
         old = self._functions.get(new.full_name)
         if old is not None:
             del self._by_id[old.function_id]
@@ -127,7 +127,7 @@ class Catalogue:
         self._by_id[new.function_id] = new
 
     def drop(self, old: Deployed) -> None:
-        """It is not found any more."""
+        """Remove the function of *old*."""
         del self._functions[old.full_name], self._by_id[old.function_id]
         for key in [key for key in (old.name, old.full_name) if self._called.get(key) is old]:
             del self._called[key]
@@ -135,5 +135,5 @@ class Catalogue:
 
 
 def replicas_of(deployed: Deployed, status: EngineStatus) -> int:
-    """Return how many copies *deployed* should have: as it was scaled, else 1 or its minimum."""
+    """Return the desired copies of *deployed*: what it was scaled to, else its minimum, at least 1."""
     return status.desired.get(deployed.function_id, deployed.replicas)

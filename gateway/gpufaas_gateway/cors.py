@@ -1,9 +1,9 @@
 """
-Which pages of other origins may call a function from a browser: the Fetch standard's CORS protocol, by annotations.
+CORS: annotations say which web pages of other origins may call a function.
 
-https://fetch.spec.whatwg.org/#http-cors-protocol. Without `gpufaas.cors-origins` no page may: a preflight is answered
-without the headers that would let it through, and loads nothing. With the value ``function`` it is all the function's
-own affair, as with OpenFaaS. OPTIONS that is no preflight reaches the function like any other call.
+https://fetch.spec.whatwg.org/#http-cors-protocol. Without `gpufaas.cors-origins` no page may: the gateway answers a
+preflight without the headers that allow the call, and loads nothing. With the value ``function`` preflights reach the
+function, as in OpenFaaS. OPTIONS that is not a preflight reaches the function in any case.
 """
 
 import re
@@ -31,7 +31,7 @@ class Cors:
     methods: bytes
     headers: bytes
     own: bool = False
-    """The function says it all itself."""
+    """The function answers preflights and sets the headers itself."""
 
     def answer(self, asked: list[Header]) -> tuple[int, list[Header]]:
         """Return status and headers of the answer to a preflight."""
@@ -46,7 +46,7 @@ class Cors:
         ]
 
     def allows(self, asked: list[Header]) -> list[Header]:
-        """Return what tells a browser whether the page that called may see the answer."""
+        """Return the headers that tell the browser whether the page may read the answer."""
         if self.own:
             return []
         if b"*" in self.origins:
@@ -57,7 +57,7 @@ class Cors:
 
 
 def preflight(cors: Cors | None, method: str, asked: list[Header]) -> tuple[int, list[Header]] | None:
-    """Return status and headers of the answer to a preflight; None: this is none, or is for the function itself."""
+    """Return status and headers of the answer to a preflight; None if the request goes to the function."""
     if method != "OPTIONS" or (cors is not None and cors.own):
         return None
     if not {b"origin", b"access-control-request-method"} <= {name for name, _ in asked}:
@@ -67,9 +67,9 @@ def preflight(cors: Cors | None, method: str, asked: list[Header]) -> tuple[int,
 
 def read_cors(annotations: Mapping[str, str]) -> Cors | None:
     """
-    Return what *annotations* say; None: nothing.
+    Return what *annotations* allow; None if they have no CORS.
 
-    :raises InvalidSpec: something is no origin, method or header, or there are no origins
+    :raises InvalidSpec: a value is malformed, or methods or headers are given without origins
     """
     if ORIGINS not in annotations:
         for name in (METHODS, HEADERS):

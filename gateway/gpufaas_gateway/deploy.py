@@ -1,8 +1,8 @@
 """
-`Deployer`: deploys, updates, removes and scales functions, and takes up those that the store has.
+`Deployer`: deploys, updates, removes and scales functions, and reads those of the store at start.
 
-What is deployed is checked, installed on the nodes, kept, and known to the scheduler; then it becomes visible in the
-catalogue in one step. Until then the previous revision answers, afterwards it drains.
+A deployment is checked, installed on the nodes, stored, and told to the scheduler; then the catalogue shows the new
+revision in one step. Until then the old revision serves calls; afterwards it drains.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from gpufaas_gateway.errors import Unavailable
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.namespaces import Namespaces
 from gpufaas_gateway.placement import check_needs
-from gpufaas_gateway.ports import Artifacts, Scheduler, Secrets, Store, Workers
+from gpufaas_gateway.ports import Artifacts, Scheduler, SecretStore, Store, Workers
 from gpufaas_gateway.quotas import Claims, NamespaceQuotas
 from gpufaas_gateway.revision import (
     MODEL_BASE,
@@ -63,7 +63,7 @@ _LOADS_AT_ONCE: Final = 4  # of bundles at start: more only compete for the disk
 
 
 class Deployer:
-    """`load` first. One event loop owns it. `catalogue` has what is deployed."""
+    """Call `load` first. One event loop owns it."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class Deployer:
         metrics: Metrics,
         defaults: Defaults | None = None,
         *,
-        secrets: Secrets | None = None,
+        secrets: SecretStore | None = None,
         clock: Callable[[], float] = time.time,
         new_revision: Callable[[], str] = lambda: token_hex(4),
     ) -> None:
         """
-        :param secrets: those that functions may ask for; None: there are none
-        :param clock: Unix seconds
-        :param new_revision: a text that no earlier revision of the same name has
+        :param secrets: secrets of functions; None if the platform has none
+        :param clock: returns Unix seconds
+        :param new_revision: returns a text that no earlier revision of the function had
         """
         self.catalogue = Catalogue(metrics)
         self._store = store
@@ -93,7 +93,7 @@ class Deployer:
         self._clock = clock
         self._new_revision = new_revision
         self.on_replaced: Callable[[FunctionId], None] = lambda _: None
-        """Told of a revision that was updated, after which it takes no more calls and those that it has run on."""
+        """Called with the old revision after an update: it takes no new calls, and its running calls go on."""
         self.quotas = NamespaceQuotas(store, self._change_gate)
         self.namespaces = Namespaces(
             store,
@@ -103,15 +103,15 @@ class Deployer:
         )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._deploying: dict[str, Callable[[], None]] = {}
-        """Functions that are being deployed here, with what the store said of them last meanwhile, to be done after."""
+        """By function that is being deployed here: applies the last change that the store reported meanwhile."""
         self._claims = Claims(self.quotas)
 
     async def load(self) -> None:
         """
-        Take up what the store has: install each bundle, and tell the scheduler.
+        Read all functions from the store: install each bundle, and tell the scheduler.
 
-        A function whose bundle is gone, damaged or no longer valid is listed as not available, with the reason, and
-        can be deployed again; the others are served.
+        A function whose bundle is missing, damaged or no longer valid is listed as unavailable with the reason; it can
+        be deployed again. All other functions are served.
 
         :raises StorageFailed: the store cannot be read
         """
@@ -127,10 +127,9 @@ class Deployer:
 
     def adopt(self, record: FunctionRecord, worker: WorkerSpec, function: Function) -> None:
         """
-        Serve a revision that another gateway deployed, in place of what is there. One that is there already stays.
+        Serve a revision that another gateway deployed, checked and stored. Does nothing if it is served already.
 
-        It was checked and stored by the one that deployed it; the scheduler is told as well, since calls of it may be
-        placed from here before it has heard of it otherwise.
+        Tells the scheduler, which may get a call of the revision from here before it hears of it from the store.
         """
         if record.full_name in self._deploying:
             self._deploying[record.full_name] = lambda: self.adopt(record, worker, function)
@@ -151,7 +150,7 @@ class Deployer:
             self.on_replaced(old.function_id)
 
     def dropped(self, full_name: str) -> None:
-        """Another gateway removed the function, if it is still here."""
+        """Stop serving a function that another gateway removed."""
         if full_name in self._deploying:
             self._deploying[full_name] = lambda: self.dropped(full_name)
             return
@@ -161,22 +160,22 @@ class Deployer:
         self.catalogue.drop(old)
 
     def used(self, namespace: str) -> dict[str, int]:
-        """Return what *namespace* has of what a quota bounds; calls only while they have a limit."""
+        """Return what *namespace* uses of its quota; the numbers of calls only if there is a limit on calls."""
         functions, gate = self.catalogue.all(namespace), self.quotas.gate(namespace)
         calls = {} if gate is None else {"in_flight": gate.in_flight, "waiting": gate.waiting}
         return {"functions": len(functions), "memory": sum(each.reserved for each in functions), **calls}
 
     async def deploy(self, spec: FunctionSpec, update: bool) -> Deployed:
         """
-        Deploy *spec*; with *update*, in place of what is there, which then drains. On any error nothing has changed.
+        Deploy *spec*; with *update*, replace the deployed revision, which then drains. An error changes nothing.
 
-        :raises InvalidSpec: what is asked for cannot be; the message says where
+        :raises InvalidSpec: a value is malformed, or refers to something that does not exist; the message names it
         :raises NoDeviceFits: it needs more memory than any device has
-        :raises QuotaExceeded: its namespace would have more functions, or more memory, than it may
-        :raises FunctionExists: not an update, and the name is taken
-        :raises UnknownFunction: an update of what is not there
-        :raises UnknownArtifact: weights that the bundle names were never uploaded
-        :raises StorageFailed: it could not be kept
+        :raises QuotaExceeded: its namespace would exceed its quota of functions or memory
+        :raises FunctionExists: it is deployed, and *update* is false
+        :raises UnknownFunction: it is not deployed, and *update* is true
+        :raises UnknownArtifact: the bundle names weights that were never uploaded
+        :raises StorageFailed: it could not be stored
         """
         check_name(spec.service)
         namespace = spec.namespace or DEFAULT_NAMESPACE
@@ -191,7 +190,7 @@ class Deployer:
                     self._claims.release(full_name)
 
     async def _deploy(self, spec: FunctionSpec, namespace: str, update: bool) -> Deployed:
-        """`deploy`, with the name and its namespace held."""
+        """Deploy while the caller holds the function's lock and its namespace."""
         full_name = f"{spec.service}.{namespace}"
         old = self.catalogue.get(full_name)
         if update and old is None:
@@ -235,10 +234,10 @@ class Deployer:
 
     async def remove(self, name: str, namespace: str) -> None:
         """
-        Remove a function everywhere. Calls that run end; those that wait are answered that it was removed.
+        Remove a function everywhere. Running calls end normally; waiting calls are answered that it was removed.
 
-        :raises UnknownFunction: it is not there
-        :raises StorageFailed: it could not be taken out of the store, and is still there
+        :raises UnknownFunction: it is not deployed
+        :raises StorageFailed: the store could not remove it; it stays deployed
         """
         full_name = f"{name}.{namespace}"
         async with self._lock(full_name):
@@ -254,9 +253,9 @@ class Deployer:
 
     async def environments(self, spec: FunctionSpec | None = None) -> list[Environment]:
         """
-        Return what nodes provide to functions, those nodes on which *spec* may run; None: all.
+        Return what nodes provide to functions: the nodes on which *spec* may run, or all nodes for None.
 
-        :raises InvalidSpec: what it asks of its devices is malformed, or none has it
+        :raises InvalidSpec: its constraints are malformed, or no device satisfies them
         """
         if spec is None:
             return await self._workers.environments()
@@ -266,10 +265,11 @@ class Deployer:
 
     def scale(self, function: Deployed, replicas: int) -> None:
         """
-        Want so many copies of a function, within its bounds. The scheduler's status says so at once, and the copies
-        follow as they can. An update, or a restart of the platform, begins anew.
+        Set the desired copies of a function, within its bounds, until its next update or restart of the platform.
 
-        :raises Unavailable: it cannot run
+        The scheduler's status shows the number at once; the copies follow.
+
+        :raises Unavailable: the function cannot be called
         """
         if function.unavailable is not None:
             raise Unavailable(f"{function.name} cannot be scaled: {function.unavailable}")
@@ -287,7 +287,7 @@ class Deployer:
             self._show(new)
 
     async def _define(self, record: FunctionRecord, options: Options) -> Deployed:
-        """Install the revision and work out what it needs."""
+        """Install the revision and compute what it needs."""
         # The kind is written in the bundle, so it is known only once the bundle is installed.
         kind: Kind = "model" if options.bundle else "server"
         asked = worker_spec(record, options, kind, slots=1, memory=options.memory or MODEL_BASE)
@@ -305,7 +305,7 @@ class Deployer:
             await self._workers.define(spec)
         learnt = await asyncio.to_thread(self._store.profiles, spec.digest)
         if sizes is not None:
-            # Nobody measures a container: what it was declared to take, or may take, is what is reserved for it.
+            # The use of a container is not measured: the reservation is what it declares, or its limit.
             learnt = {kind: replace(each, occupation=sizes.get(kind, memory)) for kind, each in learnt.items()}
         return deployed(record, spec, options, manifest, learnt, sizes or {}, self.catalogue.stats(record))
 
@@ -315,13 +315,13 @@ class Deployer:
             each.gate = gate
 
     def _drop_contents(self, namespace: str) -> None:
-        """Remove what the stores have of a namespace that goes. Blocks."""
+        """Remove the secrets and the quota of a namespace that is being removed. Blocks."""
         if self._secrets is not None:
             self._secrets.drop(namespace)
         self._store.remove_quota(namespace)
 
     async def _commit(self, new: Deployed, old: Deployed | None) -> None:
-        """Store, then schedule: neither without the other."""
+        """Store the revision, then tell the scheduler; undo the first if the second fails."""
         await asyncio.to_thread(self._store.put, new.record, new.spec, new.function)
         try:
             self._scheduler.deploy(new.function, new.spec)
@@ -333,7 +333,7 @@ class Deployer:
             raise
 
     async def _retire(self, old: Deployed, drain: bool) -> None:
-        """Let a revision that is no longer found go. One that was never available is unknown to the scheduler."""
+        """End a revision that the catalogue no longer shows. The scheduler does not know one that was unavailable."""
         if old.unavailable is None:
             self._scheduler.remove(old.function_id, drain)
         if drain:
@@ -348,7 +348,7 @@ class Deployer:
         return lock
 
     def _claim(self, full_name: str, namespace: str, memory: Bytes) -> None:
-        """:raises QuotaExceeded: the namespace has not so much left"""
+        """:raises QuotaExceeded: the namespace has less than *memory* left"""
         has = {each.full_name: each.reserved for each in self.catalogue.all(namespace)}
         self._claims.claim(full_name, namespace, memory, has)
 
@@ -357,7 +357,7 @@ class Deployer:
         self.catalogue.show(new)
 
 
-async def _check_secrets(secrets: Secrets | None, names: Sequence[str], namespace: str) -> None:
+async def _check_secrets(secrets: SecretStore | None, names: Sequence[str], namespace: str) -> None:
     known = await asyncio.to_thread(secrets.names, namespace) if names and secrets else []
     for name in names:
         if name not in known:
@@ -369,9 +369,9 @@ async def _check_secrets(secrets: Secrets | None, names: Sequence[str], namespac
 
 async def _check_unknown(artifacts: Artifacts, error: UnknownArtifact) -> None:
     """
-    A node may not have heard of an upload yet, or cannot hear of it now: that is not the author's fault.
+    Find out whether an unknown artifact was uploaded, and is only not known to the node yet.
 
-    :raises StorageAway: it is so
+    :raises StorageAway: it was uploaded; another attempt may succeed
     """
     named = _ARTIFACT.search(str(error))
     if named is not None and await asyncio.to_thread(artifacts.has, named[1]):

@@ -1,4 +1,4 @@
-"""What ``/docs`` shows: the OpenAPI document as a page, made here of the document alone. Nothing comes from afar."""
+"""The page at ``/docs``: the OpenAPI document as HTML, without anything from other hosts."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _METHODS: Final = ("get", "post", "put", "patch", "delete", "head", "options")
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """Return *document* (`openapi.document`) as HTML."""
+    """Return *document* (`openapi.describe`) as HTML."""
     info = document["info"]
     schemas = document["components"]["schemas"]
     parts = [
@@ -77,7 +77,7 @@ def _schema(schema: Mapping[str, Any]) -> str:
 
 
 def _type(schema: Any) -> str:
-    """In few words: the type, its format, a link to what it names, and what is said about it."""
+    """Return the type in a few words, with a link if it has a name, its format and its description."""
     if not isinstance(schema, Mapping) or not schema:
         return ""
     if name := str(schema.get("$ref", "")).rpartition("/")[2]:

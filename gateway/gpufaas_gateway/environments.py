@@ -1,4 +1,4 @@
-"""The management routes that say what nodes provide to functions, for who builds bundles for them."""
+"""The management routes that tell builders of bundles what nodes provide: Python, wheels, packages."""
 
 from typing import Final
 

@@ -1,9 +1,9 @@
 """
-`STATUS`: the one table from the platform's errors to HTTP statuses, and the headers of the answers that tell of them.
+`STATUS`, the one table from errors to HTTP statuses, and the headers of error answers.
 
-To find where a 503 of the gateway is made: look up the errors with that status in the table, and where they are raised.
-Clients show the text of an error and decide by its status; `X-OpenFaaS-Internal` tells them that it was not the
-function that answered (openfaas.md §5).
+To find where the gateway makes a 503: find the errors with that status in the table, then where they are raised.
+Clients show the text of an error and decide by its status. `X-OpenFaaS-Internal` says that the platform answered, not
+the function (openfaas.md §5).
 """
 
 import math
@@ -38,19 +38,19 @@ from gpufaas_core.errors import (
 )
 
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
-"""Those that functions are called with."""
+"""The methods with which functions can be called."""
 
 
 class MethodNotAllowed(InvalidSpec):
-    """Functions are not given this method."""
+    """Functions cannot be called with this method."""
 
 
 class UnknownCall(GpufaasError):
-    """There is no such call, or it is forgotten."""
+    """There is no such call, or it ended too long ago."""
 
 
 class CallEnded(GpufaasError):
-    """The call has ended: nothing of it can be changed."""
+    """The call has ended: it cannot be cancelled."""
 
 
 class Unavailable(GpufaasError):
@@ -62,7 +62,7 @@ class Starting(Unavailable):
 
 
 class NotReady(GpufaasError):
-    """Calls would find no device, or no worker."""
+    """No device has joined, or the node cannot start workers."""
 
 
 class BadQuery(InvalidSpec):
@@ -70,11 +70,11 @@ class BadQuery(InvalidSpec):
 
 
 class BadSignature(GpufaasError):
-    """The signature is missing, or not of this body."""
+    """The signature is missing, or is not valid for this body."""
 
 
 class BodyTooSlow(GpufaasError):
-    """The body of a management request, or of a call that streams, did not come in time: send it again."""
+    """The body did not arrive in time: send it again."""
 
 
 class NotEmpty(GpufaasError):
@@ -82,7 +82,7 @@ class NotEmpty(GpufaasError):
 
 
 class QuotaExceeded(GpufaasError):
-    """What is asked for is more than its namespace may have: remove something, or raise the quota."""
+    """The namespace would exceed its quota: remove something, or raise the quota."""
 
 
 class NoWebSocket(GpufaasError):
@@ -92,7 +92,7 @@ class NoWebSocket(GpufaasError):
 STATUS: Final[Mapping[type[GpufaasError], int]] = {
     InvalidSpec: 400,
     NoDeviceFits: 400,
-    UnknownArtifact: 400,  # named by a deploy; a route that serves artifacts answers 404 itself
+    UnknownArtifact: 400,  # a deployment names it
     QuotaExceeded: 403,  # as Kubernetes answers it
     BadSignature: 403,  # and not 401, after which browsers and scripts try a password
     UnknownFunction: 404,
@@ -107,10 +107,10 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     BodyTooLarge: 413,
     BadQuery: 422,  # as OpenFaaS answers it
     Overloaded: 429,
-    CallCancelled: 499,  # nginx's number for a caller that went away: nobody reads it but the logs and metrics
+    CallCancelled: 499,  # nginx's number for a client that hung up; only logs and metrics show it
     NoWebSocket: 501,
     LoadFailed: 502,
-    NestedCall: 508,  # it would wait for a call that waits for it; trying again is no use
+    NestedCall: 508,  # it would wait for a call that waits for it
     WorkerCrashed: 502,
     BadAnswer: 502,
     CheckBroken: 503,
@@ -123,19 +123,19 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     StorageAway: 503,
     StorageFailed: 507,
     OutOfMemory: 507,
-    CorruptArtifact: 500,  # on our disk; an upload that is not what it says is the client's error: 400
+    CorruptArtifact: 500,  # on our disk; an upload with another digest is 400
     GpufaasError: 500,
 }
 
 INTERNAL_HEADER: Final = "X-OpenFaaS-Internal"
 ERROR_HEADER: Final = "X-Gpufaas-Error"
-"""What went wrong, for programs: statuses are fewer than reasons. Its values are `code_of`."""
-_RETRY_AFTER_REFUSED_S: Final = 1.0  # the node is being restarted or replaced; its lease is over within seconds
-_RETRY_AFTER_AWAY_S: Final = 5.0  # etcd elects a leader, or is started again, within seconds
+"""The reason for programs, finer than the status: `code_of`."""
+_RETRY_AFTER_REFUSED_S: Final = 1.0  # a node that restarts is back, or replaced, within seconds
+_RETRY_AFTER_AWAY_S: Final = 5.0  # etcd elects a leader, or restarts, within seconds
 
 
 def status_of(error: GpufaasError | type[GpufaasError]) -> int:
-    """Return the HTTP status of *error*: that of the nearest class in its MRO that has one."""
+    """Return the HTTP status of *error*, from the first class in its MRO that is in `STATUS`."""
     return STATUS[_row(error if isinstance(error, type) else type(error))]
 
 
@@ -150,7 +150,7 @@ def _row(error: type[GpufaasError]) -> type[GpufaasError]:
 
 
 def headers_of(error: GpufaasError | None = None) -> dict[str, str]:
-    """Return the headers of an error answer that the platform makes; with ``Retry-After`` where that would help."""
+    """Return the headers of the platform's answer to *error*, with ``Retry-After`` if another attempt may succeed."""
     headers = {
         INTERNAL_HEADER: "gateway",
         "Content-Type": "text/plain; charset=utf-8",
@@ -170,5 +170,5 @@ def headers_of(error: GpufaasError | None = None) -> dict[str, str]:
 
 
 def _whole_seconds(seconds: float) -> str:
-    # The header has no fractions, and 0 invites the client to a loop.
+    # The header has no fractions, and with 0 clients would repeat at once.
     return str(max(1, math.ceil(seconds)))

@@ -25,7 +25,7 @@ from gpufaas_gateway.catalogue import Catalogue, Deployed, replicas_of
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.errors import BadQuery, QuotaExceeded
 from gpufaas_gateway.function_state import Copies, copies_of, state_of
-from gpufaas_gateway.ports import FunctionLogs, Scheduler
+from gpufaas_gateway.ports import LogReader, Scheduler
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionSpec
 from gpufaas_gateway.typed_routes import lines_of, refuses, router
 from gpufaas_gateway.wire import (
@@ -43,15 +43,13 @@ from gpufaas_gateway.wire import (
 )
 
 UsageOf = Callable[[FunctionId], Awaitable[tuple[float, Bytes] | None]]
-"""Millicores and bytes that a function's workers use now, all of them together; None: it has none."""
+"""Returns the millicores and bytes that all workers of a function use now; None if it has no worker."""
 
 _FUNCTIONS: Final = "/system/functions"
 _NDJSON: Final = "application/x-ndjson"
 
 
-def function_routes(
-    deployer: Deployer, scheduler: Scheduler, logs: FunctionLogs, usage_of: UsageOf | None
-) -> APIRouter:
+def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, usage_of: UsageOf | None) -> APIRouter:
     catalogue = deployer.catalogue
     routes = router(catalogue)
     refused = refuses(QuotaExceeded, LoadFailed, StorageFailed)
@@ -111,7 +109,7 @@ def function_routes(
     return routes
 
 
-def log_routes(catalogue: Catalogue, logs: FunctionLogs) -> APIRouter:
+def log_routes(catalogue: Catalogue, logs: LogReader) -> APIRouter:
     routes = router()
 
     @routes.get(
@@ -155,7 +153,7 @@ def find(catalogue: Catalogue, name: str, namespace: str | None) -> Deployed:
 
 
 def key_of(name: str, namespace: str | None) -> str:
-    """Return what `Catalogue.find` knows: the namespace may come in the name, beside it, or not at all."""
+    """Return the key for `Catalogue.find`. The namespace may be part of *name*, or given beside it, or missing."""
     if not namespace:
         return name
     return name if name.endswith(f".{namespace}") else f"{name}.{namespace}"
@@ -176,7 +174,7 @@ def _lines(lines: Iterable[LogLine]) -> bytes:
 
 
 def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[FunctionId, Copies]) -> FunctionStatus:
-    """Return FunctionStatus (openfaas.md §4.2), and beside it what only we know, under ``gpufaas``."""
+    """Return the status (openfaas.md §4.2); ``gpufaas`` has what OpenFaaS does not know."""
     replicas = replicas_of(deployed, status)
     copies = all_copies.get(deployed.function_id) or Copies()
     callable_now = deployed.unavailable is None
@@ -233,8 +231,8 @@ def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[Fun
         annotations=spec.annotations or {},
         created_at=timestamp(deployed.record.created_at),
         replicas=replicas,
-        # Ready is what can be called, and an idle function can be: loading is part of its first call. One that was
-        # scaled to nothing can be called too, but who scaled it waits to see 0. What does not load is not ready.
+        # At least 1 for a function that can be called: an idle one is loaded by its first call. 0 after scaling to 0,
+        # because clients wait to see that, and for one whose loads fail.
         available_replicas=max(0 if failing else min(1, replicas), copies.ready) if callable_now else 0,
         gpufaas=ours,
     )

@@ -1,4 +1,4 @@
-"""What state a deployed function is in, for people and for ``/system/functions``."""
+"""The state of a deployed function, as ``/system/functions`` shows it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from gpufaas_gateway.wire import timestamp
 
 @dataclass(slots=True)
 class Copies:
-    """Of one revision."""
+    """The copies of one revision."""
 
     by_device: Counter[DeviceId] = field(default_factory=Counter)
     ready: int = 0
@@ -32,10 +32,10 @@ def copies_of(status: EngineStatus) -> Mapping[FunctionId, Copies]:
 
 def state_of(deployed: Deployed, status: EngineStatus, copies: Copies, now: float) -> dict[str, object]:
     """
-    Return ``state`` and how many copies there are; of what cannot be called, why and since when.
+    Return ``state``, the numbers of copies, and for a function that cannot be called the reason.
 
-    ``unavailable``: its bundle is damaged or gone. ``failed``: its loads fail, and calls are refused but for one at a
-    time. ``resident``, ``loading``; ``idle``: the next call loads it.
+    ``unavailable``: its bundle is damaged or gone. ``failed``: its loads fail; one call at a time tries again, others
+    are refused. ``resident``: a copy takes calls. ``loading``: the first copy loads. ``idle``: the next call loads it.
 
     :param now: Unix seconds
     """

@@ -1,4 +1,4 @@
-"""`Keeper`: saves what calls change: how many there were, and what their functions cost."""
+"""`Keeper`: writes the numbers of calls, and the learnt profiles of functions, to the store."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """`keep` runs beside the server. One event loop owns it."""
+    """Run `keep` beside the server. One event loop owns it."""
 
     def __init__(self, store: Store, catalogue: Catalogue) -> None:
         self._store = store
@@ -23,7 +23,7 @@ class Keeper:
         self._unsaved: dict[tuple[str, str], Profile] = {}
 
     def learn(self, learnt: Learnt) -> None:
-        """Take note of a profile that the engine learnt; `save` keeps it. Cheap: it is told after every call."""
+        """Note a profile that the engine learnt; `save` writes it. Cheap: called after each call."""
         deployed = self._catalogue.by_id(learnt.function)
         if deployed is not None:
             deployed.profiles[learnt.kind] = learnt.profile
@@ -31,9 +31,9 @@ class Keeper:
 
     async def save(self) -> None:
         """
-        Write what calls have changed since the last time: counts and profiles.
+        Write the counts and profiles that changed since the last call.
 
-        :raises StorageFailed: some of it is not written, and stays to be
+        :raises StorageFailed: some are not written; the next call writes them
         """
         counts = {each.full_name: each.stats.finished - each.stats.saved for each in self._catalogue.everywhere()}
         counts = {name: count for name, count in counts.items() if count}
@@ -51,10 +51,9 @@ class Keeper:
         self, stopped: asyncio.Event, learn: Callable[[], None] = lambda: None, every_s: Seconds = 5.0
     ) -> None:
         """
-        `save` every so often, and once more when *stopped* is set; before that, *learn* is called. A kill loses at most
-        the counts of that time.
+        Call *learn* and `save` every *every_s*, and once more when *stopped* is set. A kill loses what came since.
 
-        A disk that is full is logged, and tried again: it must not end the platform.
+        A full disk is logged and tried again: it must not end the platform.
         """
         while not stopped.is_set():
             try:

@@ -1,9 +1,8 @@
 """
-What was counted, as Prometheus reads it. docs/metrics.md is the table of all that is shown.
+The gateway's metrics for Prometheus. docs/metrics.md lists all of them.
 
-Prometheus families are made from the counts (`usage.FunctionStats`) at scrape time only. Names and buckets of the
-``gateway_`` metrics are OpenFaaS's (openfaas.md §15), so that its dashboards and alert rules work; ours begin with
-``gpufaas_``.
+The families are made from the counts (`usage.FunctionStats`) when they are scraped. Names and buckets of ``gateway_``
+metrics are OpenFaaS's (openfaas.md §15), so that its dashboards and alert rules work; ours begin with ``gpufaas_``.
 """
 
 from bisect import bisect_left
@@ -33,11 +32,11 @@ _PATHS: Final = (
     "/system/function", "/system/functions", "/system/info", "/system/logs", "/system/namespace", "/system/namespaces",
     "/system/scale-function", "/system/secrets", "/system/status", "/system/telemetry", "/ui",
 )  # fmt: skip
-"""What management routes begin with. Names behind them are left out: they are as many as people like."""
+"""Beginnings of management routes. Names that follow are left out of the label: there may be any number of them."""
 
 
 class Metrics:
-    """All `FunctionStats`, and their text for Prometheus. One per platform; nothing is registered globally."""
+    """The counts of all functions, and their text for Prometheus. Nothing is registered globally."""
 
     def __init__(
         self,
@@ -46,40 +45,42 @@ class Metrics:
         queues: Callable[[], Mapping[str, QueueStatus]] = dict,
     ) -> None:
         """
-        :param status: asked at each scrape for devices, copies and queues
-        :param pending: likewise, for asynchronous calls that have not ended, by ``NAME.NAMESPACE``
-        :param queues: likewise, for the queues that they go through, by name
+        All parameters are called at each scrape.
+
+        :param status: returns devices, copies and queues
+        :param pending: returns the asynchronous calls that have not ended, by ``NAME.NAMESPACE``
+        :param queues: returns the queues of asynchronous calls, by name
         """
         self.functions: dict[str, FunctionStats] = {}
         """By ``NAME.NAMESPACE``."""
         self.rules: dict[str, tuple[int, ScalingRule | None]] = {}
-        """Copies while nobody scaled it, and what its labels say about them, by the same."""
+        """Desired copies until it is scaled, and the rule of its labels, by ``NAME.NAMESPACE``."""
         self.pending = pending
         self.queues = queues
         self._requests: dict[tuple[str, str, str], list[float]] = {}
-        """Of management routes, by method, path and status: as `FunctionStats.by_code`."""
+        """Requests to management routes by method, path and status; values as in `FunctionStats.by_code`."""
         self._registry = CollectorRegistry()
         self._registry.register(_Families(self, self._requests, status, with_status=True))
         self._own = CollectorRegistry()
         self._own.register(_Families(self, self._requests, status, with_status=False))
 
     def adopt(self, stats: FunctionStats, replicas: int = 1, scaling: ScalingRule | None = None) -> FunctionStats:
-        """Show *stats* from now on; return those that are shown, which are older ones if the name has any."""
+        """Show *stats*, unless there are stats of that name; return the ones that are shown."""
         self.rules[stats.name] = replicas, scaling
         return self.functions.setdefault(stats.name, stats)
 
     def forget(self, name: str) -> None:
-        """Stop showing a removed function. Calls still running keep their stats, which nobody reads."""
+        """Stop showing a removed function. Its running calls go on counting into stats that are no longer shown."""
         self.functions.pop(name, None)
         self.rules.pop(name, None)
 
     def counted(self, app: ASGIApp) -> ASGIApp:
-        """Return *app*, the management routes, with its requests counted when their answers end."""
+        """Return *app*, the management routes, wrapped so that its requests are counted when their answers end."""
 
         async def count(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
                 return await app(scope, receive, send)
-            status = "499"  # without an answer the client was gone, which nginx has this number for
+            status = "499"  # nginx's number for a client that hung up before the answer
 
             async def watch(message: Message) -> None:
                 nonlocal status
@@ -105,11 +106,11 @@ class Metrics:
         counts[SUM] += seconds
 
     def render(self) -> bytes:
-        """Return everything in Prometheus' text format (`CONTENT_TYPE`)."""
+        """Return all metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         return self._text(self._registry)
 
     def render_own(self) -> bytes:
-        """Return it without what the scheduler of a cluster tells: several gateways would tell it several times."""
+        """Return the metrics of this gateway alone: in a cluster the scheduler shows devices and queues, once."""
         return self._text(self._own)
 
     def _text(self, registry: CollectorRegistry) -> bytes:
@@ -119,13 +120,13 @@ class Metrics:
 
 
 def collapsed(path: str) -> str:
-    """Return what of a management route's path is a label: ``/system/function`` for all functions."""
+    """Return the label for the path of a management route: ``/system/function`` for all functions."""
     known = [each for each in _PATHS if path == each or path.startswith(f"{each}/")]
     return max(known, key=len) if known and not path.startswith("//") else "other"
 
 
 class _Families(Collector):
-    """Makes the families when they are asked for."""
+    """Makes the families at each scrape."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class _Families(Collector):
         self._with_status = with_status
 
     def describe(self) -> list[Metric]:
-        return []  # registering must not ask for a status: the engine may not run yet
+        return []  # registering must not call `status`: the engine may not run yet
 
     def collect(self) -> Iterator[Metric]:
         functions = sorted(self._metrics.functions.values(), key=lambda stats: stats.name)

@@ -1,4 +1,4 @@
-"""The namespaces that there are: the default one, and those that were made (openfaas.md §3.8)."""
+"""The namespaces: the default one, and those that users created (openfaas.md §3.8)."""
 
 import asyncio
 import logging
@@ -19,11 +19,11 @@ _DEFAULT: Final = Namespace(DEFAULT_NAMESPACE, {"openfaas": "1"}, {"openfaas": "
 
 class Namespaces:
     """
-    One event loop owns it. The default one is always there, and cannot be altered.
+    The default namespace always exists, and cannot be changed. One event loop owns this.
 
-    :param has_functions: whether the namespace must stay
-    :param drop_contents: remove what is kept of a namespace that goes: its secrets, its quota; blocks
-    :param on_removed: told of a namespace that is gone
+    :param has_functions: returns whether a namespace has functions, so that it must stay
+    :param drop_contents: removes the secrets and the quota of a namespace; blocks
+    :param on_removed: called with the name of a namespace after its removal
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Namespaces:
 
     async def load(self) -> None:
         """
-        Have what the store has, also when another gateway changed that.
+        Read the namespaces from the store: at start, and when another gateway changed them.
 
         :raises StorageFailed: the store cannot be read
         """
@@ -53,7 +53,7 @@ class Namespaces:
         return sorted(self._namespaces)
 
     def get(self, name: str) -> Namespace:
-        """:raises UnknownName: there is none of that name"""
+        """:raises UnknownName: it does not exist"""
         found = self._namespaces.get(name)
         if found is None:
             raise UnknownName(f"namespace {name[:80]} not found: GET /system/namespaces shows what there is")
@@ -62,9 +62,9 @@ class Namespaces:
     @contextmanager
     def entered(self, name: str) -> Iterator[None]:
         """
-        Hold *name* in being while something is put into it.
+        Keep the namespace from being removed while something is put into it.
 
-        :raises InvalidSpec: there is none of that name
+        :raises InvalidSpec: it does not exist
         """
         if name not in self._namespaces:
             raise InvalidSpec(
@@ -79,9 +79,9 @@ class Namespaces:
 
     async def create(self, namespace: Namespace) -> None:
         """
-        :raises InvalidSpec: the name is none
+        :raises InvalidSpec: the name is malformed
         :raises NameTaken: it exists
-        :raises StorageFailed: it could not be kept
+        :raises StorageFailed: it could not be stored
         """
         check_namespace(namespace.name)
         if namespace.name in self._namespaces:
@@ -93,9 +93,9 @@ class Namespaces:
         """
         Replace labels and annotations.
 
-        :raises InvalidSpec: it is the default one
-        :raises UnknownName: it is not there
-        :raises StorageFailed: it could not be kept
+        :raises InvalidSpec: it is the default namespace
+        :raises UnknownName: it does not exist
+        :raises StorageFailed: it could not be stored
         """
         self._check_alterable(namespace.name)
         await self._put(namespace)
@@ -103,20 +103,20 @@ class Namespaces:
 
     async def remove(self, name: str) -> None:
         """
-        Remove it, its secrets and its quota.
+        Remove a namespace, its secrets and its quota.
 
-        :raises InvalidSpec: it is the default one
-        :raises UnknownName: it is not there
+        :raises InvalidSpec: it is the default namespace
+        :raises UnknownName: it does not exist
         :raises NotEmpty: it has functions, or something is being put into it
-        :raises StorageFailed: it could not be taken out of the store, and is still there
+        :raises StorageFailed: the store could not remove it; it stays
         """
         self._check_alterable(name)
         if self._entering[name] or self._has_functions(name):
             raise NotEmpty(f"namespace {name} has functions: remove them first, then the namespace")
-        # Gone before it is waited for, so that nothing enters meanwhile.
+        # Removed here before the store is asked, so that nothing enters meanwhile.
         removed = self._namespaces.pop(name)
         try:
-            # In this order a platform that is killed half-way finds the namespace again, and it can be removed again.
+            # In this order: after a kill half-way the namespace is still there, and can be removed again.
             await asyncio.to_thread(self._drop_contents, name)
             await asyncio.to_thread(self._store.remove_namespace, name)
         except BaseException:

@@ -1,4 +1,4 @@
-"""Calls of workers (`gpufaas_core.origin`): whose they are is told by their address, and taken from it here."""
+"""Calls made by workers: the token in their address says which worker made them (`gpufaas_core.origin`)."""
 
 from collections.abc import Awaitable
 
@@ -9,7 +9,7 @@ from gpufaas_core.origin import PREFIX, Origins, without_origin
 from gpufaas_gateway.errors import headers_of
 
 SCOPE_KEY = "gpufaas.outer"
-"""In a scope: the worker that made the call (`Outer`), if one did."""
+"""Key in an ASGI scope: the worker that made the call (`Outer`)."""
 _RAW_PREFIX = PREFIX.encode()
 _REFUSED = (
     b"the address has a token that is of no worker of this platform: functions call OPENFAAS_URL as it stands in their "
@@ -18,7 +18,7 @@ _REFUSED = (
 
 
 class FromWorkers:
-    """Passes on to *app* what came by a worker's address as if it had come without; by a forged one, nothing: 403."""
+    """Removes the token from the path of a worker's call and passes the call to *app*. A forged token is 403."""
 
     def __init__(self, app: ASGIApp, origins: Origins) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What ``/ui/`` shows: the functions, read from the API with the browser's credentials. Nothing comes from afar."""
+"""The page at ``/ui/``: it reads the functions from the API, with the browser's credentials."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The management routes of the platform: who it is, how it is, its pages, its metrics, the artifacts that it has."""
+"""The management routes of the platform: version, status, health, metrics, artifacts, pages."""
 
 import asyncio
 import platform
@@ -147,7 +147,7 @@ def page_routes(app: FastAPI) -> APIRouter:
 
 
 async def _receive(request: Request, artifacts: Artifacts, digest: str) -> None:
-    """Stream the body to disk. Hashing and writing are off the loop, which serves invocations."""
+    """Stream the body to disk. Hashes and writes in a thread, because the loop serves invocations."""
     context = artifacts.writer(digest)
     writer = await asyncio.to_thread(context.__enter__)
     try:
@@ -165,7 +165,7 @@ async def _receive(request: Request, artifacts: Artifacts, digest: str) -> None:
 
 
 def _whole_status(status: EngineStatus, catalogue: Catalogue) -> dict[str, object]:
-    """Return `EngineStatus` as it is, with a ``name`` for each resident, and what was counted of each function."""
+    """Return `EngineStatus` with a ``name`` for each resident copy, and the counts of each function."""
     whole: dict[str, object] = msgspec.to_builtins(status)
     whole["devices"] = [
         {

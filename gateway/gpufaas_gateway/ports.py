@@ -1,4 +1,4 @@
-"""What the gateway needs from outside, in its own words. Adapters are in `adapters/` and `cluster/`."""
+"""The gateway's ports. `adapters/` and `cluster/` implement them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -20,83 +20,83 @@ from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 
 class FunctionStore(Protocol):
     """
-    Keeps what must survive a restart. Calls block, and may come from several threads.
+    Keeps functions and namespaces over restarts. Calls block, and may come from several threads.
 
-    Every method raises `StorageFailed` when the data cannot be written or read; then nothing has changed.
+    Each method raises `StorageFailed` if it cannot read or write; then nothing has changed.
     """
 
     def put(self, record: FunctionRecord, worker: WorkerSpec | None = None, function: Function | None = None) -> None:
         """
-        Keep *record*, in place of an earlier one of that name and namespace, whose count of calls stays.
+        Store *record*, replacing an earlier one of the function; the number of calls of that one is kept.
 
-        *worker* and *function* are what nodes and the scheduler need to know, for stores from which they learn it.
+        *worker* and *function* are for stores from which nodes and the scheduler read.
         """
         ...
 
     def remove(self, name: str) -> None:
-        """Forget the function (``NAME.NAMESPACE``), if it is there. Its profiles stay: they belong to the bundle."""
+        """Remove the function ``NAME.NAMESPACE``, if it is there. Its profiles stay: they belong to the bundle."""
         ...
 
     def all(self) -> list[FunctionRecord]:
-        """Return every record, ordered by namespace and name."""
+        """Return all records, sorted by namespace and name."""
         ...
 
     def save_profile(self, digest: str, kind: str, profile: Profile) -> None:
-        """Keep what the bundle *digest* costs on devices of *kind*, in place of what was known."""
+        """Store the profile of the bundle *digest* on devices of *kind*, replacing an earlier one."""
         ...
 
     def profiles(self, digest: str) -> dict[str, Profile]:
-        """Return what is known of the bundle *digest*, by device kind."""
+        """Return the profiles of the bundle *digest* by kind of device."""
         ...
 
     def add_invocations(self, counts: Mapping[str, int]) -> None:
-        """Add to the counts of calls, by ``NAME.NAMESPACE``, all or none; names that are not there are skipped."""
+        """Add to the numbers of calls by ``NAME.NAMESPACE``, all or none. Unknown names are skipped."""
         ...
 
     def put_namespace(self, namespace: Namespace) -> None:
-        """Keep *namespace*, in place of an earlier one of that name."""
+        """Store *namespace*, replacing an earlier one of that name."""
         ...
 
     def remove_namespace(self, name: str) -> None:
-        """Forget the namespace, if it is there. What is in it is not touched."""
+        """Remove the namespace, if it is there, but nothing that is in it."""
         ...
 
     def namespaces(self) -> list[Namespace]:
-        """Return every namespace but the default one, which is not kept, ordered by name."""
+        """Return all namespaces except the default one, which is not stored, sorted by name."""
         ...
 
     def close(self) -> None: ...
 
 
-class Quotas(Protocol):
-    """What namespaces may use, for those that have a limit. Calls block; every one may raise `StorageFailed`."""
+class QuotaStore(Protocol):
+    """Keeps the quotas of namespaces that have one. Calls block; each may raise `StorageFailed`."""
 
     def put_quota(self, namespace: str, quota: Quota) -> None:
-        """Keep *quota*, in place of an earlier one; durable when it returns."""
+        """Store *quota*, replacing an earlier one. It is durable when this returns."""
         ...
 
     def remove_quota(self, namespace: str) -> None:
-        """Let *namespace* have no limit, if it has one."""
+        """Remove the quota of *namespace*, if it has one."""
         ...
 
     def quotas(self) -> dict[str, Quota]:
-        """Return all that there are, by namespace, ordered by it."""
+        """Return all quotas by namespace, sorted by it."""
         ...
 
 
-class Store(FunctionStore, Quotas, Protocol):
-    """What is deployed, and what may be."""
+class Store(FunctionStore, QuotaStore, Protocol):
+    """Both stores in one."""
 
 
-class Secrets(Protocol):
+class SecretStore(Protocol):
     """
-    Values by namespace and name, that only functions are shown. Calls block; every one may raise `StorageFailed`.
+    Keeps secrets by namespace and name. Calls block; each may raise `StorageFailed`.
 
-    No error and no log has a value in it.
+    Values must never appear in errors or logs.
     """
 
     def names(self, namespace: str) -> list[str]:
-        """Return the names in *namespace*, sorted; none when there is no such namespace."""
+        """Return the names in *namespace*, sorted; none if there is no such namespace."""
         ...
 
     def create(self, namespace: str, name: str, value: bytes) -> None:
@@ -105,7 +105,7 @@ class Secrets(Protocol):
 
     def update(self, namespace: str, name: str, value: bytes) -> None:
         """
-        Replace the value; functions that run find it in their files when this returns.
+        Replace the value. When this returns, running functions find it in their files.
 
         :raises UnknownName: it does not exist
         """
@@ -116,7 +116,7 @@ class Secrets(Protocol):
         ...
 
     def drop(self, namespace: str) -> None:
-        """Remove every secret of *namespace*, if there are any."""
+        """Remove all secrets of *namespace*."""
         ...
 
 
@@ -125,15 +125,15 @@ class ArtifactWriter(Protocol):
 
 
 class Artifacts(Protocol):
-    """Bytes by sha256, immutable. Calls block."""
+    """Immutable bytes by sha256. Calls block."""
 
     def has(self, digest: str) -> bool: ...
 
     def writer(self, digest: str) -> AbstractContextManager[ArtifactWriter]:
         """
-        Take the bytes of *digest*; they are there when the block ends without an exception, and not at all otherwise.
+        Store the bytes of *digest*. They are kept if the block ends without an exception, and dropped otherwise.
 
-        :raises CorruptArtifact: at the end of the block: the bytes have another digest
+        :raises CorruptArtifact: raised at the end of the block: the bytes have another digest
         :raises StorageFailed: they could not be written
         """
         ...
@@ -144,8 +144,8 @@ class Workers(Protocol):
 
     async def define(self, spec: WorkerSpec) -> Manifest:
         """
-        Install the bundle of *spec* so that leases of its revision can be served, and return what is in it. May be
-        asked again for a revision: the later spec counts.
+        Install the bundle of *spec*, so that its revision can be called, and return its manifest. A second call for
+        the same revision replaces the spec.
 
         :raises UnknownArtifact: the bundle, or weights that it names, were never uploaded
         :raises CorruptArtifact: their bytes on disk are not those of their digest
@@ -155,16 +155,16 @@ class Workers(Protocol):
 
     async def check(self, spec: WorkerSpec) -> None:
         """
-        Import the handler of a defined revision in a scratch process that ends; its output goes to the logs.
+        Import the handler of a defined revision in a scratch process. Its output goes to the logs.
 
-        :raises InvalidSpec: it does not import; carries the last line of the traceback
+        :raises InvalidSpec: the import failed; has the last line of the traceback
         """
         ...
 
     async def forget(self, function: FunctionId) -> None:
         """
-        No new call of this revision will come. Calls that the scheduler still has (it drains) are served first: the
-        node drops the definition once there are none. A revision that was never defined is no error.
+        Drop the definition of a revision that gets no new calls, once the calls that the scheduler still has are
+        served. Does nothing for a revision that was never defined.
         """
         ...
 
@@ -172,39 +172,39 @@ class Workers(Protocol):
 
     async def environments(self, constraints: Sequence[Constraint] = ()) -> list[Environment]:
         """
-        Return the different Python environments of the nodes that have a device for *constraints*, each with its nodes.
-        Nodes that cannot be asked now are left out.
+        Return the different Python environments, each with its nodes, of the nodes that have a device for
+        *constraints*. Nodes that do not answer are left out.
         """
         ...
 
 
 class Scheduler(Protocol):
-    """The engine, as the management routes use it; calls are placed by `PlacementPort`."""
+    """The scheduler, as management routes use it."""
 
     def deploy(self, function: Function, worker: WorkerSpec) -> None:
-        """A revision may be called from now on; *worker*: what the nodes that run it need to know."""
+        """Add a revision, which may be called from now on; *worker* is for the nodes that run it."""
         ...
 
     def remove(self, function: FunctionId, drain: bool) -> None:
-        """Stop placing new calls; those that wait are served (*drain*) or answered ``removed`` at once."""
+        """Stop placing new calls. Waiting calls are served if *drain*, else answered ``removed`` at once."""
         ...
 
     def scale(self, function: FunctionId, copies: int) -> None:
-        """Want so many copies of a deployed function from now on, within its bounds; 0 evicts those that idle."""
+        """Set the desired copies of a deployed function, within its bounds. 0 evicts idle copies."""
         ...
 
     def status(self) -> EngineStatus: ...
 
     async def explain(self, call: CallId) -> Explanation | None:
-        """Why a call of a model function was started where it was, or why it waits; None: not among those known."""
+        """Return why a call of a model function was started where it was, or waits; None if the call is not known."""
         ...
 
 
-class FunctionLogs(Protocol):
-    """What functions printed; see `gpufaas_core.logs.FunctionLogs`, whose words these are."""
+class LogReader(Protocol):
+    """Reads what functions printed: `gpufaas_core.logs.FunctionLogs`, or the logs of all nodes."""
 
     def query(self, query: LogQuery) -> list[LogLine]:
-        """Return the lines, oldest first. Blocks (it may read files); may be called from any thread."""
+        """Return the lines, oldest first. Blocks; may be called from any thread."""
         ...
 
     def follow(self, query: LogQuery) -> AsyncIterator[LogLine]:
@@ -212,7 +212,7 @@ class FunctionLogs(Protocol):
         ...
 
     def known(self, name: str, namespace: str) -> bool:
-        """Whether there is a line of this function; it may not be deployed (any more, or yet)."""
+        """Return whether there are lines of this function, also if it is not deployed."""
         ...
 
     def drop(self, name: str, namespace: str) -> None:
@@ -221,15 +221,15 @@ class FunctionLogs(Protocol):
 
 
 class ImageBuilder(Protocol):
-    """What makes container images of sources."""
+    """Builds container images."""
 
     def build(self, config: BuildConfig, context: IO[bytes], secrets: Mapping[str, bytes]) -> AsyncGenerator[str]:
         """
-        Build *context*, a tar with a Dockerfile in it, to the image that *config* names, and push it where that is
-        asked for; yield what the build prints, line by line. It is ended when the iterator is closed.
+        Build *context*, a tar with a Dockerfile, to the image that *config* names, and push it if that is asked for.
+        Yield the lines that the build prints. Closing the iterator ends the build.
 
-        :param secrets: what the Dockerfile mounts at build time, by id; never in a line nor in the image
-        :raises InvalidSpec: it cannot be built or pushed; says why in one line
+        :param secrets: secrets that the Dockerfile mounts at build time, by id; not in the lines or the image
+        :raises InvalidSpec: the build or the push failed; says why in one line
         """
         ...
 

@@ -1,8 +1,8 @@
 """
-What namespaces may use: the quotas that were set, and the gates that hold calls to them.
+Quotas of namespaces.
 
-Functions and memory are held to where they are deployed (`Claims`). Calls pass a `Gate`, which only a
-namespace with a limit on its calls has: for all others the invocation path looks once, and finds None.
+`Claims` checks functions and memory at deployment. A `Gate` counts and limits calls; only namespaces with a limit on
+calls have one, so that other calls cost one look-up.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from gpufaas_core.errors import Overloaded
 from gpufaas_core.units import Bytes, format_bytes
 from gpufaas_gateway.errors import QuotaExceeded
-from gpufaas_gateway.ports import Quotas
+from gpufaas_gateway.ports import QuotaStore
 from gpufaas_gateway.spec import Quota
 
 log = logging.getLogger(__name__)
@@ -22,9 +22,9 @@ _NO_LIMITS = Quota()
 
 class Gate:
     """
-    The calls of one namespace that this gateway has. One event loop owns it; everything is O(1).
+    Counts the calls of one namespace at this gateway. One event loop owns it; everything is O(1).
 
-    It counts those that came since there is a limit: those before are never refused, and bear on nobody.
+    Calls that began before there was a limit are not counted.
     """
 
     __slots__ = ("in_flight", "max_in_flight", "max_waiting", "namespace", "waiting")
@@ -34,15 +34,15 @@ class Gate:
         self.max_in_flight: int | None = None
         self.max_waiting: int | None = None
         self.in_flight = 0
-        """Taken and not yet answered to the end, those that wait included."""
+        """Calls from their arrival to the end of their answer."""
         self.waiting = 0
-        """Of these, those that have no lease."""
+        """Those of them that have no lease."""
 
     def enter(self) -> "Passage":
         """
-        Let a call in; it must `Passage.leave`, whatever becomes of it.
+        Admit a call, which must call `Passage.leave` at its end.
 
-        :raises Overloaded: as many are in flight as may be
+        :raises Overloaded: the number of calls in flight is at its limit
         """
         limit = self.max_in_flight
         if limit is not None and self.in_flight >= limit:
@@ -51,7 +51,7 @@ class Gate:
         return Passage(self)
 
     def full(self) -> Overloaded | None:
-        """Return why no further call may wait; None: one may."""
+        """Return an error if no further call may wait, else None."""
         limit = self.max_waiting
         if limit is None or self.waiting < limit:
             return None
@@ -65,7 +65,7 @@ class Gate:
 
 
 class Passage:
-    """One call's way through a `Gate`."""
+    """One call in a `Gate`."""
 
     __slots__ = ("_gate", "_granted", "_waits")
 
@@ -76,9 +76,9 @@ class Passage:
 
     def wait(self) -> None:
         """
-        The call has to wait for its lease. One that had a lease, which was refused, waits in any case.
+        Count the call as waiting for a lease. A call whose lease was refused may always wait again.
 
-        :raises Overloaded: as many wait as may
+        :raises Overloaded: the number of waiting calls is at its limit
         """
         if self._waits:
             return
@@ -88,29 +88,29 @@ class Passage:
         self._gate.waiting += 1
 
     def granted(self) -> None:
-        """It has its lease."""
+        """Count the call as having its lease."""
         self._granted = True
         if self._waits:
             self._waits = False
             self._gate.waiting -= 1
 
     def leave(self) -> None:
-        """It is over. Once."""
+        """Count the call as ended. Call this once."""
         self.granted()
         self._gate.in_flight -= 1
 
 
 class NamespaceQuotas:
-    """The quotas of all namespaces. One event loop owns it."""
+    """The quotas and gates of all namespaces. One event loop owns it."""
 
-    def __init__(self, store: Quotas, on_changed: Callable[[str], None] = lambda _: None) -> None:
-        """:param on_changed: told of a namespace whose `gate` may be another one than before"""
+    def __init__(self, store: QuotaStore, on_changed: Callable[[str], None] = lambda _: None) -> None:
+        """:param on_changed: called with a namespace whose `gate` may have changed"""
         self._store = store
         self._on_changed = on_changed
         self._quotas: dict[str, Quota] = {}
         self._gates: dict[str, Gate] = {}
         self._writing = asyncio.Lock()
-        """What is kept last is what holds."""
+        """Keeps the store and this object in the same order."""
 
     async def load(self) -> None:
         """:raises StorageFailed: the store cannot be read"""
@@ -121,18 +121,18 @@ class NamespaceQuotas:
             self.adopt(namespace, quota)
 
     def get(self, namespace: str) -> Quota:
-        """Return the limits of *namespace*, which may be none. Whether there is such a namespace is not looked at."""
+        """Return the limits of *namespace*; no limits if it has no quota, or does not exist."""
         return self._quotas.get(namespace, _NO_LIMITS)
 
     def gate(self, namespace: str) -> Gate | None:
-        """Return what calls of *namespace* have to pass; None: nothing."""
+        """Return the gate of *namespace*; None if its calls have no limit."""
         return self._gates.get(namespace)
 
     async def put(self, namespace: str, quota: Quota) -> None:
         """
-        Keep *quota*, in place of an earlier one, and hold to it. What is deployed, runs or waits already stays.
+        Store *quota* and apply it, replacing an earlier one. Functions and calls that exceed it stay.
 
-        :raises StorageFailed: it could not be kept, and nothing has changed
+        :raises StorageFailed: it could not be stored; nothing has changed
         """
         async with self._writing:
             if quota == _NO_LIMITS:
@@ -143,11 +143,11 @@ class NamespaceQuotas:
         log.info("quota.set namespace=%s quota=%s", namespace, quota)
 
     async def remove(self, namespace: str) -> None:
-        """:raises StorageFailed: it could not be removed, and holds"""
+        """:raises StorageFailed: it could not be removed; it still applies"""
         await self.put(namespace, _NO_LIMITS)
 
     def adopt(self, namespace: str, quota: Quota | None) -> None:
-        """Hold to what the store has; None: to nothing."""
+        """Apply a quota that the store has; None: the store has none."""
         if quota is None or quota == _NO_LIMITS:
             self._quotas.pop(namespace, None)
             self._gates.pop(namespace, None)
@@ -161,14 +161,14 @@ class NamespaceQuotas:
         self._on_changed(namespace)
 
     def keep_only(self, namespaces: set[str]) -> None:
-        """The store has quotas of *namespaces*, and no others."""
+        """Drop the quotas of all namespaces except *namespaces*."""
         for namespace in self._quotas.keys() - namespaces:
             self.adopt(namespace, None)
 
 
 class Claims:
     """
-    What functions that are being deployed here will have of their namespace's quota, until they count themselves.
+    The shares of quotas that running deployments have claimed, so that two at once do not exceed a quota together.
 
     One event loop owns it.
     """
@@ -180,12 +180,12 @@ class Claims:
 
     def claim(self, full_name: str, namespace: str, memory: Bytes, has: dict[str, Bytes]) -> None:
         """
-        Take what a deployment needs of its namespace's quota, until `release`.
+        Claim a deployment's share of its namespace's quota until `release`.
 
-        What asks for no more than the function has is let in, also where the quota is below what is in use.
+        An update that needs no more memory than the function has is admitted, even if the quota is exceeded.
 
-        :param has: what each function of the namespace has reserved
-        :raises QuotaExceeded: it is not there to be taken
+        :param has: the reservation of each function of the namespace
+        :raises QuotaExceeded: the quota has too little left
         """
         before = has.pop(full_name, None)
         for other, (where, claimed) in self._claims.items():

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 from gpufaas_core.errors import InvalidSpec, NameTaken, StorageFailed, UnknownName
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.errors import NotEmpty
-from gpufaas_gateway.ports import Secrets
+from gpufaas_gateway.ports import SecretStore
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, Namespace, Quota, check_secret
 from gpufaas_gateway.typed_routes import refuses, router
 from gpufaas_gateway.wire import (
@@ -112,7 +112,7 @@ def quota_routes(deployer: Deployer) -> APIRouter:
     return routes
 
 
-def secret_routes(deployer: Deployer, secrets: Secrets) -> APIRouter:
+def secret_routes(deployer: Deployer, secrets: SecretStore) -> APIRouter:
     routes, namespaces = router(deployer.catalogue), deployer.namespaces
 
     @routes.get(_SECRETS, responses=refuses(StorageFailed))

@@ -1,5 +1,5 @@
 """
-What every `FunctionStore`, and every `Quotas`, does: the fake that tests use, SQLite and etcd. Another adapter is added
+What every `FunctionStore` and `QuotaStore` does: the fake that tests use, SQLite and etcd. Another adapter is added
 to `store`; what only one of them does stands below.
 """
 

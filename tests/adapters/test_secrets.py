@@ -1,6 +1,6 @@
 """
-What every `Secrets` does: the fake that tests use, files, and etcd. Another adapter is added to `secrets`; what etcd
-does alone stands below.
+What every `SecretStore` does: the fake that tests use, files, and etcd. Add another adapter to `secrets`. Tests of
+etcd alone are below.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from gpufaas_adapters.etcd.secrets import (
 )
 from gpufaas_adapters.files.secrets import SecretFiles
 from gpufaas_core.errors import InvalidSpec, NameTaken, UnknownName
-from gpufaas_gateway.ports import Secrets
+from gpufaas_gateway.ports import SecretStore
 
 KEY = SecretsKey(b"k" * 32)
 
 
 @pytest.fixture(params=["memory", "files", "etcd"])
-def secrets(request: pytest.FixtureRequest, tmp_path: Path) -> Secrets:
+def secrets(request: pytest.FixtureRequest, tmp_path: Path) -> SecretStore:
     match request.param:
         case "memory":
             return MemorySecrets()
@@ -40,18 +40,18 @@ def secrets(request: pytest.FixtureRequest, tmp_path: Path) -> Secrets:
             return EtcdSecrets(request.getfixturevalue("etcd_elsewhere"), KEY)
 
 
-def test_a_namespace_without_secrets_has_no_names(secrets: Secrets) -> None:
+def test_a_namespace_without_secrets_has_no_names(secrets: SecretStore) -> None:
     assert secrets.names("openfaas-fn") == []
 
 
-def test_names_are_sorted_and_of_one_namespace(secrets: Secrets) -> None:
+def test_names_are_sorted_and_of_one_namespace(secrets: SecretStore) -> None:
     for namespace, name in (("a", "two"), ("a", "one"), ("b", "three")):
         secrets.create(namespace, name, b"")
 
     assert secrets.names("a") == ["one", "two"]
 
 
-def test_a_name_is_taken_once_in_a_namespace(secrets: Secrets) -> None:
+def test_a_name_is_taken_once_in_a_namespace(secrets: SecretStore) -> None:
     secrets.create("a", "key", b"1")
     secrets.create("b", "key", b"1")
 
@@ -59,7 +59,7 @@ def test_a_name_is_taken_once_in_a_namespace(secrets: Secrets) -> None:
         secrets.create("a", "key", b"2")
 
 
-def test_only_what_exists_is_updated_or_removed(secrets: Secrets) -> None:
+def test_only_what_exists_is_updated_or_removed(secrets: SecretStore) -> None:
     secrets.create("a", "key", b"1")
 
     with pytest.raises(UnknownName, match="key in b does not exist"):
@@ -70,7 +70,7 @@ def test_only_what_exists_is_updated_or_removed(secrets: Secrets) -> None:
     assert secrets.names("a") == ["key"]
 
 
-def test_a_removed_name_can_be_used_again(secrets: Secrets) -> None:
+def test_a_removed_name_can_be_used_again(secrets: SecretStore) -> None:
     secrets.create("a", "key", b"1")
     secrets.update("a", "key", b"2")
     secrets.remove("a", "key")
@@ -80,7 +80,7 @@ def test_a_removed_name_can_be_used_again(secrets: Secrets) -> None:
     assert secrets.names("a") == ["key"]
 
 
-def test_a_dropped_namespace_is_empty_and_dropping_twice_is_no_error(secrets: Secrets) -> None:
+def test_a_dropped_namespace_is_empty_and_dropping_twice_is_no_error(secrets: SecretStore) -> None:
     for namespace in ("a", "b"):
         secrets.create(namespace, "key", b"1")
 
@@ -90,7 +90,7 @@ def test_a_dropped_namespace_is_empty_and_dropping_twice_is_no_error(secrets: Se
     assert (secrets.names("a"), secrets.names("b")) == ([], ["key"])
 
 
-def test_names_in_one_namespace_are_not_those_of_a_longer_one(secrets: Secrets) -> None:
+def test_names_in_one_namespace_are_not_those_of_a_longer_one(secrets: SecretStore) -> None:
     secrets.create("a", "key", b"1")
     secrets.create("ab", "other", b"2")
 

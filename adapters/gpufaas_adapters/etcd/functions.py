@@ -1,5 +1,5 @@
 """
-`EtcdFunctionStore`: what a gateway keeps in a cluster (ports: `gpufaas_gateway.ports.FunctionStore`, `Quotas`).
+`EtcdFunctionStore`: what a gateway keeps in a cluster (ports: `gpufaas_gateway.ports.FunctionStore`, `QuotaStore`).
 
 ::
 

@@ -1,5 +1,5 @@
 """
-`EtcdSecrets`: secrets in etcd, sealed with a key that is not there (port: `gpufaas_gateway.ports.Secrets`).
+`EtcdSecrets`: secrets in etcd, sealed with a key that is not there (port: `gpufaas_gateway.ports.SecretStore`).
 
 Gateways and nodes are given the same key file. A value is sealed together with its namespace and name
 (XSalsa20-Poly1305, a nonce of its own), so that whoever can write to etcd but has no key can neither read one nor pass

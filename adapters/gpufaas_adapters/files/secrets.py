@@ -1,6 +1,6 @@
 """
 `SecretFiles`: secrets as files, and for each revision of a function a directory of its own with those that it asked for
-(port: `ports.Secrets`).
+(port: `ports.SecretStore`).
 
 ::
 

@@ -1,6 +1,6 @@
 """
 `SqliteStore`: the functions, profiles and quotas of an embedded platform, in one file (ports: `ports.FunctionStore`,
-`ports.Quotas`).
+`ports.QuotaStore`).
 """
 
 import logging

@@ -39,7 +39,7 @@ from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
 
 
 class MemoryStore:
-    """`FunctionStore`, `Quotas`. With `failure` set, every write raises it as `StorageFailed` and changes nothing."""
+    """`FunctionStore`, `QuotaStore`. With `failure` set, writes raise it as `StorageFailed` and change nothing."""
 
     def __init__(self) -> None:
         self.records: dict[str, FunctionRecord] = {}
@@ -105,7 +105,7 @@ class MemoryStore:
 
 
 class MemorySecrets:
-    """`Secrets`."""
+    """`SecretStore`."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[str, str], bytes] = {}
