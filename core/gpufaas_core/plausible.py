@@ -25,6 +25,14 @@ _MAX_BYTES: Final[Bytes] = 1 << 50
 _MAX_PHASES: Final = 16
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110: a token
 _NOT_IN_VALUE: Final = re.compile(rb"[\x00\r\n]")
+_USUAL: Final = frozenset(
+    (b"content-type", value)
+    for value in (
+        b"application/json", b"application/octet-stream", b"text/plain", b"text/plain; charset=utf-8",
+        b"text/html; charset=utf-8",
+    )
+)  # fmt: skip
+"""Most answers have one of these and no other header: a lookup instead of two searches."""
 _PHASE: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _decode_profile: Final = msgspec.json.Decoder(Profile).decode
 
@@ -44,6 +52,8 @@ def why_no_answer(status: int, headers: Sequence[tuple[bytes, bytes]]) -> str:
         return f"status {status}: an answer's is from 200 to 599"
     if len(headers) > _MAX_FIELDS:
         return f"{len(headers)} headers: an answer may have {_MAX_FIELDS}"
+    if len(headers) == 1 and headers[0] in _USUAL:
+        return ""
     size = 0
     for name, value in headers:
         size += len(name) + len(value)

@@ -192,12 +192,14 @@ def to_answer(value: Any) -> Answer:
     :raises TypeError: it is nothing that can be sent; says what it was and what may be returned
     """
     status, headers = 200, []
-    if type(value) is dict and "statusCode" in value and (unknown := value.keys() - _ANSWER_KEYS):
-        raise TypeError(_not_of_an_answer(unknown))
-    if type(value) is dict and value and value.keys() <= _ANSWER_KEYS and ("statusCode" in value or "body" in value):
-        status = _status(value.get("statusCode", 200))
-        headers = _headers(value.get("headers") or {})
-        value = value.get("body")
+    if type(value) is dict and ("statusCode" in value or "body" in value):
+        unknown = value.keys() - _ANSWER_KEYS
+        if unknown and "statusCode" in value:
+            raise TypeError(_not_of_an_answer(unknown))
+        if not unknown:
+            status = _status(value.get("statusCode", 200))
+            headers = _headers(value.get("headers") or {})
+            value = value.get("body")
     if isinstance(value, (bytes, bytearray, memoryview)):
         return Answer(status, _typed(headers, _BINARY), bytes(value), None)
     if isinstance(value, str):
@@ -259,7 +261,7 @@ def _piece(value: Any) -> bytes:
 
 def _to_json(value: Any) -> bytes:
     try:
-        return msgspec.json.encode(value, enc_hook=_simplify)
+        return _encode(value)
     except TypeError as exc:
         raise TypeError(
             f"the handler returned a {type(value).__name__} that is not JSON-able ({exc}): return str, bytes, a dict "
@@ -272,3 +274,6 @@ def _simplify(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} inside it")
+
+
+_encode: Final = msgspec.json.Encoder(enc_hook=_simplify).encode

@@ -285,7 +285,12 @@ class Slot:
     def _read(self) -> tuple[int, bytes, bytes]:
         self._need(16)
         kind, _, _, header_bytes, body_bytes = PREFIX.unpack_from(self._buffer, self._at)
-        self._at += 16
+        header_at = self._at + 16
+        body_at = header_at + header_bytes
+        self._at = body_at + body_bytes
+        if self._at <= self._filled:  # nearly always: all of the frame is here
+            return kind, bytes(self._view[header_at:body_at]), bytes(self._view[body_at : self._at])
+        self._at = header_at
         return kind, self._take(header_bytes), self._take(body_bytes)
 
     def _need(self, size: int) -> None:
@@ -293,7 +298,9 @@ class Slot:
         ready = self._filled - self._at
         if ready >= size:
             return
-        if self._at:
+        if not ready:
+            self._at = self._filled = 0
+        elif self._at:
             self._buffer[:ready] = self._buffer[self._at : self._filled]
             self._at, self._filled = 0, ready
         while self._filled < size:

@@ -72,7 +72,7 @@ class Exchange(AnswerBuffer):
     )  # fmt: skip
 
     def __init__(self, lease: Lease, worker: Any, loop: asyncio.AbstractEventLoop, now: float) -> None:
-        super().__init__(loop, MODEL_BUFFER)
+        AnswerBuffer.__init__(self, loop, MODEL_BUFFER)
         self.lease = lease
         self.worker = worker
         """The node's `Worker`, which imports this module."""
@@ -97,7 +97,7 @@ class Exchange(AnswerBuffer):
     @property
     def abandoned(self) -> bool:
         """Nobody waits for the answer."""
-        return self.state == states.ABANDONED or self.state == states.DISCARDED
+        return self.state in states.GIVEN_UP
 
     @property
     def untouched(self) -> bool:
@@ -175,7 +175,7 @@ class Exchange(AnswerBuffer):
         self._wake_sender()
 
     def on_answer(self, head: AnswerHead, body: bytes) -> None:
-        if not self.abandoned:
+        if self.state not in states.GIVEN_UP:
             self._chunks.append((head, body, True))
             self._wake()
 
@@ -298,11 +298,7 @@ class SlotProtocol(asyncio.Protocol):
     def _on_frame(self, kind: int, header: bytes, body: bytes) -> None:
         """:raises BrokenFrame: it is none that comes now, or says what cannot be"""
         exchange = self._exchange
-        if kind == Kind.READY or kind == Kind.FAILED:
-            self._on_spoken(kind, header)
-        elif exchange is None:
-            raise BrokenFrame(f"a frame of kind {kind}, while it had no call")
-        elif kind == Kind.ANSWER and not self._answering:
+        if kind == Kind.ANSWER and exchange is not None and not self._answering:
             head = _decoded(_decode_answer, header)
             _check_figures(head.run_s, head.peak)
             self._exchange = None
@@ -317,6 +313,10 @@ class SlotProtocol(asyncio.Protocol):
                 exchange.fail(ran_out)
             else:
                 exchange.on_answer(head, body)
+        elif kind == Kind.READY or kind == Kind.FAILED:
+            self._on_spoken(kind, header)
+        elif exchange is None:
+            raise BrokenFrame(f"a frame of kind {kind}, while it had no call")
         elif kind == Kind.CHUNK and self._answering:
             if not body:  # no buffer fills with these, so nothing would hold them up
                 raise BrokenFrame("an empty piece of an answer")

@@ -42,6 +42,7 @@ UNCLAIMED: Final = 9
 
 FINISHED: Final = OVER
 """From this on its worker has nothing to do with it."""
+GIVEN_UP: Final = frozenset((ABANDONED, DISCARDED))
 UNTOUCHED: Final = frozenset((COMING, QUEUED, UNSENT))
 """Nothing of it was taken, so that it can be placed again: a body in pieces can be sent only once."""
 

@@ -79,6 +79,7 @@ class Worker(SlotOwner):
         self.host = host
         self.device = device
         self.spec = spec
+        self.exclusive = spec.kind == "model" or spec.exclusive
         self.copy = copy
         """Its number among the function's copies on the device, as the engine counts them; `number` is the node's."""
         self.key = copy_id(spec.function, copy)
@@ -115,10 +116,6 @@ class Worker(SlotOwner):
         self.on_broken = self.kill
         self._starting: asyncio.Task[None] | None = None
         self._fetch = WorkerFetch(spec)
-
-    @property
-    def exclusive(self) -> bool:
-        return self.spec.kind == "model" or self.spec.exclusive
 
     # --- starting ---
 

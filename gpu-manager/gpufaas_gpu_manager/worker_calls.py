@@ -87,15 +87,13 @@ class CallsWorker(Protocol):
     copy: int
     memory: Bytes
     outgrown: bool
+    exclusive: bool
     run: Running
     output: Output
     timers: Timers
 
     @property
     def device(self) -> Place: ...
-
-    @property
-    def exclusive(self) -> bool: ...
 
     @property
     def takes_calls(self) -> bool: ...

@@ -9,7 +9,7 @@ from gpufaas_cluster import control
 from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, QueryHead, WindowHead
 from gpufaas_cluster.error_codes import error_name, make_error
 from gpufaas_core.errors import LeaseRefused, Overloaded
-from gpufaas_core.frames import AnswerHead, CallHead, FrameReader, Kind, encode_frame
+from gpufaas_core.frames import KINDS, AnswerHead, CallHead, FrameReader, Kind, encode_frame
 from gpufaas_core.logs import LogQuery
 from gpufaas_core.messages import Lease
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId
@@ -52,7 +52,7 @@ def test_frames_arrive_as_they_were_said_however_the_network_cuts_them(sizes: li
 
 
 def test_no_kind_means_two_things() -> None:
-    assert not {int(each) for each in Kind} & {int(each) for each in NodeKind}
+    assert not KINDS & {int(each) for each in NodeKind}
 
 
 @pytest.mark.parametrize("error", [LeaseRefused("no"), Overloaded("full", 2.5)])
