@@ -1,8 +1,9 @@
 """Options that several commands share, and the gateway and the stack file that they name."""
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 import click
 import httpx
 
-from gpufaas import Client, GpufaasError, Hints, UnknownFunction
+from gpufaas import Client, GpufaasError, Hints, Refused, UnknownFunction
 from gpufaas.client import LOOPBACK
 from gpufaas_cli import declare, output
 from gpufaas_cli.config import find_login
@@ -108,6 +109,17 @@ def client(command: Callable[..., Any]) -> Callable[..., Any]:
                 raise GpufaasError(f"{str(exc).rstrip('.')}: 'gpufaas list' shows what is deployed") from exc
 
     return gateway(yaml_file(connected))
+
+
+@contextlib.contextmanager
+def refused_as(messages: Mapping[int, str]) -> Iterator[None]:
+    """Raise one of *messages* where the gateway refuses with that status: its own words name routes, not commands."""
+    try:
+        yield
+    except Refused as exc:
+        if exc.status not in messages:
+            raise
+        raise GpufaasError(messages[exc.status]) from exc
 
 
 def gateway_url(flag: str | None, yaml_file: Path | None = None) -> str:

@@ -149,6 +149,9 @@ class Gateway:
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
+            if "SSL" in str(exc):
+                what = f"no encrypted connection to the gateway at {self.shown}: {exc}"
+                raise GatewayUnreachable(f"{what}: correct the URL, or the certificate") from exc
             raise GatewayUnreachable(
                 f"no gateway answers at {self.shown}: start one with 'gpufaas serve', or {self.hints.name}"
             ) from exc

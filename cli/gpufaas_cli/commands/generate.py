@@ -4,7 +4,7 @@ import yaml
 
 from gpufaas import DEFAULT_NAMESPACE
 from gpufaas_cli import build_flags, declare, flags, output
-from gpufaas_cli.pipeline import Overrides, deployment, image_of
+from gpufaas_cli.pipeline import Overrides, deployment, image_of, makes_bundles
 
 _SPEC = {
     "name": "service", "image": "image", "handler": "envProcess", "labels": "labels", "annotations": "annotations",
@@ -29,6 +29,11 @@ def command(selection: flags.Selection, tag: str, overrides: Overrides) -> None:
     """
     stack, functions = selection.read()
     for each in functions:
+        if makes_bundles(stack, [each]):
+            output.note(
+                f"gpufaas: {each.name} becomes a bundle, and no image for Kubernetes has its code: build one, from a "
+                "template of kind image or with lang dockerfile"
+            )
         body = deployment(each, overrides, None, image_of(stack, each, tag))
         resource = {
             "apiVersion": "openfaas.com/v1",

@@ -89,6 +89,8 @@ def command(
         for line in lines:
             output.show(_shown(client, line, "json" if as_json else form, fields, time_format))
             some = True
+    if not some and not (call or as_json or form != "plain" or tail or since or since_time or from_instance):
+        output.note(f"gpufaas: {name} has printed nothing yet")
     if call and not some:
         output.note(
             f"gpufaas: call {call} has left no lines in the log of {name}. Lines of loading a model, and of programs "

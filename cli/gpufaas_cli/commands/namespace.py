@@ -1,6 +1,7 @@
 """``gpufaas namespace``: groups of functions. ``gpufaas namespaces`` is its ``list``."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, cast
 
 import click
@@ -12,11 +13,17 @@ from gpufaas_core.units import format_bytes, parse_bytes
 
 _NONE: Final = "none"
 
+_CONFLICT: Final = 409
+
 _described = declare.options(
     click.argument("name"),
     declare.repeated("-l", "--label", "labels", says="Label"),
     declare.repeated("--annotation", "annotations", says="Annotation"),
 )
+
+
+def _of_known(name: str) -> AbstractContextManager[None]:
+    return flags.refused_as({404: f"there is no namespace {name}: 'gpufaas namespace list' shows which there are"})
 
 
 @declare.group("namespace")
@@ -42,7 +49,9 @@ def create(name: str, labels: dict[str, str], annotations: dict[str, str], clien
       gpufaas namespace create dev
       gpufaas namespace create dev -l team=a --annotation owner=me
     """
-    client.put_namespace(name, labels, annotations)
+    exists = f"there is a namespace {name} already: 'gpufaas namespace update' changes its labels and annotations"
+    with flags.refused_as({_CONFLICT: exists}):
+        client.put_namespace(name, labels, annotations)
     output.show(f"Namespace: {name} created")
 
 
@@ -56,7 +65,8 @@ def update(name: str, labels: dict[str, str], annotations: dict[str, str], clien
     Examples:
       gpufaas namespace update dev -l team=b
     """
-    client.put_namespace(name, labels, annotations, update=True)
+    with _of_known(name):
+        client.put_namespace(name, labels, annotations, update=True)
     output.show(f"Namespace: {name} updated")
 
 
@@ -78,7 +88,8 @@ def get(name: str, client: Client) -> Mapping[str, Any]:
       gpufaas namespace get dev
       gpufaas namespace get dev --json
     """
-    return {"name": name, **client.namespace(name)}
+    with _of_known(name):
+        return {"name": name, **client.namespace(name)}
 
 
 @command.command("remove")
@@ -91,7 +102,8 @@ def remove(name: str, client: Client) -> None:
     Examples:
       gpufaas namespace remove dev
     """
-    client.remove_namespace(name)
+    with _of_known(name):
+        client.remove_namespace(name)
     output.show(f"Namespace: {name} removed")
 
 
@@ -182,12 +194,13 @@ def quota(name: str, clear: bool, client: Client, **limits: int | str | None) ->
     given = {each.field: value for each in _LIMITS if (value := limits[each.field.lower()]) is not None}
     if clear and given:
         raise click.UsageError("--clear removes all limits: give it alone, or the limits that are to hold")
-    if clear:
-        client.remove_quota(name)
-    elif given:
-        has = client.quota(name)
-        wanted = {each.field: given.get(each.field, has.get(each.field)) for each in _LIMITS}
-        client.put_quota(
-            name, cast(Quota, {field: None if value == _NONE else value for field, value in wanted.items()})
-        )
-    return {"namespace": name, **client.quota(name)}
+    with _of_known(name):
+        if clear:
+            client.remove_quota(name)
+        elif given:
+            has = client.quota(name)
+            wanted = {each.field: given.get(each.field, has.get(each.field)) for each in _LIMITS}
+            client.put_quota(
+                name, cast(Quota, {field: None if value == _NONE else value for field, value in wanted.items()})
+            )
+        return {"namespace": name, **client.quota(name)}

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from gpufaas import Client, Refused
+from gpufaas import DEFAULT_NAMESPACE, Client, Refused
 from gpufaas_cli import declare, flags, output
 from gpufaas_cli.commands.sealed import LOCAL
 from gpufaas_core.errors import GpufaasError, InvalidSpec
@@ -100,15 +100,13 @@ def create(secret: tuple[str, _Value], replace: bool, namespace: str | None, cli
     """
     name, value = secret
     output.show(f"Creating secret: {name}.{namespace or ''}")
+    exists = f"there is a secret {name!r} already: change it with 'gpufaas secret update', or with --replace"
     try:
-        _put(client, name, namespace, value, update=False)
+        with flags.refused_as({} if replace else {_CONFLICT: exists}):
+            _put(client, name, namespace, value, update=False)
     except Refused as exc:
         if exc.status != _CONFLICT:
             raise
-        if not replace:
-            raise GpufaasError(
-                f"there is a secret {name!r} already: change it with 'gpufaas secret update', or with --replace"
-            ) from exc
         output.show(f"Updating secret: {name}")
         _put(client, name, namespace, value, update=True)
 
@@ -125,8 +123,10 @@ def update(secret: tuple[str, _Value], namespace: str | None, client: Client) ->
       gpufaas secret update api-key --from-file ./key.txt
       openssl rand -hex 32 | gpufaas secret update api-key
     """
-    output.show(f"Updating secret: {secret[0]}")
-    _put(client, secret[0], namespace, secret[1], update=True)
+    name, value = secret
+    output.show(f"Updating secret: {name}")
+    with flags.refused_as({404: f"{_missing(name, namespace)}: 'gpufaas secret create' makes one"}):
+        _put(client, name, namespace, value, update=True)
 
 
 @command.command("apply")
@@ -179,8 +179,13 @@ def remove(name: str, namespace: str | None, client: Client) -> None:
       gpufaas secret remove api-key
       gpufaas secret remove api-key -n dev
     """
-    client.remove_secret(name, namespace)
+    with flags.refused_as({404: f"{_missing(name, namespace)}: 'gpufaas secret list' shows which there are"}):
+        client.remove_secret(name, namespace)
     output.show("Removed.. OK.")
+
+
+def _missing(name: str, namespace: str | None) -> str:
+    return f"there is no secret {name!r} in namespace {namespace or DEFAULT_NAMESPACE}"
 
 
 def _show(found: list[dict[str, Any]]) -> None:

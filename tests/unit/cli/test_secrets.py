@@ -190,3 +190,26 @@ def test_a_broken_login_file_is_left_alone(run: Run, here: Path) -> None:
 
     assert (result.exit_code, "is not docker's JSON" in result.stderr) == (1, True)
     assert (here / "credentials/config.json").read_text() == "[1]"
+
+
+@pytest.mark.parametrize(
+    ("command", "request_", "status", "says"),
+    [
+        ("secret update a --from-literal x", ("PUT", "/system/secrets"), 404, "'gpufaas secret create' makes one"),
+        ("secret remove a", ("DELETE", "/system/secrets"), 404, "'gpufaas secret list' shows which there are"),
+        ("namespace create dev", ("POST", "/system/namespace/"), 409, "'gpufaas namespace update' changes"),
+        ("namespace get dev", ("GET", "/system/namespace/dev"), 404, "'gpufaas namespace list' shows which there are"),
+        ("namespace remove dev", ("DELETE", "/system/namespace/dev"), 404, "there is no namespace dev"),
+        ("namespace quota dev", ("GET", "/system/namespace/dev/quota"), 404, "there is no namespace dev"),
+    ],
+)
+def test_a_name_that_is_not_there_or_taken_is_told_with_the_command_that_helps(
+    run: Run, wire: WireLog, command: str, request_: tuple[str, str], status: int, says: str
+) -> None:
+    wire.answer(*request_, Reply(status, b"create it with POST", {"X-OpenFaaS-Internal": "gateway"}))
+
+    result = run(*command.split())
+
+    assert result.exit_code == 1
+    assert says in result.stderr
+    assert "POST" not in result.stderr

@@ -306,3 +306,21 @@ def test_a_gpu_in_the_stack_file_is_sent_which_faas_cli_drops(run: Run, wire: Wi
 
     assert result.exit_code == 0, result.output
     assert wire.sent[-1].json["limits"] == {"memory": "1Gi", "nvidia.com/gpu": "1"}
+
+
+def test_a_function_that_has_printed_nothing_is_told_as_that(run: Run, wire: WireLog) -> None:
+    wire.answer("GET", "/system/logs", Reply(200, b""))
+
+    assert run("logs", "hello").stderr == "gpufaas: hello has printed nothing yet\n"
+    assert run("logs", "hello", "--json").stderr == ""
+
+
+def test_generate_says_that_the_code_of_a_bundle_is_in_no_image(run: Run) -> None:
+    run("new", "hello", "--lang", "python3-http")
+    run("new", "other", "--lang", "dockerfile")
+
+    result = run("generate")
+
+    assert result.stdout.count("kind: Function") == 2
+    assert "gpufaas: hello becomes a bundle" in result.stderr
+    assert "other" not in result.stderr

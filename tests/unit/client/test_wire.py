@@ -160,3 +160,11 @@ def test_it_is_imported_without_the_platform() -> None:
 
     assert [each for each in shown if each.startswith("gpufaas")] == ["gpufaas", "gpufaas_core"]
     assert not {"msgspec", "yaml", "pydantic", "asyncio"} & set(shown)
+
+
+def test_https_where_http_is_spoken_is_told_as_that() -> None:
+    with WireLog() as plain:
+        client = gpufaas.Client(plain.url.replace("http://", "https://"), verify=False)
+
+        with pytest.raises(gpufaas.GatewayUnreachable, match="no encrypted connection to the gateway at https://"):
+            client.info()
