@@ -29,7 +29,7 @@ _PART: Final[Bytes] = 16 * MiB
 _MAX_PARTS: Final = 9_000  # S3 takes 10,000
 _UNSIZED_PART: Final[Bytes] = 64 * MiB  # of a stream whose length is not known: up to 576 GB
 _ANSWERS_S: Final[Seconds] = 10.0
-"""A store that says nothing for so long stands still: who waits for it is told so, and gives his thread back."""
+"""A store that does not answer for so long is reported as away, so that its callers do not wait longer."""
 _SLOWEST: Final = MiB / 4
 """Per second, of a request with data."""
 _REFUSED: Final = re.compile(r"status code: (4\d\d|507)|redirect")
@@ -41,9 +41,9 @@ URL_FORMS: Final = "dir:/path, or s3://bucket/prefix?endpoint=http://host:9000"
 
 class S3ObjectStore:
     """
-    `ObjectStore` in a bucket. Requests are made by Rust's object_store, off the event loop and off Python's lock.
+    `ObjectStore` in a bucket. Rust's object_store makes the requests, off the event loop and without Python's lock.
 
-    What was begun and broke off (multipart uploads) is aborted; after a kill, a lifecycle rule of the bucket does it.
+    A multipart upload that breaks off is aborted; after a kill, a lifecycle rule of the bucket has to do it.
     """
 
     def __init__(self, url: str, store: "S3Store") -> None:

@@ -1,5 +1,5 @@
 """
-Asynchronous calls: accepted with 202, executed later as any other call, and their callbacks delivered (docs/async.md).
+Asynchronous calls: they are accepted with 202 and executed later, and their callbacks delivered (docs/async.md).
 
-It stands on the gateway (`Calls.run`, its catalogue and errors); the gateway does not know it.
+This package uses the gateway (`Calls.run`, catalogue, errors); the gateway does not import it.
 """

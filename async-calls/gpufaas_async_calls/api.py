@@ -1,8 +1,8 @@
 """
-Asynchronous invocations: ``/async-function/NAME[/path]``, a plain ASGI application beside `invoke.Invocations`, and the
-routes that tell what became of them (openfaas.md §3.6, §10; the latter are ours, docs/async.md).
+The HTTP front of asynchronous calls: ``/async-function/NAME[/path]``, a plain ASGI application, and the routes that
+tell what became of a call (openfaas.md §3.6, §10; docs/async.md).
 
-202 means: it is on the disk and will be executed. Everything that can be known to be wrong is said before.
+202 means: the call is durable and will be executed. What can be known to be wrong is refused before.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ from gpufaas_gateway.wire import InNamespace, Number
 
 PREFIX: Final = b"/async-function/"
 METHOD: Final = "POST"
-"""With others it is about a call and not a function: `async_routes` has these, behind the password."""
+"""Other methods are about a call, not a function: `async_routes` has them, behind the password."""
 _DROPPED: Final = frozenset((
     b"connection", b"proxy-connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te",
     b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"expect", b"x-call-id", b"x-start-time",
 ))  # fmt: skip
-"""What belongs to this connection, and what the execution says anew."""
+"""Headers of this connection, and those that the execution sets itself."""
 _MOST_LISTED: Final = 10_000
 
 
@@ -148,7 +148,7 @@ class AsyncInvocations:
         return deployed
 
     async def _read(self, deployed: Deployed, caller: Caller) -> tuple[Body, SpooledBody | None]:
-        """Return the body; beyond `INLINE_BODY`, its file and whose it is until it is accepted."""
+        """Return the body, and its file if it is in one: to be discarded unless the call is accepted."""
         pieces: list[bytes] = []
         size, file = 0, None
         piece, more = await caller.receive()
@@ -204,11 +204,11 @@ def async_routes(
     calls: AsyncCalls, invocations: AsyncInvocations, is_function: Callable[[str], bool] = lambda _: False
 ) -> APIRouter:
     """
-    Return the routes about asynchronous calls; to be included in the management app, whose auth and error answers they
-    get. None of them shows a body.
+    Return the routes about asynchronous calls, for the management app, whose auth and error answers they get. None of
+    them shows a body.
 
-    :param invocations: are served in front of the router, which has them too: it says which methods a path has
-    :param is_function: by a name as URLs have it: whoever asks for a function's path has mistaken the method
+    :param invocations: served in front of the router, too; here they tell which methods a path has
+    :param is_function: whether a name in a URL is a function's; then another method than POST is answered 405
     """
     routes = router()
     routes.add_route("/async-function/{name:path}", cast(Any, invocations), methods=[METHOD], include_in_schema=False)

@@ -1,4 +1,4 @@
-"""One attempt at an asynchronous call: its execution, or its callback's delivery. What came of it is an `Outcome`."""
+"""One attempt at an asynchronous call: its execution, or the delivery of its callback. Its result is an `Outcome`."""
 
 import asyncio
 import logging
@@ -40,8 +40,6 @@ _NEVER_TO_CALLBACK: Final = frozenset((
 
 
 class Attempts:
-    """See module."""
-
     def __init__(
         self,
         run: Run,
@@ -69,7 +67,7 @@ class Attempts:
         try:
             try:
                 await answer.take(await execute(self._run, call))
-            except Exception as exc:  # the edge of the invocation path, as `serving.app` is for the server
+            except Exception as exc:  # whatever it is, it is an answer that may be tried again
                 if not answer.begun:
                     log.exception("async.execution_failed call=%s function=%s", call.id, call.function)
                 answer.failed(GpufaasError(f"the answer broke off: {exc}"), 502 if answer.begun else 500)
@@ -143,7 +141,7 @@ class Attempts:
 
 
 class AnswerKeeper:
-    """Keeps an answer, in memory as long as it is small; only its size if nobody wants it."""
+    """Keeps an answer: in memory as long as it is small, then in a file. Without a callback, only its size."""
 
     def __init__(self, new_file: Callable[[], SpooledBody] | None) -> None:
         self.status = 500
@@ -156,7 +154,7 @@ class AnswerKeeper:
 
     @property
     def internal(self) -> bool:
-        """Whether the platform made it."""
+        """Whether the platform answered, not the function."""
         return self.header(b"x-openfaas-internal") is not None
 
     @property
@@ -195,7 +193,7 @@ class AnswerKeeper:
             self._pieces.clear()
 
     def failed(self, error: GpufaasError, status: int | None = None) -> None:
-        """In place of whatever came so far: the platform's own answer."""
+        """Replace what came so far by the platform's own answer."""
         self.discard()
         self.status = status or status_of(error)
         self.headers = [(b"x-openfaas-internal", b"gateway"), (b"content-type", b"text/plain; charset=utf-8")]

@@ -1,15 +1,15 @@
 """
-An asynchronous call as it is kept: accepted, claimed, settled. Values only; who moves them is `async_calls`.
+The states of an asynchronous call, as values: accepted, claimed, and the outcomes of attempts.
 
 ::
 
     accepted ──► queued ──► (running) ──► done                      no callback was asked for
                    ▲            ├───────► callback ──► done | dead  its answer is kept until it is delivered
                    └── retry ───┴───────► dead                      no attempt is left, or none would help
-    any of these but done and dead ─────► cancelled                 somebody took it back
+    any of these but done and dead ─────► cancelled                 it was taken back
 
-Running is not written down: a call that was claimed and not settled is queued again when the platform starts, which is
-what makes "at least once" hold. What ends is kept for a while, a dead one with all that is needed to try it again.
+Running is not written down: a call that was claimed and has no outcome is queued again when the platform starts. So
+each call is executed at least once. What ends is kept for a while, a dead call with what is needed to try it again.
 """
 
 from pathlib import Path
@@ -30,9 +30,9 @@ State = Literal["queued", "running", "callback", "done", "dead", "cancelled"]
 INLINE_BODY: Final = 256 * 1024
 """A request's body beyond this is a file beside the queue."""
 INLINE_ANSWER: Final = 1024 * 1024
-"""And an answer beyond this: most are short-lived, and reading one back is one query."""
+"""An answer beyond this is a file, too."""
 MAX_ANSWER: Final = 256 * 1024 * 1024
-"""More of an answer is not kept for its callback: one without end must not fill the disk of all."""
+"""The largest answer that is kept for a callback: one without end must not fill the disk."""
 
 
 class AcceptedCall(Struct, frozen=True):
@@ -70,7 +70,7 @@ class KeptAnswer(Struct, frozen=True):
 
 
 class ClaimedCall(Struct, frozen=True):
-    """A call that its claimer works on; nobody else is given it until it is settled, or the platform started again."""
+    """A call that is worked on. It is not claimed again until its outcome is written, or the platform starts again."""
 
     key: int
     """The queue's own name for it."""
@@ -104,7 +104,7 @@ class Retry(Struct, frozen=True):
 
 
 class Deliver(Struct, frozen=True):
-    """It was executed; `answer` is to be delivered. With `exhausted`, it is a dead letter after that."""
+    """It was executed: deliver `answer` to its callback. With `exhausted`, it is a dead letter after that."""
 
     key: int
     at: float
@@ -137,7 +137,7 @@ Outcome: TypeAlias = Done | Retry | Deliver | Redeliver | Dead
 
 
 class CancelledCall(Struct, frozen=True):
-    """A call that was taken back. What its claimer says of it later only ends the claim."""
+    """A call that was taken back. A later outcome of it only ends its claim."""
 
     key: int
     function: str

@@ -1,9 +1,9 @@
 """
-Delivering what an asynchronous call answered, without becoming a way into the network behind the gateway.
+Delivers answers to callback URLs, without opening the network behind the gateway to callers.
 
-Whoever may call a function names the address that the platform then posts to. So each address that a host resolves to
-is looked at, and the connection is made to the very addresses that were: a name that resolves differently a moment
-later (DNS rebinding) changes nothing. Redirects are not followed, proxies of the environment not used.
+A caller of a function chooses the address that the platform posts to. So each address that a host resolves to is
+checked, and the connection is made to the checked addresses only: a name that resolves differently a moment later (DNS
+rebinding) changes nothing. Redirects are not followed, and proxies of the environment are not used.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 
 
 class CallbackRefused(GpufaasError):
-    """This callback is not made, now or later; or its receiver will not have it."""
+    """This callback is not allowed, or its receiver refuses it: do not try again."""
 
 
 class CallbackFailed(GpufaasError):
@@ -45,17 +45,17 @@ class CallbackFailed(GpufaasError):
 class Callbacks(Protocol):
     async def deliver(self, url: str, headers: Sequence[Header], body: Body) -> None:
         """
-        POST it; return once the receiver has taken it (2xx).
+        POST *body*; return once the receiver has answered 2xx.
 
-        :raises CallbackRefused: it would be no use to try again
-        :raises CallbackFailed: it may be
+        :raises CallbackRefused: to try again would not help
+        :raises CallbackFailed: to try again may help
         """
         ...
 
 
 def check_url(url: str, allow_local: bool) -> None:
     """
-    Look at a callback's URL when its call comes: all that can be said without asking DNS.
+    Check a callback's URL without asking DNS, when its call comes.
 
     :raises InvalidSpec: it is no http or https URL with a host; or its host is an address that is not allowed
     """
@@ -188,7 +188,7 @@ class HttpCallbacks:
             ) -> list[ResolveResult]:
                 found: list[Resolved] = await ours(host, port, family)
                 for _, text in found:
-                    # One that is not allowed refuses them all: who has a name for it wants to get there.
+                    # One forbidden address forbids the host: a name that has one is meant to get there.
                     check_address(host, ipaddress.ip_address(text.partition("%")[0]), allow_local)
                 return [
                     ResolveResult(
@@ -212,6 +212,6 @@ class HttpCallbacks:
 
 
 def _shown(url: str) -> str:
-    """Return where it goes, without what may be secret: passwords, and tokens in paths and queries."""
+    """Return scheme and host of *url*: passwords, paths and queries may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -1,17 +1,16 @@
 """
 `AsyncCalls`: accepts asynchronous calls, executes them, delivers their callbacks.
 
-Everything that touches the queue goes through one turn at a time: what was accepted and what came out since the last
-one is committed together (one fsync for many requests), then as many due calls are claimed as there is room for. A turn
-happens when there is a reason (a call, an outcome, the earliest retry is due), so nothing polls, and an idle platform
-is idle.
+The queue is changed in turns, one at a time. A turn commits together what was accepted and what came out since the last
+one (one fsync for many requests), then claims as many due calls as there is room for. It takes a reason (a call, an
+outcome, a retry that is due), so nothing polls.
 
-Calls are executed as all other calls are (`Calls.run`): they wait in the engine's queue as every other call does.
-How many are there at once is bounded, per function and per queue, so that synchronous callers do not stand behind a
-backlog; callbacks have a bound of their own, so that a slow receiver holds up no execution.
+Calls are executed as all other calls are (`Calls.run`), and wait in the engine's queue as these do. How many of them
+are there at once is bounded, per function and per queue, so that synchronous callers do not wait behind a backlog.
+Callbacks have their own bound, so that a slow receiver holds up no execution.
 
-A queue is a name for functions that share these bounds. Which one a function goes through is asked each time, and kept
-nowhere: an update that names another one takes the function's backlog along.
+A queue is a name for functions that share these bounds. The queue of a function is asked each time and not kept: an
+update that names another one moves the function's backlog.
 """
 
 import asyncio
@@ -57,8 +56,8 @@ _STORAGE_RETRY_S: Final[Seconds] = 1.0
 
 class AsyncCalls:
     """
-    Run `run` beside the server; `begin` once functions can be called; `stop` when the platform is asked to stop, and
-    `finish` when nobody can send calls any more: then `run` returns.
+    Run `run` beside the server. Call `begin` once functions can be called, `stop` when the platform is asked to stop,
+    and `finish` when no more calls can come: then `run` returns.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class AsyncCalls:
         self._requeued: list[Waiting] = []
         self._to_cancel: list[tuple[str, asyncio.Future[bool]]] = []
         self._cancelled: set[int] = set()
-        """Calls that were cancelled while they were claimed, until that claim ends: they are counted no more."""
+        """Calls that were cancelled while they were claimed, until the claim ends. They are not counted any more."""
         self._working: dict[int, asyncio.Task[None]] = {}
         """By the queue's key of a call."""
         self._wake = asyncio.Event()
@@ -146,7 +145,7 @@ class AsyncCalls:
         self._wake.set()
 
     def stop(self) -> None:
-        """Claim nothing more. What runs has its grace; then it is given up, and stays queued."""
+        """Claim nothing more. What runs may end within the grace; then it is given up, and stays queued."""
         if self._finishing or not self._claiming:
             return
         self._claiming = False
@@ -161,7 +160,7 @@ class AsyncCalls:
         for task in self._working.values():
             task.cancel()
 
-    # --- for who accepts calls, and asks about them ---
+    # --- accepting calls, and questions about them ---
 
     async def accept(self, call: AcceptedCall) -> None:
         """
@@ -172,7 +171,7 @@ class AsyncCalls:
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._accepted.append((call, durable))
         self._wake.set()
-        # Whoever hangs up now has sent it all the same; `_turn` alone decides what became of it.
+        # A caller that hangs up now has sent it: `_turn` alone decides what becomes of the call.
         await asyncio.shield(durable)
 
     def new_file(self) -> SpooledBody:
@@ -185,7 +184,7 @@ class AsyncCalls:
         return await asyncio.to_thread(self._queue.list_dead, function, limit)
 
     async def retry(self, call: str) -> bool:
-        """Let a dead letter wait again; whether there was one."""
+        """Let a dead letter wait again; return whether there was one."""
         waiting = await self._in_thread(self._queue.requeue, call, self._clock())
         if waiting is None:
             return False
@@ -196,10 +195,10 @@ class AsyncCalls:
 
     async def cancel(self, call: str) -> State | None:
         """
-        Take every call of this id back that has not ended: one that runs is aborted, and a callback that is due not
-        made. Durable when it returns.
+        Cancel every call of this id that has not ended: one that runs is aborted, and no callback is made. Durable when
+        it returns.
 
-        Return ``cancelled``; or what the call is instead, which had ended before; None: there is none of that id.
+        Return ``cancelled``, or the state in which it had ended before; None: there is none of that id.
 
         :raises StorageFailed: nothing was cancelled
         """
@@ -212,16 +211,16 @@ class AsyncCalls:
         return None if found is None else found.state
 
     async def discard(self, call: str) -> bool:
-        """Forget a dead letter; whether there was one."""
+        """Forget a dead letter; return whether there was one."""
         return await asyncio.to_thread(self._queue.discard, call)
 
     def find(self, waiting: Sequence[Waiting]) -> None:
-        """Take up calls that were another gateway's, which is gone, and are in our queue now."""
+        """Count calls that were taken over from a gateway that has ended."""
         self._requeued += waiting
         self._wake.set()
 
     def lose(self, key: int, function: str, is_claimed: bool) -> None:
-        """Work no more on a call that the queue does not have any more, or not for us: it was cancelled, or taken."""
+        """Stop working on a call that was cancelled, or taken over by another gateway."""
         self.backlog.change(function, -1)
         if is_claimed:
             self._cancelled.add(key)

@@ -28,7 +28,7 @@ async def execute(run: Run, call: AcceptedCall) -> Answer:
 
 
 class _FileCaller:
-    """`Caller`: a file that has the body, of one who waits for ever."""
+    """`Caller` whose body is a file, and who never goes away."""
 
     def __init__(self, path: Path, size: Bytes) -> None:
         self._path = path
@@ -43,6 +43,6 @@ class _FileCaller:
         return piece, self._at < self._size
 
     def _read(self) -> bytes:
-        with self._path.open("rb") as file:  # each time: nobody says when the last piece was asked for
+        with self._path.open("rb") as file:  # each time: nothing tells when the file is not needed any more
             file.seek(self._at)
             return file.read(_PIECE)

@@ -20,7 +20,7 @@ class Wanted(NamedTuple):
 
 
 class Lane:
-    """Calls of one phase: where some are due, and how many are being worked on."""
+    """The calls of one phase: when some of a function are due, and how many are being worked on."""
 
     def __init__(self, phase: Phase, settings: AsyncSettings, queue_of: Callable[[str], str]) -> None:
         self.phase: Phase = phase
@@ -30,7 +30,7 @@ class Lane:
         self.busy_in: Counter[str] = Counter()
         """By queue, of which a function's calls may be in two: it was updated."""
         self.due: dict[str, float] = {}
-        """By function: when its next call that is not claimed is due. Its order is whose turn it is."""
+        """By function: when its next unclaimed call is due. The order is that of their turns."""
 
     def expect(self, function: str, at: float) -> None:
         self.due[function] = min(at, self.due.get(function, math.inf))
@@ -67,7 +67,7 @@ class Lane:
                 del busy[name]
 
     def next_due(self, now: float) -> float | None:
-        """Return when something becomes due; what is due already waits for room, which is an event of its own."""
+        """Return when the next call becomes due. What is due already waits for room, not for a time."""
         return min((due for due in self.due.values() if due > now), default=None)
 
 

@@ -8,7 +8,7 @@ from gpufaas_async_calls.call import AcceptedCall, CallStatus, CancelledCall, Cl
 
 
 class SpooledBody(Protocol):
-    """A body on its way to the disk. Until `keep`, and after `discard`, it is nobody's. Raises `StorageFailed`."""
+    """A body that is being written. `keep` gives it to the queue, `discard` removes it. Raises `StorageFailed`."""
 
     def write(self, piece: bytes, /) -> None: ...
 
@@ -27,28 +27,28 @@ class AsyncQueue(Protocol):
 
     def write(self, accepted: Sequence[AcceptedCall], outcomes: Sequence[Outcome]) -> None:
         """
-        Keep the calls, which are due at once, and what became of claimed ones, which are claimed no longer. All or
-        nothing; durable when it returns. The files of calls that are done are removed. Of a call that was cancelled
-        meanwhile, the outcome is dropped, with its files.
+        Keep *accepted*, which are due at once, and the outcomes of claimed calls, which ends their claims. All or
+        nothing; durable when it returns. The files of calls that are done are removed. The outcome of a call that was
+        cancelled meanwhile is dropped, with its files.
         """
         ...
 
     def claim(self, phase: Phase, function: str, now: float, limit: int) -> tuple[list[ClaimedCall], float | None]:
         """
-        Return calls of *function* (``NAME.NAMESPACE``) that wait in *phase* and are due, the longest due first, at most
-        *limit*; and when the next one is due that is not claimed. A claim ends with `write`, or with its claimer.
+        Return at most *limit* calls of *function* (``NAME.NAMESPACE``) that wait in *phase* and are due, the longest
+        due first; and when the next unclaimed one is due. A claim ends with `write`, or with this process.
         """
         ...
 
     def cancel(self, calls: Sequence[str], now: float) -> list[list[CancelledCall]]:
         """
-        Take back, for each of these ids, every call of it that has not ended; durable when it returns. Its status is
-        kept, its request and answer are not; those of a claimed one only until its claim ends.
+        Cancel, for each of these ids, every call that has not ended; durable when it returns. The status of a call is
+        kept; its request and answer are removed, those of a claimed one when its claim ends.
         """
         ...
 
     def get(self, call: str) -> CallStatus | None:
-        """Return what is known of a call by its id; of the latest, if callers used an id twice."""
+        """Return the status of the latest call of this id: callers may use one twice."""
         ...
 
     def list_dead(self, function: str | None = None, limit: int = 1000) -> list[CallStatus]:
@@ -60,7 +60,7 @@ class AsyncQueue(Protocol):
         ...
 
     def discard(self, call: str) -> bool:
-        """Forget the dead letters of that id; whether there were any."""
+        """Forget the dead letters of that id; return whether there were any."""
         ...
 
     def waiting(self) -> list[Waiting]:
@@ -68,7 +68,7 @@ class AsyncQueue(Protocol):
         ...
 
     def new_file(self) -> SpooledBody:
-        """Return where to write a body that is too large for a row; the call that is kept with it owns it then."""
+        """Return a file for a body of more than `INLINE_BODY`; it belongs to the call that is written with it."""
         ...
 
     def close(self) -> None: ...

@@ -1,9 +1,9 @@
 """
 When an asynchronous call is tried again: decisions as values, without clock or IO.
 
-The rules are those of OpenFaaS's queue worker (openfaas.md §10): what the platform answered is tried again, what the
-function answered only if its status is among the policy's codes; waits double, with full jitter; ``Retry-After``
-replaces the wait, but not below the minimum.
+The rules are those of OpenFaaS's queue worker (openfaas.md §10). An answer of the platform is tried again, an answer of
+the function only if its status is among the policy's codes. Waits double, with full jitter; ``Retry-After`` replaces
+the wait, but not below the minimum.
 """
 
 import random
@@ -20,7 +20,7 @@ PREFIX: Final = "com.openfaas.retry."
 _MAX_ATTEMPTS: Final = 1000
 _MAX_WAIT_S: Final[Seconds] = 86_400.0
 _MAX_RETRY_AFTER_S: Final[Seconds] = 3600.0
-"""A function that asks for more is asked again then; it has attempts left."""
+"""A function that asks for a longer wait is tried again after this one."""
 _HOPELESS: Final = frozenset((400, 405, 413))
 """Of the platform: the request itself is refused, and will be again."""
 
@@ -60,7 +60,7 @@ Decision: TypeAlias = Settled | TryAgain | GiveUp
 
 
 def read_policy(annotations: Mapping[str, str] | None, defaults: RetryPolicy | None = None) -> RetryPolicy:
-    """Return what the annotations ask for. As with OpenFaaS, a value that is none falls back to the default."""
+    """Return what the annotations ask for. As with OpenFaaS, a malformed value falls back to the default."""
     default = defaults or RetryPolicy()
     given = {name[len(PREFIX) :]: text for name, text in (annotations or {}).items() if name.startswith(PREFIX)}
     attempts = _whole(given.get("attempts", ""))

@@ -24,23 +24,22 @@ class AsyncSettings:
     max_queue: int = 100_000
     """Calls of one function that have not ended."""
     queues: Mapping[str, QueueSettings] = field(default_factory=dict)
-    """Those whose bounds were given. What follows holds for the others."""
+    """Queues with bounds of their own. What follows holds for the others."""
     queue_limit: int = 1_000_000
     """Calls of one queue that have not ended."""
     at_once_in_named: int = 16
-    """Executions of a queue that functions name and nobody configured."""
+    """Executions of a queue that functions name and that has no setting."""
     at_once: int = 64
-    """Executions of the default queue in the engine, its queue included."""
+    """Executions of the default queue, those that wait in the engine included."""
     at_once_per_function: int = 16
-    """In the default queue. Twice the slots of a CPU function's worker: one call runs in each, one is there when it
-    ends."""
+    """In the default queue. Twice the slots of a CPU function's worker: one call runs in each slot, one waits."""
     callbacks_at_once: int = 64
     """Of one queue."""
     callbacks_at_once_per_function: int = 16
     callback_retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(10, frozenset(), 1.0, 120.0))
     """About ten minutes; its codes are not used."""
     retry_after_s: Seconds = 5.0
-    """Told to whom a full queue refuses."""
+    """In the answer of a full queue."""
     grace_s: Seconds = 10.0
     """How long executions and callbacks may take to end when the platform is asked to stop."""
 
@@ -54,5 +53,5 @@ class AsyncSettings:
         if phase == "callback":
             return self.callbacks_at_once, self.callbacks_at_once_per_function
         at_once = self.of_queue(queue).at_once
-        # Whoever gave a queue a number meant it for the functions in it, also if it is only one.
+        # The number of a named queue is for its functions together, also if there is only one.
         return at_once, self.at_once_per_function if queue == DEFAULT_QUEUE else at_once

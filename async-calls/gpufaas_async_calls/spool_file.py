@@ -10,7 +10,7 @@ from gpufaas_core.errors import StorageFailed
 
 class SpoolFile:
     """
-    A body on its way to the disk. `keep` makes it the queue's; until then, and after `discard`, it is nobody's.
+    A body that is being written. `keep` gives it to the queue; until then its writer has to `discard` it.
 
     :raises StorageFailed: from each method: it cannot be written
     """

@@ -162,7 +162,7 @@ async def test_etcd_cannot_pass_one_secret_off_as_another(etcd: Etcd) -> None:
 
     await etcd.put("v1/secrets/a/password", item.value)
 
-    with pytest.raises(WrongKey, match="was changed by somebody who has not our key: write it again"):
+    with pytest.raises(WrongKey, match="was changed without our key: write it again"):
         await kept.read("a", "password")
 
 

@@ -11,7 +11,7 @@ from gpufaas_core.units import Seconds
 
 _T = TypeVar("_T")
 
-# Every request has its own, shorter limit; this one is for a loop that stands still.
+# Each request has its own, shorter limit; this one is for a loop that is blocked.
 _LOOP_S: Final[Seconds] = 60.0
 
 

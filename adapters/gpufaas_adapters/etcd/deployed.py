@@ -1,4 +1,4 @@
-"""`DeployedFunctions`: what is deployed in a cluster, for those that follow it on etcd's loop."""
+"""`DeployedFunctions`: what is deployed in a cluster, read and followed on etcd's loop."""
 
 import logging
 from collections.abc import AsyncGenerator
@@ -82,7 +82,7 @@ class DeployedFunctions:
         return sorted(entries.values(), key=lambda each: (each.record.namespace, each.record.name))
 
     async def watch(self) -> AsyncGenerator[EntryChange]:
-        """Yield what is there, then `Listed`, then each change, for ever; see `Etcd.watch`."""
+        """Yield what is there, then `Listed`, then each change, without end; see `Etcd.watch`."""
         async with aclosing(self._etcd.watch(FUNCTIONS)) as changes:
             async for change in changes:
                 match change:
@@ -129,7 +129,7 @@ async def read_all(etcd: Etcd, prefix: str, kind: type[_T]) -> dict[str, _T]:
 
 
 def decoded(item: Item, kind: type[_T]) -> _T | None:
-    """None: it is unreadable (changed by hand, or by a later version). The others are served all the same."""
+    """Return the value; None, and a line in the log: it cannot be read (changed by hand, or by a later version)."""
     try:
         return msgspec.json.decode(item.value, type=kind)
     except msgspec.DecodeError as exc:

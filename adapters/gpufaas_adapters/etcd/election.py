@@ -1,9 +1,9 @@
 """
-Who leads, and who is there: keys under leases in etcd.
+Which scheduler leads, and which processes are there: keys under leases in etcd.
 
-One scheduler leads at a time: whose key `LEADER` is. Its epoch is that key's create_revision, which grows from leader
-to leader, so that whoever has seen a later one can refuse an earlier one; two that both believe to lead (one of them
-cut off) do no harm by that. Nodes and gateways say by a `Registration` that they are there.
+The scheduler that made the key `LEADER` leads. Its epoch is that key's create_revision, which grows from leader to
+leader: a node that has seen a later one refuses an earlier one. Two schedulers that both believe to lead (one of them
+is cut off) therefore do no harm. Nodes and gateways are there while their `Registration` is.
 """
 
 import asyncio
@@ -44,11 +44,11 @@ _AGAIN_S: Final[Seconds] = 0.5
 
 
 class NameInUse(EtcdRefused):
-    """Another process that lives is registered by this name."""
+    """Another running process is registered by this name."""
 
 
 class Leader(Struct, frozen=True):
-    """Who leads, as gateways and nodes see it."""
+    """The leading scheduler, as gateways and nodes see it."""
 
     id: str
     address: str
@@ -56,7 +56,7 @@ class Leader(Struct, frozen=True):
 
 
 class _Value(Struct, frozen=True):
-    """Of the key; the epoch is not in it, for it is known only when the key is written."""
+    """The value of `LEADER`. The epoch is not in it: it is known only once the key is written."""
 
     id: str
     address: str
@@ -67,7 +67,7 @@ class Leadership:
     Held until `lost` is set; made by `campaign`. Before it acts, a leader asks `still_mine`.
 
     :ivar epoch: greater than that of every leader before
-    :ivar lost: etcd has told that somebody else may lead, or that nobody does
+    :ivar lost: set when another scheduler leads, or may lead
     """
 
     def __init__(self, etcd: Etcd, lease: EtcdLease, leader: Leader) -> None:
@@ -83,9 +83,8 @@ class Leadership:
         """
         Whether this process may act as leader; *now* by `Etcd.clock`. Costs two comparisons.
 
-        Stays true while etcd does not answer: nobody else can be elected then. False when this process stood still
-        (SIGSTOP, suspend, a blocked loop) for the lease's time, until etcd was asked: by `confirm`, or the next
-        keep-alive.
+        Stays true while etcd does not answer: no other can be elected then. False after this process stood still
+        (SIGSTOP, suspend, a blocked loop) for the lease's time, until `confirm` or the next keep-alive has asked etcd.
         """
         return not self.lost.is_set() and self._lease.holds(now)
 
@@ -93,7 +92,7 @@ class Leadership:
         """
         Ask etcd whether it is still ours; False: `lost` is set.
 
-        :raises EtcdUnreachable: nobody can tell
+        :raises EtcdUnreachable: etcd does not answer
         """
         if not await self._lease.confirm():
             self._lose("its lease has ended")
@@ -104,7 +103,7 @@ class Leadership:
         return created_at(LEADER, self.epoch)
 
     async def resign(self) -> None:
-        """Lead no more, by our own will: whoever waits leads at once. No error when etcd is away."""
+        """Give the lead up: a scheduler that waits leads at once. No error when etcd is away."""
         await self._end()
         self.lost.set()
         try:
@@ -129,7 +128,7 @@ class Leadership:
         self._lose("its lease has ended")
 
     async def _watch(self) -> None:
-        """A leader whose key is deleted or taken by hand has a lease that lives, and leads no more all the same."""
+        """Lose the lead when the key is deleted or replaced by hand, while the lease lives."""
         is_there = False
         try:
             async with aclosing(self._etcd.watch(LEADER, exact=True)) as changes:
@@ -162,10 +161,10 @@ async def campaign(
     on_trouble: Callable[[StorageFailed], None] | None = None,
 ) -> Leadership:
     """
-    Wait until nobody leads, then lead. Outlives etcd's restarts; ends by cancelling.
+    Wait until no scheduler leads, then lead. Goes on over restarts of etcd, until cancelled.
 
     :param address: where gateways and nodes reach this scheduler
-    :param on_trouble: told when etcd does not answer, each time it was asked
+    :param on_trouble: called each time that etcd does not answer
     :raises EtcdRefused: we may not write there
     """
     value = msgspec.json.encode(_Value(name, address))
@@ -181,7 +180,7 @@ async def campaign(
                 lease = None
                 return leadership
         except EtcdUnreachable as exc:
-            # The key may have been written all the same: the lease is given back, and takes it along.
+            # The key may have been written: giving the lease back deletes it.
             if on_trouble is not None:
                 on_trouble(exc)
             await asyncio.sleep(_AGAIN_S)
@@ -215,7 +214,7 @@ async def watch_leader(
     etcd: Etcd, on_trouble: Callable[[StorageFailed], None] | None = None
 ) -> AsyncGenerator[Leader | None]:
     """
-    Yield who leads, now and after each change; None: nobody. While etcd is away the last one stays.
+    Yield the leader, now and after each change; None: there is none. While etcd is away the last one stays.
 
     :raises EtcdRefused: we may not watch this
     """
@@ -247,10 +246,10 @@ def _leader_of(item: Item) -> Leader | None:
 
 class Registration:
     """
-    Keys that are in etcd while this process lives, all under one lease; when it was lost (etcd was away for long, or
-    we were) they are put again under another. Made by `register`.
+    Keys that are in etcd while this process runs, all under one lease. When the lease is lost (etcd, or this process,
+    was away for long) they are written again under another. Made by `register`.
 
-    :ivar lost: set while they may not be there
+    :ivar lost: set while the keys may be gone
     """
 
     def __init__(self, etcd: Etcd, lease: EtcdLease, name: str, same: Callable[[bytes], bool]) -> None:
@@ -271,7 +270,7 @@ class Registration:
 
     async def put(self, key: str, value: bytes) -> None:
         """
-        Keep *key* with this value from now on, in place of what is there. When etcd is away it is put later, by itself.
+        Keep *key* with this value from now on, in place of what is there. When etcd is away it is written later.
 
         :raises EtcdRefused: we may not write there
         """
@@ -289,14 +288,14 @@ class Registration:
                     raise
 
     async def remove(self, key: str) -> None:
-        """Keep *key* no longer. :raises StorageFailed: it may be there as long as this process"""
+        """Delete *key*. :raises StorageFailed: it may stay until this process ends"""
         self._values.pop(key, None)
         async with self._lock:
             if key not in self._values:
                 await self._etcd.delete(key)
 
     async def close(self) -> None:
-        """Take all of it away at once; no error when etcd is away: then it goes with its lease."""
+        """Delete all keys. No error when etcd is away: then they end with the lease."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await _give_back(self._lease)
@@ -308,7 +307,7 @@ class Registration:
             await self._etcd.put(key, value, self._lease.id)
 
     async def _claim(self, value: bytes) -> None:
-        """Put the name's own key, unless it belongs to another process that lives."""
+        """Write the key of the name, unless it belongs to another running process."""
         key, waited = self._name, False
         while True:
             put = DoPut(key, value, self._lease.id)
@@ -321,11 +320,11 @@ class Registration:
                     return
             elif waited:
                 raise NameInUse(
-                    f"{key} is in use by another process that lives ({held.value.decode(errors='replace')[:200]}): "
+                    f"{key} is in use by another running process ({held.value.decode(errors='replace')[:200]}): "
                     "give this one another id, or stop that one"
                 )
             else:
-                # Of one that was killed a moment ago it goes within its lease's time.
+                # The key of a process that was killed a moment ago ends within the lease's time.
                 log.warning("registration.waits_for_another key=%s", key)
                 waited = True
                 try:
@@ -369,11 +368,11 @@ async def register(
     etcd: Etcd, key: str, value: bytes, *, same: Callable[[bytes], bool] = lambda _: False, ttl_s: int = TTL_S
 ) -> Registration:
     """
-    Put *key*, which names this process, for as long as it lives; more keys may follow under the same lease.
+    Write *key*, the name of this process, for as long as it runs; more keys may follow under the same lease.
 
-    :param same: whether a value that is there already is of this process's own predecessor, that cannot live any more
-        (one with our address, say); else one that is there is waited for, two lease times at most
-    :raises NameInUse: another one lives by that name
+    :param same: whether a value that is there was written by a predecessor of this process that cannot run any more
+        (one with our address). A key of another process is waited for, two lease times at most
+    :raises NameInUse: another running process has that name
     :raises StorageFailed: etcd is away, or refuses
     """
     lease = await etcd.grant(ttl_s)

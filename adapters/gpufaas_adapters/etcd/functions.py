@@ -38,10 +38,10 @@ NAMESPACES: Final = "v1/namespaces/"
 
 class EtcdFunctionStore:
     """
-    Its methods block, and are called from other threads than that of *etcd*'s loop. Who opened *etcd* closes it.
+    The methods block, and are called from other threads than that of *etcd*'s loop. `close` leaves *etcd* open.
 
-    What a `StorageFailed` leaves behind: nothing, but when etcd stopped answering in the middle (`EtcdUnreachable` with
-    `maybe_done`): then it may have been done, and those who watch will see it.
+    After a `StorageFailed` nothing has changed, unless it is an `EtcdUnreachable` with `maybe_done`: then it may have
+    been done, and `DeployedFunctions.watch` will tell.
     """
 
     def __init__(self, etcd: Etcd) -> None:
@@ -75,13 +75,13 @@ class EtcdFunctionStore:
         return self._blocking(self._deployed.profiles(digest))
 
     def add_invocations(self, counts: Mapping[str, int]) -> None:
-        """All or none of `MAX_OPERATIONS` at a time; more are added in several steps."""
+        """Up to `MAX_OPERATIONS` are added all or none; more are added in several steps."""
         names = iter(sorted(counts.items()))
         while part := dict(islice(names, MAX_OPERATIONS)):
             self._blocking(self._add(part))
 
     async def _add(self, counts: Mapping[str, int]) -> None:
-        """:raises EtcdUnreachable: others have been faster, each time for too long"""
+        """:raises EtcdUnreachable: other gateways wrote in between each time, for too long"""
         keys = {f"{COUNTS}{_path(name)}": count for name, count in counts.items()}
         end = time.monotonic() + 4 * self._etcd.settings.timeout_s
         while time.monotonic() < end:

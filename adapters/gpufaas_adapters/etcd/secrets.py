@@ -1,9 +1,9 @@
 """
-`EtcdSecrets`: secrets in etcd, sealed with a key that is not there (port: `gpufaas_gateway.ports.SecretStore`).
+`EtcdSecrets`: secrets in etcd, sealed with a key that is not in etcd (port: `gpufaas_gateway.ports.SecretStore`).
 
 Gateways and nodes are given the same key file. A value is sealed together with its namespace and name
-(XSalsa20-Poly1305, a nonce of its own), so that whoever can write to etcd but has no key can neither read one nor pass
-it off as another. `KEY_CHECK` tells whether a key file is the right one, before anything is asked of it.
+(XSalsa20-Poly1305, a nonce for each): a person who can write to etcd and has no key can neither read a value nor put
+one in the place of another. `KEY_CHECK` tells at the start whether a key file is the right one.
 """
 
 import base64
@@ -39,13 +39,13 @@ class WrongKey(EtcdRefused):
 
 @dataclass(frozen=True, slots=True)
 class SecretsKey:
-    """What values are sealed with. In a file: base64 of 32 bytes."""
+    """The key that seals values. In a file: base64 of 32 bytes."""
 
     raw: bytes = field(repr=False)
 
     @property
     def id(self) -> str:
-        """Tells one key from another, and nothing about it."""
+        """A name for the key that does not reveal it."""
         return hashlib.sha256(b"gpufaas secrets key " + self.raw).hexdigest()[:12]
 
     @staticmethod
@@ -128,9 +128,9 @@ class EtcdSecrets:
 
     async def check_key(self) -> None:
         """
-        See that what is in etcd can be read with our key; the first who comes decides which one it is.
+        Check that our key is the one that seals what is in etcd. The first process to check decides which one it is.
 
-        :raises WrongKey: it cannot
+        :raises WrongKey: it is another
         """
         mine = _encode(_Sealed(self._key_id, self._seal("", KEY_CHECK, b"")))
         done = await self._etcd.txn((absent(KEY_CHECK),), (DoPut(KEY_CHECK, mine),), (DoGet(KEY_CHECK),))
@@ -151,7 +151,7 @@ class EtcdSecrets:
         log.info("secret.created name=%s namespace=%s", name, namespace)
 
     def update(self, namespace: str, name: str, value: bytes) -> None:
-        """Durable when it returns; functions that run find it in their files as soon as their nodes hear of it."""
+        """Durable when it returns. Running functions find it in their files as soon as their nodes have read it."""
         key = f"{SECRETS}{namespace}/{name}"
         done = self._blocking(self._etcd.txn((present(key),), (DoPut(key, self._sealed(namespace, name, value)),)))
         if not done.succeeded:
@@ -178,7 +178,7 @@ class EtcdSecrets:
         return self._open(item, namespace, name) if item else None
 
     async def watch(self, on_trouble: Callable[[StorageFailed], None] | None = None) -> AsyncGenerator[SecretChange]:
-        """Yield what is there, then `Listed`, then each change, for ever; what cannot be opened is logged only."""
+        """Yield what is there, then `Listed`, then each change, without end. What cannot be opened is logged."""
         async with aclosing(self._etcd.watch(SECRETS, on_trouble=on_trouble)) as changes:
             async for change in changes:
                 match change:
@@ -215,7 +215,7 @@ class EtcdSecrets:
         if content[:2] != (namespace, name):
             what = f"{self._etcd.settings.prefix}/{item.key} in etcd at {self._etcd.endpoint}"
             if by == self._key_id:
-                raise WrongKey(f"{what} was changed by somebody who has not our key: write it again")
+                raise WrongKey(f"{what} was changed without our key: write it again")
             raise WrongKey(
                 f"{what} cannot be opened with the key {self._key_id}: it was sealed with {by}; give all gateways and "
                 "nodes the same key file"

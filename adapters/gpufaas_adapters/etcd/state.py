@@ -1,8 +1,8 @@
 """
-Where the leading scheduler's state is kept behind it (``v1/state/``), and read by the next one.
+The state of the leading scheduler (``v1/state/``): written behind its decisions, read by the next leader.
 
-Only who leads writes: each write is a transaction on the condition that the leader's key is the one that was made for
-this writer, so that one that was replaced without knowing it yet changes nothing.
+Only the leader can write: each write is a transaction on the condition that the leader's key is the one of this writer.
+A scheduler that was replaced and does not know it yet changes nothing.
 """
 
 import logging
@@ -35,9 +35,9 @@ class EtcdState:
 
     async def write(self, puts: Mapping[str, bytes], deletes: Sequence[str]) -> bool:
         """
-        Do all of it in one step; False: another leads, and nothing was done. Keys are those below ``v1/state/``.
+        Do all of it in one step; False: another leads, and nothing was done. Keys are relative to ``v1/state/``.
 
-        :raises StorageFailed: etcd is away, or full; perhaps it was done
+        :raises StorageFailed: etcd is away, or full; it may have been done
         """
         operations = [DoPut(STATE + key, value) for key, value in puts.items()]
         outcome = await self._etcd.txn((self._leads,), (*operations, *(DoDelete(STATE + key) for key in deletes)))
@@ -46,9 +46,10 @@ class EtcdState:
 
 async def read_state(etcd: Etcd, elapsed_s: Seconds = 0.0) -> Restored:
     """
-    Return what the last leader left, of one moment. A doc that cannot be read is logged and left out: its node knows.
+    Return what the last leader wrote, as it was at one moment. A doc that cannot be read is logged and left out: its
+    node knows the content.
 
-    :param elapsed_s: since that one wrote last, as far as is known: at least as long as nobody led
+    :param elapsed_s: the least time since that leader's last write: as long as no scheduler led
     :raises StorageFailed: etcd is away
     """
     engine: EngineDoc | None = None

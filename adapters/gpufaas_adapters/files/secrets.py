@@ -1,13 +1,13 @@
 """
-`SecretFiles`: secrets as files, and for each revision of a function a directory of its own with those that it asked for
-(port: `ports.SecretStore`).
+`SecretFiles`: secrets as files, and for each revision of a function a directory with the secrets that it asks for
+(ports: `gpufaas_gateway.ports.SecretStore`, `gpufaas_gpu_manager.settings.Secrets`).
 
 ::
 
-    secrets/NAMESPACE/NAME          0600, in directories 0700: the only place where a value is kept
+    secrets/NAMESPACE/NAME          the values; 0600, in directories 0700
     secret-mounts/ID/NAME           copies for workers of one revision, made when one starts, gone with the revision
 
-Copies, because a container is given a directory and cannot follow a link out of it. Every file is written aside and
+They are copies because a container is given a directory and cannot follow a link out of it. A file is written aside and
 renamed into place, so that a reader sees the old value or the new one.
 """
 
@@ -31,8 +31,8 @@ _ASIDE: Final = ".new-"
 
 class SecretFiles:
     """
-    Makes its directories at once, and removes the mounts that a platform which was killed has left. Blocks; may be
-    called from any thread. Every method may raise `StorageFailed`.
+    Makes its directories at once, and removes mounts of an earlier run. Blocks; may be called from any thread. Every
+    method may raise `StorageFailed`.
     """
 
     def __init__(self, root: Path, mounts: Path) -> None:
@@ -88,11 +88,11 @@ class SecretFiles:
 
     def mount(self, function: FunctionId, namespace: str, names: Sequence[str], *, for_container: bool = False) -> Path:
         """
-        Return the directory of this revision, with the secrets *names* of *namespace* as files, up to date; it follows
-        updates until `unmount`. One that was removed since the deployment is not there, as its function will notice.
+        Return the directory of this revision, with the secrets *names* of *namespace* as files. They follow updates
+        until `unmount`. A secret that was removed since the deployment is missing.
 
-        :param for_container: its user is not ours: the files are readable to all, in a directory that only bind mounts
-            reach
+        :param for_container: its user is another than ours: the files are readable to all, in a directory that only
+            bind mounts reach
         """
         mode = 0o444 if for_container else 0o600
         directory = self._directory(function)
@@ -111,7 +111,7 @@ class SecretFiles:
         return directory
 
     def unmount(self, function: FunctionId) -> None:
-        """No worker of this revision is left, and none will come without `mount`."""
+        """Remove the directory: the last worker of this revision has ended."""
         with self._lock, self._translated():
             if self._mounted.pop(function, None) is not None:
                 shutil.rmtree(self._directory(function), ignore_errors=True)

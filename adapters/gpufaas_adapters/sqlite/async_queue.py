@@ -241,7 +241,7 @@ class SqliteAsyncQueue:
         """Write one outcome; return the files that no row names once it is committed."""
         row = db.execute("SELECT due_at, body_file, answer_file FROM calls WHERE key = ?", (outcome.key,)).fetchone()
         if row is None or row[0] is None:
-            # It was cancelled while it was claimed, and perhaps forgotten since.
+            # It was cancelled while it was claimed, and may be forgotten since.
             answered = outcome.answer.body if isinstance(outcome, Deliver) else b""
             return self._strip(db, outcome.key) + ([answered] if isinstance(answered, Path) else [])
         unnamed: list[Path] = []

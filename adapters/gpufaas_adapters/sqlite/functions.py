@@ -54,7 +54,7 @@ class SqliteStore:
     def put(
         self,
         record: FunctionRecord,
-        worker: WorkerSpec | None = None,  # noqa: ARG002 - whoever reads this file works it out of the record
+        worker: WorkerSpec | None = None,  # noqa: ARG002 - derived from the record when it is read
         function: Function | None = None,  # noqa: ARG002
     ) -> None:
         with self._file.transaction() as db:

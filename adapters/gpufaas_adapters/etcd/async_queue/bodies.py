@@ -1,4 +1,4 @@
-"""`Bodies`: of requests and answers, in etcd in pieces; large ones as files, too, while this process works on them."""
+"""`Bodies` of requests and answers: pieces in etcd, and files for large ones while this process works on them."""
 
 import asyncio
 import io
@@ -49,7 +49,7 @@ class Bodies:
         Return how *body* is kept, and what of it must still be written: a large one is written here, piece by piece,
         before the call that names it.
 
-        :raises BodyTooLargeForEtcd: it is
+        :raises BodyTooLargeForEtcd: it has more than `MAX_BODY`
         """
         if isinstance(body, Path):
             self._files[key, part] = body
@@ -113,7 +113,7 @@ class Bodies:
         return path
 
     def release(self, key: int) -> list[Path]:
-        """Return the files of a call, which are not the queue's any more."""
+        """Return the files of a call; the queue does not remove them any more."""
         parts: tuple[Part, Part] = ("request", "answer")
         return [path for part in parts if (path := self._files.pop((key, part), None)) is not None]
 
@@ -121,7 +121,7 @@ class Bodies:
         remove_files([*self.release(key), *more])
 
     async def remove_orphans(self) -> None:
-        """Delete pieces whose gateway died before it could write the call."""
+        """Delete pieces of bodies whose gateway died before it wrote the call."""
         pieces = await self._etcd.keys(BODIES)
         bases: set[int] = set()
         for item in (await self._etcd.range(GATEWAYS)).items:
@@ -135,7 +135,7 @@ class Bodies:
 
 
 class _LimitedFile(SpoolFile):
-    """Refuses what etcd would not take before all of it is here."""
+    """Refuses a body that is too large for etcd as soon as it is."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

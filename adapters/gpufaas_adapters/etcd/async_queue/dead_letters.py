@@ -1,4 +1,4 @@
-"""`DeadLetters`: calls that are not tried again unless an operator asks for it."""
+"""`DeadLetters`: calls that are tried again only if an operator asks for it."""
 
 from typing import Final
 
@@ -22,7 +22,7 @@ from gpufaas_async_calls.call import CallStatus, Phase
 from gpufaas_core.units import Seconds
 
 _LOOKED_AT: Final = 100
-"""All of them are read to find those that are too many: only after so many new ones."""
+"""New dead letters between two prunings: each reads all of them."""
 
 
 class DeadLetters:
@@ -36,7 +36,7 @@ class DeadLetters:
         self._new = 0
 
     def added(self) -> None:
-        """One more is about to be written."""
+        """Count one more."""
         self._new += 1
 
     async def list(self, function: str | None, limit: int) -> list[CallStatus]:
@@ -75,7 +75,7 @@ class DeadLetters:
         return bool(found)
 
     async def prune(self) -> None:
-        """Forget those that are too old, or too many; now and then."""
+        """Forget those that are too old or too many, if enough were added since the last time."""
         if self._new < _LOOKED_AT:
             return
         self._new = 0

@@ -31,8 +31,8 @@ class OwnedCall:
 
 class OwnedCalls:
     """
-    :ivar on_found: told how many calls are ours now that were not, unless they were just accepted
-    :ivar on_lost: told of a call that is ours no more: its key, its function, whether it was claimed
+    :ivar on_found: called with counts of calls that became ours without being accepted here
+    :ivar on_lost: called with key, function and whether it was claimed, of a call that is not ours any more
     """
 
     def __init__(self, bodies: Bodies) -> None:
@@ -98,7 +98,7 @@ def counted(calls: Iterable[OwnedCall]) -> list[Waiting]:
 
 
 class RefusedCalls:
-    """Calls that were refused to their callers, and may be in etcd all the same: etcd did not answer."""
+    """Calls that were refused because etcd did not answer; they may have been written."""
 
     def __init__(self, etcd: Etcd) -> None:
         self._etcd = etcd
@@ -108,7 +108,7 @@ class RefusedCalls:
         self._calls += calls
 
     async def delete(self) -> None:
-        """Delete them from etcd, before anything else is asked of it."""
+        """Delete them from etcd. Done before any other write."""
         while self._calls:
             call = self._calls[-1]
             path = path_of(CALLS, call.record.id, call.key)

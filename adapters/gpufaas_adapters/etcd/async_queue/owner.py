@@ -1,4 +1,4 @@
-"""`Owner`: this gateway, in this life of it, as the owner of calls."""
+"""`Owner`: this process of a gateway, as the owner of calls."""
 
 import secrets
 
@@ -18,7 +18,7 @@ class Owner:
         path = f"{GATEWAYS}{name}"
         registration = await register(etcd, path, encode(GatewayRecord(gateway)), ttl_s=ttl_s)
         try:
-            # Keys of calls begin with the revision at which we came: no other life of a gateway has it.
+            # Keys of calls begin with the revision of the registration: no other process has the same.
             item = await etcd.get(path)
             if item is None:
                 raise _lease_ended(etcd)
@@ -31,7 +31,7 @@ class Owner:
     def __init__(self, etcd: Etcd, name: str, registration: Registration, base: int) -> None:
         self.name = name
         self.path = f"{GATEWAYS}{name}"
-        """A key that is there as long as we are seen."""
+        """The key of the registration."""
         self.registration = registration
         self._etcd = etcd
         self._base = base
@@ -40,7 +40,7 @@ class Owner:
         """The lease under which we know which calls are ours; under a later one they may be another's."""
 
     def new_key(self) -> int:
-        """Return a key for a call that no other gateway has."""
+        """Return a key for a call, unique in the cluster."""
         self._serial += 1
         return self._base << 32 | self._serial
 
@@ -50,7 +50,7 @@ class Owner:
         return self.registration.lease is not self._known_under
 
     def may_claim(self) -> bool:
-        """Whether no other gateway can be about to take our calls over."""
+        """Whether no other gateway can be taking our calls over."""
         lease = self.registration.lease
         return not self.is_unsure and not lease.lost.is_set() and lease.confirmed(self._etcd.clock())
 

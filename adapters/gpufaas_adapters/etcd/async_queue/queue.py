@@ -34,7 +34,7 @@ from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.units import Seconds
 
 _TOLD_S: Final = 60
-"""How long a gateway that was away may learn that a call of its own was cancelled; then it finds it gone."""
+"""How long a gateway that was away can still read that its call was cancelled. Later it finds the call gone."""
 _AGAIN_S: Final[Seconds] = 1.0
 
 
@@ -43,8 +43,8 @@ class EtcdAsyncQueue:
     Made by `open`. The port's methods block, and are called from other threads than that of *etcd*'s loop; those that
     are coroutines belong to that loop.
 
-    A `write` that etcd does not answer may have been done in part or whole: outcomes are told again by who told them,
-    and calls that were not acknowledged are deleted as soon as etcd answers, unless this gateway dies before.
+    A `write` that etcd does not answer may have been done in part or whole. The caller writes its outcomes again; calls
+    that were not acknowledged are deleted as soon as etcd answers, unless this gateway dies before.
     """
 
     @classmethod
@@ -60,10 +60,10 @@ class EtcdAsyncQueue:
         ttl_s: int = TTL_S,
     ) -> "EtcdAsyncQueue":
         """
-        Say that this gateway is there, and take over the calls of those that are not.
+        Register this gateway, and take over the calls of gateways that have ended.
 
-        :param gateway: its id; another life of it is another owner
-        :param folder: of large bodies, while this process works on them; emptied here
+        :param gateway: its id; after a restart it is another owner
+        :param folder: of large bodies while this process works on them; emptied here
         :param done_kept_s: for how long the status of a done or cancelled call can be asked for
         :param dead_kept_s: the same of dead letters, which keep their requests; at most *dead_kept*
         :raises StorageFailed: etcd is away, or refuses
@@ -92,7 +92,7 @@ class EtcdAsyncQueue:
         self._takeover = Takeover(etcd, owner, self._owned, self._refused_calls, self._lock)
 
     async def stop(self) -> None:
-        """Leave what this gateway owns to the others, now."""
+        """End the registration: the other gateways take over what this one owns."""
         await self.owner.registration.close()
 
     async def follow(
@@ -102,7 +102,7 @@ class EtcdAsyncQueue:
         on_trouble: Callable[[StorageFailed], None] | None = None,
     ) -> None:
         """
-        Take over the calls of gateways that end, for ever; to be begun after `waiting` was asked.
+        Take over the calls of gateways that end, until cancelled. Call `waiting` first.
 
         :param on_found: told how many calls are ours now that were not
         :param on_lost: told of a call that is ours no more (its key, its function, whether it was claimed): it was
@@ -135,7 +135,7 @@ class EtcdAsyncQueue:
         return self._blocking(cancel())
 
     def get(self, call: str) -> CallStatus | None:
-        """Whether a call runs is known of our own only: one of another gateway is ``queued``."""
+        """A call of another gateway is ``queued`` also while it runs: its owner does not write that down."""
         return self._blocking(self._get(call))
 
     def list_dead(self, function: str | None = None, limit: int = 1000) -> list[CallStatus]:
@@ -174,7 +174,7 @@ class EtcdAsyncQueue:
         async with self._lock:
             due = self._owned.due(phase, function, limit)
             if due and not self.owner.may_claim():
-                # Others may be about to take them over: nobody works on them until etcd has answered.
+                # Another gateway may be about to take them over: they wait until etcd has answered.
                 return [], max(due[0][0], now + _AGAIN_S)
             chosen = [call for at, call in due if at <= now]
             bodies = await self._bodies.load([(call.key, call.record) for call in chosen])

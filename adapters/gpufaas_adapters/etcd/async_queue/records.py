@@ -3,10 +3,10 @@ Asynchronous calls as etcd has them: keys and values.
 
 ::
 
-    v1/async/gateways/OWNER             GatewayRecord, under a lease: this life of a gateway works on what it owns
+    v1/async/gateways/OWNER             GatewayRecord, under a lease: this process is there
     v1/async/calls/ID/KEY               CallRecord that has not ended, with its owner
-    v1/async/bodies/KEY/request/0000    its body in pieces; .../answer/0000: that of its answer
-    v1/async/dead/ID/KEY                CallRecord of a dead letter, with all that is needed to try it again
+    v1/async/bodies/KEY/request/0000    its body in pieces; .../answer/0000: its answer's
+    v1/async/dead/ID/KEY                CallRecord of a dead letter
     v1/async/ended/ID/KEY               CallStatus; under a lease: etcd forgets it
     v1/async/cancelled/OWNER/KEY        tells the owner of a call that another gateway cancelled it
 """
@@ -137,7 +137,7 @@ class Found(NamedTuple):
 
 
 def read_calls(items: Iterable[Item]) -> list[Found]:
-    """Leave out what is unreadable (changed by hand): it holds up no other call."""
+    """Return the calls that can be read; one that cannot (changed by hand) is logged."""
     found: list[Found] = []
     for item in items:
         try:

@@ -1,4 +1,4 @@
-"""`Takeover`: calls that become ours when another gateway ends, and cease to be when we could not be seen."""
+"""`Takeover`: finds calls that become ours because another gateway ended, and calls that another took from us."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ _AGAIN_S: Final[Seconds] = 1.0
 
 
 class Takeover:
-    """:param lock: held by each task that changes calls"""
+    """:param lock: held while calls are changed"""
 
     def __init__(
         self, etcd: Etcd, owner: Owner, owned: OwnedCalls, refused_calls: RefusedCalls, lock: asyncio.Lock
@@ -37,7 +37,7 @@ class Takeover:
         self._on_trouble: Callable[[StorageFailed], None] = lambda _: None
 
     def look(self) -> None:
-        """A request that etcd did not answer may have made a call ours: find out."""
+        """Check soon whether a request that etcd did not answer has made a call ours."""
         self._look.set()
 
     async def follow(self, on_trouble: Callable[[StorageFailed], None] | None) -> None:
@@ -50,8 +50,8 @@ class Takeover:
 
     async def take_over(self) -> None:
         """
-        Make ours what belongs to gateways that are not there, and find what is ours without our knowing. Several
-        gateways do this at once: each call has one winner.
+        Take the calls of gateways that have ended, and find calls that are ours already. Several gateways do this at
+        once; each call goes to one of them.
         """
         mine: list[OwnedCall] = []
         try:
@@ -67,7 +67,7 @@ class Takeover:
                         self._owned.add(mine[-1])
                     elif record.owner != self._owner.name and record.owner not in alive:
                         steps.append(self._taken(found, mine))
-                secrets.SystemRandom().shuffle(steps)  # so that two survivors seldom want the same ones
+                secrets.SystemRandom().shuffle(steps)  # so that two gateways seldom try the same ones first
                 await commit(self._etcd, steps)
         finally:
             if mine:
@@ -84,7 +84,7 @@ class Takeover:
             mine.append(call)
 
         async def not_won() -> None:
-            pass
+            pass  # another gateway was faster
 
         compares = [
             unchanged(item.key, item.mod_revision), absent(f"{GATEWAYS}{before.owner}"), present(self._owner.path),
@@ -92,7 +92,7 @@ class Takeover:
         return WriteStep(compares, [DoPut(item.key, encode(call.record))], done, not_won)
 
     async def _reconcile(self) -> None:
-        """We could not be seen for a while: learn what is still ours."""
+        """Our lease had ended: read which calls are still ours."""
         async with self._lock:
             lease = self._owner.registration.lease
             there = {found.key: found for found in read_calls((await self._etcd.range(CALLS)).items)}
@@ -110,7 +110,7 @@ class Takeover:
                     case Put(item) if item.key == self._owner.path and self._owner.is_unsure:
                         await self._until_answered(self._reconcile)
                     case Deleted(key) if key == self._owner.path:
-                        pass  # until it is there again, nothing of ours can be claimed
+                        pass  # nothing is claimed until it is registered again
                     case Deleted() | Listed():
                         await self._until_answered(self.take_over)
                     case Put():

@@ -69,7 +69,7 @@ class Writer:
         except BaseException:
             for call in taken:
                 self._owned.drop(call)
-                self._bodies.release(call.key)  # its sender removes them
+                self._bodies.release(call.key)  # the sender removes its files
             self._refused_calls.add(taken)
             raise
 
@@ -90,14 +90,14 @@ class Writer:
         return WriteStep([present(self._owner.path)], [put, *puts], done, not_done)
 
     async def _settled(self, outcome: Outcome) -> WriteStep | None:
-        """Return how *outcome* is written; None: the claim only ends, because the call is not ours any more."""
+        """Return how *outcome* is written; None: there is nothing to write, the call is not ours any more."""
         call = self._owned.get(outcome.key)
         if call is None:
             left = outcome.answer.body if isinstance(outcome, Deliver) else b""
             self._bodies.remove_files(outcome.key, *([left] if isinstance(left, Path) else []))
             return None
         if not call.is_claimed:
-            return None  # it was told before, to a write that failed later
+            return None  # an earlier write, which failed later, has written it
         changed, operations = await self._rewritten(call, outcome)
 
         def done(revision: int) -> None:
@@ -111,14 +111,14 @@ class Writer:
         return WriteStep(compares, operations, done, lambda: self._refused(call, outcome))
 
     async def _refused(self, call: OwnedCall, outcome: Outcome) -> None:
-        """The call was written by another since: find out whether it is ours still."""
+        """The call was changed since we read it: find out whether it is still ours."""
         record, key = call.record, call.key
         item = await self._etcd.get(path_of(CALLS, record.id, key))
         found = read_calls(() if item is None else (item,))
         self._owned.drop(call)
-        ends = isinstance(outcome, Done | Dead)  # then its teller counts it out
+        ends = isinstance(outcome, Done | Dead)  # then the caller of `write` stops counting it
         if found and found[0].record.owner == self._owner.name:
-            # It was written by a request whose answer did not reach us; or another gateway had it for a while.
+            # A request wrote it whose answer did not reach us; or another gateway had it for a while.
             again = OwnedCall(key, found[0].record, found[0].item.mod_revision)
             self._owned.add(again)
             if ends:
@@ -130,7 +130,7 @@ class Writer:
             self._owned.on_lost(key, record.function, False)
 
     async def _rewritten(self, call: OwnedCall, outcome: Outcome) -> tuple[CallRecord | None, list[Operation]]:
-        """Return the call as it waits on (None: it does not), and the operations that write what became of it."""
+        """Return the call as it goes on waiting (None: it has ended), and the operations that write the outcome."""
         record, key = call.record, call.key
         at = path_of(CALLS, record.id, key)
         puts: list[DoPut] = []
@@ -167,7 +167,7 @@ class Writer:
         return changed, [DoPut(at, encode(changed)), *puts]
 
     async def ending(self, key: int, status: CallStatus) -> list[Operation]:
-        """Return the operations by which of a call only its *status* stays, for a while."""
+        """Return the operations that delete a call and keep its *status* for a while."""
         lease, granted_at = self._ended_lease
         now = self._etcd.clock()
         if now - granted_at >= _BUCKET_S:

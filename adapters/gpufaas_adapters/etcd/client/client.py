@@ -1,4 +1,4 @@
-"""`Etcd`: what we ask of etcd, on asyncio. Nothing here waits without a limit but `Etcd.watch`."""
+"""`Etcd`: etcd on asyncio. Only `Etcd.watch` waits without a limit."""
 
 import asyncio
 import time
@@ -67,7 +67,7 @@ class Etcd:
         return self._messages.item(found.kvs[0]) if found.kvs else None
 
     async def range(self, prefix: str) -> Range:
-        """Return all that begins with *prefix*, as it was at one moment however much it is."""
+        """Return all that begins with *prefix*, as it was at one moment, in as many pages as it takes."""
         start, end = self._messages.span(prefix)
         items: list[Item] = []
         revision = 0
@@ -159,11 +159,11 @@ class Etcd:
         self, prefix: str, *, exact: bool = False, on_trouble: Callable[[StorageFailed], None] | None = None
     ) -> AsyncGenerator[Change]:
         """
-        Yield what is there (`Put`), then `Listed`, then each change as it comes, for ever: it outlives etcd's
-        restarts, and misses nothing that is still there. What came and went while etcd could not be asked is not told.
+        Yield what is there (`Put`), then `Listed`, then each change as it comes, without end. After a restart of etcd,
+        or a lost connection, it goes on; a key that was made and deleted meanwhile is not told.
 
-        :param exact: *prefix* is a key, and nothing else is meant
-        :param on_trouble: told whenever etcd does not answer; it is asked again after at most a second
+        :param exact: *prefix* is one key
+        :param on_trouble: called whenever etcd does not answer; it is asked again after at most a second
         :raises EtcdRefused: we may not watch this
         """
 
@@ -180,5 +180,5 @@ class Etcd:
 
 
 def _boottime() -> Seconds:
-    """Seconds since boot, those asleep included: a lease does not wait for a machine that is."""
+    """Seconds since boot, suspended time included: a lease ends while its machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,5 +1,5 @@
 """
-`Connection`: channels to etcd's members, one of which is used until it fails; requests, and who we are to etcd.
+`Connection`: requests to etcd's members, of which one is used until it fails; authentication.
 
 Built on aetcd's stubs and messages (`aetcd.rpc`), not on its `Client`: that one has no TLS, does not renew its auth
 token, tells no revision of a transaction, and ends watches with the connection (docs/adr/0021).
@@ -47,7 +47,7 @@ _CHANNEL: Final = (
 
 
 class Member:
-    """One endpoint and its channel, which connects when it is needed and again when it was cut."""
+    """One endpoint and its channel, which connects when it is needed, and again after it was cut."""
 
     def __init__(self, endpoint: str, credentials: Any) -> None:
         self.endpoint = endpoint
@@ -149,7 +149,7 @@ class Connection:
         return self._members[self._current]
 
     async def authenticated(self, member: Member, timeout_s: Seconds) -> Metadata:
-        """Return the metadata that tell etcd who we are."""
+        """Return the metadata that authenticate a request."""
         if not self.settings.user or self._token:
             return self._token
         async with self._token_lock:
@@ -167,7 +167,7 @@ class Connection:
             return self._token
 
     def forget_token(self) -> None:
-        """etcd does not know our token any more: the next request asks for another."""
+        """Let the next request ask for another token: etcd has forgotten ours."""
         self._token = ()
 
     def failed(self, exc: grpc.aio.AioRpcError, member: Member, what: str) -> StorageFailed:

@@ -4,7 +4,7 @@ from gpufaas_core.errors import StorageAway, StorageFailed
 
 
 class EtcdUnreachable(StorageAway):
-    """etcd does not answer: try again later. A write may have been done all the same (`maybe_done`)."""
+    """etcd does not answer: try again later. With `maybe_done`, a write may have been done."""
 
     def __init__(self, message: str, maybe_done: bool = True) -> None:
         super().__init__(message)

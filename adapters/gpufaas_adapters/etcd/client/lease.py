@@ -22,8 +22,9 @@ class LeaseHold:
 
     Three things may have happened when nothing was heard for the lease's time:
 
-    - etcd does not answer (`failed` says so again and again). Then nobody else was told that the lease ended: it holds.
-    - This process stood still. Then it may have ended long ago: it does not hold until etcd has answered (`renewed`).
+    - etcd does not answer (`failed`, each time). Then no other process was told that the lease ended: it holds.
+    - This process stood still (stopped, suspended, blocked). Then the lease may have ended long ago: it does not hold
+      until etcd has answered (`renewed`).
     - etcd has said that it ended.
 
     What remains: we are cut off and etcd is not. Epochs are for that.
@@ -42,7 +43,7 @@ class LeaseHold:
         return not (self._doubtful or self._ended)
 
     def confirmed(self, now: Seconds) -> bool:
-        """Whether etcd itself said so less than the lease's time ago."""
+        """Whether etcd has confirmed the lease within the lease's time."""
         return not self._ended and now - self.renewed_at < self.ttl_s
 
     def renewed(self, asked_at: Seconds) -> None:
@@ -75,7 +76,7 @@ class EtcdLease:
         clock: Callable[[], Seconds],
         on_end: Callable[["EtcdLease"], object],
     ) -> None:
-        """:param on_end: told when no task keeps it alive any more"""
+        """:param on_end: called when no task keeps it alive any more"""
         self.id = lease_id
         self.ttl_s = ttl_s
         self.lost = asyncio.Event()
@@ -88,14 +89,14 @@ class EtcdLease:
 
     def holds(self, now: Seconds) -> bool:
         """
-        Whether nobody else can have been told that it ended, as far as this process can know; *now* by `Etcd.clock`.
+        Whether no other process can have been told that it ended; *now* by `Etcd.clock`. See `LeaseHold`.
 
-        False after this process stood still (stopped, suspended, blocked) for the lease's time, until etcd was asked.
+        False after this process stood still for the lease's time, until etcd was asked.
         """
         return self._hold.holds(now)
 
     def confirmed(self, now: Seconds) -> bool:
-        """Whether etcd itself said less than the lease's time ago that it lives."""
+        """Whether etcd has confirmed it within the lease's time."""
         return self._hold.confirmed(now)
 
     async def confirm(self) -> bool:
@@ -141,7 +142,7 @@ class EtcdLease:
     async def _keep(self) -> None:
         is_renewed = True
         while not self.lost.is_set():
-            # A beat, not a poll: what is waited for is that etcd would otherwise end the lease.
+            # A beat, not a poll: without it etcd ends the lease.
             await asyncio.sleep(self.ttl_s / 3 if is_renewed else min(0.5, self.ttl_s / 6))
             try:
                 await self.confirm()

@@ -25,10 +25,10 @@ async def open_store(
     etcd: Etcd, on_wait: Callable[[str], None], retry_s: Sequence[float] = (0.5, 1.0, 2.0, 5.0)
 ) -> None:
     """
-    See that what is below our prefix is ours, and put `META` there if nothing is. Waits for an etcd that does not
-    answer, and says so each time it asks in vain.
+    Check that the keys below our prefix are ours; write `META` if there are none. Wait while etcd does not answer.
 
-    :param on_wait: given a line for the log; the last of *retry_s* is repeated
+    :param on_wait: called with a line for the log after each vain request
+    :param retry_s: pauses between requests; the last one is repeated
     :raises ForeignKeys: it belongs to another product, or to a newer version
     :raises EtcdRefused: we may not read or write there
     """

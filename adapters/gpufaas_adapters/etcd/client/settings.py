@@ -1,4 +1,4 @@
-"""Where etcd is, and who we are to it."""
+"""`EtcdSettings`: addresses, certificates and user."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

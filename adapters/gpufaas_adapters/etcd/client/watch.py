@@ -1,4 +1,4 @@
-"""`Watch`: what is below a prefix, and each change of it, over etcd's restarts and lost connections."""
+"""`Watch`: the changes below a prefix, over restarts of etcd and lost connections."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
