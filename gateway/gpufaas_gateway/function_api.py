@@ -1,15 +1,13 @@
 """The management routes of functions: what is deployed, deploying, removing, scaling, logs (openfaas.md §3)."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Annotated, Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
-from gpufaas_core.constraints import MEMORY
 from gpufaas_core.errors import (
     FunctionExists,
     InvalidSpec,
@@ -18,13 +16,13 @@ from gpufaas_core.errors import (
     UnknownFunction,
 )
 from gpufaas_core.logs import LogLine, LogQuery
-from gpufaas_core.model import EngineStatus, FunctionId
+from gpufaas_core.model import FunctionId
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.answers import encode
-from gpufaas_gateway.catalogue import Catalogue, Deployed, replicas_of
+from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.errors import BadQuery, QuotaExceeded
-from gpufaas_gateway.function_state import Copies, copies_of, state_of
+from gpufaas_gateway.function_state import copies_of, status_of
 from gpufaas_gateway.ports import LogReader, Scheduler
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionSpec
 from gpufaas_gateway.typed_routes import lines_of, refuses, router
@@ -39,7 +37,6 @@ from gpufaas_gateway.wire import (
     ScaleServiceRequest,
     Usage,
     Yes,
-    timestamp,
 )
 
 UsageOf = Callable[[FunctionId], Awaitable[tuple[float, Bytes] | None]]
@@ -60,7 +57,7 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, u
         copies = copies_of(status)
         listed = []
         for each in catalogue.all(namespace or DEFAULT_NAMESPACE):
-            shown = _status_of(each, status, copies)
+            shown = status_of(each, status, copies)
             shown.invocation_count = each.invocations
             listed.append(shown)
         return listed
@@ -73,7 +70,7 @@ def function_routes(deployer: Deployer, scheduler: Scheduler, logs: LogReader, u
     ) -> FunctionStatus:
         found = find(catalogue, name, namespace)
         now = scheduler.status()
-        status = _status_of(found, now, copies_of(now))
+        status = status_of(found, now, copies_of(now))
         used = await usage_of(found.function_id) if usage and usage_of is not None else None
         if used is not None:
             status.usage = Usage(cpu=round(used[0], 3), total_memory_bytes=used[1])
@@ -171,68 +168,3 @@ async def _each(lines: AsyncIterator[LogLine]) -> AsyncIterator[bytes]:
 
 def _lines(lines: Iterable[LogLine]) -> bytes:
     return b"".join(encode(each) + b"\n" for each in lines)
-
-
-def _status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[FunctionId, Copies]) -> FunctionStatus:
-    """Return the status (openfaas.md §4.2); ``gpufaas`` has what OpenFaaS does not know."""
-    replicas = replicas_of(deployed, status)
-    copies = all_copies.get(deployed.function_id) or Copies()
-    callable_now = deployed.unavailable is None
-    failing = deployed.function_id in status.failing
-    ours: dict[str, Any] = {
-        **state_of(deployed, status, copies, time.time()),
-        "revision": deployed.record.revision,
-        "bundle": deployed.spec.digest,
-        "devices": list(copies.by_device),
-        "copies": dict(copies.by_device),
-        "hits": deployed.stats.hits,
-        "misses": deployed.stats.misses,
-    }
-    if callable_now:
-        ours |= {
-            "kind": deployed.spec.kind,
-            "slots": deployed.spec.slots,
-            "memory": deployed.spec.memory,
-            "memoryReason": deployed.why_memory,
-            "timeout": deployed.timeout_s,
-            "profiles": {
-                kind: {
-                    "load_s": each.load_s,
-                    "service_s": each.service_s,
-                    "occupation": each.occupation,
-                    "measured": each.measured,
-                    "estimated": each.estimated,
-                }
-                for kind, each in deployed.profiles.items()
-            },
-        }
-        allowed = deployed.options.placement.among([known.device for known in status.devices])
-        ours["memoryEnforcement"] = sorted({each.labels[MEMORY] for each in allowed if MEMORY in each.labels})
-        if deployed.options.placement.asked:
-            ours["placement"] = {
-                "asked": [str(each) for each in deployed.options.placement.asked],
-                "devices": [each.id for each in allowed],
-            }
-    else:
-        ours["unavailable"] = deployed.unavailable
-    spec = deployed.record.spec
-    return FunctionStatus(
-        name=deployed.name,
-        image=spec.image,
-        namespace=deployed.namespace,
-        env_process=spec.env_process,
-        env_vars=spec.env_vars,
-        constraints=spec.constraints,
-        secrets=spec.secrets,
-        limits=spec.limits,
-        requests=spec.requests,
-        read_only_root_filesystem=spec.read_only_root_filesystem,
-        labels={**(spec.labels or {}), "faas_function": deployed.name},  # clients expect this one
-        annotations=spec.annotations or {},
-        created_at=timestamp(deployed.record.created_at),
-        replicas=replicas,
-        # At least 1 for a function that can be called: an idle one is loaded by its first call. 0 after scaling to 0,
-        # because clients wait to see that, and for one whose loads fail.
-        available_replicas=max(0 if failing else min(1, replicas), copies.ready) if callable_now else 0,
-        gpufaas=ours,
-    )

@@ -1,19 +1,23 @@
 """The state of a deployed function, as ``/system/functions`` shows it."""
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpufaas_core.model import DeviceId, EngineStatus, FunctionId
-from gpufaas_gateway.catalogue import Deployed
-from gpufaas_gateway.wire import timestamp
+import msgspec
+
+from gpufaas_core.constraints import MEMORY
+from gpufaas_core.model import EngineStatus, FunctionId
+from gpufaas_gateway.catalogue import Deployed, replicas_of
+from gpufaas_gateway.wire import FunctionDetail, FunctionStatus, PlacementShown, ProfileShown, timestamp
 
 
 @dataclass(slots=True)
 class Copies:
     """The copies of one revision."""
 
-    by_device: Counter[DeviceId] = field(default_factory=Counter)
+    by_device: Counter[str] = field(default_factory=Counter)
     ready: int = 0
     """Loaded, and taking calls."""
     loading: int = 0
@@ -30,26 +34,66 @@ def copies_of(status: EngineStatus) -> Mapping[FunctionId, Copies]:
     return copies
 
 
-def state_of(deployed: Deployed, status: EngineStatus, copies: Copies, now: float) -> dict[str, object]:
-    """
-    Return ``state``, the numbers of copies, and for a function that cannot be called the reason.
+def status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[FunctionId, Copies]) -> FunctionStatus:
+    """Return the status (openfaas.md §4.2) of *deployed*; *all_copies* as `copies_of` returns them."""
+    replicas = replicas_of(deployed, status)
+    copies = all_copies.get(deployed.function_id) or Copies()
+    detail = _detail(deployed, status, copies)
+    spec = deployed.record.spec
+    return FunctionStatus(
+        name=deployed.name,
+        image=spec.image,
+        namespace=deployed.namespace,
+        env_process=spec.env_process,
+        env_vars=spec.env_vars,
+        constraints=spec.constraints,
+        secrets=spec.secrets,
+        limits=spec.limits,
+        requests=spec.requests,
+        read_only_root_filesystem=spec.read_only_root_filesystem,
+        labels={**(spec.labels or {}), "faas_function": deployed.name},  # clients expect this one
+        annotations=spec.annotations or {},
+        created_at=timestamp(deployed.record.created_at),
+        replicas=replicas,
+        # At least 1 for a function that can be called: an idle one is loaded by its first call. 0 after scaling to 0,
+        # because clients wait to see that, and for one whose loads fail.
+        available_replicas=0
+        if detail.state == "unavailable"
+        else max(0 if detail.state == "failed" else min(1, replicas), copies.ready),
+        gpufaas=detail,
+    )
 
+
+def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> FunctionDetail:
+    """
     ``unavailable``: its bundle is damaged or gone. ``failed``: its loads fail; one call at a time tries again, others
     are refused. ``resident``: a copy takes calls. ``loading``: the first copy loads. ``idle``: the next call loads it.
-
-    :param now: Unix seconds
     """
-    counts: dict[str, object] = {"ready": copies.ready, "loading": copies.loading}
+    detail = FunctionDetail(
+        state="resident" if copies.ready else "loading" if copies.loading else "idle",
+        ready=copies.ready,
+        loading=copies.loading,
+        revision=deployed.record.revision,
+        bundle=deployed.spec.digest,
+        devices=list(copies.by_device),
+        copies=dict(copies.by_device),
+        hits=deployed.stats.hits,
+        misses=deployed.stats.misses,
+    )
     if deployed.unavailable is not None:
-        return {"state": "unavailable", "reason": deployed.unavailable, **counts}
+        detail.state, detail.reason, detail.unavailable = "unavailable", deployed.unavailable, deployed.unavailable
+        return detail
     failing = status.failing.get(deployed.function_id)
     if failing is not None:
-        return {
-            "state": "failed",
-            "reason": failing.reason,
-            "since": timestamp(now - failing.for_s),
-            "failures": failing.failures,
-            "retryIn": round(failing.retry_in_s, 3),
-            **counts,
-        }
-    return {"state": "resident" if copies.ready else "loading" if copies.loading else "idle", **counts}
+        detail.state, detail.reason, detail.failures = "failed", failing.reason, failing.failures
+        detail.since = timestamp(time.time() - failing.for_s)
+        detail.retry_in = round(failing.retry_in_s, 3)
+    spec, placement = deployed.spec, deployed.options.placement
+    detail.kind, detail.slots, detail.memory = spec.kind, spec.slots, spec.memory
+    detail.memory_reason, detail.timeout = deployed.why_memory, deployed.timeout_s
+    detail.profiles = msgspec.convert(deployed.profiles, dict[str, ProfileShown], from_attributes=True)
+    allowed = placement.among([known.device for known in status.devices])
+    detail.memory_enforcement = sorted({each.labels[MEMORY] for each in allowed if MEMORY in each.labels})
+    if placement.asked:
+        detail.placement = PlacementShown([str(each) for each in placement.asked], [each.id for each in allowed])
+    return detail

@@ -1,4 +1,4 @@
-"""The nodes of a cluster: what they have and run, and taking one out of use. OpenFaaS has no such routes."""
+"""The management routes of nodes: their devices and copies, and draining. OpenFaaS has no such routes."""
 
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from gpufaas_gateway.typed_routes import refuses, router
 
 
 class ClusterNodes(Protocol):
-    """What is known of the nodes."""
+    """The nodes, as a gateway knows them."""
 
     def nodes(self) -> list[NodeView]: ...
 
@@ -20,7 +20,7 @@ class ClusterNodes(Protocol):
 
     async def drain(self, node: str, drain: bool) -> None:
         """
-        Let *node* take no new calls, or take it back.
+        Stop, or resume, placing calls on *node*.
 
         :raises GpufaasError: there is no such node, or no scheduler leads
         """
@@ -35,7 +35,7 @@ class DeviceShown(Struct, rename="camel"):
     running: int
     """Calls."""
     resident: list[str]
-    """Functions, once for each copy."""
+    """Functions, one entry for each copy."""
     labels: dict[str, str]
 
 
@@ -65,13 +65,13 @@ def node_routes(nodes: ClusterNodes) -> APIRouter:
 
     @routes.post("/system/nodes/{name}/drain", status_code=202, responses=refuses(UnknownName, InvalidSpec))
     async def drain_node(name: str) -> None:
-        """Let it take no new calls."""
+        """Stop placing calls on the node."""
         _find(nodes, name)
         await nodes.drain(name, True)
 
     @routes.delete("/system/nodes/{name}/drain", status_code=202, responses=refuses(UnknownName, InvalidSpec))
     async def undrain_node(name: str) -> None:
-        """Let it take calls again."""
+        """Place calls on the node again."""
         _find(nodes, name)
         await nodes.drain(name, False)
 

@@ -1,8 +1,8 @@
 """
 The OpenAPI 3.1 document, served at ``/openapi.json``.
 
-FastAPI makes it of the routes (`typed_routes`). What holds for many of them is added here: the password, clean paths,
-how a body is read; and the invocations, which FastAPI does not serve.
+FastAPI makes it from the routes (`typed_routes`). This module adds what all routes share (the password, clean paths,
+how bodies are read), and the invocations, which FastAPI does not serve.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _complete(operation: dict[str, Any], path: str, public: bool) -> None:
-    """Add what holds for all operations like this one."""
+    """Add to *operation* what all operations share."""
     answers = operation["responses"]
     if "application/json" in answers.get("422", {}).get("content", {}):
         del answers["422"]  # FastAPI's own: we answer 400

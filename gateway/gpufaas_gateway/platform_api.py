@@ -164,33 +164,19 @@ async def _receive(request: Request, artifacts: Artifacts, digest: str) -> None:
     await asyncio.to_thread(context.__exit__, None, None, None)
 
 
-def _whole_status(status: EngineStatus, catalogue: Catalogue) -> dict[str, object]:
+def _whole_status(status: EngineStatus, catalogue: Catalogue) -> dict[str, Any]:
     """Return `EngineStatus` with a ``name`` for each resident copy, and the counts of each function."""
-    whole: dict[str, object] = msgspec.to_builtins(status)
-    whole["devices"] = [
-        {
-            **msgspec.to_builtins(each),
-            "resident": [
-                {
-                    **msgspec.to_builtins(resident),
-                    "name": full_name_of(resident.function),
-                }
-                for resident in each.resident
-            ],
-        }
-        for each in status.devices
-    ]
+    whole: dict[str, Any] = msgspec.to_builtins(status)
+    for device in whole["devices"]:
+        for resident in device["resident"]:
+            resident["name"] = full_name_of(resident["function"])
+    counts = ("inflight", "hits", "misses", "queue_s", "load_s", "run_s")
     whole["functions"] = {
         each.full_name: {
             "id": each.function_id,
             "kind": each.spec.kind,
             "invocations": each.invocations,
-            "inflight": each.stats.inflight,
-            "hits": each.stats.hits,
-            "misses": each.stats.misses,
-            "queue_s": each.stats.queue_s,
-            "load_s": each.stats.load_s,
-            "run_s": each.stats.run_s,
+            **{name: getattr(each.stats, name) for name in counts},
             "unavailable": each.unavailable,
         }
         for each in catalogue.everywhere()

@@ -1,4 +1,4 @@
-"""The management routes of what functions live in and read: namespaces, quotas, secrets (openfaas.md §3.8, §3.9)."""
+"""The management routes of namespaces, quotas and secrets (openfaas.md §3.8, §3.9)."""
 
 import asyncio
 from typing import Final
@@ -23,7 +23,7 @@ from gpufaas_gateway.wire import (
     SecretName,
 )
 
-# The documentation says one thing, the SDKs another, faas-cli adds a slash: all of them are meant (§3.2, appendix C).
+# OpenFaaS's documentation and its SDKs differ, and faas-cli adds a slash: all spellings are served (§3.2, appendix C).
 _ALL: Final = ("/system/namespaces", "/system/namespaces/", "/system/namespace", "/system/namespace/")
 _ONE: Final = ("/system/namespace/{name}", "/system/namespaces/{name}")
 _QUOTA: Final = "/system/namespace/{name}/quota"
@@ -59,7 +59,7 @@ def namespace_routes(deployer: Deployer) -> APIRouter:
         await namespaces.remove(named(name, asked).name)
 
     def named(name: str, asked: FunctionNamespace | None) -> Namespace:
-        """Return what is asked for: the name may be in the path, in the body, or in both."""
+        """Return the namespace that is meant; its name may be in the path, in the body, or in both."""
         if asked is None:
             return Namespace(name)
         if asked.name not in ("", name):
@@ -84,12 +84,12 @@ def namespace_routes(deployer: Deployer) -> APIRouter:
 
 
 def quota_routes(deployer: Deployer) -> APIRouter:
-    """Ours: OpenFaaS has no quotas."""
+    """Return the routes of quotas, which OpenFaaS does not have."""
     routes, namespaces, quotas = router(deployer.catalogue), deployer.namespaces, deployer.quotas
 
     @routes.get(_QUOTA, responses=refuses(UnknownName))
     async def describe_quota(name: str) -> QuotaStatus:
-        """What a namespace may use, and uses."""
+        """The limits of a namespace, and what it uses."""
         namespaces.get(name)
         return QuotaStatus(namespace=name, used=QuotaUsed(**deployer.used(name)), **asdict(quotas.get(name)))
 
@@ -117,7 +117,7 @@ def secret_routes(deployer: Deployer, secrets: SecretStore) -> APIRouter:
 
     @routes.get(_SECRETS, responses=refuses(StorageFailed))
     async def list_secrets(namespace: InNamespace = None) -> list[SecretName]:
-        """Their names, without their values."""
+        """Names of secrets, without values."""
         namespace = namespace or DEFAULT_NAMESPACE
         names = await asyncio.to_thread(secrets.names, namespace) if namespace in namespaces.names() else []
         return [SecretName(name=name, namespace=namespace) for name in names]

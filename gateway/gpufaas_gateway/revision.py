@@ -1,7 +1,7 @@
 """
-A revision of a function: what nodes, the scheduler and calls are told of it, by its record and what its bundle holds.
+Works out a revision of a function, from its record and its bundle: what nodes, the scheduler and calls need to know.
 
-Pure functions; `deploy` has the effects.
+Pure functions; `deploy` applies the results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,26 +18,26 @@ from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.spec import Defaults, FunctionRecord, FunctionSpec, Options, default_options
 from gpufaas_gateway.usage import FunctionStats
 
-# The first reservation of a model that nobody has measured. Weights are held once (mapped); a quarter more is for
-# activations and for loaders that hold a layer twice. The examples need 17 to 93 MiB beyond their weights, which does
-# not grow with the weights: 192 MiB is twice that. Both are corrected after the first call.
+# The first reservation of a model, before it is measured. Weights are mapped, so they count once; a quarter more is
+# for activations and loaders that hold a layer twice. The examples need 17 to 93 MiB beyond their weights, whatever
+# the size of the weights: 192 MiB is twice that. The first call corrects the reservation.
 MODEL_HEADROOM: Final = 1.25
 MODEL_BASE: Final[Bytes] = 192 * MiB
 HTTP_BASE: Final[Bytes] = 96 * MiB
-"""A CPU function without a model: the handler's imports and its requests."""
+"""For a CPU function without a model: its imports and its requests."""
 SERVER_BASE: Final[Bytes] = 192 * MiB
-"""A program with an interpreter of its own. Nothing measures it later: what is reserved is what it may take."""
+"""For a program with its own interpreter. It is not measured later: the reservation is its limit."""
 
 _FIRST: Final[Mapping[Kind, tuple[Bytes, float]]] = {
     "http": (HTTP_BASE, 1.0),
     "server": (SERVER_BASE, 1.0),
     "model": (MODEL_BASE, MODEL_HEADROOM),
 }
-"""What is reserved first: the one, and so many times the files that are no code, which a handler may read."""
+"""The first reservation: a base, plus a factor times the files that are not code, which a handler may read."""
 
-# A guess for kinds of device that the function never ran on, good enough to prefer a hit; the first call corrects it.
 MOST_FORKED: Final = 240
-"""Calls at once in one forked process: each has a socket, and the kernel hands over 253 files in one message."""
+"""Calls at once in one forked process: each has a socket, and the kernel passes 253 files in one message."""
+# Estimates for kinds of device on which the function never ran; the first call there corrects them.
 _LOAD_BASE_S: Final[Seconds] = 0.5
 _LOAD_BYTES_PER_S: Final = 1e9
 _SERVICE_S: Final[Seconds] = 0.1
@@ -53,10 +53,10 @@ def deployed(
     stats: FunctionStats,
 ) -> Deployed:
     """
-    Return it as its bundle, or image, says.
+    Return a revision of the function that *manifest* describes.
 
-    :param learnt: what it was measured to cost, by kind of device
-    :param sizes: what is reserved for it where it is an image, by kind of device
+    :param learnt: measured profiles by kind of device
+    :param sizes: for an image, its reservation by kind of device
     """
     exclusive = manifest.kind == "model" or spec.exclusive
     guess = Profile(
@@ -74,7 +74,7 @@ def deployed(
         max_copies=0 if options.scaling is None else options.scaling.max,
         max_queue=options.max_queue,
         constraints=options.placement.constraints,
-        # Nobody measures a server: what is reserved for it is what it may take.
+        # A server is not measured: its reservation is its limit.
         floor=spec.memory if options.memory or manifest.kind == "server" else 0,
         elastic=spec.elastic,
     )
@@ -84,7 +84,7 @@ def deployed(
 
 
 def unavailable(record: FunctionRecord, reason: str, defaults: Defaults, stats: FunctionStats) -> Deployed:
-    """Return one that is listed, and cannot be called."""
+    """Return a revision that is listed but cannot be called."""
     digest = (record.spec.annotations or {}).get("gpufaas.bundle", "")
     spec = WorkerSpec(record.function_id, record.name, record.namespace, digest, "http")
     function = Function(record.function_id, digest)
@@ -116,13 +116,13 @@ def check_fits(new: Deployed, devices: Sequence[Device]) -> None:
 
 
 def first_reservation(manifest: Manifest) -> Bytes:
-    """Return the memory to reserve for a worker that was never measured and does not declare it, in bytes."""
+    """Return the memory, in bytes, to reserve for a worker that declares none and was never measured."""
     base, factor = _FIRST[manifest.kind]
     return base + int((manifest.weight_bytes + manifest.data_bytes) * factor)
 
 
 def _why_memory(manifest: Manifest, options: Options, function: Function) -> str:
-    """Say how the first reservation came about, and how to change it."""
+    """Return how the first reservation was computed, and how to change it."""
     if options.memory:
         return "declared"
     files, (base, factor) = manifest.weight_bytes + manifest.data_bytes, _FIRST[manifest.kind]
@@ -145,7 +145,7 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, slots: int
         function=record.function_id,
         name=record.name,
         namespace=record.namespace,
-        # An image's profiles are kept under its name: there is nothing else to tell it by before it is pulled.
+        # Profiles of an image are stored under its name: its digest is not known before it is pulled.
         digest=options.bundle or f"image:{record.spec.image}",
         kind=kind,
         slots=slots,
@@ -169,17 +169,16 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, slots: int
 
 
 def _is_exclusive_image(options: Options) -> bool:
-    """An image on a GPU has it to itself during a call, as a model has, unless it says how many it takes at once."""
+    """Return whether an image uses a GPU exclusively during a call, as models do: unless it sets gpufaas.slots."""
     return options.placement.gpu and options.slots in (None, 1)
 
 
 def image_sizes(options: Options, memory: Bytes, devices: Sequence[Device]) -> dict[str, Bytes]:
     """
-    Return what to reserve for an image on each kind of *devices*.
+    Return the reservation of an image by kind of *devices*.
 
-    On a CPU device, what the kernel holds it to. On a GPU nobody holds it to anything, so unless gpufaas.memory says
-    what it needs it gets all of it, which is what ``nvidia.com/gpu: 1`` means elsewhere; of several sizes of a kind,
-    the largest.
+    On a CPU device it is the limit that the kernel enforces. A GPU enforces no limit, so the image gets the whole GPU
+    (of several of a kind, the size of the largest) unless gpufaas.memory says what it needs.
     """
     sizes: dict[str, Bytes] = {}
     for each in devices:

@@ -1,9 +1,9 @@
 """
-What is deployed: as it was asked (`FunctionSpec`), as it is kept (`FunctionRecord`), as we understand it (`Options`).
+A deployment as the client sent it (`FunctionSpec`), as it is stored (`FunctionRecord`), and what it means (`Options`).
 
-A spec keeps every field exactly as the client sent it, because clients compare what they read with what they deployed
-(openfaas.md §4.2): absent stays absent, ``"128Mi"`` stays ``"128Mi"``. What we make of it lives in `Options`, read from
-annotations that begin with ``gpufaas.`` (the stock CLI passes annotations on, and drops unknown resources).
+A spec keeps each field exactly as sent, because clients compare what they read with what they deployed (openfaas.md
+§4.2): absent stays absent, ``"128Mi"`` stays ``"128Mi"``. Options are mostly annotations that begin with ``gpufaas.``,
+because the stock CLI passes annotations on but drops unknown resources.
 """
 
 import difflib
@@ -22,7 +22,7 @@ from gpufaas_gateway.cors import HEADERS, METHODS, ORIGINS, Cors, read_cors
 from gpufaas_gateway.placement import DEVICE_ANNOTATION, NOTHING_ASKED, PROFILES, Placement, Profiles, read_placement
 
 DEFAULT_NAMESPACE: Final = "openfaas-fn"
-"""Stock clients put it into every invocation's URL (openfaas.md §1 item 6)."""
+"""Stock clients put it into the URL of each invocation (openfaas.md §1 item 6)."""
 
 DEFAULT_QUEUE: Final = "faas-request"
 """OpenFaaS's name for the queue of asynchronous calls to functions that name none."""
@@ -31,12 +31,12 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN: Final = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern})*")
 _MAX_SUBDOMAIN: Final = 253
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_MAX_SLOTS: Final = 1024  # threads of one worker; beyond it the kernel's limits answer, less clearly
-_NO_LIMIT_S: Final = 86_400.0  # "0" means no limit to OpenFaaS's watchdogs; here every wait has a deadline, so: a day
+_MAX_SLOTS: Final = 1024  # threads of one worker; more run into limits of the kernel
+_NO_LIMIT_S: Final = 86_400.0  # "0" means no limit to OpenFaaS's watchdogs; here every wait has a deadline: a day
 
 
 class FunctionSpec(Struct, frozen=True, omit_defaults=True):
-    """A deployment as it was asked for. None is: the client did not send it."""
+    """A deployment as the client sent it. None: the field was not sent."""
 
     service: str
     image: str
@@ -53,17 +53,17 @@ class FunctionSpec(Struct, frozen=True, omit_defaults=True):
 
 
 class FunctionRecord(Struct, frozen=True):
-    """A function as it is kept across restarts."""
+    """A function as it is stored."""
 
     name: str
     namespace: str
     spec: FunctionSpec
     revision: str
-    """Never used twice for a name: a removed revision may still drain while its successor serves."""
+    """Unique among the revisions of a function: the old one may drain while the new one serves."""
     created_at: float
-    """Unix seconds of the first deployment; updates keep it."""
+    """Time of the first deployment, in Unix seconds. Updates keep it."""
     invocations: int = 0
-    """Calls ended so far, over all revisions; a little behind while the platform runs."""
+    """Calls that ended, of all revisions. Up to 5 s behind."""
 
     @property
     def full_name(self) -> str:
@@ -75,7 +75,7 @@ class FunctionRecord(Struct, frozen=True):
 
 
 class Namespace(Struct, frozen=True):
-    """A grouping of functions and secrets, as it was asked for. None is: the client did not send it."""
+    """A namespace as the client sent it. None: the field was not sent."""
 
     name: str
     labels: dict[str, str] | None = None
@@ -83,61 +83,61 @@ class Namespace(Struct, frozen=True):
 
 
 class Quota(Struct, frozen=True, omit_defaults=True):
-    """What a namespace may use at most. None is: no limit."""
+    """Limits of a namespace. None: no limit."""
 
     max_functions: int | None = None
     max_waiting: int | None = None
-    """Calls that have no lease yet, at one gateway."""
+    """Calls without a lease, at one gateway."""
     max_in_flight: int | None = None
-    """Calls that were taken and are not answered to the end, those that wait included, at one gateway."""
+    """Calls from their arrival to the end of their answer, at one gateway."""
     max_memory: Bytes | None = None
-    """The first reservations of its functions, each as often as copies of it are kept."""
+    """Sum over its functions: first reservation times the copies that are always kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds for a function that does not say otherwise."""
+    """What applies to a function that does not set it."""
 
     timeout_s: Seconds = 60.0
-    """OpenFaaS's own default, and as long as faas-cli waits for an answer."""
+    """OpenFaaS's default; faas-cli waits as long for an answer."""
     slots: int = 8
     """Calls at once in one worker of a CPU function."""
     server_slots: int = 100
-    """Calls at once to one program or container: it has its own ways to make them wait."""
+    """Calls at once to one program or container, which has its own queue."""
     stall_s: Seconds = 60.0
-    """A load without any progress for so long is killed."""
+    """A load that makes no progress for this long is killed."""
     max_queue: int = 1000
     """Calls of one function that may wait."""
     max_body: Bytes = 100 * MiB
-    """Largest request body: what a node can hold once per running call without harm."""
+    """Largest request body: a node can hold one for each running call."""
     body_patience_s: Seconds = 20.0
-    """How long a call whose body streams may be sent next to nothing while it holds a slot."""
+    """How long the body of a streaming call may arrive at almost no speed while the call holds a slot."""
     profiles: Profiles = field(default_factory=lambda: PROFILES)
-    """What the annotation ``com.openfaas.profile`` may name."""
+    """Profiles that the annotation ``com.openfaas.profile`` may name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the annotations, labels and environment of a spec mean to us."""
+    """What the annotations, labels, limits and environment of a spec mean."""
 
     bundle: str
-    """sha256 of the bundle; empty: it has none, and runs in a container of its image."""
+    """sha256 of the bundle; empty for a function that runs in a container of its image."""
     slots: int | None = None
-    """None: not given. Of CPU functions only."""
+    """Calls at once in one worker of a CPU function; None: not given."""
     timeout_s: Seconds
     stall_s: Seconds
     max_queue: int
     max_body: Bytes
     body_patience_s: Seconds
-    """Of CPU functions."""
+    """For CPU functions."""
     async_queue: str = DEFAULT_QUEUE
-    """Through which its asynchronous calls go."""
+    """The queue of its asynchronous calls."""
     scaling: ScalingRule | None = None
-    """None: copies follow calls."""
+    """None: the number of copies follows the calls."""
     memory_limit: Bytes = 0
-    """limits.memory, which a container is held to; 0: not given."""
+    """limits.memory, the memory limit of a container; 0: not given."""
     device_memory: Bytes = 0
-    """gpufaas.memory; for an image on a GPU, limits.memory is not about the device's. 0: not given."""
+    """gpufaas.memory; of the device, also for an image on a GPU. 0: not given."""
     cpus: float = 0.0
     """limits.cpu, in cores; 0: not given."""
     ready_path: str = ""
@@ -151,12 +151,12 @@ class Options:
 
     @property
     def memory(self) -> Bytes:
-        """The declared reservation; 0: to be derived from the weights."""
+        """The declared reservation; 0: not declared, so that it is derived from the weights."""
         return self.device_memory or self.memory_limit
 
 
 def check_name(name: str) -> None:
-    """:raises InvalidSpec: *name* is not a DNS label, which is what function names are"""
+    """:raises InvalidSpec: *name* is not a DNS label, as function names must be"""
     if not _NAME.fullmatch(name):
         raise InvalidSpec(
             f"service: {name[:80]!r} is not a function name: use at most 63 of a-z, 0-9 and '-', "
@@ -165,7 +165,7 @@ def check_name(name: str) -> None:
 
 
 def check_namespace(name: str) -> None:
-    """:raises InvalidSpec: *name* cannot be that of a namespace: a DNS label, and none of Kubernetes' own"""
+    """:raises InvalidSpec: *name* is not a DNS label, or one of Kubernetes' own namespaces"""
     if not _NAME.fullmatch(name) or name.startswith("kube-"):
         raise InvalidSpec(
             f"name: {name[:80]!r} is not a namespace: use at most 63 of a-z, 0-9 and '-', "
@@ -174,7 +174,7 @@ def check_namespace(name: str) -> None:
 
 
 def check_secret(name: str) -> None:
-    """:raises InvalidSpec: *name* is not a DNS subdomain, which is what secret names are; so it is a safe file name"""
+    """:raises InvalidSpec: *name* is not a DNS subdomain, as secret names must be (so they are safe file names)"""
     if len(name) > _MAX_SUBDOMAIN or not _SUBDOMAIN.fullmatch(name):
         raise InvalidSpec(
             f"name: {name[:80]!r} is not a secret's name: use at most {_MAX_SUBDOMAIN} of a-z, 0-9, '-' and '.', "
@@ -183,7 +183,7 @@ def check_secret(name: str) -> None:
 
 
 def check_queue(name: str) -> None:
-    """:raises InvalidSpec: *name* is not that of a queue for asynchronous calls"""
+    """:raises InvalidSpec: *name* cannot be the name of a queue"""
     if not _QUEUE_NAME.fullmatch(name):
         raise InvalidSpec(
             f"{name[:80]!r} is not the name of a queue: use at most 63 of a-z, A-Z, 0-9, '-', '_' and '.', "
@@ -192,16 +192,16 @@ def check_queue(name: str) -> None:
 
 
 def check_digest(digest: str, what: str) -> None:
-    """:raises InvalidSpec: *digest* is not a sha256 in lower-case hex; *what* says where it stands"""
+    """:raises InvalidSpec: *digest* is not a sha256 in lower-case hex; *what* names the field in the message"""
     if not _SHA256.fullmatch(digest):
         raise InvalidSpec(f"{what}: {digest[:80]!r} is not a sha256 digest: 64 lower-case hex digits are expected")
 
 
 def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
     """
-    Return what *spec* asks of us; check all that can be checked without a node.
+    Return the options of *spec*, and check all that can be checked without a node.
 
-    :raises InvalidSpec: a bad or unknown value; names the field or annotation, and the nearest known one
+    :raises InvalidSpec: a value is malformed, or an annotation unknown; names it, and the nearest known one
     """
     annotations, env, limits = spec.annotations or {}, spec.env_vars or {}, spec.limits or {}
     _check_environment(env)
@@ -233,7 +233,7 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
 
 
 def default_options(bundle: str, defaults: Defaults) -> Options:
-    """Return those of a function that says nothing."""
+    """Return the options of a function that sets none."""
     return Options(
         bundle=bundle,
         timeout_s=defaults.timeout_s,
@@ -245,7 +245,7 @@ def default_options(bundle: str, defaults: Defaults) -> Options:
 
 
 def placement_of(spec: FunctionSpec, defaults: Defaults, *, image: bool) -> Placement:
-    """Return on which devices *spec* may run; *image*: it has no bundle. :raises InvalidSpec: as `read_placement`"""
+    """Return on which devices *spec* may run; *image*: it has no bundle. Raises as `read_placement`."""
     return read_placement(
         spec.constraints or (),
         spec.limits or {},

@@ -1,7 +1,7 @@
 """
-Routes whose handlers are typed, so that FastAPI checks what comes and describes it (`openapi`).
+Typed routes: FastAPI checks their parameters and bodies, and describes them (`openapi`).
 
-A handler takes what `wire` declares and returns one of its structs; `refuses` says with which errors it may end.
+A handler takes parameters and bodies of `wire`, and returns one of its structs. `refuses` lists what it raises.
 """
 
 import functools
@@ -22,15 +22,16 @@ from gpufaas_gateway.errors import Starting, status_of
 Responses = dict[int | str, dict[str, Any]]
 
 SCHEMAS: Final = "x-schemas"
-"""In the description of an answer: the schemas that it refers to. `openapi` moves them to where they belong."""
+"""Key in the description of an answer: the schemas that it refers to. `openapi` moves them to the components."""
 TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
 
 
 class Route(APIRoute):
     """
-    A route whose handler returns what its annotation says: types of msgspec as JSON, None as no body, or a Response.
+    A route that encodes what its handler returns, by the annotation: None as an empty body, a Response as it is, all
+    else as JSON by msgspec.
 
-    A body is read as JSON whatever its Content-Type, as in OpenFaaS.
+    Reads a body as JSON whatever its Content-Type, as OpenFaaS does.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -53,7 +54,7 @@ class Route(APIRoute):
 
 
 class _JsonRequest(Request):
-    """A request whose body was read."""
+    """A request whose body was read and parsed."""
 
     def __init__(self, request: Request, body: bytes) -> None:
         """:raises InvalidSpec: *body* is not JSON"""
@@ -81,7 +82,7 @@ def _encoded(handler: Callable[..., Awaitable[object]]) -> Callable[..., Awaitab
 
 
 def router(catalogue: Catalogue | None = None) -> APIRouter:
-    """Return a router of typed routes. With *catalogue* they are refused until it is loaded."""
+    """Return a router of typed routes. With *catalogue* they answer 503 until it is loaded."""
 
     async def check_started() -> None:
         if catalogue is not None and not catalogue.loaded:
@@ -93,7 +94,7 @@ def router(catalogue: Catalogue | None = None) -> APIRouter:
 
 
 def get_and_head(routes: APIRouter, path: str, **options: Any) -> Callable[[Callable[..., Any]], None]:
-    """Return a decorator that adds a handler for both methods."""
+    """Return a decorator that adds a handler for GET and HEAD."""
 
     def add(handler: Callable[..., Any]) -> None:
         for method in ("GET", "HEAD"):
@@ -103,20 +104,20 @@ def get_and_head(routes: APIRouter, path: str, **options: Any) -> Callable[[Call
 
 
 def json_of(returned: Any) -> dict[str, Any]:
-    """Return the description of an answer: JSON of the type *returned*."""
+    """Return the description of an answer with JSON of the type *returned*."""
     (schema,), schemas = msgspec.json.schema_components([returned], ref_template="#/components/schemas/{name}")
     schemas = msgspec.json.decode(msgspec.json.encode(schemas))  # defaults that are tuples are lists then
     return {"content": {"application/json": {"schema": schema}}, SCHEMAS: schemas}
 
 
 def lines_of(each: type[msgspec.Struct], media_type: str) -> dict[str, Any]:
-    """Return the description of an answer: JSON of *each* in every line."""
+    """Return the description of an answer with JSON of *each* in every line."""
     schema = {"type": "string", "description": f"one {each.__name__}, JSON, in every line"}
     return {"content": {media_type: {"schema": schema}}, SCHEMAS: json_of(each)[SCHEMAS]}
 
 
 def refuses(*errors: type[GpufaasError]) -> Responses:
-    """Return the descriptions of answers that tell of *errors*, by the statuses that `errors.STATUS` gives them."""
+    """Return the descriptions of *errors* by status (`errors.STATUS`), from the docstrings of their classes."""
     described: Responses = {}
     for each in errors:
         answer = described.setdefault(status_of(each), {"description": "", "content": TEXT})

@@ -1,4 +1,4 @@
-"""What `metrics` shows: what is counted of each function, cheaply (no labels, no locks), and queues as they are now."""
+"""The counts of each function, kept without labels and locks, and the state of queues. `metrics` shows them."""
 
 from bisect import bisect_left
 from typing import Final
@@ -13,7 +13,7 @@ SUM: Final = BUCKETS  # index of the sum of seconds, behind the buckets
 
 
 class FunctionStats:
-    """What is counted of one function, over its revisions. Owned by the event loop that serves calls."""
+    """The counts of one function, over all its revisions. The event loop that serves calls owns it."""
 
     __slots__ = (
         "begun", "by_code", "finished", "hits", "load_s", "misses", "name", "queue_s", "run_s", "saved", "saved_before",
@@ -25,7 +25,7 @@ class FunctionStats:
         self.begun = 0
         self.finished = 0
         self.by_code: dict[int, list[float]] = {}
-        """Per status: a count for each bucket (not cumulative), then the sum of seconds."""
+        """By status: the count of each bucket (not cumulative), then the sum of seconds."""
         self.hits = 0
         self.misses = 0
         self.queue_s: Seconds = 0.0
@@ -37,7 +37,7 @@ class FunctionStats:
         """How many of `finished` the store has."""
 
     def started(self) -> None:
-        """A call came in; `observe` must follow, whatever becomes of it."""
+        """Count a call that begins. `observe` must follow at its end."""
         self.begun += 1
 
     def observe(
@@ -50,9 +50,9 @@ class FunctionStats:
         run_s: Seconds = 0.0,
     ) -> None:
         """
-        A call ended with status *code* after *seconds*. Under 1 us (tests/unit/gateway/test_metrics.py).
+        Count a call that ended with status *code* after *seconds*. Under 1 us (tests/unit/gateway/test_metrics.py).
 
-        :param hit: whether its model was resident; None: it never got a worker (refused, timed out in the queue)
+        :param hit: whether its model was resident; None if the call never got a worker
         """
         counts = self.by_code.get(code)
         if counts is None:
@@ -74,17 +74,17 @@ class FunctionStats:
 
     @property
     def invocations(self) -> int:
-        """Calls ended, ever: those of earlier runs of the platform count."""
+        """All calls that ended, also in earlier runs of the platform."""
         return self.saved_before + self.finished
 
 
 class QueueStatus(Struct, frozen=True):
-    """One queue of asynchronous calls as it is now, in calls."""
+    """The state of a queue of asynchronous calls, in calls."""
 
     concurrency: int
     limit: int
     pending: int
-    """Those that have not ended."""
+    """Calls that have not ended."""
     running: int
     delivering: int
     """Callbacks under way."""

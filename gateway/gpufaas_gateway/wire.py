@@ -1,5 +1,5 @@
 """
-OpenFaaS's JSON on the wire (openfaas.md §4): bodies and parameters that routes take, and what they answer.
+The JSON of management routes (openfaas.md §4): their parameters, bodies and answers.
 
 Bodies are pydantic models, which FastAPI checks and describes: lenient where real clients are loose (unknown fields are
 ignored, null is absent), strict in types (a number is not a string). Answers are msgspec structs.
@@ -8,7 +8,7 @@ ignored, null is absent), strict in types (a number is not a string). Answers ar
 import base64
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from fastapi import Path, Query
@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.units import Bytes, parse_bytes
+from gpufaas_core.units import Bytes, Seconds, parse_bytes
 from gpufaas_gateway.spec import check_digest
 
 _Struct = TypeVar("_Struct", bound=Struct)
@@ -28,7 +28,7 @@ _Limit = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 def _in_bytes(size: object) -> object:
-    """``8Gi`` is a number of bytes too."""
+    """Return a size such as ``8Gi`` in bytes."""
     try:
         return parse_bytes(size) if isinstance(size, str) else size
     except InvalidSpec as exc:
@@ -87,7 +87,7 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", alias_generator=to_camel)
 
     def to(self, kind: type[_Struct]) -> _Struct:
-        """Return the fields that the struct *kind* has."""
+        """Return the fields of the struct *kind*."""
         return msgspec.convert(self, kind, from_attributes=True)
 
 
@@ -119,9 +119,9 @@ class FunctionNamespace(_Body):
 
 class NamespaceQuota(_Body):
     """
-    Limits of a namespace; what is absent or null has none. What a GET shows beside them may come along.
+    Limits of a namespace; absent or null: no limit. The other fields of `QuotaStatus` are allowed and ignored.
 
-    Unlike OpenFaaS's bodies it knows all its fields: one that is spelled wrongly would be a limit that does not hold.
+    Unknown fields are refused: with a typing error in its name, a limit would not apply.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -142,9 +142,9 @@ class Secret(_Body):
 
     def bytes_of_value(self) -> bytes:
         """
-        Return ``value`` unless it is empty, else ``rawValue``: faas-cli sends both of a file, the first one trimmed.
+        Return ``value`` unless it is empty, else ``rawValue``. faas-cli sends both for a file, ``value`` trimmed.
 
-        :raises InvalidSpec: both are empty, or the second one is not base64
+        :raises InvalidSpec: both are empty, or ``rawValue`` is not base64
         """
         if self.value:
             return self.value.encode()
@@ -179,7 +179,7 @@ class AlertMessage(_Body):
 
 
 def explain_errors(errors: Sequence[Any]) -> str:
-    """Return in one line what pydantic found wrong, field by field; without the values, which may be secrets."""
+    """Return pydantic's errors in one line, by field. Values are left out: they may be secrets."""
     shown = [_explain(tuple(each["loc"])[1:], each["type"], each["msg"]) for each in errors[:_ERRORS_SHOWN]]
     if any(each["type"] == "extra_forbidden" for each in errors):
         known = (each.alias or name for name, each in NamespaceQuota.model_fields.items())
@@ -209,10 +209,12 @@ def _explain(where: tuple[int | str, ...], kind: str, message: str) -> str:
 # --- answers ---
 
 _Count = Annotated[int, Meta(ge=0)]
+_Time = Annotated[datetime, Meta(tz=True)]
+State = Literal["unavailable", "failed", "resident", "loading", "idle"]
 
 
 class _Answer(Struct, rename="camel", omit_defaults=True):
-    """What is None is left out."""
+    """An answer whose None fields are left out."""
 
 
 class Usage(_Answer):
@@ -220,8 +222,48 @@ class Usage(_Answer):
     total_memory_bytes: _Count
 
 
+class ProfileShown(Struct):
+    load_s: Seconds
+    service_s: Seconds
+    occupation: Annotated[Bytes, Meta(description="bytes")]
+    measured: bool
+    estimated: tuple[str, ...]
+
+
+class PlacementShown(Struct):
+    asked: list[str]
+    devices: list[str]
+
+
+class FunctionDetail(_Answer, kw_only=True):
+    """What only this platform knows of a function. From `kind` on: of one that can be called."""
+
+    state: State
+    reason: str | None = None
+    since: _Time | None = None
+    failures: int | None = None
+    retry_in: Annotated[Seconds | None, Meta(description="seconds")] = None
+    ready: _Count
+    loading: _Count
+    revision: str
+    bundle: str
+    devices: list[str]
+    copies: Annotated[dict[str, int], Meta(description="by device")]
+    hits: _Count
+    misses: _Count
+    unavailable: str | None = None
+    kind: str | None = None
+    slots: int | None = None
+    memory: Annotated[Bytes | None, Meta(description="of the first reservation, in bytes")] = None
+    memory_reason: str | None = None
+    timeout: Annotated[Seconds | None, Meta(description="seconds")] = None
+    profiles: Annotated[dict[str, ProfileShown] | None, Meta(description="by kind of device")] = None
+    memory_enforcement: list[str] | None = None
+    placement: PlacementShown | None = None
+
+
 class FunctionStatus(_Answer, kw_only=True):
-    """What was deployed (§4.2), identical, and absent where it was absent; and how it is."""
+    """A function (§4.2): the fields of its deployment exactly as sent, and its state."""
 
     name: str
     image: str
@@ -235,16 +277,16 @@ class FunctionStatus(_Answer, kw_only=True):
     read_only_root_filesystem: bool | None = None
     labels: dict[str, str]
     annotations: dict[str, str]
-    created_at: Annotated[datetime, Meta(tz=True)]
+    created_at: _Time
     replicas: _Count
     available_replicas: _Count
-    gpufaas: Annotated[dict[str, Any], Meta(description="what only this platform knows of it")]
+    gpufaas: FunctionDetail
     invocation_count: Annotated[int | None, Meta(description="in lists only")] = None
     usage: Usage | None = None
 
 
 class NamespaceStatus(_Answer):
-    """A namespace (§4.3); absent where it was absent."""
+    """A namespace (§4.3), with the fields that were sent."""
 
     name: str
     labels: dict[str, str] | None = None
@@ -259,7 +301,7 @@ class QuotaUsed(_Answer):
 
 
 class QuotaStatus(_Answer, kw_only=True):
-    """The limits as `NamespaceQuota` takes them, absent where there is none, and what is in use of them."""
+    """The limits of a namespace, as `NamespaceQuota` takes them, and what it uses."""
 
     namespace: str
     max_functions: int | None = None
@@ -275,7 +317,7 @@ class SecretName(_Answer):
 
 
 class Version(Struct):
-    """faas-cli ends with a nil pointer when a field is missing."""
+    """faas-cli crashes when a field is missing."""
 
     commit_message: str
     sha: str
@@ -301,5 +343,5 @@ class PublicKey(Struct):
 
 
 def timestamp(unix_s: float) -> datetime:
-    """Return a time with a zone; without one, Go clients cannot read the whole list."""
+    """Return a time with a zone: Go clients fail to read a list with a time that has none."""
     return datetime.fromtimestamp(unix_s, UTC)
