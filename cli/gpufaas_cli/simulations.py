@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gpufaas_cli import output
-from gpufaas_core.errors import GpufaasError
+from gpufaas_cli import declare, output
+from gpufaas_cli.declare import gathered, option
+from gpufaas_cli.extra import needing
 from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_WAIT_BOUND_S
 
 if TYPE_CHECKING:
@@ -19,94 +20,26 @@ if TYPE_CHECKING:
     from gpufaas_simulator.nodes import Noise
     from gpufaas_simulator.noise import Law
     from gpufaas_simulator.report import Estimate, Report
-    from gpufaas_simulator.simulation import Observer, Record
+    from gpufaas_simulator.simulation import Record
     from gpufaas_simulator.timeline import Timeline
     from gpufaas_simulator.trace import Trace
     from gpufaas_simulator.workload import Workload
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 _SHAPES: Final = ("power-law", "poisson", "bursts", "diurnal")
 _DEFAULT_WORKING_SET: Final = 35
 
 
-@contextlib.contextmanager
-def installed(command: str) -> Iterator[None]:
-    """Import what is an extra; say how to install it when it is not there."""
-    try:
-        yield
-    except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.startswith("gpufaas"):
-            raise
-        raise GpufaasError(
-            f"'gpufaas {command}' needs {exc.name}, which is not installed: pip install 'gpufaas[simulate]'"
-        ) from exc
+_COUNT: Final = click.IntRange(1)
+_PATH: Final = click.Path(path_type=Path)
+_ABOVE_0: Final = click.FloatRange(0, min_open=True)
+
+
+def installed(command: str) -> AbstractContextManager[None]:
+    """Import the simulator in it: a missing package is an error that says what to install."""
+    return needing(command, "simulate")
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
-
-
-def workload(command: _F) -> _F:
-    """Where the workload comes from: the fields of `Source`."""
-    options = [
-        click.option(
-            "--workload", "file", type=click.Path(path_type=Path), metavar="FILE",
-            help="Explicit workload (docs/simulator.md).",
-        ),
-        click.option(
-            "--trace", type=click.Path(path_type=Path), metavar="FILE",
-            help="Azure Functions 2019, calls per minute; the full files or samples of them.",
-        ),
-        click.option(
-            "--shape", type=click.Choice(_SHAPES), default=None,
-            help="Draw the workload. [default: power-law, as published]",
-        ),
-        click.option("--minutes", type=click.IntRange(1), default=6, show_default=True, help="Its length."),
-        click.option("--first-minute", type=int, metavar="N", help="Of --trace. [default: its first]"),
-        click.option(
-            "--working-set", "working_sets", type=click.IntRange(1), multiple=True, metavar="N",
-            help=f"How many functions, the most called ones; may be repeated. [default: {_DEFAULT_WORKING_SET}]",
-        ),
-        click.option(
-            "--rpm", type=click.FloatRange(0, min_open=True), default=325.0, show_default=True,
-            help="Calls a minute, all functions together.",
-        ),
-        click.option("--as-recorded", is_flag=True, help="Of --trace: its own number of calls, whatever --rpm says."),
-        click.option(
-            "--skew", type=click.FloatRange(0), default=0.8, show_default=True,
-            help="Of --shape: popularity falls as rank^-SKEW.",
-        ),
-        click.option("--devices", type=click.IntRange(1), default=12, show_default=True, help="How many there are."),
-        click.option(
-            "--memory-mb", type=click.FloatRange(0, min_open=True), default=7800.0, show_default=True,
-            help="Memory of each.",
-        ),
-    ]  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def engine(command: _F) -> _F:
-    """What decides, beside the policy: ``o3_limit``, ``wait_bound``, ``replacement``, ``learn``."""
-    options = [
-        click.option(
-            "--o3-limit", type=click.IntRange(0), default=DEFAULT_O3_LIMIT, show_default=True,
-            help="How often one waiting call may be overtaken.",
-        ),
-        click.option(
-            "--wait-bound", type=click.FloatRange(0, max_open=True, max=float("inf")), default=DEFAULT_WAIT_BOUND_S,
-            show_default=True, metavar="SECONDS", help="least-wait: who waits so long has a device reserved.",
-        ),
-        click.option("--replacement", default="lru", show_default=True, help="Which models are evicted first."),
-        click.option(
-            "--learn", is_flag=True,
-            help="Let the scheduler learn its profiles from what is measured, as serve does; else they are the truth.",
-        ),
-    ]  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 @dataclass
@@ -124,22 +57,16 @@ class Source:
     skew: float
     devices: int
     memory_mb: float
-    _trace: Trace | None = None
-    _explicit: Workload | None = None
 
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Source:
-        found = cls(**given)
-        named = [
-            option
-            for option, value in (("--workload", found.file), ("--trace", found.trace), ("--shape", found.shape))
-            if value is not None
-        ]
+    def __post_init__(self) -> None:
+        self._trace: Trace | None = None
+        self._explicit: Workload | None = None
+        given = {"--workload": self.file, "--trace": self.trace, "--shape": self.shape}
+        named = [option for option, value in given.items() if value is not None]
         if len(named) > 1:
             raise click.UsageError(f"{' and '.join(named)} both name a workload: leave one out")
-        if found.as_recorded and found.trace is None:
+        if self.as_recorded and self.trace is None:
             raise click.UsageError("--as-recorded is about --trace: name a trace")
-        return found
 
     @property
     def title(self) -> str:
@@ -174,33 +101,73 @@ class Source:
         )  # fmt: skip
 
 
+workload = gathered(
+    "source", Source,
+    option("--workload", "file", type=_PATH, metavar="FILE", says="Explicit workload (docs/simulator.md)."),
+    option("--trace", type=_PATH, metavar="FILE",
+           says="Azure Functions 2019, calls per minute; the full files or samples of them."),
+    option("--shape", type=click.Choice(_SHAPES), says="Draw the workload. [default: power-law, as published]"),
+    option("--minutes", type=_COUNT, default=6, says="Its length."),
+    option("--first-minute", type=int, metavar="N", says="First minute of --trace. [default: its first]"),
+    option("--working-set", "working_sets", type=_COUNT, multiple=True, metavar="N",
+           says=f"How many functions, the most called ones; repeatable. [default: {_DEFAULT_WORKING_SET}]"),
+    option("--rpm", type=_ABOVE_0, default=325.0, says="Calls a minute, all functions together."),
+    option("--as-recorded", is_flag=True, says="With --trace: its own number of calls, whatever --rpm says."),
+    option("--skew", type=click.FloatRange(0), default=0.8, says="With --shape: popularity falls as rank^-SKEW."),
+    option("--devices", type=_COUNT, default=12, says="How many devices there are."),
+    option("--memory-mb", type=_ABOVE_0, default=7800.0, says="Memory of each device."),
+)  # fmt: skip
+"""Where the workload comes from, as ``source``."""
+
+engine = declare.options(
+    option("--o3-limit", type=click.IntRange(0), default=DEFAULT_O3_LIMIT,
+           says="How often one waiting call may be overtaken."),
+    option("--wait-bound", type=click.FloatRange(0, max_open=True, max=float("inf")), default=DEFAULT_WAIT_BOUND_S,
+           metavar="SECONDS", says="least-wait: a call that waits so long has a device reserved."),
+    option("--replacement", default="lru", says="Which models are evicted first."),
+    option("--learn", is_flag=True,
+           says="Let the scheduler learn its profiles from what is measured, as serve does; else they are the truth."),
+)  # fmt: skip
+"""What decides, beside the policy: ``o3_limit``, ``wait_bound``, ``replacement``, ``learn``."""
+
+plotting = declare.options(
+    option("--plots", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+           says="Draw there the distribution of latency; simulate also misses, and what was resident when."),
+    option("--plot-format", type=click.Choice(("svg", "png")), default="svg", says="Format of --plots."),
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Deviation:
-    """Of true times from profiles, as the options say."""
+    """How true times differ from profiles."""
 
     law: Law | None
     of: str
     drift: float
 
     @classmethod
-    def of_options(cls, noise: float | None, of: str, law: str | None, drift: float) -> Deviation:
+    def of_options(cls, noise: float | None, noise_of: str, noise_law: str | None, drift: float) -> Deviation:
         """:raises click.UsageError: they contradict each other"""
         from gpufaas_simulator.noise import PARETO_INDEX, bimodal, lognormal, pareto
 
-        if law == "pareto":
-            if noise is not None and not noise > 1:
-                raise click.UsageError(f"--noise {noise:g} is the index of the Pareto law: give a number above 1")
-            return cls(pareto(PARETO_INDEX if noise is None else noise), of, drift)
-        if law == "bimodal":
-            if noise is not None:
-                raise click.UsageError("--noise says nothing of the bimodal law, which has no parameter: leave it out")
-            return cls(bimodal(), of, drift)
-        if law is not None and noise is None:
-            raise click.UsageError("--noise-law lognormal needs --noise: give a coefficient of variation, as 1")
-        return cls(lognormal(noise) if noise else None, of, drift)
+        law: Law | None
+        match noise_law:
+            case "pareto":
+                if noise is not None and not noise > 1:
+                    raise click.UsageError(f"--noise {noise:g} is the index of the Pareto law: give a number above 1")
+                law = pareto(PARETO_INDEX if noise is None else noise)
+            case "bimodal":
+                if noise is not None:
+                    raise click.UsageError("the bimodal law of --noise-law has no parameter: leave --noise out")
+                law = bimodal()
+            case _:
+                if noise_law is not None and noise is None:
+                    raise click.UsageError("--noise-law lognormal needs --noise: give a coefficient of variation, as 1")
+                law = lognormal(noise) if noise else None
+        return cls(law, noise_of, drift)
 
     def noise(self, workload: Workload, seed: int) -> Noise | None:
-        """A new one for each run."""
+        """Return a new one for each run."""
         from gpufaas_simulator.nodes import Noise
         from gpufaas_simulator.noise import load_noise, service_noise
 
@@ -348,20 +315,7 @@ def _formatted(value: float, form: str) -> str:
     return format(value, form if form != _TIME else ".2f" if value >= 1 or not value else ".3g")
 
 
-# --- observers and plots ----------------------------------------------------------------------------------------------
-
-
-def timeline() -> Timeline:
-    from gpufaas_simulator.timeline import Timeline
-
-    return Timeline()
-
-
-def both(first: Observer | None, second: Observer | None) -> Observer | None:
-    from gpufaas_simulator.timeline import Several
-
-    given = [each for each in (first, second) if each is not None]
-    return Several(given) if len(given) > 1 else given[0] if given else None
+# --- plots ------------------------------------------------------------------------------------------------------------
 
 
 def check_plots() -> None:

@@ -19,10 +19,9 @@ _ADDED: Final = {"labels": {"faas_function", "uid", "app"}, "annotations": {BUND
 
 @declare.command("diff")
 @flags.stack
-@click.option(
-    "--env", "compared", type=click.Choice(["local", "remote", "all"]), default="local", show_default=True,
-    help="Environment variables to compare: those of the stack file, those that are deployed, or both.",
-)  # fmt: skip
+@click.option("--env", "compared", type=click.Choice(["local", "remote", "all"]), default="local", show_default=True,
+              help="Environment variables to compare: those of the stack file, those that are deployed, or "
+              "both.")  # fmt: skip
 @flags.tag
 @flags.namespace
 @flags.gateway

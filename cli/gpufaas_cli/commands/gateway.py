@@ -21,19 +21,13 @@ from gpufaas_cli.extra import needing
 @declare.command("gateway")
 @front_options
 @data_option
-@declare.option(
-    "--object-store",
-    default="",
-    metavar="URL",
-    says="Keep bundles and weights there as well: dir:/path or s3://bucket/prefix?endpoint=URL.",
-)
+@declare.option("--object-store", default="", metavar="URL",
+                says="Keep bundles and weights there as well: dir:/path or "
+                "s3://bucket/prefix?endpoint=URL.")  # fmt: skip
 @secrets_key
-@declare.option(
-    "--advertise",
-    default="",
-    metavar="HOST",
-    says="Name or address from which nodes fetch uploads. [default: --host, or this machine's name]",
-)
+@declare.option("--advertise", default="", metavar="HOST",
+                says="Name or address from which nodes fetch uploads. [default: --host, or this machine's "
+                "name]")  # fmt: skip
 @status_option(7091)
 @cluster_options
 def command(**given: Any) -> None:

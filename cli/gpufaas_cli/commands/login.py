@@ -34,10 +34,8 @@ def read_password(given: str | None, from_stdin: bool, command: str) -> str:
 @declare.command("login")
 @click.option("-u", "--username", default="admin", show_default=True, metavar="NAME")
 @password_options
-@click.option(
-    "--timeout", "timeout_s", default="5s", show_default=True, metavar="DURATION",
-    callback=declare.parsed(lambda text: parse_duration(text) or math.inf),
-)  # fmt: skip
+@click.option("--timeout", "timeout_s", default="5s", show_default=True, metavar="DURATION",
+              callback=declare.parsed(lambda text: parse_duration(text) or math.inf))  # fmt: skip
 @click.option("--tls-no-verify", is_flag=True, help="Accept any certificate of an https:// gateway.")
 @flags.gateway_only
 @flags.yaml_file

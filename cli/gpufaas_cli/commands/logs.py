@@ -38,18 +38,10 @@ def _fields(show_name: bool, show_instance: bool, show_stream: bool, show_call: 
 
 @declare.command("logs")
 @click.argument("name")
-@click.option(
-    "--since",
-    callback=declare.parsed(_ago),
-    metavar="DURATION",
-    help="Only lines that are younger, as in 30s, 5m or 1h30m.",
-)
-@click.option(
-    "--since-time",
-    callback=declare.parsed(_moment),
-    metavar="TIME",
-    help="Only lines that are younger than this RFC 3339 time.",
-)
+@click.option("--since", callback=declare.parsed(_ago), metavar="DURATION",
+              help="Only lines that are younger, as in 30s, 5m or 1h30m.")  # fmt: skip
+@click.option("--since-time", callback=declare.parsed(_moment), metavar="TIME",
+              help="Only lines that are younger than this RFC 3339 time.")  # fmt: skip
 @click.option("-t", "--tail", "--lines", "tail", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
 @click.option("--follow/--no-follow", help="Show new lines as they are printed, until Ctrl-C.")
 @click.option("--from-instance", metavar="ID", help="Only this worker.")

@@ -37,10 +37,9 @@ def _resources(
 @click.argument("name", required=False)
 @click.option("--lang", metavar="TEMPLATE", help="Template to start from; see --list.")
 @click.option("--list", "list_them", is_flag=True, help="List the templates, and write nothing.")
-@click.option(
-    "-a", "--append", "yaml_file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
-    help="Stack file to add it to. [default: stack.yaml or stack.yml here, else a new stack.yaml]",
-)  # fmt: skip
+@click.option("-a", "--append", "yaml_file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
+              help="Stack file to add it to. [default: stack.yaml or stack.yml here, else a new "
+              "stack.yaml]")  # fmt: skip
 @click.option("--handler", metavar="FOLDER", help="The function's folder, beside the stack file. [default: NAME]")
 @click.option("-p", "--prefix", envvar="OPENFAAS_PREFIX", metavar="PREFIX", help="Of its image; else OPENFAAS_PREFIX.")
 @declare.gathered("resources", _resources, declare.resources(_plain))

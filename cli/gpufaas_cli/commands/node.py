@@ -35,25 +35,15 @@ _SHOWN: Final = ("torch", "numpy")
 
 # The environment of a container may say all that a node needs: without options it starts, and shows no help.
 @declare.group("node", invoke_without_command=True, no_args_is_help=not os.environ.get("GPUFAAS_ID"))
-@declare.option(
-    "--listen",
-    default="",
-    metavar="HOST:PORT",
-    says="Where gateways send calls. [default: 127.0.0.1:7080, or 0.0.0.0:7080 with --advertise]",
-)
-@declare.option(
-    "--advertise",
-    default="",
-    metavar="HOST:PORT",
-    says="Its address for other machines. [default: this machine's name, with the port of --listen]",
-)
+@declare.option("--listen", default="", metavar="HOST:PORT",
+                says="Where gateways send calls. [default: 127.0.0.1:7080, or 0.0.0.0:7080 with "
+                "--advertise]")  # fmt: skip
+@declare.option("--advertise", default="", metavar="HOST:PORT",
+                says="Its address for other machines. [default: this machine's name, with the port of "
+                "--listen]")  # fmt: skip
 @data_option
-@declare.option(
-    "--object-store",
-    default="",
-    metavar="URL",
-    says="Fetch there what no other node has: dir:/path or s3://bucket/prefix?endpoint=URL.",
-)
+@declare.option("--object-store", default="", metavar="URL",
+                says="Fetch there what no other node has: dir:/path or s3://bucket/prefix?endpoint=URL.")  # fmt: skip
 @secrets_key
 @declare.option("--gateway-url", default="", metavar="URL", says="Value of OPENFAAS_URL for functions.")
 @device_options
@@ -150,9 +140,8 @@ def _described(provided: "Environment") -> str:
 @click.argument("name")
 @click.option("--undo", is_flag=True, help="Let it take calls again.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until its calls have ended.")
-@declare.option(
-    "--timeout", type=click.FloatRange(0), default=300.0, metavar="SECONDS", says="How long to wait for its calls."
-)
+@declare.option("--timeout", type=click.FloatRange(0), default=300.0, metavar="SECONDS",
+                says="How long to wait for its calls.")  # fmt: skip
 @flags.client
 def drain(name: str, undo: bool, no_wait: bool, timeout: float, client: Client) -> None:
     """

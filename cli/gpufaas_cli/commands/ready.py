@@ -13,10 +13,8 @@ from gpufaas_core.units import Seconds, parse_duration
 @declare.command("ready")
 @click.argument("name", required=False)
 @click.option("--attempts", type=click.IntRange(1), default=60, show_default=True, help="How often to look.")
-@click.option(
-    "--interval", "interval_s", default="1s", show_default=True, callback=declare.parsed(parse_duration),
-    metavar="DURATION", help="Between two looks.",
-)  # fmt: skip
+@click.option("--interval", "interval_s", default="1s", show_default=True, callback=declare.parsed(parse_duration),
+              metavar="DURATION", help="Between two looks.")  # fmt: skip
 @flags.namespace
 @flags.client
 def command(name: str | None, attempts: int, interval_s: Seconds, namespace: str | None, client: Client) -> None:

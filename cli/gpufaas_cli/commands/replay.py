@@ -13,29 +13,23 @@ _LATE_S = 0.05
 
 @declare.command("replay")
 @simulations.workload
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn.")
-@click.option(
-    "--function", "names", multiple=True, metavar="NAME",
-    help="Deployed function, for the next one of the workload; may be repeated. [default: as the workload has them]",
-)  # fmt: skip
-@click.option(
-    "--rate", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, metavar="FACTOR",
-    help="The same calls, so many times as fast after each other.",
-)  # fmt: skip
-@click.option("-d", "--data", default="", metavar="TEXT", help="Body of every call.")
+@declare.option("--seed", type=click.IntRange(0), default=0, says="Seed of all that is drawn.")
+@declare.option("--function", "names", multiple=True, metavar="NAME",
+                says="Deployed function, for the next one of the workload; repeatable. [default: their own "
+                "names]")  # fmt: skip
+@declare.option("--rate", type=click.FloatRange(0, min_open=True), default=1.0, metavar="FACTOR",
+                says="The same calls, so many times as fast after each other.")  # fmt: skip
+@declare.option("-d", "--data", default="", metavar="TEXT", says="Body of every call.")
 @click.option("--content-type", default="application/json", show_default=True, metavar="TYPE")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True, metavar="S",
-              help="For one answer.")  # fmt: skip
-@click.option(
-    "--plots", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Draw the distribution of latency."
-)
-@click.option("--plot-format", type=click.Choice(("svg", "png")), default="svg", show_default=True, help="Of --plots.")
+@declare.option("--timeout", type=click.FloatRange(0, min_open=True), default=120.0, metavar="SECONDS",
+                says="For one answer.")  # fmt: skip
+@simulations.plotting
 @declare.as_json
 @flags.gateway
 @flags.yaml_file
 def command(
-    seed: int, names: tuple[str, ...], rate: float, data: str, content_type: str, timeout: float, plots: Path | None,
-    plot_format: str, as_json: bool, gateway: str | None, yaml_file: Path | None, **source: object,
+    source: simulations.Source, seed: int, names: tuple[str, ...], rate: float, data: str, content_type: str,
+    timeout: float, plots: Path | None, plot_format: str, as_json: bool, gateway: str | None, yaml_file: Path | None,
 ) -> None:  # fmt: skip
     """
     Send a workload to a running platform, each call at its time, and report latency, misses and fairness.
@@ -57,11 +51,10 @@ def command(
         from gpufaas_simulator.replay import Endpoint, at_rate, named, replay
     if plots is not None:
         simulations.check_plots()
-    chosen = simulations.Source.of(source)
-    settings = chosen.settings()
+    settings = source.settings()
     if len(settings) > 1:
         raise click.UsageError("one working set at a time: the platform is one")
-    workload = at_rate(named(chosen.workload(settings[0], seed), names), rate)
+    workload = at_rate(named(source.workload(settings[0], seed), names), rate)
     with flags.connect(flags.gateway_url(gateway, yaml_file)) as client:
         deployed = {each["name"] for each in client.functions()}
         missing = [each.name for each in workload.functions if each.name.partition(".")[0] not in deployed]

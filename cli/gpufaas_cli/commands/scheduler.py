@@ -9,18 +9,12 @@ from gpufaas_cli.extra import needing
 
 
 @declare.command("scheduler")
-@declare.option(
-    "--listen",
-    default="",
-    metavar="HOST:PORT",
-    says="Where gateways and nodes connect. [default: 127.0.0.1:7070, or 0.0.0.0:7070 with --advertise]",
-)
-@declare.option(
-    "--advertise",
-    default="",
-    metavar="HOST:PORT",
-    says="Its address for other machines. [default: this machine's name, with the port of --listen]",
-)
+@declare.option("--listen", default="", metavar="HOST:PORT",
+                says="Where gateways and nodes connect. [default: 127.0.0.1:7070, or 0.0.0.0:7070 with "
+                "--advertise]")  # fmt: skip
+@declare.option("--advertise", default="", metavar="HOST:PORT",
+                says="Its address for other machines. [default: this machine's name, with the port of "
+                "--listen]")  # fmt: skip
 @status_option(7071)
 @cluster_options
 @policy_options

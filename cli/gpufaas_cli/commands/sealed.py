@@ -41,13 +41,10 @@ def generate(length: int, file: Path | None, overwrite: bool) -> None:
 
 
 @declare.command("keygen")
-@click.option(
-    "-o", "--output", "file", type=_PATH, default=Path("key"), show_default=True, metavar="FILE",
-    help="The private key; the public one is beside it, with .pub.",
-)  # fmt: skip
-@click.option(
-    "--overwrite", is_flag=True, help="Replace a key that exists: nothing that was sealed for it can be read."
-)
+@click.option("-o", "--output", "file", type=_PATH, default=Path("key"), show_default=True, metavar="FILE",
+              help="The private key; the public one is beside it, with .pub.")  # fmt: skip
+@click.option("--overwrite", is_flag=True,
+              help="Replace a key that exists: nothing that was sealed for it can be read.")  # fmt: skip
 def keygen(file: Path, overwrite: bool) -> None:
     """
     Make a pair of keys to seal build secrets with (Curve25519).
@@ -67,9 +64,8 @@ def keygen(file: Path, overwrite: bool) -> None:
 
 @declare.command("seal")
 @click.argument("public_key", type=_PATH, metavar="PUBLIC-KEY-FILE")
-@click.option(
-    "--from-literal", "literals", multiple=True, metavar="NAME=VALUE", help="It stays in your shell's history."
-)
+@click.option("--from-literal", "literals", multiple=True, metavar="NAME=VALUE",
+              help="It stays in your shell's history.")  # fmt: skip
 @click.option("--from-file", "files", multiple=True, metavar="NAME=FILE", help="The value is the content of the file.")
 @click.option("--key-id", metavar="ID", help="Name of the key in the file; else the beginning of the key.")
 @click.option("-o", "--output", "file", type=_PATH, default=Path(SECRETS), show_default=True, metavar="FILE")

@@ -130,10 +130,8 @@ def update(secret: tuple[str, _Value], namespace: str | None, client: Client) ->
 
 
 @command.command("apply")
-@click.option(
-    "--folder", type=click.Path(path_type=Path), default=Path(".secrets"), show_default=True, metavar="DIR",
-    help="Its files are the secrets, by name; hidden ones are left out.",
-)  # fmt: skip
+@click.option("--folder", type=click.Path(path_type=Path), default=Path(".secrets"), show_default=True, metavar="DIR",
+              help="Its files are the secrets, by name; hidden ones are left out.")  # fmt: skip
 @_trim
 @flags.namespace
 @flags.client

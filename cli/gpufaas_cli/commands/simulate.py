@@ -11,7 +11,6 @@ import click
 import msgspec
 
 from gpufaas_cli import declare, explanations, output, simulations
-from gpufaas_core.errors import InvalidSpec
 from gpufaas_scheduler.policies import DEFAULT_POLICY, POLICIES
 
 if TYPE_CHECKING:
@@ -21,57 +20,75 @@ _STEPS = 1000
 """Of the progress bar, for each run."""
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What a run leaves behind beside its report."""
+
+    decisions: Path | None
+    save_workload: Path | None
+    explain: int | None
+    plots: Path | None
+
+    def check(self, workloads: int, policies: int) -> None:
+        """:raises click.UsageError: some of it is of one run and there are more, or a file's folder is not there"""
+        for option, given, runs in (
+            ("--decisions", self.decisions, workloads * policies),
+            ("--save-workload", self.save_workload, workloads),
+            ("--explain", self.explain, workloads * policies),
+        ):
+            if given is not None and runs > 1:
+                raise click.UsageError(f"{option} is of one run: name one policy, one working set and one seed")
+        for path in (self.decisions, self.save_workload):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise click.UsageError(f"there is no directory {path.parent}: make it first")
+        if self.plots is not None:
+            simulations.check_plots()
+
+
+def _deviation(noise: float | None, noise_of: str, noise_law: str | None, drift: float) -> simulations.Deviation:
+    with simulations.installed("simulate"):
+        return simulations.Deviation.of_options(noise, noise_of, noise_law, drift)
+
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_ANY = click.FloatRange(0, max_open=True, max=float("inf"))
+
+
 @declare.command("simulate")
 @simulations.workload
 @simulations.engine
-@click.option(
+@declare.option(
     "--policy", "policies", multiple=True, metavar="NAME",
-    help=f"{', '.join(POLICIES)}, or one that is installed; may be repeated. [default: {DEFAULT_POLICY}, as serve]",
+    says=f"{', '.join(POLICIES)}, or one that is installed; repeatable. [default: {DEFAULT_POLICY}, as serve]",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn.")
-@click.option(
-    "--seeds", type=click.IntRange(1), default=1, show_default=True, metavar="N",
-    help="Run with N seeds, and show means with 95 % confidence intervals.",
+@declare.option("--seed", type=click.IntRange(0), default=0, says="Seed of all that is drawn.")
+@declare.option("--seeds", type=click.IntRange(1), default=1, metavar="N",
+                says="Run with N seeds, and show means with 95 % confidence intervals.")  # fmt: skip
+@declare.gathered(
+    "deviation", _deviation,
+    declare.option("--noise", type=_ANY, metavar="SPREAD",
+                   says="How far true times are from their profiles, as 0.1: the coefficient of variation; of pareto, "
+                   "the index."),
+    declare.option("--noise-of", type=click.Choice(("service", "load", "both")), default="both",
+                   says="Which times deviate."),
+    declare.option("--noise-law", type=click.Choice(("lognormal", "pareto", "bimodal")),
+                   says="How they are distributed, always with the profile as mean. [default: lognormal]"),
+    declare.option("--drift", type=click.FloatRange(0, min_open=True, max_open=True, max=float("inf")), default=1.0,
+                   metavar="FACTOR", says="Calls of the second half take so many times as long."),
 )  # fmt: skip
-@click.option(
-    "--noise", type=click.FloatRange(0, max_open=True, max=float("inf")), metavar="SPREAD",
-    help="How far true times are from their profiles, as 0.1: the coefficient of variation; of pareto, the index.",
-)  # fmt: skip
-@click.option(
-    "--noise-of", type=click.Choice(("service", "load", "both")), default="both", show_default=True,
-    help="Which times deviate.",
-)  # fmt: skip
-@click.option(
-    "--noise-law", type=click.Choice(("lognormal", "pareto", "bimodal")),
-    help="How they are distributed, always with the profile as mean. [default: lognormal]",
-)  # fmt: skip
-@click.option(
-    "--drift", type=click.FloatRange(0, min_open=True, max_open=True, max=float("inf")), default=1.0, metavar="FACTOR",
-    help="Calls of the second half take so many times as long.",
-)  # fmt: skip
-@click.option(
-    "--decisions", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Write each start of service there, as JSON lines.",
-)  # fmt: skip
-@click.option(
-    "--save-workload", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Write the workload there, for --workload.",
-)  # fmt: skip
-@click.option(
-    "--plots", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-    help="Draw latency and misses, the distribution of latency, and what was resident when.",
-)  # fmt: skip
-@click.option("--plot-format", type=click.Choice(("svg", "png")), default="svg", show_default=True, help="Of --plots.")
-@click.option(
-    "--explain", type=click.IntRange(0), metavar="CALL",
-    help="Say of this call, by its index among the arrivals, what was weighed, what was chosen and why.",
+@declare.gathered(
+    "wanted", _Wanted,
+    declare.option("--decisions", type=_FILE, metavar="FILE",
+                   says="Write each start of service there, as JSON lines."),
+    declare.option("--save-workload", type=_FILE, metavar="FILE", says="Write the workload there, for --workload."),
+    simulations.plotting,
+    declare.option("--explain", type=click.IntRange(0), metavar="CALL",
+                   says="Show for this call, by its index among the arrivals, the options, the choice and its reason."),
 )  # fmt: skip
 @declare.as_json
 def command(
-    policies: tuple[str, ...], seed: int, seeds: int, noise: float | None, noise_of: str, noise_law: str | None,
-    drift: float, decisions: Path | None, save_workload: Path | None, plots: Path | None, plot_format: str,
-    explain: int | None, as_json: bool, o3_limit: int, wait_bound: float, replacement: str, learn: bool,
-    **source: object,
+    source: simulations.Source, policies: tuple[str, ...], seed: int, seeds: int, deviation: simulations.Deviation,
+    wanted: _Wanted, plot_format: str, as_json: bool, o3_limit: int, wait_bound: float, replacement: str, learn: bool,
 ) -> None:  # fmt: skip
     """
     Run a workload through the scheduler of `gpufaas serve`, in simulated time and on simulated devices.
@@ -87,70 +104,46 @@ def command(
     """
     with simulations.installed("simulate"):
         from gpufaas_simulator.run import engine_header
-    deviates = simulations.Deviation.of_options(noise, noise_of, noise_law, drift)
-    try:
+
+        # What the engine refuses is wrong usage.
         headers = [
             engine_header(each, o3_limit, replacement, learn=learn, wait_bound_s=wait_bound)
             for each in policies or (DEFAULT_POLICY,)
         ]
         for header in headers:
             header.engine()
-    except InvalidSpec as exc:
-        raise click.UsageError(str(exc)) from exc
-    chosen = simulations.Source.of(source)
-    wanted = _Wanted(decisions, save_workload, explain, draws=plots is not None)
-    wanted.check(workloads=len(chosen.settings()) * seeds, policies=len(headers))
-    runs = _run(chosen, headers, range(seed, seed + seeds), deviates, wanted)
+    wanted.check(workloads=len(source.settings()) * seeds, policies=len(headers))
+    runs = _run(source, headers, range(seed, seed + seeds), deviation, wanted)
     if as_json:
         output.show_json(simulations.as_json(runs))
     else:
-        simulations.show(runs, chosen.title)
-        if explain is not None:
-            explanations.show(msgspec.to_builtins(runs[0].explanation), str(explain))
-    if plots is not None:
-        for path in simulations.draw(runs, plots, plot_format):
+        simulations.show(runs, source.title)
+        if wanted.explain is not None:
+            explanations.show(msgspec.to_builtins(runs[0].explanation), str(wanted.explain))
+    if wanted.plots is not None:
+        for path in simulations.draw(runs, wanted.plots, plot_format):
             output.note(f"wrote {path}")
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What a run is to leave behind beside its report."""
-
-    decisions: Path | None
-    save_workload: Path | None
-    explain: int | None
-    draws: bool
-
-    def check(self, workloads: int, policies: int) -> None:
-        """:raises click.UsageError: some of it is of one run and there are more, or a file's folder is not there"""
-        for option, given, runs in (
-            ("--decisions", self.decisions, workloads * policies),
-            ("--save-workload", self.save_workload, workloads),
-            ("--explain", self.explain, workloads * policies),
-        ):
-            if given is not None and runs > 1:
-                raise click.UsageError(f"{option} is of one run: name one policy, one working set and one seed")
-        for path in (self.decisions, self.save_workload):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise click.UsageError(f"there is no directory {path.parent}: make it first")
-        if self.draws:
-            simulations.check_plots()
-
-
 def _run(
-    chosen: simulations.Source, headers: "list[Header]", seeds: range, deviates: simulations.Deviation, wanted: _Wanted
+    source: simulations.Source,
+    headers: "list[Header]",
+    seeds: range,
+    deviation: simulations.Deviation,
+    wanted: _Wanted,
 ) -> list[simulations.Run]:
     """Run each policy over each workload: a working set drawn with a seed."""
     from gpufaas_simulator.decisions import DecisionLog, whole_file
     from gpufaas_simulator.explicit import workload_json
     from gpufaas_simulator.run import simulate
+    from gpufaas_simulator.timeline import Several, Timeline
 
     explain, runs = wanted.explain, list[simulations.Run]()
-    settings = chosen.settings()
+    settings = source.settings()
     total = len(settings) * len(seeds) * len(headers)
     with output.progress_bar("simulating", _STEPS * total) as tell:
         for working_set, seed in itertools.product(settings, seeds):
-            workload = chosen.workload(working_set, seed)
+            workload = source.workload(working_set, seed)
             if explain is not None and explain >= len(workload):
                 raise click.UsageError(f"--explain {explain}: the workload has calls 0 to {len(workload) - 1}")
             if wanted.save_workload is not None:
@@ -159,24 +152,25 @@ def _run(
             for header in headers:
                 with ExitStack() as files:
                     log = DecisionLog(files.enter_context(whole_file(wanted.decisions))) if wanted.decisions else None
-                    timeline = simulations.timeline() if wanted.draws and seed == seeds.start else None
+                    timeline = Timeline() if wanted.plots is not None and seed == seeds.start else None
+                    observers = [each for each in (log, timeline) if each is not None]
                     record, found = simulate(
                         workload,
                         header,
-                        noise=deviates.noise(workload, seed),  # drawn anew for each policy: the same factors
-                        observer=simulations.both(log, timeline),
+                        noise=deviation.noise(workload, seed),  # drawn anew for each policy: the same factors
+                        observer=Several(observers) if observers else None,
                         explain=explain,
                         progress=_progress(tell, len(runs), f"{header.policy}, {workload.name}", len(workload)),
                     )
                 run = simulations.Run(header.policy, working_set, seed, found)
                 if explain is not None:
                     run.explanation = record.explanation
-                if wanted.draws:
+                if wanted.plots is not None:
                     run.record, run.timeline = record, timeline
                 runs.append(run)
     return runs
 
 
 def _progress(tell: Callable[[int, str], object], run: int, what: str, calls: int) -> Callable[[int], object]:
-    """Say how far all runs are when one of them says how many of its calls have ended."""
+    """Return what shows the progress of all runs, when one of them says how many of its calls have ended."""
     return lambda ended: tell(_STEPS * run + _STEPS * ended // max(1, calls), what)

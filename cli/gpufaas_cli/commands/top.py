@@ -24,9 +24,8 @@ _FULL = 0.9  # of a device: from here on the bar is yellow, since the next model
 
 @declare.command("top")
 @click.option("--once", is_flag=True, help="Show it once, and end.")
-@click.option(
-    "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, metavar="SECONDS", help="Between looks."
-)
+@click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, metavar="SECONDS",
+              help="Between looks.")  # fmt: skip
 @declare.as_json
 @flags.client
 def command(once: bool, interval: float, as_json: bool, client: Client) -> None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -18,30 +18,23 @@ if TYPE_CHECKING:
 
 
 @declare.command("what-if")
-@click.option(
-    "--journal", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Of gpufaas serve --journal."
-)
-@click.option(
-    "--add-device", "added", multiple=True, metavar="[KIND=]SIZE",
-    help="One more device, as 24GiB; of the most frequent kind unless one is named. May be repeated.",
-)  # fmt: skip
-@click.option("--remove-device", "removed", multiple=True, metavar="ID", help="Without this device. May be repeated.")
-@click.option("--policy", metavar="NAME", help="Instead of the recorded one.")
-@click.option("--o3-limit", type=click.IntRange(0), help="Instead of the recorded one.")
-@click.option(
-    "--wait-bound", type=click.FloatRange(0, max_open=True, max=float("inf")), metavar="SECONDS",
-    help="Instead of the recorded one.",
-)  # fmt: skip
-@click.option("--replacement", metavar="NAME", help="Instead of the recorded one.")
-@click.option(
-    "--rate", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, metavar="FACTOR",
-    help="The same calls, so many times as fast after each other.",
-)  # fmt: skip
+@declare.option("--journal", required=True, type=click.Path(path_type=Path), metavar="FILE",
+                says="Journal that gpufaas serve --journal wrote.")  # fmt: skip
+@declare.option("--add-device", "added", multiple=True, metavar="[KIND=]SIZE",
+                says="One more device, as 24GiB; of the most frequent kind unless one is named. "
+                "Repeatable.")  # fmt: skip
+@declare.option("--remove-device", "removed", multiple=True, metavar="ID", says="Without this device. Repeatable.")
+@declare.option("--policy", metavar="NAME", says="Instead of the recorded one.")
+@declare.option("--o3-limit", type=click.IntRange(0), says="Instead of the recorded one.")
+@declare.option("--wait-bound", "wait_bound_s", type=click.FloatRange(0, max_open=True, max=float("inf")),
+                metavar="SECONDS", says="Instead of the recorded one.")  # fmt: skip
+@declare.option("--replacement", metavar="NAME", says="Instead of the recorded one.")
+@declare.option("--rate", type=click.FloatRange(0, min_open=True), default=1.0, metavar="FACTOR",
+                says="The same calls, so many times as fast after each other.")  # fmt: skip
 @declare.as_json
 def command(
-    journal: Path, added: tuple[str, ...], removed: tuple[str, ...], policy: str | None, o3_limit: int | None,
-    wait_bound: float | None, replacement: str | None, rate: float, as_json: bool,
-) -> None:  # fmt: skip
+    journal: Path, added: tuple[str, ...], removed: tuple[str, ...], rate: float, as_json: bool, **asked: Any
+) -> None:
     """
     Answer from a recorded journal what would have been otherwise.
 
@@ -66,7 +59,6 @@ def command(
         raise
     except InvalidSpec as exc:
         raise BadWorkload(str(exc)) from exc
-    asked = {"policy": policy, "o3_limit": o3_limit, "wait_bound_s": wait_bound, "replacement": replacement}
     header = msgspec.structs.replace(
         recorded.header, **{name: value for name, value in asked.items() if value is not None}
     )

@@ -88,7 +88,7 @@ def test_a_true_time_is_a_finite_number(number: str, small: dict[str, Any], writ
         (("--noise", "-1"), "not in the range"),
         (("--noise", "inf"), "not in the range"),
         (("--noise", "1", "--noise-law", "pareto"), "is the index of the Pareto law: give a number above 1"),
-        (("--noise", "1", "--noise-law", "bimodal"), "has no parameter: leave it out"),
+        (("--noise", "1", "--noise-law", "bimodal"), "has no parameter: leave --noise out"),
         (("--noise-law", "lognormal"), "needs --noise: give a coefficient of variation"),
         (("--drift", "0"), "not in the range"),
     ],
