@@ -64,7 +64,7 @@ class HttpSlot:
         self._may_retry = False
         self._task: asyncio.Task[None] | None = None
         self._connected: asyncio.Future[None] | None = None
-        """Whoever streams a body and waits for the connection."""
+        """For the caller that streams a body and waits for the connection."""
 
     @property
     def expects(self) -> bool:
@@ -140,7 +140,7 @@ class HttpSlot:
                 if self._exchange is not None:
                     self._exchange.state = states.SEND[self._exchange.state]
                 self._send(connection, head, body)
-        self._wake()
+        _wake(self._connected)
 
     def _send(self, connection: "_Connection", head: CallHead, body: bytes | memoryview) -> None:
         mode = head.body_mode
@@ -235,7 +235,7 @@ class HttpSlot:
         self._owner.on_slot_lost()
 
     def _broke(self, reason: str) -> None:
-        self._wake()
+        _wake(self._connected)
         if self._exchange is not None:
             self._owner.on_call_lost(self, self._exchange, reason)
 
@@ -254,11 +254,12 @@ class HttpSlot:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-        self._wake()
+        _wake(self._connected)
 
-    def _wake(self) -> None:
-        if self._connected is not None and not self._connected.done():
-            self._connected.set_result(None)
+
+def _wake(connected: "asyncio.Future[None] | None") -> None:
+    if connected is not None and not connected.done():
+        connected.set_result(None)
 
 
 class _Connection(asyncio.Protocol):

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Protocol
 
 from gpufaas_core.model import Bytes, Seconds
 from gpufaas_gpu_manager.launch.recipes import Recipes
@@ -16,14 +16,34 @@ from gpufaas_gpu_manager.output import STREAMS
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_end import killed_for_memory
 
-if TYPE_CHECKING:
-    from gpufaas_gpu_manager.launch.containers import Containers
-
 log = logging.getLogger(__name__)
 
 PORT: Final = 8080
 """Where every OpenFaaS image listens."""
 _AGAIN_S: Final[Seconds] = 1.0
+
+
+class ContainerHost(Protocol):
+    """What a container asks of the engine (containers.Containers). All of it blocks, but for `post`."""
+
+    closing: bool
+
+    def create(self, container: "Container", secrets: str, labels: Mapping[str, str]) -> tuple[str, str, int, int]: ...
+
+    def end(self, engine_id: str, grace_s: Seconds) -> None: ...
+
+    def kill(self, engine_id: str) -> None: ...
+
+    def limit(self, engine_id: str, memory: Bytes) -> None: ...
+
+    def remove(self, engine_id: str) -> None: ...
+
+    def lines(self, engine_id: str, stream: str, since: float) -> Iterator[bytes]: ...
+
+    def is_running(self, engine_id: str) -> bool: ...
+
+    def post(self, action: Callable[..., None], *arguments: object) -> None:
+        """Have *action* called on the event loop; from a thread."""
 
 
 class Container:
@@ -32,7 +52,7 @@ class Container:
     waits_for = f"to listen on port {PORT}"
     death_known_s = 2.0  # the engine takes its time over events, on a busy machine most of all
 
-    def __init__(self, worker: Worker, recipes: Recipes, containers: "Containers") -> None:
+    def __init__(self, worker: Worker, recipes: Recipes, containers: ContainerHost) -> None:
         self.worker = worker
         self.recipes = recipes
         self.out_of_memory = False
@@ -120,7 +140,7 @@ class ContainerLog:
     """One stream of a container, read in a thread. When an engine that restarts breaks it, it is opened again."""
 
     def __init__(
-        self, containers: "Containers", container: Container, engine_id: str, stream: str, allowance: Allowance
+        self, containers: ContainerHost, container: Container, engine_id: str, stream: str, allowance: Allowance
     ) -> None:
         self._containers = containers
         self._container = container

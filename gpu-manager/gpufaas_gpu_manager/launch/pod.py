@@ -1,8 +1,9 @@
 """A worker that is a pod: what the scheduler's commands ask of it, and what Kubernetes tells of it."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from lightkube.models.core_v1 import ContainerState, ContainerStateTerminated, PodStatus
 
@@ -15,9 +16,6 @@ from gpufaas_gpu_manager.launch.served import Face
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_end import killed_for_memory
 
-if TYPE_CHECKING:
-    from gpufaas_gpu_manager.launch.kubernetes import Pods
-
 KILL_GRACE_S: Final = 1
 """Not 0: that removes the pod from the API server before its process is dead and its memory free."""
 _NOT_PULLED: Final = frozenset({"InvalidImageName", "ImagePullBackOff", "ErrImageNeverPull"})
@@ -25,12 +23,29 @@ _NOT_STARTED: Final = frozenset({"CreateContainerConfigError", "CreateContainerE
 """Why a container waits in vain. ErrImagePull is left out: the kubelet tries once more, and then backs off."""
 
 
+class PodHost(Protocol):
+    """What a pod asks of Kubernetes (kubernetes.Pods); only `create` waits for an answer."""
+
+    async def create(self, pod: "WorkerPod", values: Mapping[str, bytes]) -> None:
+        """:param values: of its secrets, by name"""
+
+    def delete(self, pod: "WorkerPod", grace_s: float) -> None: ...
+
+    def forget(self, pod: "WorkerPod") -> None:
+        """Nothing of *pod* is left."""
+
+    def resize(self, pod: "WorkerPod", memory: Bytes) -> None: ...
+
+    def follow(self, pod: "WorkerPod") -> None:
+        """Give *pod* its lines until it has ended."""
+
+
 class WorkerPod:
     """`Running`: one pod."""
 
     death_known_s: Seconds = 3.0  # the kubelet looks once a second, and then reports
 
-    def __init__(self, worker: Worker, recipes: Recipes, pods: "Pods", name: str) -> None:
+    def __init__(self, worker: Worker, recipes: Recipes, pods: PodHost, name: str) -> None:
         self.worker = worker
         self.recipes = recipes
         self.waits_for = ""
