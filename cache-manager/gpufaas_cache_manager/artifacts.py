@@ -7,12 +7,12 @@ Artifacts: immutable files by sha256, on disk.
     ROOT/sha256/ab/abcdef….json     size, mtime and inode that were seen when the bytes were last hashed; its own mtime
                                     says when the artifact was last asked for
     ROOT/incoming/…                 being written; gone after a crash and a new start
-    ROOT/partial/abcdef…            the first bytes of one that is being fetched; kept, so that it can be resumed
+    ROOT/partial/abcdef…            the first bytes of one that is being fetched; kept, so that the fetch can resume
 
-An artifact appears under its name only once all of its bytes are on the disk and have the right hash, so a reader
-never sees half of one. Afterwards it is trusted without reading while size, mtime and inode are those that were
-recorded: hashing 500 MB takes most of a second, and a model is looked up at each load. When they differ it is hashed
-again; bytes that are wrong are removed, so that the artifact can be uploaded again.
+An artifact gets its name when all of its bytes are on the disk and have the right hash, so that no reader sees half of
+one. Afterwards it is trusted without reading while size, mtime and inode are the recorded ones: hashing 500 MB takes
+most of a second, and a model is looked up at each load. When they differ it is hashed again; wrong bytes are removed,
+so that the artifact can be uploaded again.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class _Seen(msgspec.Struct, frozen=True):
 
 class ArtifactStore:
     """
-    The artifacts under *root*, which is made when it is not there. Safe to use from several threads and processes.
+    The artifacts under *root*, which is made if need be. Safe to use from several threads and processes.
 
     :raises StorageFailed: *root* cannot be made or written
     """
@@ -75,9 +75,9 @@ class ArtifactStore:
     @contextlib.contextmanager
     def writer(self, digest: str) -> "Iterator[HashedFile]":
         """
-        Take the bytes of *digest* through the writer's `write`; they are an artifact once the block ends without error.
+        Take the bytes of *digest* by the writer's `write`; they become an artifact when the block ends without error.
 
-        :raises CorruptArtifact: the bytes written are others than those of *digest*; nothing is kept
+        :raises CorruptArtifact: the bytes have another sha256; nothing is kept
         :raises StorageFailed: the disk did not take them; nothing is kept
         """
         target = self._target(digest)
@@ -101,9 +101,9 @@ class ArtifactStore:
 
     def resume(self, digest: str) -> "PartialArtifact":
         """
-        Go on with *digest* where the last attempt to fetch it ended. Reads what is there, to hash it.
+        Continue *digest* where the last attempt to fetch it ended. Reads what is there, to hash it.
 
-        :raises StorageFailed: another process is fetching it, or the disk does not let us
+        :raises StorageFailed: another process is fetching it, or the disk refuses
         """
         target = self._target(digest)
         aside = self._partial / digest
@@ -121,7 +121,7 @@ class ArtifactStore:
             raise
 
     def drop_partials(self, before: float) -> Bytes:
-        """Remove what was fetched in part, and that nobody went on with since *before*; return its size."""
+        """Remove partial files that were last written before *before* (Unix time); return their size."""
         size = 0
         for path in self._partial.iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -139,7 +139,7 @@ class ArtifactStore:
         return self._files.parent
 
     def has(self, digest: str) -> bool:
-        """Whether `path` would succeed. Counts as asking for it: who is told that it is there need not upload it."""
+        """Whether `path` would succeed. Counts as asking for it: a client that hears yes does not upload it."""
         try:
             self.path(digest)
         except (UnknownArtifact, CorruptArtifact):
@@ -149,10 +149,10 @@ class ArtifactStore:
 
     def path(self, digest: str) -> Path:
         """
-        Return where the bytes of *digest* are, known to be right. A few microseconds, unless the file was touched.
+        Return the file with the bytes of *digest*, which are right. A few microseconds, unless the file was touched.
 
         :raises UnknownArtifact: there is none: upload it
-        :raises CorruptArtifact: it was damaged on the disk, and is gone now: upload it again
+        :raises CorruptArtifact: it was damaged on the disk, and is removed now: upload it again
         """
         target = self._target(digest)
         try:
@@ -173,25 +173,25 @@ class ArtifactStore:
         )
 
     def remove(self, digest: str) -> None:
-        """Forget *digest*. Files that are linked to it elsewhere, or mapped, keep its bytes."""
+        """Remove *digest*. Links to it, and processes that have it mapped, keep its bytes."""
         target = self._target(digest)
         with storage_errors(target):
             target.unlink(missing_ok=True)
             _sidecar(target).unlink(missing_ok=True)
 
     def digests(self) -> Iterator[str]:
-        """Yield what is here, in no order."""
+        """Yield the artifacts that are here, in no order."""
         for path in self._files.glob("??/*"):
             if _DIGEST.fullmatch(path.name):
                 yield path.name
 
     def touch(self, digest: str) -> None:
-        """Record that *digest* was asked for now, as well as can be."""
+        """Record that *digest* was asked for now; a disk that refuses is no error."""
         with contextlib.suppress(OSError):
             os.utime(_sidecar(self._target(digest)))
 
     def asked_for(self, digest: str) -> float | None:
-        """Return when *digest* was last asked for, or came, in Unix seconds; None: it is not here."""
+        """Return when *digest* was last asked for, or arrived, in Unix seconds; None: it is not here."""
         target = self._target(digest)
         for path in (_sidecar(target), target):
             with contextlib.suppress(FileNotFoundError):
@@ -217,7 +217,7 @@ class ArtifactStore:
             self._record(target, seen)
 
     def _record(self, target: Path, seen: _Seen) -> None:
-        """Remember *seen*, as well as can be: without it the next look hashes once more."""
+        """Remember *seen*. A disk that refuses is no error: the next look hashes once more."""
         aside = self._incoming / f"{target.name}.{os.getpid()}.{secrets.token_hex(4)}.json"
         try:
             aside.write_bytes(msgspec.json.encode(seen))
@@ -234,7 +234,7 @@ class ArtifactStore:
 
 
 class HashedFile:
-    """Takes the bytes of one artifact; see `ArtifactStore.writer`."""
+    """A file that is being written, and the hash of its bytes; see `ArtifactStore.writer`."""
 
     def __init__(self, path: Path, file: "IO[bytes]") -> None:
         self.size: Bytes = 0
@@ -257,7 +257,7 @@ class HashedFile:
 
 
 class PartialArtifact(HashedFile):
-    """The bytes of one artifact from its first to `size`; see `ArtifactStore.resume`. Closed, it stays as it is."""
+    """The first `size` bytes of an artifact; see `ArtifactStore.resume`. Closing keeps them."""
 
     def __init__(self, store: ArtifactStore, digest: str, target: Path, aside: Path, file: "IO[bytes]") -> None:
         super().__init__(aside, file)
@@ -271,7 +271,7 @@ class PartialArtifact(HashedFile):
 
     @property
     def whole(self) -> bool:
-        """Whether these are the bytes of the digest."""
+        """Whether these are all bytes of the digest."""
         return self.sha256 == self._digest
 
     def restart(self) -> None:
@@ -283,11 +283,11 @@ class PartialArtifact(HashedFile):
         self.size = 0
 
     def commit(self) -> None:
-        """Make it the artifact, which it is (`whole`)."""
+        """Make it the artifact; only when it is `whole`."""
         self._store._commit(self._target, self._path, self._file)
 
     def discard(self) -> None:
-        """Give its room on the disk back."""
+        """Remove the file."""
         self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -295,14 +295,14 @@ class PartialArtifact(HashedFile):
 
 
 def check_digest(digest: str) -> None:
-    """:raises InvalidSpec: *digest* is none"""
+    """:raises InvalidSpec: *digest* is no sha256 digest"""
     if not _DIGEST.fullmatch(digest):
         raise InvalidSpec(f"{digest[:80]!r} is not a sha256 digest: 64 digits and letters a to f are expected")
 
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn what the file system says about *path* into `StorageFailed`: where, what, and what would help."""
+    """Turn errors of the file system at *path* into `StorageFailed` that says where, what, and what would help."""
     try:
         yield
     except OSError as exc:
@@ -349,7 +349,7 @@ def sync_directory(path: Path) -> None:
 
 
 def _remove_if_abandoned(path: Path) -> bool:
-    """Remove what a crashed writer left; a living one holds a lock on its file. Whether it was removed."""
+    """Remove the file of a writer that crashed, and return True; a living writer holds a lock on its file."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,7 +6,7 @@ Bundles as directories: the tar of a function's code, extracted once, with its w
     ROOT/DIGEST/gpufaas.json · function/ · site/       one per bundle; complete, since it was renamed into place
 
 The weights are hard links to their artifacts (symbolic ones across file systems): functions with the same weights
-share one file, and one page cache. All that is here can be made again from the artifacts.
+share one file, and one page cache. Everything here can be made again from the artifacts.
 """
 
 import contextlib
@@ -37,17 +37,17 @@ _UNREADABLE: Final = (
     tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, BadGzipFile, ValueError, OverflowError, RecursionError,
     KeyError,
 )  # fmt: skip
-"""What `tarfile` and what it reads through raise of bytes that are no tar, or of one that is nonsense."""
+"""What `tarfile` and the decompressors raise for bytes that are no tar, or a damaged one."""
 _ITS_FAULT: Final = (
     errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.EILSEQ,
     errno.ENOTEMPTY, errno.ENOENT,
 )  # fmt: skip
 _LONGEST_NAME: Final[Bytes] = 64 * 1024
-"""Of a header that goes on in the next blocks, which `tarfile` has in memory as a whole."""
+"""Of a header that continues in the next blocks: `tarfile` reads it into memory as a whole."""
 
 
 class BundleLimits(Struct, frozen=True):
-    """What a bundle may be once it is unpacked; an upload of 13 MiB can be 3 GiB of zeros."""
+    """How large an unpacked bundle may be; an upload of 13 MiB can be 3 GiB of zeros."""
 
     total: Bytes = 2 * GiB
     """All files; weights are not among them."""
@@ -90,7 +90,7 @@ class BundleStore:
         return directory
 
     def manifest(self, digest: str) -> Manifest:
-        """Return what bundle *digest* says of itself; extracts it when needed. Raises as `install`."""
+        """Return the manifest of bundle *digest*; extracts it when needed. Raises as `install`."""
         known = self._manifests.get(digest)
         directory = self._root / digest
         if known is not None and directory.is_dir():
@@ -106,12 +106,12 @@ class BundleStore:
         return [path.name for path in self._root.iterdir() if not path.name.startswith(_ASIDE)]
 
     def remove(self, digest: str) -> None:
-        """Forget bundle *digest*; its artifacts stay. No error when it is not there."""
+        """Remove bundle *digest*; its artifacts stay. No error when it is not there."""
         self._manifests.pop(digest, None)
         aside = self._aside()
         with storage_errors(self._root):
             with contextlib.suppress(FileNotFoundError):
-                os.rename(self._root / digest, aside)  # at once, so that none ever sees half of it
+                os.rename(self._root / digest, aside)  # in one step: nobody sees half of it
             shutil.rmtree(aside, ignore_errors=True)
 
     def _extract(self, bundle: Path, directory: Path) -> None:
@@ -164,7 +164,7 @@ class BundleStore:
 
 
 class _Member(tarfile.TarInfo):
-    """A header, which may say that gigabytes of a name follow."""
+    """A header; refuses one that announces gigabytes of a name."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in _LONG_HEADERS and self.size > _LONGEST_NAME:
@@ -178,7 +178,7 @@ _LONG_HEADERS: Final = (
 
 
 def _bounded(tar: tarfile.TarFile, limits: BundleLimits) -> Iterator[tarfile.TarInfo]:
-    """:raises InvalidSpec: more than *limits*; before any more of it is written"""
+    """Yield the members of *tar*; raise InvalidSpec before one is written that exceeds *limits*."""
     total = 0
     for number, member in enumerate(tar, 1):
         if number > limits.members:
@@ -195,7 +195,7 @@ def _bounded(tar: tarfile.TarFile, limits: BundleLimits) -> Iterator[tarfile.Tar
 
 
 def _read_manifest(directory: Path, limit: Bytes) -> Manifest:
-    """:raises InvalidSpec: no manifest, or one that says something impossible"""
+    """:raises InvalidSpec: there is no manifest, or it says something impossible"""
     try:
         with (directory / MANIFEST).open("rb") as file:
             content = file.read(limit + 1)
@@ -244,7 +244,7 @@ def _check_inside(path: str) -> None:
 
 
 def _sync_files(directory: Path) -> None:
-    """Put the files on the disk before the directory gets its name: after a power cut it is whole or not there."""
+    """Sync the files before the directory gets its name: after a power cut it is complete or absent."""
     for path in _files(directory):
         descriptor = os.open(path, os.O_RDONLY)
         try:

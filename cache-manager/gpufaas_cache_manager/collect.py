@@ -1,10 +1,8 @@
 """
-Collection of what no deployed function uses: bundles and weights that were updated, removed, or never deployed.
+Removal of bundles and weights that no deployed function uses: those that were updated, removed, or never deployed.
 
-"Used" is recorded on the disk (`ArtifactStore.touch`), so that a platform that restarts often collects as well as one
-that does not. Weights are found through the bundles that name them.
-
-Local only: a copy in an object store is not touched, since other nodes and clusters may rely on it (docs/adr/0023).
+The last use is recorded on the disk (`ArtifactStore.touch`), so that restarts of the platform change nothing. Copies in
+an object store stay: other nodes and clusters may rely on them (docs/adr/0023).
 """
 
 import logging
@@ -22,9 +20,7 @@ log = logging.getLogger(__name__)
 class Collected(NamedTuple):
     artifacts: int
     size: Bytes
-    """
-    Of the artifacts, and of what was fetched in part; a worker that still has one mapped keeps its bytes until it ends.
-    """
+    """Of artifacts and partial files. The bytes of a file that a worker has mapped are free when the worker ends."""
 
 
 def collect(
@@ -35,13 +31,11 @@ def collect(
     on_removed: Callable[[str], None] = lambda _: None,
 ) -> Collected:
     """
-    Remove every artifact that no bundle of *used* needs, and that nobody asked for since *before*, in Unix seconds.
+    Remove every artifact that no bundle of *used* needs and that was last asked for before *before* (Unix time).
 
-    What was fetched in part, and not gone on with since then, goes too; it is not counted as artifacts.
-    Blocks: one look at each file. An upload that is not deployed yet was asked for when it came.
+    Partial files of that age go too. Blocks: one look at each file. An upload counts as asked for when it arrives.
 
-    :param on_removed: told of each artifact, in this thread, before it goes: nobody is to be sent here for it
-
+    :param on_removed: called in this thread with each artifact before it is removed: other nodes must not fetch it here
     :raises StorageFailed: a file could not be removed
     """
     needed = set(used)
@@ -51,7 +45,7 @@ def collect(
         except UnknownArtifact:
             pass  # a node of a cluster has the bundles only of what it loaded
         except GpufaasError as exc:
-            # Its function says so when it is called; uploaded again, what is missing of its weights comes with it.
+            # A call of its function gets this error; uploading it again brings the weights that are missing.
             log.warning("collect.unreadable bundle=%s reason=%s", digest, exc)
     count, size = 0, 0
     for digest in artifacts.digests():

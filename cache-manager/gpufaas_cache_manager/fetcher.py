@@ -92,7 +92,7 @@ class Fetcher:
 
     async def ensure_bundle(self, digest: str, *, progress: Progress | None = None) -> None:
         """
-        Return when bundle *digest* and all weights that it names are here. Cheap when they are.
+        Return when bundle *digest* and all weights that it names are here. Cheap when they already are.
 
         :raises InvalidSpec: the artifact is no bundle
 
@@ -125,11 +125,11 @@ class Fetcher:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def fetching(self) -> dict[str, tuple[Bytes, Bytes]]:
-        """Return what is being fetched: bytes that are here and bytes of the whole (0: not known yet), by digest."""
+        """Return by digest what is being fetched: bytes that are here, and bytes of the whole (0: not known yet)."""
         return {digest: (each.here, each.size or 0) for digest, each in self._transfers.items()}
 
     async def close(self) -> None:
-        """End all transfers; what has come of them stays for the next start."""
+        """End all transfers; their partial files stay for the next start."""
         tasks = [each.task for each in self._transfers.values()]
         for task in tasks:
             task.cancel()

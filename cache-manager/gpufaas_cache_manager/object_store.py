@@ -1,5 +1,5 @@
 """
-Object stores: where artifacts outlive the nodes that have them. A shared directory, or anything that speaks S3.
+Object stores, in which artifacts outlive the nodes that have them: a shared directory, or anything that speaks S3.
 
 ::
 
@@ -7,8 +7,8 @@ Object stores: where artifacts outlive the nodes that have them. A shared direct
     s3://bucket/prefix?endpoint=http://minio:9000             prefix/sha256/abcdef…
 
 Objects are named by the sha256 of their bytes, so they never change, and two writers of one object write the same.
-`write` looks at what it writes; who reads compares the hash of the whole, as `fetch` does. Nothing is deleted here but
-on an operator's word: other nodes, and clusters, may use the same store.
+`write` checks the hash of what it writes; readers check the hash of the whole, as `fetcher` does. Only an operator
+deletes objects: other nodes, and clusters, may use the same store.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class ObjectStore(Protocol):
     """Its name in messages; without credentials."""
 
     async def open(self) -> None:
-        """Make sure that it can be read: a wrong name or key is to be told at start, not at the first load."""
+        """Check that it can be read, so that a wrong name or key is reported at the start and not at the first load."""
 
     async def head(self, digest: str) -> Bytes | None:
         """Return the size of *digest*; None: it is not there."""
@@ -52,7 +52,7 @@ class ObjectStore(Protocol):
         """
 
     async def delete(self, digest: str) -> None:
-        """Forget *digest*; no error when it is not there."""
+        """Delete *digest*; no error when it is not there."""
 
     def digests(self) -> AsyncIterator[str]:
         """Yield what is there, in no order."""
@@ -61,7 +61,7 @@ class ObjectStore(Protocol):
 
 
 async def publish(artifacts: ArtifactStore, store: ObjectStore, digest: str) -> None:
-    """Have *digest*, which is here, in *store* too; nothing is sent when it is there already."""
+    """Copy *digest*, which is here, to *store*, unless it is there already."""
     path = await asyncio.to_thread(artifacts.path, digest)
     if await store.head(digest) != path.stat().st_size:
         await store.write(digest, path)

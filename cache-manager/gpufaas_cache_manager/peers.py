@@ -36,7 +36,7 @@ PREFIX: Final = "/artifacts/"
 _SERVED_PIECE: Final[Bytes] = 1 * MiB
 _READ_PIECE: Final[Bytes] = 2 * MiB
 _HAND_OVER_S: Final = 0.25
-"""A slow peer's bytes are handed on after so long, although a piece is not full: they are progress."""
+"""A slow peer's bytes are handed on after so long although a piece is not full, since they are progress."""
 _RANGE: Final = re.compile(r"bytes=(\d*)-(\d*)")
 
 _Message = MutableMapping[str, Any]
@@ -46,9 +46,9 @@ _Send = Callable[[_Message], Awaitable[None]]
 
 class PeerArtifacts:
     """
-    See module. Answers 200, 206, 401, 404, 405 and 416; everything but the bytes is one line of text.
+    See module. Answers 200, 206, 401, 404, 405 and 416; all bodies but the bytes are one line of text.
 
-    :param token: what the others of the cluster know too; must not be empty
+    :param token: the cluster's; must not be empty
     """
 
     def __init__(self, artifacts: ArtifactStore, token: str) -> None:
@@ -117,7 +117,7 @@ class PeerArtifacts:
         if head_only or start == end:
             await send({"type": "http.response.body", "body": b""})
             return
-        # Servers drop what is sent to a client that went: without this, the rest of 100 GB would be read for nobody.
+        # Servers drop what is sent to a client that has gone: without this, the rest of 100 GB would be read in vain.
         gone = asyncio.get_running_loop().create_task(_gone(receive))
         reading: asyncio.Future[bytes] | None = None
         try:
@@ -134,16 +134,16 @@ class PeerArtifacts:
         finally:
             gone.cancel()
             if reading is not None and not reading.done():
-                await asyncio.wait([reading])  # not under its thread would the file be closed
+                await asyncio.wait([reading])  # the file must not be closed under its thread
 
 
 class PeerClient:
     """
     Reads artifacts from `PeerArtifacts`.
 
-    :param tls: for ``https://`` peers: whom to trust, and this node's own certificate
+    :param tls: for ``https://`` peers: trusted authorities, and this node's own certificate
     :param patience_s: a peer that sends nothing for so long is given up
-    :param streams: so many reads at once; more wait
+    :param streams: reads at once; more wait
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class PeerClient:
         """
         Open *digest* of the peer at *url* from byte *start* on.
 
-        :raises SourceFailed: it does not have it, refuses, or is not there; also while its pieces are read
+        :raises SourceFailed: it does not have it, refuses, or is not reached; also while its pieces are read
         """
         request = _Request(self._connection(url), self._token, digest, start)
         try:
@@ -190,7 +190,7 @@ class PeerClient:
 
 
 class _Request:
-    """One GET, with blocking calls for a thread; `close` from the loop ends whichever is running."""
+    """One GET, with blocking calls for a thread; `close`, called on the loop, ends the one that runs."""
 
     def __init__(self, connection: http.client.HTTPConnection, token: str, digest: str, start: Bytes) -> None:
         self.left: Bytes = 0
@@ -266,7 +266,7 @@ class _Request:
 
 
 def _range_of(asked: str, size: Bytes) -> tuple[Bytes, Bytes]:
-    """Return the first byte and the one after the last; nothing between them: it cannot be satisfied."""
+    """Return the first byte and the one after the last; an empty range: it cannot be satisfied."""
     found = _RANGE.fullmatch(asked.strip())
     if not found or found.group() == "bytes=-":
         return 0, 0

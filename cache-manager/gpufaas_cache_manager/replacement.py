@@ -1,8 +1,8 @@
 """
-Whom to evict: replacement orders over the residency lists, and the one procedure that applies them.
+What to evict: replacement orders over the residency lists, and the one procedure that applies them.
 
-An order only says who goes first; that a pinned model or one within its minimum of copies is never a victim is held
-here, once, for all orders.
+An order only ranks the models. That pinned models and those within their minimum of copies are never victims is checked
+here, once for all orders.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,8 +35,8 @@ class CostAware:
     """
     Duplicates before last copies, then the least seconds of reload per byte freed; ties: least recently used.
 
-    LRU alone evicts last copies while duplicates stay, and at a working set that fits the cluster that is where most
-    of the avoidable misses come from (specs/gpu-faas.md, 7).
+    LRU alone evicts last copies while duplicates stay. Where the working set fits the cluster, most of the avoidable
+    misses come from that.
     """
 
     name = "cost-aware"
@@ -47,18 +47,18 @@ class CostAware:
 
         def cost(each: Resident[OwnerT]) -> tuple[bool, float]:
             owner = each.owner
-            others = before.get(owner.id, 0)  # of its copies here: the one that goes after all of them may be the last
+            others = before.get(owner.id, 0)  # copies here that go before this one
             before[owner.id] = others + 1
             return owner.copies - others <= 1, owner.load_s(kind) / max(1, each.memory)
 
-        return sorted(residency, key=cost)  # stable, and asks in LRU order: equals stay in it
+        return sorted(residency, key=cost)  # stable and called in LRU order: equals stay in it
 
 
 REPLACEMENTS: Final[Mapping[str, Callable[[], Replacement]]] = {Lru.name: Lru, CostAware.name: CostAware}
 
 
 def make_replacement(name: str) -> Replacement:
-    """:raises InvalidSpec: no such order; says which there are"""
+    """:raises InvalidSpec: there is no such order; names those that there are"""
     try:
         return REPLACEMENTS[name]()
     except KeyError:
@@ -66,7 +66,7 @@ def make_replacement(name: str) -> Replacement:
 
 
 def evictable(resident: Resident[OwnerT], others: int = 0) -> bool:
-    """Return whether it may leave for others, beside *others* of its owner: not pinned, nor within the minimum."""
+    """Return whether it may be evicted together with *others* of its owner: not pinned, not within the minimum."""
     if resident.running or resident.loading or resident.queued:
         return False
     owner = resident.owner
@@ -77,12 +77,12 @@ def victims(
     replacement: Replacement, residency: Residency[OwnerT], need: Bytes, owner: OwnerT | None = None
 ) -> tuple[Resident[OwnerT], ...] | None:
     """
-    Return whom to evict so that *need* bytes are free: none if they are, None if pins make it impossible.
+    Return what to evict so that *need* bytes are free: nothing if they are, None if pins make it impossible.
 
-    :param owner: for whose next copy: its others are no victims
+    :param owner: the function that gets the memory: its other copies are no victims
 
-    Takes victims in order until it fits and gives none back, as the paper does: a smaller set could be found, at the
-    price of evicting what was used last. O(residents).
+    Takes victims in order until the need is met, as the paper does. A smaller set may exist, but it would contain
+    models that were used more recently. O(residents).
     """
     short = need - residency.free
     if short <= 0:

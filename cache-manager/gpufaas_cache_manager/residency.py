@@ -1,11 +1,11 @@
 """
-What is in the memory of one device: the models, what each is charged, and in which order they were last used.
+The models in the memory of one device: what each is charged, and in which order they were last used.
 
-One `Residency` per device; the list of a function's copies, wherever they are, is the other half and lives with the
-function (``FunctionState.active`` in the scheduler). Whom to evict is decided in `replacement`, on these lists.
+One `Residency` per device. `replacement` chooses victims from these lists. The scheduler keeps the other list, the
+copies of each function on all devices.
 
-Source: GPU-FaaS, section on the cache manager ("one LRU list per GPU"); the charge is the occupation, the peak memory
-while the model serves, not the size of its file.
+Source: GPU-FaaS, section on the cache manager ("one LRU list per GPU"). The charge is the occupation, which is the peak
+memory while the model serves, and not the size of its file.
 """
 
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ class Owner(Protocol):
 
     @property
     def copies(self) -> int:
-        """How many of them there are on all devices, loading ones included."""
+        """On all devices, loading ones included."""
 
     @property
     def min_copies(self) -> int:
-        """So many of them are not evicted for others."""
+        """So many copies are never evicted for other functions."""
 
     def load_s(self, kind: str) -> Seconds:
-        """What it costs to bring it back on a device of this kind, in seconds."""
+        """Return what it costs to load it again on a device of *kind*, in seconds."""
 
 
 OwnerT = TypeVar("OwnerT", bound=Owner)
@@ -53,11 +53,11 @@ class Resident(Generic[OwnerT]):
         """Its number among the owner's copies on the device."""
         self.key = copy_id(owner.id, copy)
         self.memory = memory
-        """What it is charged: decisions count with this, and it is never taken back while the worker lives."""
+        """Its charge. Decisions count with this; it is not taken back while the worker lives."""
         self.limit = memory
-        """What its worker may use: its charge, and what is lent to it as long as nobody needs it."""
+        """What its worker may use: its charge, and what is lent to it while no other worker needs it."""
         self.asked = NOT_ASKED
-        """Whether it was asked, during a call, to give back what is lent to it."""
+        """Whether it was asked, during a call, to return what is lent to it."""
         self.last_used = now
         """The last start of service; the start of the load if it never served."""
         self.running = 0
@@ -69,7 +69,7 @@ class Resident(Generic[OwnerT]):
 
     @property
     def pinned(self) -> bool:
-        """Its memory cannot be had now: it runs, loads, or has local work."""
+        """Whether it cannot be evicted now: it runs, loads, or has calls in the local queue."""
         return self.loading or self.running > 0 or self.queued > 0
 
 
@@ -77,12 +77,12 @@ class Residency(Generic[OwnerT]):
     """
     The LRU list of one device, with the ledger of its memory.
 
-    Recency is the last start of service; a model that was just loaded is the most recent. Operations are O(1), but for
-    `take_back`: O(residents).
+    Recency is the last start of service; a model that was just loaded is the most recent. Operations are O(1), but
+    `take_back` is O(residents).
 
-    Two sums. Decisions count with charges: `free`. Workers are held to their limits, which are charges and what is lent
-    beyond them, and the sum of these is never more than the device has: `unpromised`. What is lent to an idle worker is
-    free, since it can be taken back at once; what is lent to one that runs is not.
+    There are two sums. Decisions use the sum of charges (`free`). Workers are held to their limits, which are charges
+    and what is lent beyond them; the sum of limits never exceeds the device's memory (`unpromised`). Memory lent to an
+    idle worker counts as free, since it can be taken back at once; memory lent to a running worker does not.
     """
 
     __slots__ = ("free", "held", "kind", "memory", "models", "unpromised")
@@ -92,7 +92,7 @@ class Residency(Generic[OwnerT]):
         self.free = memory
         """`memory` less the sum of the charges, and less `held`; never negative."""
         self.held = 0
-        """What is lent to residents that run."""
+        """Lent to residents that run, in bytes."""
         self.unpromised = memory
         """`memory` less the sum of the limits; never negative."""
         self.kind = kind
@@ -124,7 +124,7 @@ class Residency(Generic[OwnerT]):
         return resident
 
     def touch(self, resident: Resident[OwnerT], now: Seconds) -> None:
-        """It begins to serve a call: the most recent from now on."""
+        """Make it the most recent: it begins to serve a call."""
         models = self.models
         key = resident.key
         del models[key]
@@ -132,13 +132,13 @@ class Residency(Generic[OwnerT]):
         resident.last_used = now
 
     def hold(self, resident: Resident[OwnerT]) -> None:
-        """It runs from now on: what is lent to it is not free."""
+        """It runs from now on: memory lent to it is not free."""
         lent = resident.limit - resident.memory
         self.held += lent
         self.free -= lent
 
     def let_go(self, resident: Resident[OwnerT]) -> None:
-        """It is idle again: what is lent to it can be taken back at once."""
+        """It is idle again: memory lent to it can be taken back at once."""
         lent = resident.limit - resident.memory
         self.held -= lent
         self.free += lent
@@ -148,9 +148,9 @@ class Residency(Generic[OwnerT]):
         return resident.memory + self.free + (resident.limit - resident.memory if resident.running else 0)
 
     def resize(self, resident: Resident[OwnerT], memory: Bytes, limit: Bytes) -> None:
-        """Change its charge, and its limit, upwards at most by what is unpromised."""
+        """Change its charge and its limit; a limit grows by what is unpromised at most."""
         assert memory <= limit, "a limit is never below the charge"
-        assert limit - resident.limit <= self.unpromised, "a limit grows only into memory that is promised to nobody"
+        assert limit - resident.limit <= self.unpromised, "a limit grows only into unpromised memory"
         if resident.running:
             self.let_go(resident)
         self.free -= memory - resident.memory
@@ -162,8 +162,8 @@ class Residency(Generic[OwnerT]):
 
     def take_back(self, need: Bytes, apart: Resident[OwnerT] | None = None) -> list[Resident[OwnerT]]:
         """
-        Take what is lent to idle residents until *need* bytes are unpromised: from those first that were used longest
-        ago, no more than is lacking, nothing from *apart*. Return whose limit is another one now.
+        Take back what is lent to idle residents until *need* bytes are unpromised: least recently used first, no more
+        than is lacking, nothing from *apart*. Return the residents whose limit changed.
         """
         changed = []
         for each in self.models.values():

@@ -1,9 +1,9 @@
 """
-Writes what the scheduler knows behind it: to a store that anybody can look into, and that a successor starts from.
+Write-behind of the scheduler's state, to a store from which a successor starts and into which people can look.
 
-No decision waits for this. The engine marks what changed; here it is asked for the newest state of each such key when
-its turn comes, so that a key that changes a thousand times a second costs twenty writes, and a store that was away for
-a minute gets one write per key, not a minute of them.
+No decision waits for it. The engine marks the keys that changed; their newest state is read when they are written. So a
+key that changes a thousand times a second costs twenty writes, and a store that was away for a minute gets one write
+per key.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ EVERY_S: Final[Seconds] = 0.05
 ENGINE_EVERY_S: Final[Seconds] = 0.25
 """The same for ``engine``, which changes with every call and is the largest."""
 BEAT_S: Final[Seconds] = 10.0
-"""``engine`` is written so often even if nothing happens: the ages in all docs count from the newest one's moment."""
+"""``engine`` is written so often even if nothing happens: ages in all docs count from the moment of the newest one."""
 DOCS_PER_S: Final = 1_000
-"""Of all keys together. A doc costs about 60 µs of the loop that schedules: a fleet of 1,000 busy devices is written
-once a second rather than twenty times."""
+"""Over all keys. A doc costs about 60 µs of the scheduler's loop, so a fleet of 1,000 busy devices is written once a
+second and not twenty times."""
 
 _LOOK_S: Final[Seconds] = 0.02
-"""While some keys wait for their time, others that were noted are looked at so often."""
+"""While some keys wait for their time, newly noted ones are gathered so often."""
 
 _BATCH: Final = 64
 """Docs per write: etcd takes 128 operations in a transaction, and the loop should not encode for longer than 5 ms."""
@@ -41,13 +41,13 @@ _ENGINE: Final = "engine"
 
 
 class StatePort(Protocol):
-    """Where state is kept, for a writer that may have been replaced without knowing it yet."""
+    """The store, for a writer that may have lost the lead without knowing it yet."""
 
     async def write(self, puts: Mapping[str, bytes], deletes: Sequence[str]) -> bool:
         """
-        Put and delete all of it in one step, if the writer still leads; False: it does not, and nothing was done.
+        Put and delete all of it in one step if the writer still leads; False: it does not, and nothing was done.
 
-        :raises GpufaasError: the store is away, or full; perhaps it was done
+        :raises GpufaasError: the store is away, or full; the write may have been done
         """
 
 
@@ -56,11 +56,11 @@ Doc = DeviceDoc | FunctionDoc | EngineDoc
 
 class WriteBehind:
     """
-    See module. Call `note` after the engine was told something; `run` until it is cancelled or the lead is lost.
+    See module. Call `note` after each event of the engine; `run` until it is cancelled or the lead is lost.
 
     :param changed: the keys that changed since the last call of this (``Engine.take_changed``)
-    :param doc: what is to be kept under a key; None: nothing, delete it (``Engine.doc``)
-    :param epoch: of the writer: in every doc, with a number that grows with each write
+    :param doc: returns the state of a key; None: delete the key (``Engine.doc``)
+    :param epoch: the writer's; every doc has it, with a number that grows with each write
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class WriteBehind:
         self.seq = 0
         """Of the last write."""
         self.lost = False
-        """Somebody else leads: nothing is written any more."""
+        """Another scheduler leads: nothing is written any more."""
         self.trouble = ""
         """Why the last write failed; empty: it did not."""
         self.written = 0
         """Docs, deleted ones included."""
 
     def note(self) -> None:
-        """Something may have changed. Costs nothing worth naming, as often as it is called."""
+        """Something may have changed. Cheap enough to be called after each event."""
         self._noted.set()
 
     @property
@@ -126,7 +126,7 @@ class WriteBehind:
             await self._pause(pause_s)
 
     async def flush(self) -> bool:
-        """Write all that is left, once, without regard for rates; False: it could not be done."""
+        """Write all that is left once, without a pause; False: it failed."""
         self._gather()
         while self._pending and not self.lost:
             if await self._write(list(self._pending)[:_BATCH]) < 0:
@@ -139,11 +139,11 @@ class WriteBehind:
             self._pending.setdefault(key)
 
     async def _wait_for_more(self, now: Seconds) -> None:
-        """Until something is noted, or may be written again. Nothing is due at *now*."""
+        """Return when something is noted, or may be written again. Nothing is due at *now*."""
         times = [self._next_at[key] for key in self._pending]
         if times:
-            # What is noted meanwhile may be due at once: a key that was idle hardly waits for others. But it is not
-            # looked at with each call: a busy scheduler would do nothing else.
+            # A key that is noted meanwhile may be due at once, so it must not wait for the others for long. It is not
+            # gathered at each note: a busy scheduler would do nothing else.
             await self._pause(min(_LOOK_S, min(times) - now))
             await self._wait(self._noted, max(0.0, min(times) - self._clock()))
             return
@@ -153,12 +153,12 @@ class WriteBehind:
             self._pending.setdefault(_ENGINE)
 
     async def _pause(self, pause_s: Seconds) -> None:
-        """For so long, whatever is noted."""
+        """Wait for so long, also when something is noted."""
         if pause_s > 0:
             await self._wait(asyncio.Event(), pause_s)
 
     async def _write(self, keys: list[str]) -> int:
-        """Write these keys as they are now; return how many it was; -1: it failed, and they are pending again."""
+        """Write these keys as they are now; return how many were written; -1: it failed, and they are pending again."""
         puts: dict[str, bytes] = {}
         deletes: list[str] = []
         size = 0
@@ -179,7 +179,7 @@ class WriteBehind:
         try:
             self.lost = not await self._port.write(puts, deletes)
         except (GpufaasError, OSError) as exc:
-            # Whatever was or was not written: what is newest when it is tried again is what counts.
+            # Some of it may have been written. The next attempt writes the newest state of all.
             self._pending = dict.fromkeys([*puts, *deletes]) | self._pending
             if not self.trouble:
                 log.warning("state.not_written keys=%d reason=%s", len(self._pending), exc)
@@ -195,7 +195,7 @@ class WriteBehind:
 
 
 async def _wait(event: asyncio.Event, timeout_s: Seconds) -> None:
-    """Until *event*, or so long."""
+    """Wait for *event*, for *timeout_s* at most."""
     try:
         async with asyncio.timeout(timeout_s):  # not wait_for, which makes a task each time
             await event.wait()
