@@ -4,7 +4,7 @@ What the gateway costs a plain HTTP function: warm calls through it, as a share 
 The function is an aiohttp echo on uvloop, one process, deployed as a program that listens on its port; the upstream it
 is compared with is the same program, started beside it. Both are measured in turn, in one run, with wrk (`apt install
 wrk`) and an 11-byte POST: rounds of A B A B, the ratio taken round by round, medians shown. OpenFaaS's own gateway, in
-Go, reaches 0.38 / 0.35 / 0.52 of the same upstream (specs, openfaas.md §18).
+Go, reaches 0.38 / 0.35 / 0.52 of the same upstream.
 
     .venv/bin/python benchmarks/gateway.py [--seconds 3] [--rounds 3] [--json]
 """

@@ -1,6 +1,6 @@
 """
 The HTTP front of asynchronous calls: ``/async-function/NAME[/path]``, a plain ASGI application, and the routes that
-tell what became of a call (openfaas.md §3.6, §10; docs/async.md).
+tell what became of a call (docs/async.md).
 
 202 means: the call is durable and will be executed. What can be known to be wrong is refused before.
 """

@@ -1,7 +1,7 @@
 """
 When an asynchronous call is tried again: decisions as values, without clock or IO.
 
-The rules are those of OpenFaaS's queue worker (openfaas.md §10). An answer of the platform is tried again, an answer of
+The rules are those of OpenFaaS's queue worker. An answer of the platform is tried again, an answer of
 the function only if its status is among the policy's codes. Waits double, with full jitter; ``Retry-After`` replaces
 the wait, but not below the minimum.
 """

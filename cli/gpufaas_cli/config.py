@@ -1,6 +1,6 @@
 """
-The logins that are kept: ``~/.openfaas/config.yml``, the file that faas-cli reads and writes as well (specs/openfaas.md
-§14.1), so that a login with one is a login with the other.
+Logins are kept in ``~/.openfaas/config.yml``. faas-cli reads and writes the same file, so that a login
+with one is a login with the other.
 
 ``OPENFAAS_CONFIG`` names another folder; where ``CI`` is ``true`` or ``1`` it is ``./.openfaas``. Keys that we do not
 know stay in the file.

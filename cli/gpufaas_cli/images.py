@@ -1,5 +1,5 @@
 """
-Building a function as a container image: OpenFaaS's build context, and docker to build it (specs/openfaas.md §13.3).
+Building a function as a container image: OpenFaaS's build context, and docker to build it.
 
 ::
 
@@ -129,7 +129,7 @@ def push_image(image: str, progress: Callable[[str], None]) -> None:
 
 def tagged(image: str, mode: str, handler: Path | None, folder: Path) -> str:
     """
-    Return *image* with the tag that ``--tag MODE`` gives it (specs/openfaas.md §12): ``latest`` as it is, ``sha``,
+    Return *image* with the tag that ``--tag MODE`` gives it: ``latest`` as it is, ``sha``,
     ``branch`` and ``describe`` with git's words after it, ``digest`` with that of the handler's files instead.
 
     :param folder: a folder of the git repository

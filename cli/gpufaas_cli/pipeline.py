@@ -113,7 +113,7 @@ def deployment(
     function: StackFunction, flags: Overrides, digest: str | None, image: str | None = None, fprocess: str | None = None
 ) -> dict[str, object]:
     """
-    Return the body of a deployment (specs/openfaas.md §4.1). Empty fields are left out, but for labels and annotations,
+    Return the body of a deployment. Empty fields are left out, but for labels and annotations,
     which faas-cli always sends.
 
     :param image: in place of the stack file's, as a tag was added to it

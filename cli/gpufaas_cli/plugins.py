@@ -1,5 +1,5 @@
 """
-Plugins: executables that are commands of ours by their name (specs/openfaas.md §14.1). Those of faas-cli are ours too;
+Plugins: executables that are commands of ours by their name. Those of faas-cli are ours too;
 one in ``~/.gpufaas/plugins`` goes before one of that name in ``~/.openfaas/plugins``. Our own commands go before both.
 """
 

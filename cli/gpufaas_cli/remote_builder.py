@@ -1,5 +1,5 @@
 """
-The client's side of a remote builder (specs/openfaas.md §13.6): OpenFaaS's, or a platform started with
+The client's side of a remote builder: OpenFaaS's, or a platform started with
 ``--builder-secret``. For who has no docker: the build context goes there, and the log comes back while it is built.
 """
 

@@ -1,5 +1,5 @@
 """
-The stack file: what is to be built and deployed (specs/openfaas.md §12), read strictly.
+The stack file: what is to be built and deployed, read strictly.
 
 The order is that of faas-cli: substitute ``${...}`` in the text, then read the YAML. Unlike it, a key that we do not
 know is an error with its line and the nearest key that we do; keys that begin with ``x-`` are the user's own. Scalars

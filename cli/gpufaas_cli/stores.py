@@ -1,4 +1,4 @@
-"""The two stores of OpenFaaS: functions that are ready to deploy, and templates (specs/openfaas.md §13.4, §13.5)."""
+"""The two stores of OpenFaaS: functions that are ready to deploy, and templates."""
 
 import difflib
 import os

@@ -1,5 +1,5 @@
 """
-``${NAME}`` in a stack file, as faas-cli reads it: on the whole text, before YAML does (specs/openfaas.md §12).
+``${NAME}`` in a stack file, as faas-cli reads it: on the whole text, before YAML does.
 
 A form of its own, not a shell's: ``$NAME`` stays, ``$$`` is a dollar sign, ``:+`` is read like ``:-``, and without its
 colon ``${NAME-x}`` is an error.

@@ -1,4 +1,4 @@
-"""Which template a function of the stack file is made from, fetched when it is not here (specs/openfaas.md §13.4)."""
+"""Which template a function of the stack file is made from, fetched when it is not here."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Text from a URL or a file: stack files and the two stores (specs/openfaas.md §12, §13.4, §13.5)."""
+"""Text from a URL or a file: stack files and the two stores."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 """
-What a client and a remote builder say to each other (specs/openfaas.md §13.6).
+What a client and a remote builder say to each other.
 
 A POST of a tar::
 

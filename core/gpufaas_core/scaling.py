@@ -51,7 +51,7 @@ def read_scaling_rule(labels: Mapping[str, str], annotations: Mapping[str, str] 
     """
     Return the rule that the labels ask for; None: none of them is about scaling, and copies follow calls.
 
-    :param annotations: used for labels that are missing: older users put them here (openfaas.md §8)
+    :param annotations: used for labels that are missing: older users put them here
     :raises InvalidSpec: a value is invalid; names the label
     """
     given = {**(annotations or {}), **labels}

@@ -1,5 +1,5 @@
 """
-Secrets of a build, sealed for the builder that may read them (specs/openfaas.md §13.6, ``nacl/box``).
+Secrets of a build, sealed for the builder that may read them.
 
 Keys are base64 of 32 bytes (Curve25519), as text: what key files hold and what ``/publickey`` tells. Each value is
 sealed for itself (XSalsa20-Poly1305, a nonce of its own before it), with a sender's key made for this one file. The

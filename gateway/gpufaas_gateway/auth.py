@@ -1,5 +1,5 @@
 """
-Basic auth as in OpenFaaS (openfaas.md §3.1). Every request needs the password unless `PUBLIC` lists its route.
+Basic auth as in OpenFaaS. Every request needs the password unless `PUBLIC` lists its route.
 
 `Guard` stands in front of the router, so it also guards routes that do not exist. `CleanPaths` stands in front of the
 guard, so that the guard sees one spelling of each path.

@@ -1,5 +1,5 @@
 """
-The remote builder (openfaas.md §13.6): builds images from sources that arrive as a signed tar.
+The remote builder: builds images from sources that arrive as a signed tar.
 
 The signature with the payload secret takes the place of the password. The body is not read as a tar before its
 signature is checked. It is never unpacked here: its context is written again as a tar of plain files and directories,

@@ -1,7 +1,7 @@
 """
 Headers of a call: what is read of a request, what a function is given, what its caller gets.
 
-Pure functions over pairs of bytes with lower-case names, as every front has them. Rules: openfaas.md §3.5, §5 and §6.
+Pure functions over pairs of bytes with lower-case names, as every front has them. The rules are in docs/openfaas.md.
 """
 
 import math
@@ -100,7 +100,7 @@ def call_headers(answer: AnswerHead, asked: list[Header], run_s: Seconds) -> lis
     """
     Return the headers of a function's answer.
 
-    One without a type has that of the request, else text/plain, as OpenFaaS's provider has it (openfaas.md §3.5); how
+    One without a type has that of the request, else text/plain, as OpenFaaS's provider has it; how
     long it took is said by its watchdog, or by us.
     """
     given = answer.headers

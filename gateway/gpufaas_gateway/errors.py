@@ -3,7 +3,7 @@
 
 To find where the gateway makes a 503: find the errors with that status in the table, then where they are raised.
 Clients show the text of an error and decide by its status. `X-OpenFaaS-Internal` says that the platform answered, not
-the function (openfaas.md §5).
+the function.
 """
 
 import math

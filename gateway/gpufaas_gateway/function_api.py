@@ -1,4 +1,4 @@
-"""The management routes of functions: what is deployed, deploying, removing, scaling, logs (openfaas.md §3)."""
+"""The management routes of functions: what is deployed, deploying, removing, scaling, logs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable

@@ -35,7 +35,7 @@ def copies_of(status: EngineStatus) -> Mapping[FunctionId, Copies]:
 
 
 def status_of(deployed: Deployed, status: EngineStatus, all_copies: Mapping[FunctionId, Copies]) -> FunctionStatus:
-    """Return the status (openfaas.md §4.2) of *deployed*; *all_copies* as `copies_of` returns them."""
+    """Return the status of *deployed*; *all_copies* as `copies_of` returns them."""
     replicas = replicas_of(deployed, status)
     copies = all_copies.get(deployed.function_id) or Copies()
     detail = _detail(deployed, status, copies)

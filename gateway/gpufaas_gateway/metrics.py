@@ -2,7 +2,7 @@
 The gateway's metrics for Prometheus. docs/metrics.md lists all of them.
 
 The families are made from the counts (`usage.FunctionStats`) when they are scraped. Names and buckets of ``gateway_``
-metrics are OpenFaaS's (openfaas.md §15), so that its dashboards and alert rules work; ours begin with ``gpufaas_``.
+metrics are OpenFaaS's, so that its dashboards and alert rules work; ours begin with ``gpufaas_``.
 """
 
 from bisect import bisect_left

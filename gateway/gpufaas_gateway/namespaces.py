@@ -1,4 +1,4 @@
-"""The namespaces: the default one, and those that users created (openfaas.md §3.8)."""
+"""The namespaces: the default one, and those that users created."""
 
 import asyncio
 import logging

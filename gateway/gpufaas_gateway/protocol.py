@@ -24,7 +24,7 @@ from gpufaas_core.units import Bytes, MiB, Seconds
 log = logging.getLogger(__name__)
 
 MAX_HEAD: Final[Bytes] = 1 * MiB
-"""Request line and headers; OpenFaaS's gateway takes as much (openfaas.md §3.0)."""
+"""Request line and headers; OpenFaaS's gateway takes as much."""
 MAX_TARGET: Final[Bytes] = 65_535
 """Path and query; what the parser of URLs can count."""
 MAX_HEADERS: Final = 1000

@@ -1,4 +1,4 @@
-"""The management routes of namespaces, quotas and secrets (openfaas.md §3.8, §3.9)."""
+"""The management routes of namespaces, quotas and secrets."""
 
 import asyncio
 from typing import Final

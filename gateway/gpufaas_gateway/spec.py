@@ -22,7 +22,7 @@ from gpufaas_gateway.cors import HEADERS, METHODS, ORIGINS, Cors, read_cors
 from gpufaas_gateway.placement import DEVICE_ANNOTATION, NOTHING_ASKED, PROFILES, Placement, Profiles, read_placement
 
 DEFAULT_NAMESPACE: Final = "openfaas-fn"
-"""Stock clients put it into the URL of each invocation (openfaas.md §1 item 6)."""
+"""Stock clients put it into the URL of each invocation."""
 
 DEFAULT_QUEUE: Final = "faas-request"
 """OpenFaaS's name for the queue of asynchronous calls to functions that name none."""

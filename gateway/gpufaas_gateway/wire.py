@@ -1,5 +1,5 @@
 """
-The JSON of management routes (openfaas.md §4): their parameters, bodies and answers.
+The JSON of management routes: their parameters, bodies and answers.
 
 Bodies are pydantic models, which FastAPI checks and describes: lenient where real clients are loose (unknown fields are
 ignored, null is absent), strict in types (a number is not a string). Answers are msgspec structs.

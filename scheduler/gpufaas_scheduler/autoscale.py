@@ -1,7 +1,7 @@
 """
 How many copies a function should have, from its labels and its load. Pure; `scaler` measures and carries it out.
 
-The rule is that of OpenFaaS Pro (openfaas.md §9.3): the load of the whole function over what one copy is aimed to bear,
+The rule is that of OpenFaaS Pro: the load of the whole function over what one copy is aimed to bear,
 rounded up. It does not depend on how many copies there are, so a constant load has one answer, and more load never
 fewer copies. Up at once, down by the highest need of a window, to zero after a time without calls.
 """

@@ -23,7 +23,7 @@ it gives the same commands as its predecessor; docs/adr/0022 says what is kept f
 
 *A scheduling run* follows each event by which a call began to wait, or by which a device, memory or a pin became free.
 Time alone leads to one when a late device gives its local queue back, or when the policy asked for it (`wake_at`).
-There is at most one run per event (specs/gpu-faas.md, 3.4).
+There is at most one run per event.
 """
 
 from collections import deque

@@ -140,7 +140,7 @@ def _read(path: Path) -> Template:
 def _as_server(path: Path, fprocess: str) -> dict[str, Any]:
     """
     Return how an OpenFaaS template for Python runs without its container, if it can: its watchdog is of mode http, and
-    starts a program that listens where ``upstream_url`` says (openfaas.md §7.5).
+    starts a program that listens where ``upstream_url`` says.
     """
     if not (path / "index.py").is_file() or not (path / "Dockerfile").is_file():
         return {}

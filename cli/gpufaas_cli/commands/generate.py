@@ -11,7 +11,7 @@ _SPEC = {
     "environment": "envVars", "limits": "limits", "requests": "requests", "constraints": "constraints",
     "secrets": "secrets", "readOnlyRootFilesystem": "readOnlyRootFilesystem",
 }  # fmt: skip
-"""Fields of the resource (specs/openfaas.md §11), and what a deployment calls them."""
+"""Fields of the resource, and what a deployment calls them."""
 
 
 @declare.command("generate")

@@ -2,9 +2,8 @@
 LALB with out-of-order dispatch (O3): wait for the copy when that is sooner than loading another.
 
 Source: M. Zhao, K. Jha, S. Hong, "GPU-enabled Function-as-a-Service for Machine Learning Inference" (IPDPS 2023),
-algorithms 1 and 2, in the reading of specs/gpu-faas.md 3.2 to 3.4. Step numbers below are those of that text. The
-decisions are those of the literal scan (tests/unit/scheduler/literal.py), the cost is not: what a scan would pass over
-is never looked at.
+algorithms 1 and 2; the comments number the steps of one scan. The decisions are those of the literal scan
+(tests/unit/scheduler/literal.py), but not the cost: calls that a scan would pass over are not visited.
 
 Two rules are not the paper's, whose times are known: a holder that is late by the call's load time or more is no busy
 holder; and a local queue goes back to the global one when its device is late by the load time of its first call

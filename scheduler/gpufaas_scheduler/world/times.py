@@ -1,5 +1,5 @@
 """
-How long calls of a function take, as a distribution (docs/adr/0027; specs/uncertainty.md).
+How long calls of a function take, as a distribution (docs/adr/0027).
 
 A number says of a call that runs longer that it ends now, for as long as it runs. So beside the mean, which is the
 profile's, the *shape* is kept: a histogram of the ratios of what calls took to what was estimated for them, in

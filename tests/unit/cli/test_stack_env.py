@@ -1,4 +1,4 @@
-"""``${...}`` in a stack file: the forms that the real faas-cli was seen to take (specs/openfaas.md §12)."""
+"""``${...}`` in a stack file: the forms that the real faas-cli was seen to take."""
 
 from pathlib import Path
 

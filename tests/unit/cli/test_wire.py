@@ -1,4 +1,4 @@
-"""What goes over the wire is what the real faas-cli sends: the log of it in specs/openfaas.md, appendix A."""
+"""The CLI sends what the real faas-cli sends, by a log of its requests."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Sealed secrets, byte by byte as specs/openfaas.md §13.6 has them."""
+"""Sealed secrets, byte by byte as OpenFaaS's client makes them."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""The management routes, as real clients of OpenFaaS see them (openfaas.md §1, §3, §4)."""
+"""The management routes, as real clients of OpenFaaS see them."""
 
 import asyncio
 import hashlib

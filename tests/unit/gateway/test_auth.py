@@ -1,4 +1,4 @@
-"""Who is let in: basic auth as OpenFaaS has it, and everything guarded that is not listed (openfaas.md §3.1)."""
+"""Who is let in: basic auth as OpenFaaS has it, and everything guarded that is not listed."""
 
 import base64
 import logging

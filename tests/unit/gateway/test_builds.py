@@ -1,4 +1,4 @@
-"""The remote builder's two routes, as OpenFaaS's clients use them (specs/openfaas.md §13.6)."""
+"""The remote builder's two routes, as OpenFaaS's clients use them."""
 
 import asyncio
 import io

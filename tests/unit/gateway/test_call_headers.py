@@ -1,4 +1,4 @@
-"""Headers of calls, in and out, as openfaas.md §3.5, §5 and §6 have them."""
+"""Headers of calls, in and out, as docs/openfaas.md describes them."""
 
 import re
 from collections.abc import AsyncIterator

@@ -1,5 +1,5 @@
 """
-The break-glass checklist of openfaas.md §1: what real clients stumble over, one test or more for each numbered rule.
+The rules that real clients of OpenFaaS depend on, by number: one test or more for each.
 
 Rule 22 (faas-cli waits 60 s, whatever we do) and the half of rule 23 about what the CLI drops concern clients; they are
 here as what a server can do about them.

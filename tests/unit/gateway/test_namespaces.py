@@ -1,4 +1,4 @@
-"""Namespaces: made, changed and removed, and functions in them (openfaas.md §3.8, §1 items 16, 20, 21)."""
+"""Namespaces: made, changed and removed, and functions in them."""
 
 import asyncio
 from pathlib import Path

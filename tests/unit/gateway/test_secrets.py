@@ -1,4 +1,4 @@
-"""Secrets: told once, shown to functions only (openfaas.md §3.9, §1 item 4)."""
+"""Secrets: told once, shown to functions only."""
 
 import base64
 import logging

@@ -1,7 +1,6 @@
 """
-GPU-FaaS's scheduler as the paper's listing says it, in the reading of specs/gpu-faas.md 3.2 to 3.4, and nothing else:
-explicit lists, explicit counters, every scan from the head of the queue. It is what the engine must equal, and shares
-no code with it.
+GPU-FaaS's scheduler as in algorithms 1 and 2 of the paper, and nothing else: explicit lists, explicit counters, every
+scan from the head of the queue. The engine must make the same decisions; it shares no code with this one.
 
 Two rules are not in the listing, which knows all times (docs/adr/0028). A holder that is late by the waiting call's
 load time or more is no busy holder. And when a device is late by the load time of the first call in its local queue,

@@ -1,4 +1,4 @@
-"""Which device a call goes to: GPU-FaaS's algorithm by example (specs/gpu-faas.md 3.2 to 3.4)."""
+"""Which device a call goes to: GPU-FaaS's algorithm by example."""
 
 from tests.unit.scheduler.world import World, two_devices
 

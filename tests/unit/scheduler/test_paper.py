@@ -1,5 +1,5 @@
 """
-The paper's evaluation in small (specs/gpu-faas.md 6): 12 GPUs, 35 functions, 325 requests a minute for 6 minutes.
+The paper's evaluation in small: 12 GPUs, 35 functions, 325 requests a minute for 6 minutes.
 
 Bounds hold the mean of eight seeds within what seeds spread about an independent simulation of the same text: LB
 159.7 s and .855 misses, LALB 8.85 s and .277, LALB-O3 3.74 s and .241. It tells a right scheduler from a wrong one; it

@@ -56,7 +56,7 @@ def log_normal(cv: float, calls: int = 20_000) -> ServiceTimes:
 def test_what_is_left_is_the_mean_residual_life(
     monkeypatch: pytest.MonkeyPatch, cv: float, left: dict[float, float]
 ) -> None:
-    """The analytical values of a log-normal distribution with mean 1, see specs/uncertainty.md."""
+    """The analytical values of a log-normal distribution with mean 1."""
     monkeypatch.setattr("gpufaas_scheduler.world.times._GROWTH", 1.0)  # all draws count
     times = log_normal(cv)
     for ran, expected in left.items():
