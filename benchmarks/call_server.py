@@ -130,7 +130,7 @@ async def measure(root: Path, calls: int, rounds: int) -> dict[str, Any]:
     port = int(await other.stdout.readline())
     remote = RemoteNodes(Identity("gateway", "g1", "b", TOKEN))
     remote.set_nodes([NodeView(NodeId("far"), f"127.0.0.1:{port}")])
-    near, far = Bench(node, "near"), Bench(remote, "far")
+    near, far = Bench(node.leases, "near"), Bench(remote, "far")
     rows: dict[str, list[tuple[float, float, float]]] = {"near": [], "far": []}
     try:
         for bench in (near, far):
