@@ -64,22 +64,25 @@ async def _main(
     stop = asyncio.Event()
     on_signals(stop)
     me = identity(options.cluster, "gateway")
-    await GatewayApp(options, me, credentials, spool).run(listening, stop)
+    data = options.front.data
+    artifacts = ArtifactStore(data / "artifacts")
+    weights = Weights(me, artifacts, BundleStore(data / "bundles", artifacts), options.object_store)
+    await GatewayApp(options, me, credentials, spool, artifacts, weights).run(listening, stop)
 
 
 class GatewayApp:
     """A gateway, with what it needs of the cluster: etcd, the scheduler that leads, and the nodes."""
 
-    def __init__(self, options: GatewayOptions, me: Identity, credentials: Credentials | None, spool: Path) -> None:
-        data = options.front.data
+    def __init__(
+        self, options: GatewayOptions, me: Identity, credentials: Credentials | None, spool: Path,
+        artifacts: ArtifactStore, weights: Weights,
+    ) -> None:  # fmt: skip
         self._options = options
         self._me = me
         self._credentials = credentials
         self._spool = spool
-        self._artifacts = ArtifactStore(data / "artifacts")
-        self._weights = Weights(
-            me, self._artifacts, BundleStore(data / "bundles", self._artifacts), options.object_store
-        )
+        self._artifacts = artifacts
+        self._weights = weights
         self._scheduler = RemoteScheduler(me, on_view=self._on_view)
         self._nodes = RemoteNodes(
             me, lambda call, device, reason: self._scheduler.unreachable(call, DeviceId(device), reason)
@@ -87,7 +90,7 @@ class GatewayApp:
         self._nodes.watchers.add(lambda: self._scheduler.unlinked(self._nodes.unlinked()))
         self._status = Status(ready=lambda: "waits for etcd")
         self._opens = False
-        """The port for calls is about to open: from now on the server sees to a stop."""
+        """The port for calls is about to open: from now on the server reacts to signals."""
 
     def _on_view(self, view: control.ClusterState) -> None:
         self._nodes.set_nodes(view.nodes)

@@ -38,6 +38,7 @@ from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.metrics import node_metrics
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
+from gpufaas_gpu_manager.supervisor import ContainerEngine
 
 log = logging.getLogger("node")
 
@@ -54,38 +55,50 @@ def run(options: NodeOptions) -> None:
 async def _main(options: NodeOptions) -> None:
     stop = asyncio.Event()
     on_signals(stop)
-    await NodeApp(options, identity(options.cluster, "node")).run(stop)
+    await composed(options, identity(options.cluster, "node")).run(stop)
+
+
+def composed(options: NodeOptions, me: Identity) -> "NodeApp":
+    """Open the node's devices and stores, and compose it. :raises GpufaasError: one of them cannot be used"""
+    given, data = options.devices, options.data
+    enforcement = Enforcement(given.memory_enforcement)
+    devices = open_devices(given.devices, NodeId(me.id), given.labels, enforcement.name)
+    containers = container_engine(given.functions, f"node-{me.id}", 0, _no_container_listener)
+    logs = FunctionLogs(data / "logs")
+    secrets = SecretFiles(data / "secrets", data / "secret-mounts")
+    artifacts = ArtifactStore(data / "artifacts")
+    bundles = BundleStore(data / "bundles", artifacts)
+    weights = Weights(me, artifacts, bundles, options.object_store)
+    agent = Agent(me, "", prepare=weights.prefetch)
+    settings = NodeSettings(
+        env={"OPENFAAS_URL": options.gateway_url} if options.gateway_url else {},
+        secrets=secrets,
+        origins=Origins(me.token),
+    )
+    node = agent.node = Node(
+        devices, bundles, logs, agent.report, log.warning, settings, containers, fetch=weights.fetch,
+        enforcement=enforcement,
+    )  # fmt: skip
+    return NodeApp(options, me, node, containers, agent, weights, logs, secrets)
 
 
 class NodeApp:
     """A node, its call server, and what it needs of the cluster: etcd, the scheduler that leads, weights, secrets."""
 
-    def __init__(self, options: NodeOptions, me: Identity) -> None:
-        given = options.devices
-        enforcement = Enforcement(given.memory_enforcement)
-        devices = open_devices(given.devices, NodeId(me.id), given.labels, enforcement.name)
-        self._engine = container_engine(given.functions, f"node-{me.id}", 0, _no_container_listener)
-        data = options.data
+    def __init__(
+        self, options: NodeOptions, me: Identity, node: Node, containers: ContainerEngine | None, agent: Agent,
+        weights: Weights, logs: FunctionLogs, secrets: SecretFiles,
+    ) -> None:  # fmt: skip
         self._options = options
         self._me = me
-        self._logs = FunctionLogs(data / "logs")
-        self._secrets = SecretFiles(data / "secrets", data / "secret-mounts")
-        artifacts = ArtifactStore(data / "artifacts")
-        bundles = BundleStore(data / "bundles", artifacts)
-        self._weights = Weights(me, artifacts, bundles, options.object_store)
-        self._agent = Agent(me, "", prepare=self._weights.prefetch)
-        settings = NodeSettings(
-            env={"OPENFAAS_URL": options.gateway_url} if options.gateway_url else {},
-            secrets=self._secrets,
-            origins=Origins(me.token),
-        )
-        self._node = Node(
-            devices, bundles, self._logs, self._agent.report, log.warning, settings, self._engine,
-            fetch=self._weights.fetch, enforcement=enforcement,
-        )  # fmt: skip
-        self._agent.node = self._node
-        self._calls = CallServer(self._node, self._logs, me, data / "spool")
-        self._status = Status(metrics=lambda: node_metrics(self._node), more=self._weights.served)
+        self._node = node
+        self._containers = containers
+        self._agent = agent
+        self._weights = weights
+        self._logs = logs
+        self._secrets = secrets
+        self._calls = CallServer(node, logs, me, options.data / "spool")
+        self._status = Status(metrics=lambda: node_metrics(node), more=weights.served)
 
     async def run(self, stop: asyncio.Event) -> None:
         """
@@ -95,13 +108,12 @@ class NodeApp:
         options = self._options
         listen = listening(options.listen, options.advertise, DEFAULT_NODE_PORT)
         host, _ = split_address(listen)
-        await connect(self._engine, options.devices.functions)
+        await connect(self._containers, options.devices.functions)
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._logs.close)
             stack.push_async_callback(self._node.close)
             stack.push_async_callback(self._close_calls)
             await self._weights.open()
-            empty(options.data / "spool")
             await self._calls.open(listen)
             self._agent.address = advertised(listen, options.advertise, self._calls.port)
             port = await stack.enter_async_context(status_served(self._status, host, options.cluster.status_port))
@@ -154,13 +166,6 @@ class NodeApp:
             return self._node.fault
         leaders = self._agent.leaders
         return f"no scheduler: {leaders.refused or leaders.leader or 'none leads'}"
-
-
-def empty(folder: Path) -> None:
-    """Make *folder*, and empty it: nobody needs what an earlier run spooled."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in folder.iterdir():
-        each.unlink()
 
 
 async def _follow_secrets(etcd: Etcd, key: Path | None, files: SecretFiles) -> None:

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +43,7 @@ from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.enforcement import Enforcement
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
+from gpufaas_gpu_manager.supervisor import ContainerEngine
 from gpufaas_scheduler.journal import Header, Journal
 from gpufaas_scheduler.scaler import Scaler, Watched
 from gpufaas_scheduler.service import SchedulerService
@@ -68,19 +69,32 @@ def run(options: ServeOptions) -> None:
 
 
 async def _main(options: ServeOptions, credentials: Credentials | None, spool: Path, listening: socket.socket) -> None:
-    await ServeApp(options, credentials, spool).run(listening)
+    await composed(options, credentials, spool).run(listening)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Stores:
     """What the platform keeps in its data directory."""
 
-    def __init__(self, data: Path) -> None:
-        self.artifacts = ArtifactStore(data / "artifacts")
-        self.bundles = BundleStore(data / "bundles", self.artifacts)
-        self.logs = FunctionLogs(data / "logs")
-        self.functions = SqliteStore(data / "gpufaas.db")
-        self.secrets = SecretFiles(data / "secrets", data / "secret-mounts")
-        self.async_queue = SqliteAsyncQueue(data / "async")
+    artifacts: ArtifactStore
+    bundles: BundleStore
+    logs: FunctionLogs
+    functions: SqliteStore
+    secrets: SecretFiles
+    async_queue: SqliteAsyncQueue
+
+    @classmethod
+    def open(cls, data: Path) -> "Stores":
+        """:raises StorageFailed: one of them cannot be used"""
+        artifacts = ArtifactStore(data / "artifacts")
+        return cls(
+            artifacts=artifacts,
+            bundles=BundleStore(data / "bundles", artifacts),
+            logs=FunctionLogs(data / "logs"),
+            functions=SqliteStore(data / "gpufaas.db"),
+            secrets=SecretFiles(data / "secrets", data / "secret-mounts"),
+            async_queue=SqliteAsyncQueue(data / "async"),
+        )
 
     def close(self) -> None:
         self.async_queue.close()
@@ -88,41 +102,60 @@ class Stores:
         self.functions.close()
 
 
-class ServeApp:
-    """Gateway, scheduler and node in one event loop."""
+def composed(options: ServeOptions, credentials: Credentials | None, spool: Path) -> "ServeApp":
+    """Open what the platform stands on, and compose it. Needs the event loop. :raises GpufaasError: as `run`"""
+    builds = builds_of(options, spool)
+    origins = Origins()
+    enforcement = Enforcement(options.memory_enforcement)
+    devices = open_devices(options.devices, _NODE, options.labels, enforcement.name)
+    header = _header(options)
+    engine = header.engine()
+    journal = _open_journal(options.journal, header) if options.journal else None
+    scheduler = SchedulerService(engine, journal=journal)
+    stores = Stores.open(options.data)
+    listener = ContainerListener(options.host, options.port, guarded=credentials is not None)
+    # Of this data directory: what another platform on this machine runs is left alone.
+    instance = hashlib.sha256(bytes(options.data)).hexdigest()[:16]
+    containers = container_engine(options.functions, instance, options.port, listener.found)
+    settings = NodeSettings(env={"OPENFAAS_URL": _url(options)}, secrets=stores.secrets, origins=origins)
+    node = Node(
+        devices, stores.bundles, stores.logs, scheduler.report, logging.getLogger("node").warning, settings,
+        containers, enforcement=enforcement,
+    )  # fmt: skip
+    gone: list[str] = []
+    parts = Parts(
+        credentials=credentials, spool=spool, store=stores.functions, artifacts=stores.artifacts,
+        secrets=stores.secrets, logs=stores.logs, end_logs=stores.logs.end_followers, scheduler=scheduler,
+        node=node.leases, workers=node.functions, usage_of=node.host.usage_of, origins=origins,
+        nodes=OneNode(scheduler.status, node.functions, gone, lambda: node.makes),
+        async_queue=stores.async_queue, builds=builds, gone=gone, fault=lambda: node.fault,
+    )  # fmt: skip
+    front = Front(options, parts, listener)
+    return ServeApp(options, credentials, stores, journal, scheduler, node, containers, front, gone)
 
-    def __init__(self, options: ServeOptions, credentials: Credentials | None, spool: Path) -> None:
+
+class ServeApp:
+    """
+    Gateway, scheduler and node in one event loop; see `composed`.
+
+    :param gone: lines for people, one for each device that was given up
+    """
+
+    def __init__(
+        self, options: ServeOptions, credentials: Credentials | None, stores: Stores, journal: Journal | None,
+        scheduler: SchedulerService, node: Node, containers: ContainerEngine | None, front: Front, gone: list[str],
+    ) -> None:  # fmt: skip
         self._options = options
         self._credentials = credentials
+        self._stores = stores
+        self._journal = journal
+        self._scheduler = scheduler
+        self._node = node
+        self._containers = containers
+        self._front = front
+        self._gone = gone
         self._fatal: BaseException | None = None
-        self._gone: list[str] = []
-        """Lines for people, one for each device that was given up."""
-        builds = builds_of(options, spool)
-        origins = Origins()
-        enforcement = Enforcement(options.memory_enforcement)
-        devices = open_devices(options.devices, _NODE, options.labels, enforcement.name)
-        header = _header(options)
-        engine = header.engine()
-        self._journal = _open_journal(options.journal, header) if options.journal else None
-        self._scheduler = SchedulerService(engine, journal=self._journal, on_fatal=self._fail)
-        stores = self._stores = Stores(options.data)
-        listener = ContainerListener(options.host, options.port, guarded=credentials is not None)
-        # Of this data directory: what another platform on this machine runs is left alone.
-        instance = hashlib.sha256(bytes(options.data)).hexdigest()[:16]
-        self._engine = container_engine(options.functions, instance, options.port, listener.found)
-        settings = NodeSettings(env={"OPENFAAS_URL": _url(options)}, secrets=stores.secrets, origins=origins)
-        node = self._node = Node(
-            devices, stores.bundles, stores.logs, self._scheduler.report, logging.getLogger("node").warning, settings,
-            self._engine, enforcement=enforcement,
-        )  # fmt: skip
-        parts = Parts(
-            credentials=credentials, spool=spool, store=stores.functions, artifacts=stores.artifacts,
-            secrets=stores.secrets, logs=stores.logs, end_logs=stores.logs.end_followers, scheduler=self._scheduler,
-            node=node.leases, workers=node.functions, usage_of=node.host.usage_of, origins=origins,
-            nodes=OneNode(self._scheduler.status, node.functions, self._gone, lambda: node.makes),
-            async_queue=stores.async_queue, builds=builds, gone=self._gone, fault=lambda: node.fault,
-        )  # fmt: skip
-        self._front = Front(options, parts, listener)
+        scheduler.on_fatal = self._fail
 
     async def run(self, listening: socket.socket) -> None:
         """
@@ -133,7 +166,7 @@ class ServeApp:
         """
         front = self._front
         scaler = Scaler(self._watched, self._scheduler.status, self._scheduler.scale)
-        await connect(self._engine, self._options.functions)
+        await connect(self._containers, self._options.functions)
         self._scheduler.join(self._node, self._node.devices())
         async with contextlib.AsyncExitStack() as stack:
             if self._journal is not None:
@@ -153,7 +186,7 @@ class ServeApp:
             raise GpufaasError(f"the scheduler failed and the platform stopped: {self._fatal!r}") from self._fatal
 
     def _fail(self, error: BaseException) -> None:
-        """The scheduler failed: waiting callers are answered, and the process ends with the error."""
+        """The scheduler failed: callers that wait are answered, and the process ends with the error."""
         if self._fatal is None:
             self._fatal = error
         self._front.server.should_exit = True

@@ -116,7 +116,7 @@ class SchedulerService:
         self.driver = driver = EngineDriver(engine, self._carry_out, self._fail, journal)
         self.handle = driver.handle
         self._now = driver.now
-        self._on_fatal = on_fatal
+        self.on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[CallId, asyncio.Future[Lease]] = {}
         self._refused: dict[CallId, asyncio.Future[Lease]] = {}
@@ -269,7 +269,7 @@ class SchedulerService:
             future.set_result(answer)
 
     def _fail(self, error: BaseException) -> None:
-        self._on_fatal(error)
+        self.on_fatal(error)
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(LeaseRefused("the scheduler failed and the platform stops: call again"))

@@ -10,7 +10,7 @@ import pytest
 from gpufaas_apps.data_directory import owned
 from gpufaas_apps.options import ServeOptions
 from gpufaas_apps.process import listen
-from gpufaas_apps.serve import ServeApp
+from gpufaas_apps.serve import composed
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ async def test_a_task_beside_the_server_that_fails_ends_the_platform_from_the_ou
     """A platform whose devices nobody watches any more would go on to look well."""
     options = ServeOptions(data=tmp_path, devices=("cpu:0=64MiB",), functions="process", memory_enforcement="rlimit")
     with owned(tmp_path) as spool, listen("127.0.0.1", 0, "--port") as listening:
-        app = ServeApp(options, None, spool)
+        app = composed(options, None, spool)
         closed: list[tuple[str, bool]] = []
 
         def note(name: str, part: Any) -> None:
