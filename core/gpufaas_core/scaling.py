@@ -37,7 +37,7 @@ class ScalingRule:
     """0 switches scaling by load off; other values do nothing (percent of max that OpenFaaS CE adds for an alert)."""
     down_window_s: Seconds = 30.0
     """The highest need within this time counts before copies are removed. OpenFaaS's default is 0: its copies go as
-    soon as load drops, and its users complain (openfaas.md 16, 7)."""
+    soon as load drops, and its users complain."""
     pinned: int = 0
     """Copies that stay whatever others need: the minimum, if it is given and zero is not allowed."""
 

@@ -1,9 +1,10 @@
 """
-How many copies a function should have, from its labels and its load. Pure; `scaler` measures and carries it out.
+The number of copies that a function should have, from its labels and its load. `scaler` measures the load and scales.
 
-The rule is that of OpenFaaS Pro: the load of the whole function over what one copy is aimed to bear,
-rounded up. It does not depend on how many copies there are, so a constant load has one answer, and more load never
-fewer copies. Up at once, down by the highest need of a window, to zero after a time without calls.
+The rule is that of OpenFaaS Pro: the load of the whole function over the load that one copy should
+bear, rounded up. It does not depend on the present number of copies, so a constant load has one answer, and more load
+never has fewer copies. Copies are added at once, removed by the highest need of a window, and go to zero after a time
+without calls.
 """
 
 import math
@@ -13,23 +14,23 @@ from typing import Final
 from gpufaas_core.model import Seconds
 from gpufaas_core.scaling import ScalingRule
 
-# A load that a float measures as 50.000000001 is 50: otherwise a constant load on a boundary would flutter.
+# A measured load of 50.000000001 counts as 50: otherwise a constant load on a boundary would flutter.
 _TOLERANCE: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionLoad:
-    """Of a function, over all of its copies, now."""
+    """The present load of a function, over all of its copies."""
 
     rps: float = 0.0
-    """Calls completed per second, of late."""
+    """Calls completed per second."""
     inflight: int = 0
     """Calls that wait or run."""
     cpu_millicores: float = 0.0
     queued: int = 0
     """Asynchronous calls that are pending."""
     arrived: bool = False
-    """A call came in since it was looked at last."""
+    """A call came since the last measurement."""
 
     @property
     def idle(self) -> bool:
@@ -38,24 +39,25 @@ class FunctionLoad:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What there was before: made by `remember`."""
+    """Past loads; see `remember`."""
 
     active_at: Seconds
-    """When it was last seen not to be idle; at first, when it was seen first."""
+    """When it was last seen with load; at first, when it was first seen."""
     needs: tuple[tuple[Seconds, int], ...] = ()
-    """(when, copies needed), oldest first: each higher than all that follow it, and all younger than the window."""
+    """(when, copies needed), oldest first: each is above all later ones, and younger than the window."""
 
 
 def desired_copies(rule: ScalingRule, load: FunctionLoad, current: int, now: Seconds, history: History) -> int:
     """
-    Return how many copies the function should have, within the bounds of *rule*; 0 only where that is allowed or is so.
+    Return the number of copies that the function should have, within the bounds of *rule*. It is 0 only if *rule*
+    allows that, or if it is 0 already.
 
-    :param current: how many it should have so far
+    :param current: the number that it should have so far
     :param history: up to now, see `remember`
     """
     if load.idle:
         if current == 0:
-            return 0  # whoever scaled it to zero meant it, until a call comes
+            return 0  # it was scaled to zero, and stays so until a call comes
         if rule.zero and now - history.active_at >= rule.zero_duration_s:
             return 0
     if rule.factor == 0:
@@ -66,7 +68,7 @@ def desired_copies(rule: ScalingRule, load: FunctionLoad, current: int, now: Sec
 
 
 def needed_copies(rule: ScalingRule, load: FunctionLoad) -> int:
-    """Return how many copies *load* needs, whatever the bounds; 0 for no load."""
+    """Return the number of copies that *load* needs, without bounds; 0 for no load."""
     match rule.type:
         case "capacity":
             amount = float(load.inflight)
@@ -80,7 +82,7 @@ def needed_copies(rule: ScalingRule, load: FunctionLoad) -> int:
 
 
 def remember(rule: ScalingRule, load: FunctionLoad, now: Seconds, history: History) -> History:
-    """Return *history* with *load* at *now*. O(needs), which are at most as many as there are different numbers."""
+    """Return *history* with *load* at *now*. O(needs)."""
     needed = needed_copies(rule, load)
     needs = [each for each in history.needs if _fresh(rule, each[0], now) and each[1] > needed]
     return History(now if not load.idle else history.active_at, (*needs, (now, needed)))

@@ -1,14 +1,13 @@
 """
-In what a node differs from what the scheduler thinks of it. Pure.
+How a node differs from the scheduler's state of it.
 
-Facts and commands travel in order and none is lost while a link lives, so there should be no difference; a defect that
-makes one would otherwise take a device out of use until its node is started again. So each node is asked every few
-seconds (`CheckNode`), and what its answer lacks is made known to the engine as if the node had said so at the time.
+Events and commands travel in order, and none is lost while a connection lives, so there should be no difference. A
+defect that makes one would take a device out of use until its node restarts. So each node is asked every few seconds
+(`CheckNode`), and the engine is told what the answer lacks, as if the node had reported it.
 
-What is on its way when somebody is asked is no difference. The answer comes after all that the node did because of
-commands that went before the question, and after its facts of that; so only what was so before the question, and is
-still so when the answer comes, counts. Calls come from gateways, on other connections: one that is not there may be on
-its way, and only the node can say that it is not to come any more.
+Messages on their way are no difference. The answer comes after the node has obeyed the commands before the question,
+and after its events about them. So only what was so before the question, and is still so when the answer comes, counts.
+Calls come from gateways, on other connections: a missing call may be on its way, and only the node can end that.
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -20,30 +19,30 @@ from gpufaas_scheduler.world.state import Model
 
 
 class Holding(NamedTuple):
-    """What the engine thinks that a device has."""
+    """What a device holds by the engine's state."""
 
     residents: Mapping[CopyId, Model]
-    """Another object is another load."""
+    """By identity: another object is another load."""
     calls: set[CallId]
-    """Those that run."""
+    """The running calls."""
 
 
 class Difference(NamedTuple):
     lost: list[Model]
-    """Residents that the node does not have."""
+    """Copies that the node does not have."""
     extra: list[ResidentSnapshot]
-    """Idle workers that nobody knows of."""
+    """Idle workers that the engine does not know."""
     absent: set[CallId]
-    """Calls that are not there, or not yet."""
+    """Calls that are not there, or not yet there."""
 
 
 def compare(asked: Holding, told: DeviceSnapshot, now: Holding) -> Difference:
     """
-    Return in what a device differs.
+    Return how a device differs.
 
-    :param asked: what was thought when the question went out
+    :param asked: the engine's state when the question was sent
     :param told: the answer
-    :param now: what is thought when the answer comes
+    :param now: the engine's state when the answer came
     """
     there = {copy_id(each.function, each.copy) for each in told.residents}
     serving = {copy_id(each.function, each.copy) for each in told.running}

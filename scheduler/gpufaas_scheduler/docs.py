@@ -1,7 +1,7 @@
 """
-The engine's state as docs, for whoever takes over from it, and docs as state again (docs/adr/0022).
+The engine's state as docs, for a takeover, and docs as state again (docs/adr/0022).
 
-Nothing here decides. Ages become times by a `since`: the moment, on the reader's clock, at which a doc was made.
+Ages in a doc count from `since`: the moment, on the reader's clock, at which the doc was made.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Mode
 from gpufaas_scheduler.world.world import World
 
 WAITING_KEPT: Final = 1000
-"""So many waiting calls are kept; later ones come again by their gateways, with their age, and stand behind these."""
+"""This many waiting calls are kept. Gateways send later ones again with their age; they come behind these."""
 
 LOCAL_KEPT: Final = 100
-"""Of each device's local queue."""
+"""This many calls of each local queue are kept."""
 
 
 # --- state to docs ----------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
 
 
 def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
-    """O(residents + local queue). Calls of CPU functions are left out: their node knows all of them that matters."""
+    """O(residents + local queue). Calls of CPU functions are left out: their node knows all that matters of them."""
     run = device.run
     running = () if run is None else tuple(call_doc(each, now) for each in (run, *device.others))
     local = [call_doc(call, now) for call, _ in zip(device.local, range(LOCAL_KEPT), strict=False)]
@@ -122,7 +122,7 @@ def _holders(copies: Iterable[tuple[Model, DeviceState]]) -> tuple[Holder, ...]:
 
 
 def engine_doc(world: World, now: Seconds) -> EngineDoc:
-    """O(calls until `WAITING_KEPT` that wait were seen)."""
+    """O(calls) until `WAITING_KEPT` waiting ones are found."""
     cluster, demand, look_at = world.cluster, world.cluster.demand, world.look_at
     return EngineDoc(
         policy=world.policy.name,
@@ -146,7 +146,7 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
 
 
 def _first_waiting(world: World) -> list[Call]:
-    """Return the calls that wait for any device, in the order of their numbers, no more than `WAITING_KEPT`."""
+    """Return up to `WAITING_KEPT` calls of the global queue and the FIFOs, by number."""
     never_left = (
         each
         for each in world.calls.by_id.values()
@@ -161,7 +161,7 @@ def _first_waiting(world: World) -> list[Call]:
 
 
 def restored_call(doc: CallDoc, owner: FunctionState, since: Seconds) -> Call:
-    """The call as it was; where it stands is up to the caller."""
+    """Return the call of *doc*. The caller puts it into its queue or on its device."""
     deadline = None if doc.deadline_in_s is None else since + doc.deadline_in_s
     call = Call(doc.call, owner.id, owner, doc.number, since - doc.age_s, deadline, doc.size)
     call.passes = IMPLICIT if doc.passes is None else doc.passes
@@ -176,14 +176,14 @@ def restored_call(doc: CallDoc, owner: FunctionState, since: Seconds) -> Call:
 
 
 def restore_function(owner: FunctionState, doc: FunctionDoc, since: Seconds) -> None:
-    """Give *owner*, as it was deployed, what was learnt of it. Its copies come with their nodes."""
+    """Give *owner* what was learnt of it. Its copies come with their nodes."""
     owner.called = doc.called
     owner.called_at = since - doc.called_age_s
     owner.scale(doc.desired)
     owner.eager = doc.eager
     owner.excess = doc.excess
     if owner.digest != doc.function.digest:
-        return  # other code: what is known of the old one's costs and failures does not speak of it
+        return  # other code: the costs and failures of the old code do not apply
     for kind, each in doc.costs.items():
         costs = owner.costs[kind]
         if costs is not None:
@@ -209,7 +209,7 @@ def restore_costs(costs: Costs, doc: CostsDoc) -> None:
 
 
 def restore_order(owner: FunctionState, doc: FunctionDoc) -> None:
-    """Its copies in the order in which they came to be, wherever that is known; those that are new come last."""
+    """Put its copies into the order of *doc*; copies that are not in it come last."""
     owner.active = _sorted(owner.active, doc.holders)
     owner.draining = _sorted(owner.draining, doc.draining)
     if owner.exclusive:
@@ -225,7 +225,7 @@ def _sorted(copies: dict[Model, DeviceState], order: tuple[Holder, ...]) -> dict
 
 
 def lost_copies(owner: FunctionState, doc: FunctionDoc) -> bool:
-    """Whether a copy that the doc knows did not come back."""
+    """Return whether a copy in *doc* did not come back."""
     present = {(device.id, model.copy) for model, device in owner.active.items()}
     return any(each not in present for each in doc.holders)
 

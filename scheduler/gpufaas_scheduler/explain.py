@@ -1,4 +1,4 @@
-"""What people ask the engine: what is where, and why a call is where it is."""
+"""Answers for people: the status of the engine, and why a call is where it is."""
 
 from typing import Final
 
@@ -19,15 +19,15 @@ from gpufaas_scheduler.world.state import Call, DeviceState
 from gpufaas_scheduler.world.world import World
 
 _NAMED: Final = 20
-"""Of the calls that were passed over, so many are named; all are counted."""
+"""This many calls that were passed over are named; all are counted."""
 
 
 def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
     """
-    Say what was weighed for a call of a model function that waits, or that is among the last ones that were
-    started; None for others. O(starts remembered + waiting calls): who passed whom is found when it is asked.
+    Return why a call of a model function waits, or why it was started on its device if that is remembered; else None.
+    O(starts remembered + waiting calls).
 
-    *call* may be the part of the id before ``#``, which is what a caller may have sent; then the newest counts.
+    *call* may be the part of the id before ``#``, which a caller may have sent; then the newest such call counts.
     """
     waiting = world.calls.by_id.get(call)
     if waiting is None:

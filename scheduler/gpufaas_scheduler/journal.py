@@ -1,9 +1,8 @@
 """
-The journal: what an engine was told, so that it can be asked again at a desk.
+The journal: the events of an engine, to replay its decisions later.
 
-JSON lines. The first is the `Header`, from which an equal engine is made; every other is ``[now, event]``. Commands are
-not written: the same events give the same commands, which `replay` returns. This module is the adapter that does the
-file IO, beside the engine that does none.
+JSON lines. The first is the `Header`, from which an equal engine is made; all others are ``[now, event]``. Commands are
+not written: the same events give the same commands, which `replay` returns.
 """
 
 from collections.abc import Iterator
@@ -22,16 +21,16 @@ from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, DEFAULT
 
 VERSION = 3
 """
-1: a device held one copy of a function. Its events can be read, but would not give the commands that they gave.
-2: devices joined empty, and no engine took over from another. A reader of 2 would pass over a node's snapshot.
+1: a device held one copy of a function. Its events can be read, but give other commands now.
+2: devices joined empty, and there was no takeover. A reader of 2 would ignore a node's snapshot.
 """
 
 READABLE = (2, 3)
-"""Of these, the events give the commands that they gave."""
+"""The events of these versions still give the same commands."""
 
 
 class Header(Struct, frozen=True):
-    """All that an engine is made of."""
+    """The arguments of an engine."""
 
     policy: str = DEFAULT_POLICY
     o3_limit: int = DEFAULT_O3_LIMIT
@@ -54,7 +53,7 @@ class Header(Struct, frozen=True):
 
 
 class Journal:
-    """Appends to a new file. Lines are flushed by `flush`, by closing, and whenever 64 KiB have gathered."""
+    """Appends to a new file. `flush`, `close` and every 64 KiB write the lines to it."""
 
     def __init__(self, path: Path, header: Header) -> None:
         self._encoder = msgspec.json.Encoder()
@@ -62,7 +61,7 @@ class Journal:
         self._file.write(self._encoder.encode(header) + b"\n")
 
     def append(self, event: Event, now: Seconds) -> None:
-        """Write it before the engine is told, so that an event that crashes the engine is there."""
+        """Call this before the engine is told, so that the journal has an event that crashes the engine."""
         self._file.write(self._encoder.encode((now, event)) + b"\n")
 
     def flush(self) -> None:
@@ -82,9 +81,9 @@ class Journal:
 
 def read(path: Path) -> tuple[Header, Iterator[tuple[Event, Seconds]]]:
     """
-    Return the header of a journal and its events in order. A last line that was torn by a crash is left out.
+    Return the header of a journal and its events in order. A last line that a crash has cut is left out.
 
-    :raises InvalidSpec: not a journal, or of another version
+    :raises InvalidSpec: it is no journal, or of another version
     """
     file = path.open("rb")
     try:
@@ -112,9 +111,9 @@ def read(path: Path) -> tuple[Header, Iterator[tuple[Event, Seconds]]]:
 
 def replay(path: Path) -> Iterator[tuple[Event, list[Command]]]:
     """
-    Tell a new engine everything again, and return each event with the commands that it gave.
+    Tell a new engine the events of a journal, and yield each event with its commands.
 
-    :raises InvalidSpec: not a journal, or its policy is not installed here
+    :raises InvalidSpec: it is no journal, or its policy is not installed here
     """
     header, events = read(path)
     engine = header.engine()

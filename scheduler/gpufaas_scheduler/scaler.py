@@ -1,6 +1,6 @@
 """
-The autoscaler's shell: looks at the functions that have a scaling rule once a second, and says how many copies they
-should have. A control loop beside the invocation path: a call that arrives at zero waits for the engine, not for this.
+The autoscaler: once a second it measures the functions that have a scaling rule, and says how many copies they should
+have. It is beside the invocation path: a call of a function at zero waits for the engine, not for this loop.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from gpufaas_scheduler.autoscale import FunctionLoad, History, desired_copies, r
 log = logging.getLogger(__name__)
 
 RATE_S: Final[Seconds] = 5.0
-"""Rates are means of so long: over one second they would jump with every burst; OpenFaaS CE's 10 s rise late."""
+"""Rates are means over this time. Over 1 s they would jump with every burst; OpenFaaS CE's 10 s rise late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A function with a rule, and what was counted of it since the platform started."""
+    """A function with a rule, and its counters since the platform started."""
 
     function: FunctionId
-    """The revision that is served now."""
+    """The present revision."""
     rule: ScalingRule
     begun: int
     """Calls that came in."""
@@ -37,7 +37,7 @@ class Watched:
     queued: int = 0
     """Asynchronous calls that are pending."""
     cpu_s: Seconds = 0.0
-    """CPU time of its living workers; less than before when one has ended."""
+    """CPU time of its living workers; it drops when one ends."""
 
 
 @dataclass(slots=True)
@@ -45,11 +45,11 @@ class _Tracked:
     history: History
     load: FunctionLoad = field(default_factory=FunctionLoad)
     samples: deque[tuple[Seconds, Watched]] = field(default_factory=deque)
-    """Of the last `RATE_S`, and the one before."""
+    """The samples of the last `RATE_S`, and the one before."""
 
 
 class Scaler:
-    """`tick` decides once; `run` does so until it is told to stop."""
+    """`tick` decides once; `run` calls it until it is stopped."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class Scaler:
         every_s: Seconds = 1.0,
     ) -> None:
         """
-        :param watched: functions with a rule, by a name that outlives their revisions; asked once per tick
-        :param status: the engine's; asked when there are any
-        :param scale: told only what is to change
+        :param watched: returns the functions with a rule, by a name that all revisions share
+        :param status: returns the engine's status; called if there are such functions
+        :param scale: called for each change
         """
         self._watched = watched
         self._status = status
@@ -70,7 +70,7 @@ class Scaler:
         self._seen: dict[str, _Tracked] = {}
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """`tick` every so often until *stopped*."""
+        """Call `tick` at each interval until *stopped*."""
         clock = asyncio.get_running_loop().time
         while not stopped.is_set():
             try:
@@ -79,7 +79,7 @@ class Scaler:
                 self.tick(clock())
 
     def tick(self, now: Seconds) -> None:
-        """Look at every function with a rule, and scale those that should have another number of copies."""
+        """Measure all functions with a rule, and scale those that should have another number of copies."""
         watched = self._watched()
         for name in self._seen.keys() - watched.keys():
             del self._seen[name]
@@ -97,7 +97,7 @@ class Scaler:
                 self._scale(each.function, wanted)
 
     def load(self, name: str) -> FunctionLoad | None:
-        """Return what was measured of a function at the last tick; None: it has no rule, or was not looked at yet."""
+        """Return the load of a function at the last tick; None: it has no rule, or was not measured yet."""
         seen = self._seen.get(name)
         return None if seen is None else seen.load
 
@@ -112,7 +112,7 @@ class Scaler:
             if now > samples[0][0]:
                 since, old = samples[0]
                 rps = max(0, new.finished - old.finished) / (now - since)
-                # Step by step, so that a worker that ended is missing from one step only.
+                # Step by step, so that a worker that ends affects one step only.
                 times = [sample.cpu_s for _, sample in samples] + [new.cpu_s]
                 used_s = sum(max(0.0, later - before) for before, later in pairwise(times))
                 millicores = 1000 * used_s / (now - since)

@@ -13,13 +13,7 @@ from gpufaas_scheduler.fit import Reason, in_the_way
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
 from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
-from gpufaas_scheduler.handle.waiting import (
-    backs_off,
-    give_up,
-    join_queue,
-    place_again,
-    refuse_failing,
-)
+from gpufaas_scheduler.handle.waiting import backs_off, give_up, join_queue, place_again, refuse_failing
 from gpufaas_scheduler.world import backoff
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.state import Call, FunctionState

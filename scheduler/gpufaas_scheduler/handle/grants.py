@@ -137,7 +137,7 @@ def _next_other(world: World, device: DeviceState) -> None:
 
 
 def next_local(world: World, device: DeviceState) -> None:
-    """Start the first call of the local queue of a device that became free; else the device is idle (3.2, step 1)."""
+    """Start the first call of the local queue of a device that became free; else the device is idle."""
     if device.run is not None or device.preload is not None or world.devices.get(device.id) is not device:
         return
     if device.local:

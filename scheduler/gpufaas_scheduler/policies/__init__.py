@@ -1,7 +1,7 @@
 """
-The policies that there are, by name. A policy of your own imports its contract from here (docs/writing-a-policy.md).
+The policies, by name. A policy of your own imports its contract from here (docs/writing-a-policy.md).
 
-`contract` says what a policy is; each of ours is a module of this package that imports `contract` and core only.
+Each of ours is a module of this package that imports `contract` and core only.
 """
 
 from __future__ import annotations
@@ -39,46 +39,24 @@ from gpufaas_scheduler.policies.load_balance import LoadBalance
 from gpufaas_scheduler.policies.locality import DEFAULT_O3_LIMIT, Locality
 
 __all__ = [
-    "DEFAULT_O3_LIMIT",
-    "DEFAULT_POLICY",
-    "DEFAULT_WAIT_BOUND_S",
-    "ENTRY_POINTS",
-    "POLICIES",
-    "Action",
-    "CountPass",
-    "DeviceView",
-    "EnqueueLocal",
-    "Explaining",
-    "FunctionView",
-    "Load",
-    "Option",
-    "Plan",
-    "PolicyOptions",
-    "Promise",
-    "QueueView",
-    "Refusal",
-    "ResidentView",
-    "SchedulingPolicy",
-    "Start",
-    "View",
-    "WaitingCall",
-    "Why",
-    "make_policy",
+    "DEFAULT_O3_LIMIT", "DEFAULT_POLICY", "DEFAULT_WAIT_BOUND_S", "ENTRY_POINTS", "POLICIES", "Action", "CountPass",
+    "DeviceView", "EnqueueLocal", "Explaining", "FunctionView", "Load", "Option", "Plan", "PolicyOptions", "Promise",
+    "QueueView", "Refusal", "ResidentView", "SchedulingPolicy", "Start", "View", "WaitingCall", "Why", "make_policy",
 ]  # fmt: skip
 
 ENTRY_POINTS: Final = "gpufaas.policies"
 
 DEFAULT_POLICY: Final = "least-wait"
-"""Of `serve`, of the simulator, and of journals that name none."""
+"""The default of `serve`, of the simulator, and of journals that name no policy."""
 
 
 class PolicyOptions(Struct, frozen=True):
-    """What people set for a policy; each takes what it knows."""
+    """The settings of the policies; each uses its own."""
 
     o3_limit: int = DEFAULT_O3_LIMIT
-    """lalb-o3: how often one waiting call may be overtaken."""
+    """lalb-o3: how often a waiting call may be overtaken."""
     wait_bound_s: Seconds = DEFAULT_WAIT_BOUND_S
-    """least-wait: a call that would wait for longer has one device reserved; one call at a time."""
+    """least-wait: a device is reserved for a call that would wait for longer, for one call at a time."""
 
 
 POLICIES: Final[Mapping[str, Callable[[PolicyOptions], SchedulingPolicy]]] = {
@@ -97,7 +75,7 @@ def make_policy(
     Return the policy called *name*: one of `POLICIES`, or of the entry points ``gpufaas.policies`` (called without
     arguments).
 
-    :raises InvalidSpec: there is none, says which there are; or an installed one cannot be loaded
+    :raises InvalidSpec: no policy has this name, says which there are; or an installed one cannot be loaded
     """
     if o3_limit < 0:
         raise InvalidSpec(f"the O3 limit is a number of calls, 0 or more, not {o3_limit}")
@@ -105,7 +83,7 @@ def make_policy(
         raise InvalidSpec(f"the wait bound is a number of seconds, 0 or more, not {wait_bound_s}")
     if name in POLICIES:
         return POLICIES[name](PolicyOptions(o3_limit, wait_bound_s))
-    from importlib.metadata import entry_points  # 15 ms that only a foreign policy costs
+    from importlib.metadata import entry_points  # takes 15 ms, only needed for a foreign policy
 
     plugins = {each.name: each for each in entry_points(group=ENTRY_POINTS)}
     if name not in plugins:
@@ -114,7 +92,7 @@ def make_policy(
         policy: SchedulingPolicy = plugins[name].load()()
         missing = [each for each in ("name", "pass_limit", "plan") if not hasattr(policy, each)]
     except Exception as exc:
-        # Whatever somebody else's code raises, the reader wants to know whose it was.
+        # Foreign code may raise anything; the message names its origin.
         value = plugins[name].value
         raise InvalidSpec(f"policy {name!r} ({value}) cannot be made: {type(exc).__name__}: {exc}") from exc
     if missing:

@@ -1,4 +1,4 @@
-"""LB, the baseline of GPU-FaaS: the head of the queue goes to each idle device, wherever its model is."""
+"""LB, the baseline of GPU-FaaS: an idle device takes the first call of the queue, wherever its model is."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ _HEAD: Final = Why("it was the first call that the idle device had room for")
 
 
 class LoadBalance:
-    """A call that a device has no room for is left to the others, so that a large model blocks no small device."""
+    """A call without room on a device is left to the other devices, so a large model does not block a small device."""
 
     name = "lb"
     pass_limit = 0

@@ -3,11 +3,11 @@ LALB with out-of-order dispatch (O3): wait for the copy when that is sooner than
 
 Source: M. Zhao, K. Jha, S. Hong, "GPU-enabled Function-as-a-Service for Machine Learning Inference" (IPDPS 2023),
 algorithms 1 and 2; the comments number the steps of one scan. The decisions are those of the literal scan
-(tests/unit/scheduler/literal.py), but not the cost: calls that a scan would pass over are not visited.
+(tests/unit/scheduler/literal.py), at less cost: calls that a scan would pass over are not examined.
 
-Two rules are not the paper's, whose times are known: a holder that is late by the call's load time or more is no busy
-holder; and a local queue goes back to the global one when its device is late by the load time of its first call
-(docs/adr/0028).
+Two rules are not in the paper, which knows all times. A holder that is late by the call's load time or more does not
+count as a busy holder. A local queue goes back to the global queue when its device is late by the load time of its
+first call (docs/adr/0028).
 """
 
 from typing import Final
@@ -24,14 +24,14 @@ _LATE: Final = Why("3.3.4: every holder was late by more than a load takes")
 
 
 class Locality:
-    """A call may be overtaken by later hits until it was passed over `limit` times; 0: never (plain LALB)."""
+    """Later hits may overtake a call until it was passed over `limit` times; 0: never (plain LALB)."""
 
     def __init__(self, name: str, limit: int) -> None:
         self.name = name
         self.pass_limit = limit
 
     def plan(self, view: View) -> Plan:
-        # Step 1 (the local queue's head) was done when the device became free: an idle device has no local work.
+        # Step 1 (the local queue) was done when the device became free: an idle device has no local work.
         queue = view.queue
         counts = self.pass_limit > 0
         for device in view.idle():
@@ -65,10 +65,10 @@ class Locality:
 
 def place(view: View, call: WaitingCall, device: DeviceView) -> Start | EnqueueLocal | None:
     """
-    Return where *call*, which *device* does not hold, goes when it is considered for that idle device (3.3).
+    Return where *call* goes when the idle *device*, which does not hold it, is considered.
 
-    None: the device has no room for it, and no other place is better; it goes on waiting. A device that it may not run
-    on is no reason to choose anything: not even a busy holder's local queue, since it could not load here instead.
+    None: it goes on waiting, since the device has no room for it and no other place is better. A device that it may not
+    run on leads to nothing, not even to a holder's local queue, since it could not load here instead.
     """
     if not view.allows(device, call):
         return None

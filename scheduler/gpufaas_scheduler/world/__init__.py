@@ -1,9 +1,9 @@
 """
-What the engine knows, as plain data with indexes. Nothing here decides.
+The state of the engine: plain data with indexes. Nothing here makes decisions.
 
 `world` holds the rest: `state` (a call, a function, a device), `calls` (all calls by id, the steps of their states,
 their deadlines), `cluster` (all functions and devices, who is idle, who holds what), `hits` (what could hit),
 `queue` (who waits, in which order), `demand`, `costs` and `times` (what is learnt), `memory` (what is lent), `nests`
-(calls made by calls), `overdue` (local queues that are late), `backoff` (loads that fail), `changes` (which docs are
-others than were taken last).
+(calls made by calls), `overdue` (local queues that are late), `backoff` (loads that fail), `changes` (docs that have
+changed).
 """

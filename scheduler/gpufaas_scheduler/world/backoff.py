@@ -1,6 +1,6 @@
 """
-Loads that fail: the first are tried again at once, further ones after 1 s, 2 s, 4 s … up to 5 min. A worker that ends
-right after it was ready counts as a load that failed.
+The pauses after failed loads: the first two are retried at once, further ones after 1 s, 2 s, 4 s … up to 5 min. A
+worker that ends right after it was ready counts as a failed load.
 """
 
 from typing import Final
@@ -9,17 +9,17 @@ from gpufaas_core.model import Seconds
 from gpufaas_core.snapshot import BackoffDoc
 
 AT_ONCE: Final = 3
-"""Loads that fail in a row before any waits: a worker may be killed by chance, twice perhaps."""
+"""The failure in a row from which on the next load waits: a worker may be killed by chance, perhaps twice."""
 
 FIRST_S: Final[Seconds] = 1.0
 LONGEST_S: Final[Seconds] = 300.0
 
 STEADY_S: Final[Seconds] = 10.0
-"""A worker that was ready for so long does not end because of how it starts."""
+"""If a worker ends after this long, its start was not the cause."""
 
 
 class Backoff:
-    """Of a function whose last load failed, or whose worker is not steady yet. Times are the engine's."""
+    """For a function whose last load failed, or whose worker is not steady yet. Times are on the engine's clock."""
 
     __slots__ = ("failures", "loaded_at", "reason", "retry_at", "since")
 
@@ -27,20 +27,20 @@ class Backoff:
         self.failures = 0
         """In a row."""
         self.reason: str | None = None
-        """Why calls are refused but for one probe at a time; None: they are not."""
+        """Why its calls are refused, but for one probe at a time; None: they are accepted."""
         self.since: Seconds = 0.0
-        """When the first of `failures` was."""
+        """The time of the first of `failures`."""
         self.retry_at: Seconds = 0.0
-        """Before, nothing is loaded."""
+        """It is not loaded before."""
         self.loaded_at: Seconds | None = None
-        """When a load succeeded, if none has failed since."""
+        """When a load succeeded; None: one has failed since."""
 
     def left_s(self, now: Seconds) -> Seconds:
-        """Return how long nothing is to be loaded yet."""
+        """Return how long the next load has to wait."""
         return max(0.0, self.retry_at - now)
 
     def failed(self, now: Seconds) -> bool:
-        """Count a load that failed. Return whether the next one has to wait."""
+        """Count a failed load. Return whether the next one has to wait."""
         if self.loaded_at is not None and now - self.loaded_at >= STEADY_S:
             self.failures = 0
         self.loaded_at = None
@@ -49,21 +49,21 @@ class Backoff:
         self.failures += 1
         if self.failures < AT_ONCE:
             return False
-        doublings = min(self.failures - AT_ONCE, 20)  # far beyond the longest, and no float overflows
+        doublings = min(self.failures - AT_ONCE, 20)  # beyond `LONGEST_S`, below the overflow of a float
         self.retry_at = now + min(LONGEST_S, FIRST_S * 2.0**doublings)
         return True
 
     def loaded(self, now: Seconds) -> None:
-        """A load succeeded: calls are taken. The failures are remembered until the worker has shown that it stays."""
+        """A load succeeded: calls are accepted. The failures count until the worker has proved steady."""
         self.loaded_at = now
         self.retry_at = now
         self.reason = None
 
     def served(self, now: Seconds, cold: bool) -> bool:
         """
-        A call ended well. Return whether the failures are over.
+        A call succeeded. Return whether the failures are over.
 
-        :param cold: it was what its worker was loaded for
+        :param cold: its worker was loaded for it
         """
         self.reason = None
         return cold or (self.loaded_at is not None and now - self.loaded_at >= STEADY_S)

@@ -1,5 +1,5 @@
 """
-Where a call stands, as a table. Pure.
+The states of a call, and the steps between them.
 
 ::
 
@@ -11,8 +11,8 @@ Where a call stands, as a table. Pure.
                      │                 │ END
                      └── ENDED ◄───────┘        (WAITING, LOCAL ──LEAVE──► ENDED)
 
-A call that a node refused, or that ended with its worker, waits again; one that ended for an engine that was told of it
-anew by a node may be adopted. Both begin in ENDED.
+A call that a node refused, or that ended with its worker, waits again. An ended call that a node reports as running is
+adopted. Both steps begin in ENDED.
 """
 
 from functools import partial
@@ -27,9 +27,9 @@ LOCAL: Final = 1
 RUNNING: Final = 2
 """Has a lease."""
 ENDED: Final = 3
-"""Neither waits nor runs. Its worker may have ended before it was begun: then it may still wait again."""
+"""Neither waits nor runs. If its worker ended before the call began, it may wait again."""
 NEW: Final = 4
-"""Not entered yet."""
+"""Not in the call book yet."""
 
 _NAMES: Final = ("waits", "waits in a local queue", "runs", "is over", "is new")
 _step = partial(Step, "a call", _NAMES)

@@ -1,7 +1,7 @@
 """
-The call book: each call that waits or runs, by id and by function, and when those that wait have waited for too long.
+The call book: all calls that wait or run, by id, and the deadlines of those that wait.
 
-Where a waiting call stands is for the queues to know (`queue`, `FunctionState.queue`, `DeviceState.local`).
+The queues know the place of a waiting call (`queue`, `FunctionState.queue`, `DeviceState.local`).
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from gpufaas_scheduler.world.state import Call, DeviceState, Model
 
 class CallBook:
     """
-    Each step of a call is looked up in the table of `call_state` before anything is changed. Two are taken with every
-    call, and where the rest of what they mean is done: `grants.start` and `grants.end`.
+    Each step of a call is checked against `call_state` before anything is changed. The steps of every call, START and
+    END, are taken where the rest of their work is done: `grants.start` and `grants.end`.
     """
 
     __slots__ = ("_deadlines", "by_id", "twins", "waiting")
 
     def __init__(self) -> None:
         self.by_id: dict[CallId, Call] = {}
-        """All that wait or run, without the twins."""
+        """All calls that wait or run, without the twins."""
         self.twins: dict[tuple[CallId, DeviceId], Call] = {}
-        """Calls that run on a device and are known to wait or to run elsewhere as well. They were told to stop."""
+        """Calls that run on a device, and also wait or run elsewhere. They were told to stop."""
         self.waiting = 0
         self._deadlines: list[tuple[Seconds, int, Call]] = []
-        """A heap; entries of calls that no longer wait are dropped when they surface or outnumber the others."""
+        """A heap. Entries of calls that no longer wait are dropped when they surface or outnumber the others."""
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def wait(self, call: Call) -> None:
-        """*call* waits, for the first time or again; its caller puts it into a queue."""
+        """*call* waits, for the first time or again. The caller of this method puts it into a queue."""
         call.state = WAIT[call.state]
         self.by_id[call.id] = call
         owner = call.owner
@@ -72,14 +72,14 @@ class CallBook:
         device.mark()
 
     def abort(self, call: Call) -> DeviceId:
-        """*call*, which runs, is to stop. Return where."""
+        """The running *call* has to stop. Return its device."""
         assert call.device is not None
         call.aborted = True
         call.device.mark()
         return call.device.id
 
     def leave(self, call: Call) -> None:
-        """*call* waits no more; its caller has taken it out of its queue."""
+        """*call* waits no more. The caller of this method has taken it out of its queue."""
         call.state = LEAVE[call.state]
         del self.by_id[call.id]
         call.owner.mark()
@@ -91,14 +91,14 @@ class CallBook:
     # --- look-ups -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Call]:
-        """Yield all that wait or run, twins included."""
+        """Yield all calls that wait or run, twins included."""
         yield from self.by_id.values()
         yield from self.twins.values()
 
     # --- deadlines ----------------------------------------------------------------------------------------------------
 
     def watch(self, call: Call) -> None:
-        """Let `deadline` know of the one of *call*, which waits; None is none."""
+        """Watch the deadline of a waiting call, if it has one."""
         if call.deadline is None:
             return
         deadlines = self._deadlines
@@ -109,7 +109,7 @@ class CallBook:
             heapify(deadlines)
 
     def deadline(self) -> Seconds | None:
-        """Return the next deadline of a call that waits."""
+        """Return the next deadline of a waiting call."""
         deadlines = self._deadlines
         while deadlines:
             deadline, _, call = deadlines[0]
@@ -119,7 +119,7 @@ class CallBook:
         return None
 
     def overdue(self, now: Seconds) -> Iterator[Call]:
-        """Yield calls whose deadlines have come, the first one first. They are to leave."""
+        """Yield the calls whose deadlines have come, the earliest first. The caller removes each."""
         while (deadline := self.deadline()) is not None and deadline <= now:
             yield heappop(self._deadlines)[2]
 

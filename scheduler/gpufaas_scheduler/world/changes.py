@@ -1,15 +1,15 @@
 """
-Which docs may be others than were last taken. State marks itself: a method that changes what a doc says calls `mark`.
+Which docs have changed since they were last taken. A method that changes the content of a doc calls `mark`.
 """
 
 from typing import Final
 
 _MAX_GONE: Final = 10_000
-"""For those who take no docs."""
+"""A limit, for engines whose docs are never taken."""
 
 
 class Changes:
-    """The states that are marked, and the keys of docs whose device or function is there no more."""
+    """The states that are marked, and the keys of docs whose device or function is gone."""
 
     __slots__ = ("_gone", "marked")
 
@@ -18,13 +18,13 @@ class Changes:
         self._gone: dict[str, None] = {}
 
     def gone(self, key: str) -> None:
-        """Nothing is to be kept under *key* any more."""
+        """The doc under *key* is obsolete: its device or function is gone."""
         self._gone[key] = None
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]
 
     def take(self) -> list[str]:
-        """Return the keys of the docs that may be others since this was called last."""
+        """Return the keys of the docs that may have changed since the last call of this method."""
         for each in self.marked:
             each.marked = False
         keys = [*[each.key for each in self.marked], *self._gone]
@@ -34,7 +34,7 @@ class Changes:
 
 
 class Marked:
-    """State that a doc is made of."""
+    """State that has a doc."""
 
     __slots__ = ("_changes", "key", "marked")
 
@@ -45,13 +45,13 @@ class Marked:
         self._changes = changes
 
     def mark(self) -> None:
-        """Its doc is another one now. Where a call passes, `marked` is looked at first."""
+        """Its doc changes. On the path of a call, check `marked` before you call this."""
         if not self.marked:
             self.marked = True
             self._changes.marked.append(self)
 
     def forget(self) -> None:
-        """It is there no more, nor is its doc."""
+        """It is gone, and its doc is obsolete."""
         if self.marked:
             self._changes.marked.remove(self)
             self.marked = False

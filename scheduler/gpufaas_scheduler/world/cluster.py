@@ -1,7 +1,5 @@
 """
-Devices and functions, which holds which, and which devices are idle.
-
-Nothing here decides.
+Devices and functions, which device holds which function, and which devices are idle.
 """
 
 from __future__ import annotations
@@ -13,15 +11,7 @@ from math import inf
 
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_cache_manager.residency import Resident
-from gpufaas_core.model import (
-    Bytes,
-    CopyId,
-    Device,
-    DeviceId,
-    FunctionId,
-    Seconds,
-    copy_id,
-)
+from gpufaas_core.model import Bytes, CopyId, Device, DeviceId, FunctionId, Seconds, copy_id
 from gpufaas_scheduler.fit import NOT_ALLOWED, Fit, Reason, fits
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.demand import Demand
@@ -31,7 +21,7 @@ from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Idle
 
 
 class Cluster:
-    """Everything that decisions are made from."""
+    """The state that decisions are made from."""
 
     def __init__(self, replacement: Replacement, pass_limit: int) -> None:
         self.now: Seconds = 0.0
@@ -42,28 +32,28 @@ class Cluster:
         self.largest: dict[str, Bytes] = {}
         """Memory of the largest device, by kind."""
         self.fleet = 0
-        """Counts changes of devices and profiles: what was concluded from an older fleet is asked again."""
+        """Counts changes of devices and profiles. Conclusions from an older count are void."""
         self.constrained = 0
-        """How many of the functions have constraints, and of the devices are drained."""
+        """The number of functions with constraints, plus that of drained devices."""
         self.keeps = False
-        """A function with a minimum of copies was deployed: what is kept may be in a call's way."""
+        """A function with a minimum of copies was deployed, so copies may hold memory for ever."""
         self.idle_devices: list[IdleKey] = []
-        """Sorted; kept so as devices start and end, since sorting 1,000 of them per decision would be the decision."""
+        """Always sorted: sorting 1,000 devices would cost more than the rest of a decision."""
         self.replacement = replacement
         self.joined = 0
         """Devices that have joined so far."""
         self.asked: tuple[FunctionState, DeviceState] | None = None
-        """For whom `fits` was answered last. Whoever changes pins or charges sets it to None."""
+        """The arguments of the last answer of `fits`. Code that changes pins or charges sets it to None."""
         self._answer: Fit[FunctionState] | Reason = NOT_ALLOWED
         self.orphaned: dict[FunctionId, FunctionState] = {}
-        """Has every model function that waits and that no device holds, and some that are no longer so."""
+        """All model functions that have waiting calls and no holder, and some that had none before."""
         self.hits = Hits()
         self.reserved_until: Seconds = -inf
         """See `contract.Start.reserved_s`."""
         self.demand = Demand()
 
     def note_waiting(self, owner: FunctionState) -> None:
-        """One of its calls began to wait, or a device began or ceased to hold it."""
+        """One of its calls began to wait, or a device began or stopped holding it."""
         if owner.waiting and owner.exclusive:
             if owner.holders:
                 if self.hits.asked:
@@ -78,13 +68,13 @@ class Cluster:
     # --- devices and residency ---
 
     def join(self, device: Device) -> DeviceState:
-        """A device comes, empty and idle."""
+        """A device joins, empty and idle."""
         state = self.attach(device)
         self.set_idle(state)
         return state
 
     def attach(self, device: Device, order: int | None = None) -> DeviceState:
-        """A device comes, and whether it is idle is for the caller to find out; as number *order*, or the next."""
+        """A device joins, as number *order* or the next. The caller makes it idle or busy."""
         if order is None:
             order = self.joined
         self.joined = max(self.joined, order + 1)
@@ -109,7 +99,7 @@ class Cluster:
         self.fleet += 1
 
     def close(self, device: DeviceState, *, closed: bool) -> None:
-        """*device* takes no new calls from now on, or takes them again."""
+        """*device* takes no new calls from now on, or takes calls again."""
         device.closed = closed
         device.mark()
         self.constrained += 1 if closed else -1
@@ -140,7 +130,7 @@ class Cluster:
         return model
 
     def evict(self, device: DeviceState, model: Model, *, lost: bool = False) -> None:
-        """Take *model* off the lists and give its charge back. *lost*: nobody evicts it, it is gone already."""
+        """Remove *model* and free its charge. *lost*: its worker is gone already, so this is no eviction."""
         owner = model.owner
         if not owner.marked:
             owner.mark()
@@ -164,8 +154,10 @@ class Cluster:
         self, device: DeviceState, owner: FunctionState, victims: tuple[CopyId, ...] | None = None
     ) -> Fit[FunctionState] | Reason:
         """
-        Who leaves *device* so that one more copy of *owner* fits, or why it does not. *victims*: they leave; None: as
-        many as it takes, in the replacement order. The view's answer serves the commit as well.
+        Return the copies to evict from *device* so that one more copy of *owner* fits, or why it does not fit. The
+        view's question and that of the commit share one answer.
+
+        :param victims: evict these; None: as many as needed, in the replacement order
         """
         asked = self.asked
         if asked is not None and victims is None and asked[0] is owner and asked[1] is device:
@@ -181,10 +173,10 @@ class Cluster:
         self, owner: FunctionState, among: Iterable[DeviceState] | None = None
     ) -> tuple[DeviceState, tuple[Model, ...]] | None:
         """
-        The device (of *among*, or any) for a copy that no policy places, and who leaves it.
+        Return the device (of *among*, or any) for a copy that no policy places, and the victims there.
 
-        Without victims before with them; then one with fewer copies of *owner*, none at all if it is a model function;
-        then the most free memory, or the victims that are cheapest to load again; ties by order of joining.
+        Best is a device without victims; then one with fewer copies of *owner* (none, for a model function); then the
+        victims that are cheapest to load again; then the most free memory; then the first that joined.
         O(devices x residents).
         """
         best: tuple[DeviceState, tuple[Model, ...]] | None = None
@@ -203,7 +195,7 @@ class Cluster:
         return best
 
     def fits_somewhere(self, owner: FunctionState) -> bool:
-        """Some device that it may be on is large enough for it, were it empty."""
+        """Whether some device that it may be on would be large enough if it were empty."""
         if owner.fits_as_of != self.fleet:
             owner.fits_as_of = self.fleet
             owner.fits = False
@@ -215,7 +207,7 @@ class Cluster:
         return owner.fits
 
     def largest_for(self, owner: FunctionState) -> dict[str, Bytes]:
-        """As `largest`, of the devices that *owner* may be on."""
+        """Return `largest` for the devices that *owner* may be on."""
         if not owner.constraints:
             return self.largest
         largest: dict[str, Bytes] = {}

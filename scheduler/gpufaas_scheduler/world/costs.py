@@ -1,4 +1,4 @@
-"""What a function costs on devices of one kind: how long it loads and serves, and how much memory it takes; learnt."""
+"""What a function costs on devices of one kind: its times to load and to serve, and its memory; learnt."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _THREE_OF_FOUR: Final = 0.674
 
 class Costs:
     """
-    A `Profile` that learns, without making a new value for each call.
+    A `Profile` that learns in place.
 
-    The first measurement of each figure takes the place of what was declared or guessed. Times then follow slowly, the
-    service time the slower the more it varies; how it varies is learnt beside it. The occupation is a peak and only
-    grows: a worker that was started after small calls must have room for large ones.
+    The first measurement of each figure replaces what was declared or guessed. Then times follow slowly; the more the
+    service time varies, the slower. Its spread is learnt, too. The occupation is a peak and only grows: a worker that
+    was started after small calls needs room for large ones.
     """
 
     __slots__ = (
@@ -33,21 +33,21 @@ class Costs:
         self.size = profile.occupation
         """Guessed, then measured."""
         self.least = 0
-        """Where a load ran out of memory, it needs more than it had, whatever is measured of it afterwards."""
+        """A lower bound: a load with less memory ran out, whatever is measured afterwards."""
         self.floor = floor
         """As declared."""
         self.occupation = max(self.size, floor)
-        """What is reserved: the largest of these."""
+        """What is reserved: the largest of the three above."""
         self.measured = profile.measured
         self.loaded, self.served, self.sized = (
             profile.measured and each not in profile.estimated for each in ("load", "call", "memory")
         )
         self.noted = False
-        """That it serves in another time than before is noted already, for whoever keeps profiles."""
+        """The changed service time is noted already, to be stored."""
         self.times = ServiceTimes()
-        """What calls took, in units of what was estimated."""
+        """The distribution of actual over estimated time."""
         self.sizes = BySize()
-        """What they took by the size of their requests."""
+        """Service time by the size of the request."""
         self.restore_times(profile.times)
 
     def learn_load(self, load_s: Seconds, rate: float) -> None:
@@ -55,7 +55,7 @@ class Costs:
         self.loaded = self.measured = True
 
     def learn_service(self, service_s: Seconds, size: float, rate: float) -> None:
-        """*rate*: 0 if the mean is given, and only how the times vary about it is learnt."""
+        """:param rate: weight of this time in the mean; 0: the mean is given, and only the spread is learnt"""
         if self.served or not rate:
             times, mean_s = self.times, self.service_s
             times.centred = rate > 0.0
@@ -74,20 +74,20 @@ class Costs:
             self.sizes.add(size, service_s)
 
     def estimate_s(self, size: float) -> Seconds:
-        """Expected service time of a call of that size: by the size, if times depend on it; else the mean."""
+        """Return the expected service time: by *size* if times depend on it, else the mean."""
         by_size_s = self.sizes.predict_s(size) if size else None
         return self.service_s if by_size_s is None else by_size_s
 
     def left_s(self, ran_s: Seconds, estimate_s: Seconds) -> Seconds:
-        """Expected time until a call ends that has run for *ran_s* and was estimated at *estimate_s*."""
+        """Return the expected time left of a call that has run for *ran_s* and was estimated at *estimate_s*."""
         if estimate_s <= 0.0:
             return SHARE * max(0.0, ran_s)
         return estimate_s * self.times.left(ran_s / estimate_s)
 
     def drain_s(self, calls: int, places: float) -> Seconds:
         """
-        Return the time within which so many calls are served in three of four cases, where *places* serve at once; at
-        least the mean. Their sum is taken to be log-normal.
+        Return the time in which *places* at once serve this many calls with a probability of 3/4; at least the mean.
+        The sum of their times is taken to be log-normal.
         """
         cv = self.times.cv
         sigma = sqrt(log1p(cv * cv / calls))
@@ -97,12 +97,12 @@ class Costs:
         return self.times.doc(self.sizes.doc())
 
     def restore_times(self, doc: TimesDoc | None) -> None:
-        """What is not there, or no state that the times can be in, is as if no call had been seen."""
+        """A missing or impossible *doc* counts as no calls seen."""
         self.times = ServiceTimes.restored(doc)
         self.sizes = BySize.restored(None if doc is None else doc.sizes)
 
     def learn_size(self, occupation: Bytes) -> bool:
-        """Return whether the occupation is another one now."""
+        """Return whether the occupation has changed."""
         before, first = self.occupation, not self.sized
         self.size = max(self.size, occupation) if self.sized else occupation
         self.occupation = max(self.size, self.least, self.floor)
@@ -110,13 +110,13 @@ class Costs:
         return first or self.occupation != before
 
     def widen(self, occupation: Bytes, least: Bytes) -> None:
-        """A load ran out of memory: the next one has *occupation*, and none has less than *least*."""
+        """A load ran out of memory: the next one gets *occupation*, and none gets less than *least*."""
         self.least = max(self.least, least)
         self.size = max(self.size, occupation)
         self.occupation = max(self.size, self.least, self.floor)
 
     def profile(self) -> Profile:
-        """Without what is declared, which belongs to the deployment and not to the bundle."""
+        """Return it without the declared memory, which belongs to the deployment, not to the bundle."""
         occupation = max(self.size, self.least)
         known = (("load", self.loaded), ("call", self.served), ("memory", self.sized))
         estimated = tuple(name for name, measured in known if self.measured and not measured)
@@ -124,7 +124,7 @@ class Costs:
 
 
 class CostsByKind(dict[str, Costs | None]):
-    """By kind of device, made when asked for; None: the function has no profile for it, and cannot run there."""
+    """By kind of device, made on first use; None: the function has no profile for it, and cannot run there."""
 
     __slots__ = ("_function",)
 
@@ -141,12 +141,12 @@ class CostsByKind(dict[str, Costs | None]):
         return costs
 
     def known(self) -> Iterator[tuple[str, Costs]]:
-        """Yield those of kinds that were asked for."""
+        """Yield the costs that exist so far."""
         return ((kind, costs) for kind, costs in self.items() if costs is not None)
 
 
 class Costed:
-    """What a function costs, as policies ask for it. Infinite where it cannot run."""
+    """The costs of a function as policies see them. Infinite where it cannot run."""
 
     __slots__ = ()
 
@@ -165,7 +165,7 @@ class Costed:
         return inf if costs is None else costs.estimate_s(size)
 
     def service_estimate(self, kind: str, size: float, estimate_s: Seconds | None = None) -> ServiceEstimate | None:
-        """For people. *estimate_s*: what was estimated once; None: as it is now."""
+        """Return it for people. :param estimate_s: an older estimate; None: use the present one"""
         costs = self.costs[kind]
         if costs is None:
             return None

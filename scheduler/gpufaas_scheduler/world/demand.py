@@ -1,4 +1,4 @@
-"""How many calls come, and how much work that is for the devices: sums of the past that fade."""
+"""Arrival rates, and the work that arrives for the devices: exponentially weighted sums."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpufaas_core.model import Seconds
 from gpufaas_scheduler.world.state import FunctionState
 
 DEMAND_S: Final = 120.0
-"""Time constant of the estimates: two thirds of the weight is on the last two minutes."""
+"""The time constant: two thirds of the weight is on the last two minutes."""
 
 _LEAST_OBSERVED_S: Final = 3.0
-"""The first call after the start is no thousand calls a second."""
+"""A lower bound of the observed time, so that the first call does not make a rate of 1,000 per second."""
 
 
 class Demand:
-    """What is known of the arrivals of all functions together. Those of each are `FunctionState.called`."""
+    """The arrivals of all functions together. Those of one function are in `FunctionState.called`."""
 
     __slots__ = ("_observed", "_observed_at", "first_call_at", "offered_at", "offered_s")
 
@@ -26,18 +26,18 @@ class Demand:
     ) -> None:
         self.first_call_at = first_call_at
         self.offered_s = offered_s
-        """Service times of the arrivals, weighted as `FunctionState.called`, as of `offered_at`."""
+        """Sum of the service times of the arrivals, weighted as `FunctionState.called`, as of `offered_at`."""
         self.offered_at = offered_at
         self._observed: Seconds = _LEAST_OBSERVED_S
-        """What the weights of one call a second since the first add up to."""
+        """The sum of the weights of one call per second since the first call."""
         self._observed_at: Seconds = -inf
-        """When `_observed` was found: decisions ask for it many times at one instant."""
+        """The time of `_observed`: decisions need it many times at one instant."""
 
     def note(self, owner: FunctionState, kinds: Iterable[str], now: Seconds) -> None:
         """
-        A call arrives now. Those of CPU functions count for what their copies are worth, not as work of devices.
+        A call arrives now. Calls of CPU functions add to the worth of copies, but not to the work of devices.
 
-        :param kinds: of the devices that are there
+        :param kinds: of the present devices
         """
         if self.first_call_at is None:
             self.first_call_at = owner.called_at = self.offered_at = now
@@ -62,7 +62,7 @@ class Demand:
         return owner.called * exp((owner.called_at - now) / DEMAND_S) / self._observed
 
     def utilisation(self, devices: int, now: Seconds) -> float:
-        """Return which part of the time so many devices would serve."""
+        """Return the share of their time that this many devices would serve."""
         if now != self._observed_at:
             self._observe(now)
         offered_s = self.offered_s * exp((self.offered_at - now) / DEMAND_S)

@@ -1,9 +1,9 @@
 """
-Which waiting calls could be hits: an index of the functions that wait and that an idle device holds.
+An index of the functions with waiting calls that an idle device may hold: their calls could be hits.
 
-Most functions that wait have busy holders only, or else their calls would have been started. So they are not all asked
-at each decision: kept are those for which something happened by which it may have become so. A call began to wait, a
-device became idle, or a copy came to a device. `View.oldest_hit` finds out, and drops those for which it is not so.
+Most functions with waiting calls have busy holders only, so a decision does not examine all of them. The index has the
+candidates: functions of which a call began to wait, a holder became idle, or a copy came to a device. `View.oldest_hit`
+examines these, and drops those that no idle device holds.
 """
 
 from gpufaas_core.model import DeviceId, FunctionId
@@ -13,7 +13,7 @@ from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
 
 
 class Hits:
-    """Is told nothing until it is asked for the first time: not every policy asks."""
+    """It is kept from the first question on, since not every policy asks."""
 
     __slots__ = ("_candidates", "_idle", "asked")
 
@@ -24,7 +24,7 @@ class Hits:
         """Devices that became idle since candidates were asked for."""
 
     def note(self, owner: FunctionState) -> None:
-        """One of its calls began to wait, or it has a holder that it had not."""
+        """One of its calls began to wait, or it has a new holder."""
         if owner.exclusive:
             self._candidates[owner.id] = owner
 
@@ -32,7 +32,7 @@ class Hits:
         self._idle[device.id] = device
 
     def candidates(self, queue: GlobalQueue[Call]) -> dict[FunctionId, FunctionState]:
-        """Return every model function that waits in *queue* and that an idle device holds, and some others."""
+        """Return all model functions that wait in *queue* and that an idle device holds, and some others."""
         candidates = self._candidates
         if not self.asked:
             self.asked = True

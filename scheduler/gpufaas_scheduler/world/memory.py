@@ -1,12 +1,10 @@
 """
-How much memory a worker may use: reservations that follow what is measured, and free memory that is lent.
+How much memory a worker may use: reservations that follow the measured peak, and free memory that is lent.
 
-A reservation grows with the measured peak and is never made smaller while its worker lives. A function that declares
-nothing may use what its device has free beyond it (`lend`), until somebody needs that: what an idle worker was lent is
-taken back in the moment of the decision (`take_back`), one that runs is asked for it (`ask`) and its node says what it
-could give (`Resized`). So the limits on a device never add up to more than it has (docs/adr/0032).
-
-Pure, as the engine is, which has these methods' only callers.
+A reservation grows with the measured peak and never shrinks while its worker lives. A worker of a function that
+declares no memory may also use free memory of its device (`lend`) until it is needed. When it is, an idle worker loses
+what it was lent at once (`take_back`). A worker that runs is asked for it (`ask`), and its node answers how much it
+gave (`Resized`). So the limits on a device never add up to more than its memory (docs/adr/0032).
 """
 
 from collections.abc import Iterable
@@ -24,21 +22,21 @@ from gpufaas_scheduler.world.state import DeviceState, FunctionState, Model
 
 HEADROOM: Final = 1.1
 HEADROOM_BYTES: Final = 16 * MiB
-"""A reservation is the measured peak times the one plus the other: allocators round up to blocks of 2 to 20 MiB, and
-a later input may be a little larger. Without it, each new peak would run into its limit before it is measured."""
+"""A reservation is the measured peak times `HEADROOM` plus this: allocators round up to blocks of 2 to 20 MiB, and
+later inputs may be a little larger. Without it, each new peak would hit the limit before it is measured."""
 
 WIDENING: Final = 2
-"""A load that ran out of memory is tried again with so many times the reservation, until that is the whole device."""
+"""A load that ran out of memory is tried again with this many times the reservation, up to the whole device."""
 
 _OUTGROWN: Final = 4
-"""A worker that ran out during a call is to have so many times what it had: idle ones leave for that. Nothing proves
-that it needs so much, so what it does not use is only lent to it; but it should not take many failed calls."""
+"""A worker that ran out during a call gets this many times its memory, and idle copies are evicted for it. It may need
+less, so the rest is only lent; but its growth should not take many failed calls."""
 
 _LENT_ON: Final = "cpu"
-"""Kind of devices whose workers' limits can be moved while they live."""
+"""The kind of devices on which a worker's limit can change while it lives."""
 
 _SEEKERS: Final = 8
-"""So many model functions that no device holds are looked at, for whether lent memory is what they lack."""
+"""This many model functions without a holder are examined: whether lent memory would let them fit."""
 
 
 def reservation(peak: Bytes) -> Bytes:
@@ -51,7 +49,7 @@ def resize_of(device: DeviceState, model: Model) -> m.Resize:
 
 
 def widen(costs: Costs, failed: Bytes, largest: Bytes) -> bool:
-    """A load with *failed* bytes ran out: let the next one have more. False: the *largest* device has no more."""
+    """A load with *failed* bytes ran out: give the next one more. False: the *largest* device has no more."""
     if failed >= largest:
         return False
     costs.widen(min(failed * WIDENING, largest), min(reservation(failed), largest))
@@ -59,25 +57,23 @@ def widen(costs: Costs, failed: Bytes, largest: Bytes) -> bool:
 
 
 class Lending:
-    """What of the cluster's free memory is lent. Commands are returned, in the order in which nodes are to get them."""
+    """The free memory that is lent. Methods return commands, in the order in which the nodes must get them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.lenders: dict[DeviceId, DeviceState] = {}
-        """Devices of which something may be lent."""
+        """Devices that may have lent memory."""
 
     def take_back(self, device: DeviceState, need: Bytes) -> list[m.Resize]:
-        """Have *need* bytes unpromised, which are free by the charges: only what idle workers were lent is."""
+        """Take back from idle workers until *need* bytes are unpromised. By the charges they are free."""
         if device.models.unpromised >= need:
             return []
         return [resize_of(device, each) for each in device.models.take_back(need)]
 
     def resize(self, device: DeviceState, model: Model, wanted: Bytes) -> list[m.Resize]:
-        """Charge *model* with *wanted*, as far as there is room; its limit follows where it was lower."""
+        """Charge *model* with *wanted*, as far as there is room, and raise its limit to that if it is lower."""
         models, limit = device.models, model.limit
-        room = (
-            limit if model.asked == ASKED else models.room_of(model)
-        )  # what the node is told must not cross its answer
+        room = limit if model.asked == ASKED else models.room_of(model)  # a new limit must not cross the node's answer
         memory = min(wanted, room)
         grown = max(limit, memory)
         changed = models.take_back(grown - limit, model) if grown > limit else []
@@ -88,7 +84,7 @@ class Lending:
         return [resize_of(device, each) for each in changed]
 
     def lend(self, device: DeviceState, model: Model) -> list[m.Resize]:
-        """Let *model* use all that its device has free."""
+        """Let *model* use all free memory of its device."""
         models = device.models
         if device.kind != _LENT_ON or model.asked == ASKED:
             return []
@@ -101,7 +97,7 @@ class Lending:
         return [resize_of(device, each) for each in (*changed, model)]
 
     def outgrown(self, device: DeviceState, model: Model) -> list[Model]:
-        """Return which idle ones leave so that *model*, which ran out, may be lent `_OUTGROWN` times its limit."""
+        """Return the idle copies to evict so that *model*, which ran out, can be lent `_OUTGROWN` times its limit."""
         cluster, models = self._cluster, device.models
         if device.kind != _LENT_ON or model.asked == ASKED:
             return []
@@ -117,9 +113,10 @@ class Lending:
 
     def ask(self, homeless: Iterable[FunctionState]) -> list[m.Resize]:
         """
-        Calls wait that no device holds: ask workers that run for what they were lent, where that is what is lacking.
+        Calls wait for functions without a holder: ask running workers to give back what they were lent, if those
+        functions would fit then. Each worker is asked once until it is idle.
 
-        Each is asked once until it is idle. Devices come in the order in which they joined, which a successor knows.
+        Devices are asked in the order in which they joined, which a successor knows.
         """
         cluster, asked = self._cluster, []
         for device in sorted(self.lenders.values(), key=lambda each: each.order):
@@ -152,9 +149,9 @@ class Lending:
 
 def answered(device: DeviceState, model: Model, memory: Bytes) -> bool:
     """
-    Its node says what *model* may still use. Return whether memory became free.
+    Its node says how much memory *model* still uses. Return whether memory became free.
 
-    Of one that was idle it was known, and it may have been lent more since: only who was asked is believed.
+    Only the answer of a worker that was asked counts: an idle one may have been lent more since.
     """
     if model.asked != ASKED:
         return False

@@ -1,9 +1,8 @@
 """
 Nested calls: a call whose handler calls a function of this platform waits for it, and holds its device meanwhile.
 
-A call that waits here is *stuck* when no place that it could ever have becomes free before it ends: each is held by a
-call that waits, perhaps through others, for a call that is stuck as well. This is found as a fix-point: what is not
-stuck is whatever can be placed once all that is known not to be stuck has ended.
+A waiting call is *stuck* when every place that it could have is held by a call that waits, perhaps through others, for
+a stuck call. A fix-point finds them: a call is not stuck if it can be placed once all calls that are not stuck ended.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
 
 _Held: TypeAlias = "Counter[Model | None]"
-"""How many calls on each copy cannot end before others."""
+"""By copy, the number of calls that cannot end before others."""
 
 
 class Nests:
-    """The calls that were made by calls, and what these hold. Reads the cluster, and changes nothing of it."""
+    """The calls that calls have made, and what their callers hold. It does not change the cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.inner: dict[CallId, Call] = {}
-        """By arrival; those that ended are dropped when the others are looked at."""
+        """By arrival. Those that ended are dropped when the others are examined."""
 
     def outer_of(self, said: Outer) -> tuple[Call | None, Seconds | None]:
         """
-        Return the call that runs on the worker that *said* names, and by when it must have ended, if that is known.
+        Return the call that runs on the worker in *said*, and the time by which it must end, if known.
 
-        Of several: the one whose id is given, else one that has made the fewest calls that are not over, so that the
-        number of those that wait is right; then the time is that of the last of them. None: it runs nothing, and the
-        call is as any other. O(running calls of the function).
+        Of several calls: the one with the given id, else one that has made the fewest calls that are not over, so that
+        the number of waiting ones is right; the time is then the latest of theirs. None: the worker runs no call, and
+        the new call is not nested. O(running calls of the function).
         """
         device = self._cluster.devices.get(said.device)
         model = None if device is None else device.models.models.get(copy_id(said.function, said.copy))
@@ -58,12 +57,12 @@ class Nests:
         return min(running, key=lambda each: made[each]), last
 
     def _ends(self, call: Call) -> Seconds | None:
-        # A deadline that has passed was that of a handshake, or nobody keeps to it.
+        # A deadline in the past was for a handshake, or is not enforced.
         deadline = call.deadline
         return None if call.endless or deadline is None or deadline <= self._cluster.now else deadline
 
     def add(self, call: Call, outer: Call, ends: Seconds | None) -> None:
-        """*call* was made by *outer*, which ends by *ends* if that is before the deadline of *call*."""
+        """*outer* made *call*. :param ends: when *outer* ends, if that is before the deadline of *call*"""
         call.outer, call.ends = outer, ends
         call.avoid = outer.avoid
         if outer.owner.exclusive and outer.device is not None:
@@ -71,7 +70,7 @@ class Nests:
         self.inner[call.id] = call
 
     def waiting(self) -> list[Call]:
-        """Return those without a lease, by arrival."""
+        """Return the nested calls without a lease, by arrival."""
         return [each for each in self._alive() if each.state != RUNNING]
 
     def _alive(self) -> list[Call]:
@@ -83,7 +82,7 @@ class Nests:
     # --- who is stuck ---
 
     def _held(self, waiting: Iterable[Call]) -> set[Call]:
-        """Return the calls that cannot end before those of *waiting* do: who made them, and who made these."""
+        """Return the calls that cannot end before those of *waiting*: those that made them, and so on outwards."""
         held: set[Call] = set()
         for each in waiting:
             outer = each.outer
@@ -93,7 +92,7 @@ class Nests:
         return held
 
     def stuck(self) -> list[Call]:
-        """Return the calls of `waiting` that no end of others will ever let start, by arrival."""
+        """Return the calls of `waiting` that can never start, by arrival."""
         left = self.waiting()
         while left:
             held = self._held(left)
@@ -104,20 +103,20 @@ class Nests:
         return []
 
     def holds(self, device: DeviceState) -> bool:
-        """Whether the call that has *device* waits for one that has no place yet."""
+        """Whether the call on *device* waits for a call that has no place yet."""
         return _holder(device, self._held(self.waiting())) is not None
 
     def may_wait(self, owner: FunctionState) -> bool:
-        """Whether some device that holds a model function is there for calls that wait for nothing themselves."""
+        """Whether some holder of a model function is not held by a call that waits for a call."""
         held = self._held(self.waiting())
         return any(_holder(each, held) is None for each in owner.holders.values())
 
     def full_of_outers(self, owner: FunctionState) -> bool:
-        """All slots of a CPU function's copies are held by calls that wait for calls."""
+        """Whether calls that wait for calls hold all slots of a CPU function."""
         return not _has_slot(owner, Counter(each.model for each in self._held(self.waiting())))
 
     def _has_place(self, call: Call, held: set[Call]) -> bool:
-        """Whether *call* can have a place while the calls *held* hold theirs, and all others end."""
+        """Whether *call* can have a place while *held* keep theirs, and all other calls end."""
         owner = call.owner
         models = Counter(each.model for each in held if each.state == RUNNING)
         if not owner.exclusive:
@@ -134,7 +133,7 @@ class Nests:
         )
 
     def _room(self, owner: FunctionState, device: DeviceState, held: set[Call], models: _Held) -> Bytes | None:
-        """None: *owner* can be on *device* once what may leave it has left; else the bytes that it would have there."""
+        """None: *owner* fits on *device* once all that may leave has left; else the bytes that it would have there."""
         need = owner.need(device)
         if isinstance(need, Reason):
             return 0
@@ -144,14 +143,14 @@ class Nests:
         waits = _holder(device, held) is not None
         for model in device.models:
             if models[model]:
-                # What is lent to it may be had, unless it has said that it uses it.
+                # What it was lent counts as free, unless it has answered that it uses it.
                 room -= model.limit if model.asked == ANSWERED else model.memory
             elif (waits and model.queued) or model.owner.copies <= model.owner.min_copies:
                 room -= model.memory
         return None if need <= room else room
 
     def why_stuck(self, call: Call) -> str:
-        """Say to people what holds the places that *call* could have."""
+        """Return for people what holds the places that *call* could have."""
         owner = call.owner
         held = self._held(self.waiting())
         models = Counter(each.model for each in held if each.state == RUNNING)

@@ -1,7 +1,7 @@
 """
-When local queues go back to the global one: once their device is late by as much as their first call had patience for.
+When local queues go back to the global queue: when their device is late by the patience of their first call.
 
-Time alone makes this true, so `Overdue.at` is part of when the engine wants to be woken.
+Time alone makes this true, so `Overdue.at` is one of the times at which the engine is woken.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _SLACK: Final = 1000
 
 class Overdue:
     """
-    Devices with local queues, by when these go back. Told of each change of a first call or an estimated end.
+    Devices with local queues, by the time at which these go back. `note` is called when the first call of a local queue
+    or the estimated end of a device changes.
 
-    A device has one entry that counts. It is moved when it surfaces and not when its time becomes a later one, as it
-    does with nearly each call.
+    A device has one valid entry. A later time moves it only when it surfaces, since nearly each call makes it later.
     """
 
     def __init__(self) -> None:
         self.entries: list[tuple[Seconds, int, DeviceState]] = []
-        """A heap. Those whose time is not `noted_at` of their device are dropped when they surface or outnumber the
-        others. While the first one is later than now, none is due."""
+        """A heap. An entry whose time is not the device's `noted_at` is void. It is dropped when it surfaces, or when
+        there are too many. If the first entry is later than now, none is due."""
         self._limit = _SLACK
 
     def note(self, device: DeviceState) -> None:
-        """The first call in the local queue of *device* is another one, or the device should end at another time."""
+        """The first call of the local queue of *device* changed, or the device's estimated end."""
         at = device.overdue_at
         if at >= device.noted_at:
             return
@@ -44,7 +44,7 @@ class Overdue:
             self._limit = 2 * len(entries) + _SLACK
 
     def at(self) -> Seconds | None:
-        """When the next local queue goes back."""
+        """Return when the next local queue goes back."""
         entries = self.entries
         while entries:
             noted_at, order, device = entries[0]
@@ -59,7 +59,7 @@ class Overdue:
         return None
 
     def take(self, now: Seconds) -> list[DeviceState]:
-        """Return the devices whose local queues are to go back by *now*, and forget them."""
+        """Remove and return the devices whose local queues go back by *now*."""
         found = []
         while (at := self.at()) is not None and at <= now:
             device = heappop(self.entries)[2]

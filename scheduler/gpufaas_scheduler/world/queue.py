@@ -1,20 +1,20 @@
 """
-The global queue: calls in arrival order, found by function, with the number of times that each was passed over.
+The global queue: calls in arrival order, with indexes by function, and how often each was passed over.
 
-A literal scan of the queue costs O(queue) per decision. This index gives the same answers without one:
+A literal scan of the queue costs O(queue) per decision. This index gives the same answers at less cost:
 
-*Who is first?* Each function has its own queue; a heap holds one entry per function that waits. An entry's number is
-a lower bound of the arrival number of the function's head and is corrected when it surfaces, so that taking a call out
-of the middle, which is what hits do, costs nothing here.
+*Which call is first?* Each function has a queue of its own, and a heap has one entry per function that waits. The
+number of an entry is a lower bound of the arrival number of the function's first call, and is corrected when the entry
+surfaces. So a hit, which takes a call from the middle, costs nothing here.
 
-*How often was a call passed over?* A scan ends at the call that it starts, or at the end of the queue, and passes all
-that wait before that point. So call n was passed over once for each scan that ended behind n, and with the ends of all
-scans in order, its count is the number of ends above n. Only "at least `limit` times?" is ever asked: keep the `limit`
-largest ends, and call n is at the limit when n is below the least of them. One `insort` per scan, exact.
+*How often was a call passed over?* A scan ends at the call that it starts, or at the end of the queue, and passes over
+all calls before that point. So the count of call n is the number of scans that ended behind n. Policies only ask
+whether it is at least `limit`. So the `limit` largest ends are kept, and call n is at the limit if n is below the least
+of them. This is exact, and costs one `insort` per scan.
 
-*Calls that come back* (refused by a node, or their device left) keep their number and their count, but scans in
-between did not pass them: their counts are not in that order. They stand in a short list of their own, with explicit
-counts, and are merged into every answer. It is nearly always empty.
+*Calls that come back* (a node refused them, or their device left) keep their number and their count, but the scans
+meanwhile did not pass over them. They are in a short list of their own, with explicit counts, and are merged into every
+answer. The list is nearly always empty.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from gpufaas_core.model import FunctionId
 from gpufaas_scheduler.contract import NEVER, WaitingCall
 
 IMPLICIT: Final = -1
-"""`Call.passes` of a call that never left the queue: its count follows from its number."""
+"""`Call.passes` of a call that never left the queue: its number gives its count."""
 
 
 class Flow(Protocol):
-    """Of a function: what the queue needs of it."""
+    """What the queue needs of a function."""
 
     @property
     def queue(self) -> FunctionQueue[Any]: ...
 
 
 class Queued(Protocol):
-    """Of a call: what the queue needs of it."""
+    """What the queue needs of a call."""
 
     passes: int
-    """`IMPLICIT`: its count follows from its number."""
+    """How often it was passed over; or `IMPLICIT`."""
 
     @property
     def function(self) -> FunctionId: ...
@@ -52,7 +52,7 @@ class Queued(Protocol):
     def owner(self) -> Flow: ...
     @property
     def number(self) -> int:
-        """Arrival number: the order of the queue, kept when the call comes back."""
+        """Arrival number. It orders the queue, and a call that comes back keeps it."""
 
 
 CallT = TypeVar("CallT", bound=Queued)
@@ -65,11 +65,11 @@ class FunctionQueue(Generic[CallT]):
 
     def __init__(self) -> None:
         self.calls: deque[CallT] = deque()
-        """The first one is alive."""
+        """The first one is no tombstone."""
         self.head = NEVER
-        """Arrival number of the first call; `NEVER` when none waits."""
+        """Arrival number of the first call; `NEVER`: none waits."""
         self.listed = False
-        """Has an entry in the heap of `GlobalQueue`."""
+        """It has an entry in the heap of `GlobalQueue`."""
         self.tombstones = 0
 
     def __iter__(self) -> Iterator[CallT]:
@@ -82,7 +82,7 @@ class FunctionQueue(Generic[CallT]):
         self.calls.append(call)
 
     def put_back(self, call: CallT) -> None:
-        """Insert *call* by its number. O(calls before it), but at the end O(1)."""
+        """Insert *call* by its number. O(calls before it); O(1) at the end."""
         if not self.calls or self.calls[-1].number < call.number:
             self.append(call)
             return
@@ -95,7 +95,7 @@ class FunctionQueue(Generic[CallT]):
         self.head = self.calls[0].number
 
     def remove(self, call: CallT, passes: int = 0) -> None:
-        """Take *call* out, from wherever it stands; from then on it carries its count of *passes* itself."""
+        """Take *call* out of any place. It has an explicit count of *passes* from then on."""
         call.passes = passes
         calls = self.calls
         if calls[0] is not call:
@@ -116,7 +116,7 @@ class FunctionQueue(Generic[CallT]):
 
 
 class GlobalQueue(Generic[CallT]):
-    """All waiting calls of model functions. `pass_limit` is the largest count of passes that anyone asks about."""
+    """All waiting calls of model functions. Counts of passes are exact up to `pass_limit`."""
 
     __slots__ = ("_aside", "_aside_functions", "_ends", "_heads", "count", "next_number", "pass_limit", "returned")
 
@@ -125,7 +125,7 @@ class GlobalQueue(Generic[CallT]):
         self.count = 0
         self.next_number = 0
         self.returned: list[CallT] = []
-        """Calls that came back, by number, with explicit passes."""
+        """Calls that came back, by number, with explicit counts."""
         self._heads: list[tuple[int, FunctionQueue[CallT]]] = []
         self._ends = [0] * pass_limit
         """The `pass_limit` largest ends of scans, ascending."""
@@ -137,18 +137,18 @@ class GlobalQueue(Generic[CallT]):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Where the last `pass_limit` scans ended, by number."""
+        """The `pass_limit` largest numbers at which scans ended."""
         return tuple(self._ends)
 
     def restore(self, next_number: int, ends: tuple[int, ...]) -> None:
-        """Go on counting where an older queue stopped, perhaps with another limit. Nothing waits here yet."""
+        """Continue the counts of an older queue, perhaps with another limit. This queue must be empty."""
         self.next_number = next_number
         limit = self.pass_limit
         self._ends = sorted([*[0] * limit, *ends])[-limit:] if limit else []
 
     @property
     def functions(self) -> int:
-        """At least as many functions as have calls waiting: the cost of looking at the head of each."""
+        """An upper bound of the functions that have waiting calls: the cost of examining the first call of each."""
         return len(self._heads) + len(self._aside) + len(self.returned)
 
     def append(self, call: CallT) -> None:
@@ -160,7 +160,7 @@ class GlobalQueue(Generic[CallT]):
         self.count += 1
 
     def put_back(self, call: CallT) -> None:
-        """Let *call* wait again, with the number and the passes that it had."""
+        """Let *call* wait again, with its number and its passes."""
         insort(self.returned, call, key=_number)
         self.count += 1
 
@@ -172,18 +172,18 @@ class GlobalQueue(Generic[CallT]):
             self.returned.remove(call)
 
     def passes(self, call: WaitingCall) -> int:
-        """How often *call* was passed over, as far as it is known: `pass_limit` means at least so often."""
+        """Return how often *call* was passed over; `pass_limit` stands for this or more."""
         explicit = cast(Queued, call).passes
         return self.pass_limit - bisect_right(self._ends, call.number) if explicit == IMPLICIT else explicit
 
     def count_pass(self, before: int) -> None:
         """A scan passed over every waiting call with a number below *before* (`NEVER`: over all)."""
         if self.pass_limit:
-            # A call that arrives later was not passed: no end lies beyond the numbers given so far.
+            # Later arrivals were not passed over: no end lies beyond the present numbers.
             insort(self._ends, min(before, self.next_number))
             del self._ends[0]
         for call in self.returned:
-            if call.number > before:  # with an equal number it stands in front of the call where the scan ended
+            if call.number > before:  # with an equal number, it is before the call where the scan ended
                 break
             call.passes += 1
 
@@ -192,7 +192,7 @@ class GlobalQueue(Generic[CallT]):
         return self._first(before, before, 0)
 
     def first_at_limit(self, before: int = NEVER) -> CallT | None:
-        """As `first`, among the calls that were passed over `pass_limit` times."""
+        """Return `first` among the calls that were passed over `pass_limit` times."""
         ends = self._ends
         return self._first(ends[0] if ends and ends[0] < before else before, before, self.pass_limit)
 
@@ -220,25 +220,25 @@ class GlobalQueue(Generic[CallT]):
         return found
 
     def firsts(self) -> Iterator[CallT]:
-        """Yield a call of each function that has any here, those that are set aside included."""
+        """Yield a waiting call of each function, those that are set aside included."""
         for _, queue in chain(self._heads, self._aside):
             if queue.head != NEVER:
                 yield queue.calls[0]
         yield from self.returned
 
     def heads(self) -> Iterator[tuple[int, FunctionQueue[CallT]]]:
-        """Yield the queue of each function that waits, with a number that its first call's is not below; any order."""
+        """Yield the queue of each waiting function, with a lower bound of its first call's number; in any order."""
         return chain(self._heads, self._aside)
 
     def set_aside(self, call: WaitingCall) -> None:
-        """Leave out the function of *call*, which cannot be placed now, until `rewind`."""
+        """Leave the function of *call* out until `rewind`, since it cannot be placed now."""
         self._aside_functions.add(call.function)
         heads = self._heads
         function = cast(Queued, call).owner.queue
         if heads and heads[0][1] is function:
             self._aside.append(heappop(heads))
         elif function.listed:
-            # Found in `returned` while its function's head is elsewhere in the heap.
+            # *call* was in `returned`, so the entry of its function is elsewhere in the heap.
             at = next((i for i, (_, queue) in enumerate(heads) if queue is function), None)
             if at is not None:
                 self._aside.append(heads[at])
@@ -247,7 +247,7 @@ class GlobalQueue(Generic[CallT]):
                 heapify(heads)
 
     def rewind(self) -> None:
-        """End a pass through the queue: nothing is set aside any more."""
+        """End a pass through the queue: no function is set aside any more."""
         if self._aside_functions:
             self._aside_functions.clear()
             for entry in self._aside:

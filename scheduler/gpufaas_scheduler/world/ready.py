@@ -12,22 +12,22 @@ _Copy: TypeAlias = "Resident[Any]"
 
 class ReadyCopies:
     """
-    The copies of a CPU function that are loaded and take calls, by how many they run: the next call goes to one that
-    runs the fewest, of those to the one that has done so for longest. All of it is O(1), but `first`: O(slots).
+    The loaded copies of a CPU function that take calls, by the number of calls that they run. The next call goes to a
+    copy with the fewest; of these, to the one that has had so few for longest. O(1), but `first` is O(slots).
     """
 
     __slots__ = ("_fewest", "_running")
 
     def __init__(self, models: Iterable[_Copy]) -> None:
         self._running: list[dict[_Copy, None]] = []
-        """At each number of calls, the copies that run so many, in the order in which they came to."""
+        """By the number of running calls: the copies, in the order in which they reached that number."""
         self._fewest = 0
-        """No copy runs fewer."""
+        """A lower bound of the running calls of a copy."""
         for model in models:
             self.add(model)
 
     def __iter__(self) -> Iterator[_Copy]:
-        """By calls running; of equals, in the order in which they take the next."""
+        """Yield the copies in the order in which they take calls."""
         return (model for row in self._running for model in row)
 
     def add(self, model: _Copy) -> None:
@@ -43,21 +43,21 @@ class ReadyCopies:
             self._running[model.running].pop(model, None)
 
     def started(self, model: _Copy) -> None:
-        """*model* runs one call more. No matter if it is not one of them."""
+        """*model* runs one call more. No effect if it is not listed."""
         running = model.running
         if running <= len(self._running) and model in (before := self._running[running - 1]):
             del before[model]
             self.add(model)
 
     def ended(self, model: _Copy) -> None:
-        """*model* runs one call less. No matter if it is not one of them."""
+        """*model* runs one call less. No effect if it is not listed."""
         running = model.running
         if running + 1 < len(self._running) and model in (before := self._running[running + 1]):
             del before[model]
             self.add(model)
 
     def first(self, slots: int) -> _Copy | None:
-        """Return where the next call goes; None: all run *slots* calls."""
+        """Return the copy for the next call; None: all run *slots* calls."""
         rows = self._running
         fewest, end = self._fewest, min(slots, len(rows))
         while fewest < end:

@@ -1,7 +1,5 @@
 """
-A call, a function and a device as the engine knows them: they speak of each other.
-
-Nothing here decides.
+The state of a call, a function and a device. They refer to each other, so they are in one module.
 """
 
 from __future__ import annotations
@@ -14,15 +12,7 @@ from msgspec import Struct
 
 from gpufaas_cache_manager.residency import Residency, Resident
 from gpufaas_core.constraints import satisfied
-from gpufaas_core.model import (
-    Bytes,
-    CallId,
-    Device,
-    DeviceId,
-    Function,
-    FunctionId,
-    Seconds,
-)
+from gpufaas_core.model import Bytes, CallId, Device, DeviceId, Function, FunctionId, Seconds
 from gpufaas_scheduler.contract import Why
 from gpufaas_scheduler.fit import NO_PROFILE, NOT_ALLOWED, Reason
 from gpufaas_scheduler.world.backoff import Backoff
@@ -35,42 +25,42 @@ from gpufaas_scheduler.world.times import SHARE
 
 
 class Call(Struct, eq=False):
-    """One invocation from arrival to its last fact. One is made for each call, so its constructor is not in Python."""
+    """One call, from its arrival to its end. A struct, since its constructor runs for each call."""
 
     id: CallId
     function: FunctionId
     owner: FunctionState
     number: int
-    """Arrival number: the order of the queue, kept when the call comes back."""
+    """Arrival number. It orders the queue, and a call that comes back keeps it."""
     arrived_at: Seconds
     deadline: Seconds | None
     size: float = 0.0
-    """Of its request; 0.0 if it is not known."""
+    """Of its request; 0.0: not known."""
     endless: bool = False
-    """Its deadline is that of its start."""
+    """Its deadline is for its start only."""
     passes: int = IMPLICIT
     state: int = NEW
     """See `call_state`."""
     refusals: int = 0
-    # The following have a meaning once it is placed, the device already in its local queue:
+    # The following are set when it is placed; `device` also in a local queue.
     device: DeviceState | None = None
     model: Model | None = None
     cold: bool = False
     victims: tuple[tuple[FunctionId, int], ...] = ()
-    """Which copies left the device for it."""
+    """The copies that were evicted for it."""
     promised_at: Seconds | None = None
     """See `contract.Promise`."""
     patience_s: Seconds = inf
-    """How late the device may be while this call is the first of its local queue, see `contract.EnqueueLocal`."""
+    """See `contract.EnqueueLocal`."""
     estimate_s: Seconds = 0.0
-    """Its service time, as estimated when it was put into a local queue or started."""
+    """Its service time, estimated when it was put into a local queue or started."""
     aborted: bool = False
     outer: Call | None = None
-    """A call that made it, and waits for it."""
+    """The call that made it, and waits for it."""
     avoid: frozenset[DeviceId] = frozenset()
-    """Devices that are held by calls which wait for this one."""
+    """Devices that are held by calls that wait for this one."""
     ends: Seconds | None = None
-    """Its deadline, if that is its outer call's and not its own."""
+    """Its deadline, if that comes from its outer call."""
     why: Why | None = None
     """What the policy said when it was placed."""
 
@@ -93,37 +83,37 @@ class FunctionState(Marked, Costed):
         self.queue: FunctionQueue[Call] = FunctionQueue()
         """Waiting calls: part of the global queue, or the FIFO of a CPU function."""
         self.active: dict[Model, DeviceState] = {}
-        """Its copies and where they are, from the start of the load; without those that drain."""
+        """Its copies and their devices, loading ones included, draining ones not."""
         self.copies = 0
-        """How many of `active` there are: policies and replacement ask for it many times in a decision."""
+        """The length of `active`: a decision reads it many times."""
         self.draining: dict[Model, DeviceState] = {}
-        """Those that still run calls but take no new ones: they are surplus."""
+        """Its copies that run calls but take no new ones."""
         self.holders: dict[DeviceId, DeviceState] = {}
-        """Of a model function, which has one copy per device: where `active` ones are. Policies choose from these."""
+        """The devices of the `active` copies of a model function, which has one copy per device."""
         self.ready: ReadyCopies | None = None
-        """Of a CPU function: those of `active` that are loaded. None: it has one at most, which needs no choosing."""
+        """The loaded ones of `active`, for a CPU function with several copies; else None."""
         self.loading = 0
-        """How many of `active` are loading."""
+        """The number of its copies that load."""
         self.waiting = 0
         """Calls in the global queue, FIFO and local queues."""
         self.running = 0
         self.runs: dict[Call, None] = {}
-        """Of a CPU function: its calls that have a lease, on whichever copy. Those of a model function are found where
-        they run, `DeviceState.runs`: to note them here as well would cost each of them more than it saves."""
+        """The running calls of a CPU function. Those of a model function are in `DeviceState.runs` only: a second index
+        would cost each call more than it saves."""
         self.called = 0.0
-        """Its arrivals, each weighted by e^-(age / `DEMAND_S`), as of `called_at`."""
+        """Its arrivals, each weighted by e^-(age / `demand.DEMAND_S`), as of `called_at`."""
         self.called_at: Seconds = 0.0
         self.desired: int | None = None
-        """As `Scaled` asked; None: copies come and go with calls."""
+        """The number of copies that `Scaled` set; None: its calls decide."""
         self.eager = False
-        """Copies beyond the minimum that are missing may have the memory of idle ones. Until one of them is evicted for
-        others: it comes back when there is room, or when calls wait for it, else two functions could evict in turns."""
+        """Missing copies beyond the minimum may evict idle copies of others. It ends when one of its copies is evicted
+        for others: otherwise two functions could evict each other in turns."""
         self.excess = 0
-        """Of a model function: how many copies it was asked to give up, of those that it was asked to have."""
+        """Of a model function: copies that scaling has asked for, asks for no more, and that are still there."""
         self.deploy(function)
 
     def deploy(self, function: Function) -> None:
-        """Take limits and profiles from *function*; its past failures are forgotten."""
+        """Take limits and profiles from *function*, and forget its past failures."""
         self.digest = function.digest
         self.slots = max(1, function.slots)
         self.min_copies = function.min_copies
@@ -131,54 +121,53 @@ class FunctionState(Marked, Costed):
         self.scale(self.desired)
         self.max_queue = function.max_queue
         self.declared = function
-        """As it was deployed."""
+        """The function as it was deployed."""
         self.costs = CostsByKind(function)
         self.starved: str | None = None
-        """Why no device has enough memory for its load, since the last load that ran out."""
+        """Why no device has enough memory for its load; set when a load runs out of memory."""
         self.backoff: Backoff | None = None
-        """None: no load of it failed of late."""
+        """None: none of its loads failed recently."""
         self.removed = False
         self.fits = False
-        """Some device of the fleet `fits_as_of` is large enough."""
+        """Whether some device was large enough for it when `Cluster.fleet` was `fits_as_of`."""
         self.fits_as_of = -1
 
     def remove(self) -> None:
-        """It takes no new calls, and is forgotten once those that it has are over."""
+        """It takes no new calls, and is forgotten once its calls have ended."""
         self.removed = True
         self.min_copies = 0
         self.scale(None)
 
     def scale(self, desired: int | None) -> None:
-        """Let it have *desired* copies, within its bounds; None: as calls ask for them."""
+        """Let it have *desired* copies, within its bounds; None: its calls decide."""
         self.desired = desired
         wanted = desired or 0
         if self.max_copies:
             wanted = min(wanted, self.max_copies)
         self.target = max(self.min_copies, wanted)
-        """So many copies are loaded without a call, if there is room."""
+        """The number of copies that are loaded without a call, if there is room."""
         self.mark()
 
     def ask(self, copies: int) -> None:
-        """Somebody wants it to have so many copies."""
+        """It should have this number of copies; 0 has no effect while calls wait."""
         before = self.target
-        # Calls that wait are served: that is not a function at zero.
         self.scale(None if copies <= 0 and self.waiting else max(0, copies))
         self.excess = max(0, self.excess + before - self.target)
         self.eager = True
 
     def wake(self) -> None:
-        """A call came while it was scaled to zero: from now on its copies follow its calls again."""
+        """A call came while it was scaled to zero: its calls decide about its copies again."""
         self.scale(None)
         self.excess = 0
 
     def trimmed(self) -> None:
-        """It has no copy that should go: as if it had never been asked to give one up."""
+        """None of its copies has to go any more."""
         if self.excess:
             self.excess = 0
             self.mark()
 
     def load_failed(self, now: Seconds) -> bool:
-        """Count a load that failed. Return whether the next one has to wait."""
+        """Count a failed load. Return whether the next one has to wait."""
         self.mark()
         self.backoff = self.backoff or Backoff()
         return self.backoff.failed(now)
@@ -199,7 +188,7 @@ class FunctionState(Marked, Costed):
         return NO_PROFILE if costs is None else costs.occupation
 
     def add(self, model: Model, device: DeviceState) -> None:
-        """It takes calls from now on: it begins to load, or does not drain any more."""
+        """The copy takes calls from now on: it begins to load, or does not drain any more."""
         if not self.marked:
             self.mark()
         if not device.marked:
@@ -215,7 +204,7 @@ class FunctionState(Marked, Costed):
             self.ready.add(model)
 
     def drop(self, model: Model) -> DeviceState:
-        """It takes no more calls. Return where it is."""
+        """The copy takes no more calls. Return its device."""
         device = self.active.pop(model)
         self.copies = len(self.active)
         if not self.marked:
@@ -231,11 +220,11 @@ class FunctionState(Marked, Costed):
         return device
 
     def drain(self, model: Model) -> None:
-        """It takes no more calls, and is evicted once it is idle."""
+        """The copy takes no more calls, and is evicted once it is idle."""
         self.draining[model] = self.drop(model)
 
     def revive(self) -> bool:
-        """Let a copy that drains take calls again; False: there is none that may."""
+        """Let a draining copy take calls again; False: there is none that may."""
         for model, device in self.draining.items():
             if not device.closed:
                 self.add(model, self.draining.pop(model))
@@ -266,9 +255,8 @@ class FunctionState(Marked, Costed):
 
     def free_copy(self) -> Model | None:
         """
-        Return where the next call of a CPU function starts; None: it waits for a slot. A copy that loads counts only
-        while none is ready: a call that waits for a slot starts no later than one that waits there for the load, and
-        perhaps sooner.
+        Return the copy for the next call of a CPU function; None: the call waits for a slot. A loading copy counts only
+        while none is ready: a call in the FIFO takes the first slot that becomes free, also that of a copy just loaded.
         """
         if self.ready is not None and self.loading < self.copies:
             return self.ready.first(self.slots)
@@ -281,7 +269,7 @@ class FunctionState(Marked, Costed):
 
     @property
     def surplus(self) -> int:
-        """Copies that should go. Replicas that a policy made stay, but for a function that is scaled to zero."""
+        """The number of copies that should go. Replicas of a policy stay, unless the function is scaled to zero."""
         if self.desired is None:
             return 0
         over = max(0, self.copies - self.target)
@@ -289,7 +277,7 @@ class FunctionState(Marked, Costed):
 
 
 class DeviceState(Marked):
-    """One device: what is in its memory, what runs, what waits for it."""
+    """One device: the copies in its memory, and the calls that run there or wait for it."""
 
     __slots__ = (
         "busy_s", "busy_since", "closed", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind", "local",
@@ -302,30 +290,30 @@ class DeviceState(Marked):
         self.id = device.id
         self.kind = device.kind
         self.order = order
-        """How many joined before it."""
+        """The number of devices that joined before it."""
         self.models: Residency[FunctionState] = Residency(device.memory, device.kind)
         self.run: Call | None = None
-        """The call of a model function that has the device to itself."""
+        """The call of a model function that has the device."""
         self.others: list[Call] = []
-        """More of these, of which nobody knew when they were started: without a scheduler, each gateway is its own."""
+        """More calls of model functions that run there: gateways sent them while there was no scheduler."""
         self.preload: Model | None = None
-        """What a policy is loading here without a call, and has the device to itself for."""
+        """The copy that a policy loads without a call. It has the device until it is loaded."""
         self.busy_since = 0.0
-        """When `run` or `preload` was started."""
+        """When `run` or `preload` started."""
         self.busy_s = 0.0
-        """How long it had one, without the current."""
+        """How long it was busy before that."""
         self.free_at = 0.0
-        """When `run` should end, load included; or `preload`."""
+        """When `run` (with its load) or `preload` should end."""
         self.local: deque[Call] = deque()
         self.local_s = 0.0
-        """Service time of `local`, by the estimates at the time of queueing."""
+        """The sum of the estimates of the calls in `local`."""
         self.noted_at = inf
         """See `overdue.Overdue`."""
         self.starts = 0
-        """Calls of model functions started here: the paper's frequency of use."""
+        """The number of calls of model functions started here: the paper's frequency of use."""
         self.idle_key: IdleKey | None = None
         self.closed = False
-        """It is being drained: it takes no new calls, and nobody sees it as idle."""
+        """It is drained: it takes no new calls, and does not count as idle."""
         self.served = 0
         self.hits = 0
         self.misses = 0
@@ -341,21 +329,21 @@ class DeviceState(Marked):
         return self.others if self.run is None else [self.run, *self.others]
 
     def finish_s(self, now: Seconds) -> Seconds:
-        """Seconds until it has nothing to do, by estimate: time left of what runs plus its local queue (3.4)."""
+        """Return the estimated seconds until it has nothing to do: what is left of the run, plus `local`."""
         left = self.free_at - now if self.busy else 0.0
         return (left if left > 0.0 else 0.0) + self.local_s
 
     @property
     def overdue_at(self) -> Seconds:
-        """When its local queue goes back to the global one, if nothing changes; infinite: never."""
+        """When its local queue goes back to the global queue, if nothing changes; infinite: never."""
         return self.free_at + self.local[0].patience_s if self.local and self.busy else inf
 
     def overrun_s(self, now: Seconds) -> Seconds:
-        """For how long what has the device should have ended; 0.0 if it is not late, or idle."""
+        """Return how long ago the call or load should have ended; 0.0 if it is not late, or idle."""
         return max(0.0, now - self.free_at) if self.busy else 0.0
 
     def left_s(self, now: Seconds) -> Seconds:
-        """As `finish_s`, but what runs takes as long from here on as calls did on average that had run for so long."""
+        """Return `finish_s`, but with the time left that calls had on average after they had run for this long."""
         run = self.run
         left = self.free_at - now
         if run is not None:
@@ -364,7 +352,7 @@ class DeviceState(Marked):
             if costs is None or now <= began_at:
                 left = max(0.0, left)
             elif run.model is not None and run.model.loading:
-                left = run.estimate_s + SHARE * (now - began_at)  # it still loads, and that takes longer than estimated
+                left = run.estimate_s + SHARE * (now - began_at)  # its load takes longer than estimated
             else:
                 left = costs.left_s(now - began_at, run.estimate_s)
         elif self.preload is None:
@@ -378,4 +366,4 @@ Model: TypeAlias = Resident[FunctionState]
 """A function's copy on a device."""
 
 IdleKey: TypeAlias = "tuple[int, int, DeviceState]"
-"""(-starts, order, device): sorts idle devices as the scheduler takes them."""
+"""(-starts, order, device): sorts idle devices in the order in which the scheduler considers them."""

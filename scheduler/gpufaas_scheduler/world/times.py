@@ -1,12 +1,12 @@
 """
-How long calls of a function take, as a distribution (docs/adr/0027).
+The distribution of a function's service times (docs/adr/0027).
 
-A number says of a call that runs longer that it ends now, for as long as it runs. So beside the mean, which is the
-profile's, the *shape* is kept: a histogram of the ratios of what calls took to what was estimated for them, in
-logarithmic buckets, by function and kind of device. It decays, and it is mixed with a prior while it has few calls.
-Ratios and not seconds: the estimate may follow a mean that drifts, or the size of the request, and the shape stays.
+A mean alone says of a call that runs for longer that it ends now, however long it runs. So the *shape* is kept beside
+the mean, which is in the profile: a histogram of the ratios of actual to estimated time, in logarithmic buckets, by
+function and kind of device. Old calls lose weight, and a prior is mixed in while there are few calls. Ratios keep their
+shape when the estimate follows a mean that drifts, or the size of the request; seconds do not.
 
-Nothing here raises: a time that no call can have taken (NaN, infinite, negative) is ignored.
+Nothing here raises: impossible times (NaN, infinite, negative) are ignored.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ from typing import Final
 from gpufaas_core.model import Seconds, SizesDoc, TimesDoc
 
 RATIO: Final = 1.25
-"""Of a bucket's ends: times are told apart to 12 %. One bucket has 1 in its middle."""
+"""The ratio of a bucket's ends: times are known to 12 %. One bucket has 1 in its middle."""
 
 HALF_LIFE: Final = 200
-"""Calls: half of the weight is on so many last ones."""
+"""Half of the weight is on this many last calls."""
 
 PRIOR_CALLS: Final = 5.0
-"""What the prior, a log-normal distribution with cv 1, is worth; half a call less with each that was seen."""
+"""The weight of the prior, a log-normal distribution with cv 1: half a call less for each call seen."""
 
 SHARE: Final = 0.5
-"""Of the time already run: what is left of a call that has run for longer than any. So it is, on average, with times
-whose tail falls with the cube of the time; and it is more than a bucket."""
+"""A call that has run for longer than any other takes this share of its time longer. That is the average for times
+whose tail falls with the cube of the time, and is more than a bucket."""
 
 _TAIL_CALLS: Final = 0.5
-"""Of a call that has run for as long as few did, `SHARE` counts as much as so many calls that were seen."""
+"""The weight of `SHARE`, in calls, for a call that has run for as long as few others."""
 
 _POINT_CV: Final = 0.03
-"""Below, times are as good as equal: what is left is exactly what is missing, and not that of a bucket."""
+"""Below this cv, times count as equal: the time left is the estimate less the time run, not that of a bucket."""
 
 _STEADY: Final = 0.15
-"""A mean that is followed with a rate of so much over cv^2 varies with a cv of about 0.3 itself, whatever cv is."""
+"""With a rate of this over cv^2, the learnt mean varies with a cv of about 0.3, whatever cv is."""
 
 MIN_R2: Final = 0.3
-"""Of how times vary, sizes must explain so much, or they are not looked at."""
+"""The least share of the variance of times that sizes must explain to be used."""
 MIN_SIZED: Final = 8
-"""Calls."""
+"""The least number of calls with a size."""
 _MAX_SIZE: Final = 1e100
 _MAX_S: Final = 1e9
 
 _ON_GRID: Final = 1.5 * 2.0**22
-"""Floats of this size are 2**-30 apart."""
+"""Floats near this are 2**-30 apart."""
 
 _SIDE: Final = 40
-"""Buckets below the middle, and above: ratios from 1/7,500 to 7,500. What is beyond is in the last one."""
+"""The number of buckets below and above the middle: ratios from 1/7,500 to 7,500. The end buckets hold the rest."""
 
 _COUNT: Final = 2 * _SIDE + 1
 _LOG: Final = log(RATIO)
 _LOWS: Final[list[float]] = [RATIO ** (index - _SIDE - 0.5) for index in range(_COUNT + 1)]
 _LOWEST: Final = _LOWS[0] * RATIO
 _HIGHEST: Final = _LOWS[-1] / RATIO
-"""Between these, the bucket is what the logarithm says, whatever is rounded."""
+"""Between these, the logarithm gives the bucket in spite of rounding."""
 _MIDDLE: Final = _SIDE + 0.5
 _ABOUT_ONE: Final = 0.9
-"""It and its inverse are in the middle bucket."""
+"""This and its inverse are in the middle bucket."""
 _MEANS: Final = [low * (RATIO - 1.0) / _LOG for low in _LOWS]
-"""Of times in a bucket, spread evenly over their logarithms."""
+"""The mean of each bucket, with times spread evenly over their logarithms."""
 
 _GROWTH: Final = 2.0 ** (1.0 / HALF_LIFE)
-"""Of the weight from call to call: in place of all old weights, which would shrink, the new one grows."""
+"""The growth of the weight from call to call, instead of shrinking all old weights."""
 _MAX_UNIT: Final = 2.0**40
 
 
@@ -85,67 +85,52 @@ _PRIOR_LAST: Final = max(index for index, share in enumerate(_PRIOR) if share)
 
 class ServiceTimes:
     """
-    Of one function on devices of one kind. `add` is O(1); after it, the first question is O(buckets), others O(1).
-    All that is asked is in units of the estimate: 1 is what was estimated.
+    The times of one function on devices of one kind, in units of the estimate. `add` is O(1); the first question after
+    it is O(buckets), others are O(1).
     """
 
     __slots__ = (
-        "_above",
-        "_count",
-        "_cv",
-        "_first",
-        "_high",
-        "_last",
-        "_low",
-        "_mean",
-        "_mixed",
-        "_scale",
-        "_stale",
-        "_sum",
-        "_sum2",
-        "_unit",
-        "_weights",
-        "calls",
-        "centred",
+        "_above", "_count", "_cv", "_first", "_high", "_last", "_low", "_mean", "_mixed", "_scale", "_stale", "_sum",
+        "_sum2", "_unit", "_weights", "calls", "centred",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.calls = 0
-        """How many were seen, whatever they weigh by now."""
+        """The number of calls seen, whatever their weight now."""
         self.centred = False
-        """The estimates follow what is seen. Their mean is the calls', but that of the ratios is larger, the more so
-        the fewer calls an estimate came from: so the ratios are taken in units of their mean. Otherwise, where a mean
-        is given, what the ratios say of it counts."""
+        """The estimates follow the times. Then their mean is right, but the mean of the ratios is above 1, the more so
+        the fewer calls an estimate is made from; so ratios count in units of their mean. False: the estimates are
+        given, and the ratios may correct them."""
         self._weights = [0.0] * _COUNT
-        """By bucket, in units of `_unit`."""
+        """By bucket; the newest call has weight `_unit`."""
         self._low, self._high = _COUNT, -1
         """The first and the last bucket that have weight."""
         self._unit = 1.0
         """Weight of the newest call."""
         self._count = self._sum = self._sum2 = 0.0
-        """Of all weights; of weights times ratios; of weights times squares of ratios."""
-        # What follows is found when it is asked for, from what is above and the prior:
+        """Sums of the weights, of the weighted ratios, and of their weighted squares."""
+        # The following are computed on demand, from the above and the prior.
         self._stale = True
         self._mean = self._cv = 0.0
         self._scale = 1.0
-        """The unit that answers are in, in that of the ratios."""
+        """The ratio that answers count as 1."""
         self._first = self._last = 0
         """The first and the last bucket of `_mixed`."""
         self._mixed: list[float] = []
-        """How many calls are in a bucket."""
+        """The number of calls in each bucket."""
         self._above: list[tuple[float, float]] = []
-        """From `_first` to behind `_last`: how many calls are in this bucket and those above, and the sum of their
+        """From `_first` to one behind `_last`: the number of calls in this bucket and those above, and the sum of their
         ratios."""
 
     def add(self, ratio: float, rate: float = 0.0) -> float:
         """
-        A call took *ratio* times what was estimated.
+        A call took *ratio* times its estimate. Return the weight of its time in the mean: *rate*, or less (see
+        `steady`).
 
-        Return with which weight its time is to go into the mean: *rate*, or less (see `steady`). Each call of any
-        function passes here.
+        Each call of any function passes here, so this is written for speed.
         """
         if _ABOUT_ONE < ratio < 1.0 / _ABOUT_ONE:
-            index = _SIDE  # so it is nearly always where times vary little, and a logarithm is dear
+            index = _SIDE  # nearly always so where times vary little, and a logarithm is slow
         elif _LOWEST < ratio < _HIGHEST:
             index = int(log(ratio) / _LOG + _MIDDLE)
         elif 0.0 <= ratio < inf:
@@ -172,12 +157,12 @@ class ServiceTimes:
             self._sum2 = squares = squares / unit
             self._unit = unit = 1.0
         if rate * (squares * count - total * total) <= _STEADY * total * total:
-            return rate  # what `steady` would say, and nearly always the answer
+            return rate  # the answer of `steady`, nearly always
         return steady(rate, count / unit, total / count, squares / count)
 
     @property
     def weight(self) -> float:
-        """How many calls what is known is worth, the prior included; at most `HALF_LIFE` / ln 2, nearly."""
+        """The weight of all that is known, in calls, the prior included; at most about `HALF_LIFE` / ln 2."""
         return self._count / self._unit + self._prior_calls
 
     @property
@@ -192,7 +177,7 @@ class ServiceTimes:
         return self._cv
 
     def doc(self, sizes: SizesDoc | None) -> TimesDoc | None:
-        """What is known, with what *sizes* say; None: nothing."""
+        """Return what is known, with *sizes*; None: nothing is known."""
         if not self.calls and sizes is None:
             return None
         weights = tuple(self._weights[self._low : self._high + 1])
@@ -201,7 +186,7 @@ class ServiceTimes:
 
     @classmethod
     def restored(cls, doc: TimesDoc | None) -> ServiceTimes:
-        """What no calls can have left is as if there were none."""
+        """Return the times of *doc*; a missing or impossible one gives the initial state."""
         made = cls()
         if doc is None or not doc.weights or doc.calls < 1 or not 1.0 <= doc.unit < inf:
             return made
@@ -222,8 +207,8 @@ class ServiceTimes:
 
     def left(self, ran: float) -> float:
         """
-        Return how much longer a call takes on average that has run for *ran*: E[X - ran | X > ran]. Never negative;
-        once it has run for longer than any, `SHARE` of *ran*.
+        Return how much longer a call takes on average that has run for *ran*: E[X - ran | X > ran]. Never negative; if
+        it has run for longer than all others, `SHARE` of *ran*.
         """
         self._refresh()
         return self._left(ran * self._scale) / self._scale
@@ -235,13 +220,13 @@ class ServiceTimes:
             return inf
         if self._cv < _POINT_CV:
             over = ran - self._mean
-            # From the moment on at which it should have ended, by and by, until it is late by a bucket or so.
+            # Once it is late, it grows to `SHARE` over about one bucket.
             return -over if over <= 0.0 else min(SHARE * ran, over / (RATIO - 1.0))
         calls, total = self._beyond(ran)
         return max(0.0, (total - calls * ran + _TAIL_CALLS * SHARE * ran) / (calls + _TAIL_CALLS))
 
     def quantile(self, share: float) -> float:
-        """Return what *share* (0 to 1) of the calls do not exceed."""
+        """Return the ratio that *share* (0 to 1) of the calls do not exceed."""
         self._refresh()
         return self._quantile(share) / self._scale
 
@@ -260,7 +245,7 @@ class ServiceTimes:
         return max(0.0, PRIOR_CALLS - 0.5 * self.calls)
 
     def _beyond(self, ran: float) -> tuple[float, float]:
-        """How many calls took longer than *ran*, and the sum of their ratios."""
+        """Return the number of calls that took longer than *ran*, and the sum of their ratios."""
         index = _bucket(ran)
         if index < self._first:
             return self._above[0]
@@ -301,8 +286,8 @@ class ServiceTimes:
 
 class BySize:
     """
-    Service times as a linear function of the size of a request, by least squares over the calls whose size is known;
-    old calls weigh less, as in `ServiceTimes`. The prediction holds where it explains enough of how times vary.
+    Service times as a linear function of the request's size, by least squares over the calls with a known size. Old
+    calls weigh less, as in `ServiceTimes`. The line is used if it explains enough of the variance.
     """
 
     __slots__ = ("_least_s", "_line", "_most_s", "_stale", "_sums", "_unit")
@@ -310,10 +295,10 @@ class BySize:
     def __init__(self) -> None:
         self._unit = 1.0
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        """Weights, and weighted sizes x, times y, xx, xy, yy."""
+        """Of the weights, and of the weighted sizes x, times y, xx, xy and yy."""
         self._least_s, self._most_s = inf, 0.0
         self._line: tuple[float, float] | None = None
-        """Intercept and slope; None: sizes explain too little."""
+        """Intercept and slope; None: sizes explain too little of the variance."""
         self._stale = False
 
     def add(self, size: float, service_s: Seconds) -> None:
@@ -335,8 +320,8 @@ class BySize:
 
     def predict_s(self, size: float) -> Seconds | None:
         """
-        Return the expected time of a call of that size, within a factor of two of all that were seen; None: too few
-        calls, or their sizes say too little.
+        Return the expected time of a call of that size, within a factor of two of the times seen; None: there are too
+        few calls, or sizes explain too little of the variance.
         """
         if self._stale:
             self._stale = False
@@ -347,17 +332,17 @@ class BySize:
         return on_grid(min(max(intercept + slope * size, self._least_s / 2.0, 1e-6), 2.0 * self._most_s))
 
     def rate(self, rate: float) -> float:
-        """See `steady`."""
+        """Return *rate* or less; see `steady`."""
         weight, _, y, _, _, yy = self._sums
         return steady(rate, weight / self._unit, y / weight, yy / weight) if weight else rate
 
     def _fit(self) -> tuple[float, float] | None:
         weight, x, y, xx, xy, yy = self._sums
-        if weight < (MIN_SIZED - 0.5) * self._unit:  # half a call for what the first ones have lost
+        if weight < (MIN_SIZED - 0.5) * self._unit:  # half a call for the weight that the first ones lost
             return None
         x, y = x / weight, y / weight
         var_x, var_y, cov = xx / weight - x * x, yy / weight - y * y, xy / weight - x * y
-        # Below one in a thousand, sizes are as good as equal, and what they differ by may be rounding.
+        # Sizes that differ by less than a thousandth count as equal: the difference may be rounding.
         if var_x <= 1e-6 * x * x or var_y <= 1e-9 * y * y or cov * cov < MIN_R2 * var_x * var_y:
             return None
         slope = cov / var_x
@@ -368,7 +353,7 @@ class BySize:
 
     @classmethod
     def restored(cls, doc: SizesDoc | None) -> BySize:
-        """What no calls can have left is as if there were none."""
+        """Return the sums of *doc*; a missing or impossible one gives the initial state."""
         made = cls()
         if doc is not None:
             sums = (doc.weight, doc.x, doc.y, doc.xx, doc.xy, doc.yy)
@@ -380,10 +365,10 @@ class BySize:
 
 def steady(rate: float, calls: float, mean: float, mean2: float) -> float:
     """
-    Return with which weight the newest time is to go into a mean: *rate*, or less where times vary so much that the
-    mean would follow each of them; but never less than that of one call among those that were seen.
+    Return the weight of the newest time in a mean: *rate*, or less if times vary so much that the mean would follow
+    each of them; but at least the weight of one call among *calls*.
 
-    :param mean: of so many calls; *mean2*, of their squares
+    :param mean: of *calls* calls; *mean2*: of their squares
     """
     variance = mean2 - mean * mean
     if rate * variance <= _STEADY * mean * mean:
@@ -392,8 +377,8 @@ def steady(rate: float, calls: float, mean: float, mean2: float) -> float:
 
 
 def on_grid(seconds: Seconds) -> Seconds:
-    """To 1 ns, in a power of two: so sums with times of a clock are exact, whatever the clock shows."""
-    return seconds + _ON_GRID - _ON_GRID  # rounds as `round` would, at a third of the cost; beyond 24 days coarser
+    """Return *seconds* rounded to 2**-30, about 1 ns: then sums with times of a clock are exact."""
+    return seconds + _ON_GRID - _ON_GRID  # rounds at a third of the cost of `round`; coarser beyond 24 days
 
 
 def _bucket(ratio: float) -> int:

@@ -1,6 +1,6 @@
 """
-What the engine knows between two events. Handlers (`gpufaas_scheduler.handle`) read and change it, and put the commands
-that follow from an event into `World.out`.
+The whole state of the engine. Handlers (`gpufaas_scheduler.handle`) read and change it, and put the commands that
+follow from an event into `World.out`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gpufaas_scheduler.world.overdue import Overdue
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
 
 LEARNING_RATE: Final = 0.25
-"""Weight of the newest time in a profile (EWMA): half of what is learnt is from the last 2.4 calls, so that a model
-that slows down is believed within a few calls and a single outlier is not. Of service times that vary much, less."""
+"""Weight of the newest time in a profile (EWMA). Half of the weight is on the last 2.4 calls: a model that slows down
+is noticed within a few calls, and a single outlier has little effect. Times that vary much have a lower weight."""
 
 EXPLAINED: Final = 2_000
-"""So many starts of model functions' calls are remembered, to be explained."""
+"""This many starts of calls of model functions are remembered for explanations."""
 
 
 class World:
@@ -44,14 +44,14 @@ class World:
         self.epoch = epoch
         self.max_queue = max_queue
         self.refusals: deque[Refusal] = deque(maxlen=100)
-        """The last actions of the policy that were not done, and why."""
+        """The last actions of the policy that were refused, and why."""
         self.ignored: Counter[str] = Counter()
-        """Facts that did not fit the state (late, twice, unknown), by type. A few are routine."""
+        """Events that did not fit the state (late, twice, unknown), by tag. A few are routine."""
         self.learn = learn
         self.rate = LEARNING_RATE if learn else 0.0
         self.cluster = cluster
         self.view = view
-        """What the policy sees of it."""
+        """The policy's view of `cluster`."""
         self.lending = Lending(self.cluster)
         self.queue = self.cluster.queue
         self.functions = self.cluster.functions
@@ -61,39 +61,39 @@ class World:
         self.nests = Nests(self.cluster)
         self.nested = self.nests.inner
         self.tangled = False
-        """A call made by a call has come."""
+        """A nested call has come."""
         self.lease = 0
         self.starts: deque[Started] = deque(maxlen=EXPLAINED)
         self.overdue = Overdue()
         self.look_at: Seconds | None = None
-        """When the policy wants to plan again, should nothing happen before."""
+        """When the policy wants to plan again if nothing happens before."""
         self.lost: dict[CallId, Call] = {}
-        """Calls that ended with their worker. Most were answered by their node; one whose lease had not reached it by
-        then is refused instead, and placed again. The newest `workers.MAX_LOST`."""
+        """Calls that ended with their worker. Their node has answered most of them; it refuses those whose lease had
+        not reached it, and they are placed again."""
         self.homeless: dict[FunctionId, FunctionState] = {}
-        """CPU functions with waiting calls that are resident nowhere."""
+        """CPU functions with waiting calls and without a copy."""
         self.short: dict[FunctionId, FunctionState] = {}
-        """Functions with fewer copies than they should have without a call."""
+        """Functions with fewer copies than their target."""
         self.held_back: dict[FunctionId, FunctionState] = {}
-        """Those that lack copies, too, but whose next load has to wait (`backoff`)."""
+        """Functions with fewer copies than their target whose next load has to wait (`backoff`)."""
         self.surplus: dict[FunctionId, FunctionState] = {}
-        """Functions that have copies to give up, or copies that drain."""
+        """Functions with surplus or draining copies."""
         self.learnt: dict[tuple[FunctionId, str], None] = {}
         self.freed = False
-        """Something changed that may let a waiting call start."""
+        """Something changed that may let a waiting call start, so a scheduling run follows."""
         self.settled = False
-        """Something was tried since docs were last taken; if only that a call was passed over."""
+        """A scheduling run happened since docs were last taken."""
         self.left: Left | None = None
-        """What an older engine left, until `Serving`."""
+        """What an older engine left; None: after `Serving`, or without an older engine."""
         self.remembered: dict[CallId, tuple[CallDoc, Seconds]] = {}
-        """Calls of an older engine that may arrive again, and when that was written."""
+        """Calls of an older engine that may arrive again, and when their docs were written."""
         self.adopted = 0
         self.out: list[m.Command] = []
 
     def runs_at(self, device: DeviceState) -> list[Call]:
         """
-        Return the calls that run on *device*: also those on a copy that is taken for gone already, since the call that
-        it was loaded for was refused. O(calls of CPU functions that run).
+        Return the calls that run on *device*, also on copies that were removed already because the call that they were
+        loaded for was refused. O(running calls of CPU functions).
         """
         found = list(device.runs)
         found += [each for owner in self.functions.values() for each in owner.runs if each.device is device]
@@ -106,7 +106,7 @@ class World:
         return [each for device in self.devices.values() for each in device.runs if each.owner is owner]
 
     def waits_of(self, owner: FunctionState) -> list[Call]:
-        """Return the calls of *owner* that wait, wherever they do, by number. O(those, and what its devices queue)."""
+        """Return all waiting calls of *owner*, by number. O(these, and the local queues of its devices)."""
         found = list(owner.queue)
         found += [each for each in self.queue.returned if each.owner is owner]
         devices = [device for model, device in (*owner.active.items(), *owner.draining.items()) if model.queued]
@@ -115,11 +115,11 @@ class World:
 
 
 Started: TypeAlias = "tuple[Seconds, Call, DeviceId, bool, tuple[CopyId, ...], bool, Why | None]"
-"""When, which call, where, a miss, its victims, from a local queue, why."""
+"""Time, call, device, whether a miss, victims, whether from a local queue, and why."""
 
 
 class Left:
-    """What an older engine left, and what has come since."""
+    """What an older engine left, and the events that have come since."""
 
     def __init__(self, event: m.Restored, at: Seconds) -> None:
         self.event = event
@@ -132,6 +132,6 @@ class Left:
         self._newest = max(((each.epoch, each.at_s) for each in every), default=(0, 0.0))
 
     def since(self, doc: DeviceDoc | FunctionDoc | EngineDoc) -> Seconds:
-        """When *doc* was made. Of an older epoch than the newest: nobody knows, and it is taken for as new."""
+        """Return when *doc* was made. That is not known for an epoch older than the newest: it counts as new."""
         epoch, at_s = self._newest
         return self._at - (at_s - doc.at_s) if doc.epoch == epoch else self._at

@@ -1,39 +1,41 @@
 """
-Least wait: serve what relieves the most waiting per second of a device, and hold what would cost the most to miss.
+Least wait: serve the call that relieves the most waiting per second of a device, and keep the copies that would cost
+the most to miss.
 
-*Objective.* The sum of all waits, in seconds of waiting per second, with few calls that wait beyond a bound. Everything
-is put into that one unit:
+*Objective.* The sum of all waits, in seconds of waiting per second, with few calls that wait beyond a bound. All costs
+are in that unit:
 
 - *A copy* of function f, of k copies, is worth ``rate(f) x (delay(f, k - 1) - delay(f, k))``. ``delay(f, 0)`` adds a
-  load, weighted by how much of the cluster's time is in demand; ``delay(f, k)`` is the wait for one of k holders that
-  all are busy, by Sakasegawa's approximation of the M/G/k queue: services are even, but a holder is also away for
-  loads and for the other functions on it. So the last copy of a function that is called is worth a load for each call,
-  a second copy of a busy one a queue, and a twelfth copy next to nothing.
-- *Victims* are the models with the least worth that make enough room; a function that has calls waiting keeps its
-  last copy if anything else can go.
+  load, weighted by how much of the cluster's time is in demand; ``delay(f, k)`` is the wait for one of k busy holders,
+  by Sakasegawa's approximation of the M/G/k queue: service times are even, but a holder is also busy with loads and
+  with other functions. So the last copy of a function that is called is worth a load for each call, a second copy of a
+  busy one is worth a queue, and a twelfth copy next to nothing.
+- *Victims* are the models with the least worth that make enough room. A function with waiting calls keeps its last copy
+  if anything else can be evicted.
 - *Where to load*: the idle device on which the victims are worth the least; ties go to the less demanded device.
-- *Whom to serve* on a device that became free: the oldest call that it holds the model for. Unless a load relieves
-  more: n waiting calls of a function that no device holds, or whose holders are all far behind, weigh
-  ``n x age / (load + victims + n x service)`` against ``age / service`` of the hit. So loads give way to hits while
-  there is much to do, gather calls meanwhile, and cannot starve.
+- *Which call* a free device serves: the oldest one whose model it holds, unless a load relieves more. n waiting calls
+  of a function that no device holds, or whose holders are all far behind, weigh
+  ``n x age / (load + victims + n x service)`` against ``age / service`` of the hit. So loads give way to hits in
+  busy times, gather calls meanwhile, and cannot starve.
 - *Which holder*, if several are idle: the one whose other models would be missed least while it is busy.
-- *Wait or load*: a call whose holders are busy waits for them if they are sooner than a load, counting their queues.
-  How soon is the mean residual life of what runs there: where times have a heavy tail, it grows while a call runs. If
-  it waits, a replica is loaded on an idle device without it, when its worth over the horizon exceeds the load's
-  device time and the worth of its victims.
-- *Never idle beside work*: the first call of a function that waits beside an idle device is promised the wait that was
-  estimated then. When that is over, it is looked at again; a load later, it is loaded, whatever the victims are worth.
-- *Bound*: the oldest call, if it would wait for longer than `wait_bound_s`, has an idle device that holds its model, or
-  else one that it is loaded on, one device at a time and for a share of all devices' time. Other calls go on.
+- *Wait or load*: a call whose holders are busy waits for them if they are free sooner than a load takes, with their
+  queues. The estimate is the mean residual life of the running calls: with heavy tails, it grows while a call runs. If
+  the call waits, a replica is loaded on an idle device without its model, when the worth of the replica over the
+  horizon exceeds the load's device time and the worth of its victims.
+- *Never idle beside work*: when a call waits beside an idle device, its wait is estimated and promised, for the first
+  call of each function. Once that time is over, the call is examined again. One load later it is loaded, whatever the
+  victims are worth.
+- *Bound*: if the oldest call would wait for longer than `wait_bound_s`, it gets an idle device that holds its model, or
+  one to load it on, one device at a time and for a share of all devices' time. Other calls go on.
 
-There are no local queues: a call that waits for a holder waits in the global queue, so that each decision is made when
-a device is free and not in advance. Nothing is used but arrivals so far, the profiles, and who holds and runs what.
+There are no local queues: a call that waits for a holder waits in the global queue, so each decision is made when a
+device is free, not in advance. The policy uses only past arrivals, the profiles, and which devices hold and run what.
 
-*Cost* of a decision: O(models on the device + log of the waiting functions) for a hit; a load looks at
-`tuning.CANDIDATES` idle devices with their models, and at `tuning.RIVALS` functions, however many there are.
-Independent of the number of waiting calls.
+*Cost* of a decision: O(models on the device + log of the waiting functions) for a hit; a load examines
+`tuning.CANDIDATES` idle devices with their models, and `tuning.RIVALS` functions. It does not depend on the number of
+waiting calls.
 
-`order` says what is done next, `placement` where, `estimates` has the figures that both weigh, `tuning` the constants.
+`order` finds what to do next, `placement` the device, `estimates` the figures for both; `tuning` has the constants.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class LeastWait:
                 return order.look_at
             action, function = found
             if (yield action) is not None:
-                refused.add(function)  # the engine knows better; it is looked at again in the next run
+                refused.add(function)  # the next run examines it again
         return None
 
     def weigh(self, view: View, call: WaitingCall) -> Why:

@@ -1,4 +1,4 @@
-"""What a copy is worth, and how long a call waits for a holder: the figures that least-wait weighs."""
+"""The worth of a copy, and the wait of a call for a holder: the figures that least-wait compares."""
 
 from itertools import islice
 from math import inf, sqrt
@@ -17,21 +17,21 @@ from gpufaas_scheduler.policies.least_wait.tuning import (
 
 
 class Estimates:
-    """Made for one action: the figures hold until something is done. Worth is in seconds of waiting per second."""
+    """Valid for one action, since each action changes the figures. Worth is in seconds of waiting per second."""
 
     __slots__ = ("_view", "_worth", "demand", "devices", "pressure")
 
     def __init__(self, view: View) -> None:
         self._view = view
         self.demand = min(BUSIEST, view.utilisation)
-        """Share of the devices' time that is asked for."""
+        """The share of the devices' time that calls ask for."""
         self.devices = view.device_count
         self.pressure = len(view.queue) / self.devices
-        """Waiting calls for each device."""
+        """Waiting calls per device."""
         self._worth: dict[FunctionId, float] = {}
 
     def worth(self, function: FunctionView, kind: str) -> float:
-        """What losing one copy costs. It is worked out once, for the *kind* of device that is asked about first."""
+        """Return what losing one copy costs. It is computed once, for the *kind* of the first question."""
         worth = self._worth.get(function.id)
         if worth is None:
             copies = function.copies
@@ -45,7 +45,7 @@ class Estimates:
         return worth
 
     def saved(self, function: FunctionView, copies: int, kind: str) -> float:
-        """What it saves to have one copy more than *copies*."""
+        """Return what one copy more than *copies* saves."""
         rate, service_s = self._view.rate(function), function.service_s(kind)
         miss_s, own = self._miss_s(function, kind), rate * service_s
         before_s = self._delay_s(function, copies, own, service_s, miss_s)
@@ -53,8 +53,9 @@ class Estimates:
 
     def _delay_s(self, function: FunctionView, copies: int, own: float, service_s: Seconds, miss_s: Seconds) -> Seconds:
         """
-        Mean wait for one of *copies* holders; about what a miss costs at most. *own*: seconds of service that its calls
-        ask for in a second.
+        Return the mean wait for one of *copies* holders, at most about the cost of a miss.
+
+        :param own: seconds of service that its calls ask for per second
 
         Source: H. Sakasegawa, An approximation formula Lq = a rho^b / (1 - rho) (1977), with Kingman's factor.
         """
@@ -64,7 +65,7 @@ class Estimates:
             copies *= function.slots
             busy = own / copies
         if busy >= SATURATED:
-            return miss_s * (1.0 + busy - SATURATED)  # no queue has a mean there, but another copy helps still
+            return miss_s * (1.0 + busy - SATURATED)  # such a queue has no mean, but another copy still helps
         power: float = busy ** (sqrt(2.0 * (copies + 1)) - 1.0)
         return min(miss_s, SPREAD * service_s * power / (copies * (1.0 - busy)))
 
@@ -76,8 +77,8 @@ class Estimates:
 
     def wait_s(self, call: WaitingCall, enough_s: Seconds = 0.0) -> Seconds:
         """
-        How long *call* waits for a holder by estimate: until one is free, and has served the calls that wait for what
-        it holds, as far as they are its share. The first that is less than *enough_s* is answer enough.
+        Return the estimated wait of *call* for a holder: until one is free, and has served its share of the calls that
+        wait for its models. The first wait below *enough_s* is the answer.
         """
         view, owner = self._view, call.owner
         soonest = inf

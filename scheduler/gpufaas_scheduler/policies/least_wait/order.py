@@ -1,4 +1,4 @@
-"""What is done next: which call is served, by a hit or by a load, and which calls wait for their holders."""
+"""What to do next: which call is served, by a hit or a load, and which calls wait for their holders."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -33,7 +33,7 @@ Found: TypeAlias = tuple[Start | Load, FunctionId]
 
 
 class Order:
-    """Finds the next action. A new one is made for each, since figures change with what is done."""
+    """Finds the next action. Each action needs a new one, since the figures change."""
 
     __slots__ = ("bound_s", "estimates", "look_at", "now", "promises", "refused", "rooms", "view")
 
@@ -47,10 +47,10 @@ class Order:
         self.rooms = Rooms(view, self.estimates)
         self.promises: list[Promise] = []
         self.look_at: Seconds | None = None
-        """When a call that waits beside an idle device should be served by what it waits for, or is loaded."""
+        """When the next promise ends to a call that waits beside an idle device."""
 
     def action(self) -> Found | None:
-        """Return what is done next, and for which function; None: nothing, until something happens or `look_at`."""
+        """Return the next action and its function; None: there is none until an event, or until `look_at`."""
         view, queue = self.view, self.view.queue
         oldest = queue.first()
         if oldest is None:
@@ -76,8 +76,8 @@ class Order:
 
     def _reserve(self) -> Found | None:
         """
-        At the bound: the oldest call takes an idle device that holds its model, or, one call at a time, one that it is
-        loaded on. The other devices are for calls that have waited for less long.
+        At the bound, return the start of the oldest call on an idle device that holds its model, or, for one call at a
+        time, on one that loads it. The other devices are for the other calls.
         """
         view = self.view
         for call in self._heads():
@@ -106,9 +106,9 @@ class Order:
         return None
 
     def _hit(self) -> tuple[WaitingCall, DeviceView] | None:
-        """The oldest call whose model an idle device holds, and that device."""
+        """Return the oldest call whose model an idle device holds, and that device."""
         view = self.view
-        # Where few functions wait, one whose first holders are all busy gives way; where many do, it is looked for all.
+        # If few functions wait, the first holders are examined; if many do, all idle devices.
         oldest = view.oldest_hit(self.refused, HOLDERS if view.queue.functions <= view.idle_count else None)
         if oldest is None:
             return None
@@ -116,7 +116,7 @@ class Order:
         return None if best is None else (oldest, best)
 
     def _rival(self, hit: WaitingCall, device: DeviceView, oldest: WaitingCall) -> Found | None:
-        """A load on *device* that relieves more waiting per second than *hit* does."""
+        """Return a load on *device* that relieves more waiting per second than *hit* does."""
         view = self.view
         kind = device.kind
         least = self._pull(hit) / hit.owner.service_s(kind)
@@ -148,11 +148,11 @@ class Order:
         return self._load_for(best[1], best[2], rule, ("hit", hit.function, hit.owner.service_s(kind)))
 
     def _replica(self, call: WaitingCall) -> Found | None:
-        """*call* has busy holders, and there is an idle device without its model."""
+        """Return a load for *call*, which has busy holders, on an idle device without its model; None: it waits."""
         owner, estimates, rooms = call.owner, self.estimates, self.rooms
         if call.function in self.refused or owner.copies == 0 or owner.copies >= estimates.devices:
             return None
-        # What is cheap to know first: nearly every call that waits for its holders is right to do so.
+        # The cheap estimates first: nearly every such call is right to wait.
         least_used = self.view.least_used(owner, 1)
         if not least_used:
             return None
@@ -186,11 +186,11 @@ class Order:
         return None
 
     def _wait(self, call: WaitingCall, load_s: Seconds) -> None:
-        """*call* waits for its holders beside an idle device: no longer than is estimated now, and a load."""
+        """Let *call* wait for its holders beside an idle device, for the estimated wait and one load at most."""
         now, at = self.now, call.promised_at
         if at is None:
             wait_s = self.estimates.wait_s(call)
-            at = now if wait_s == inf else now + wait_s  # nothing is to be waited for: as soon as there is room
+            at = now if wait_s == inf else now + wait_s  # there is nothing to wait for: load as soon as there is room
             self.promises.append(Promise(call.id, at))
         if at <= now:
             at += load_s
@@ -223,7 +223,7 @@ class Order:
         return Why(rule, tuple(options))
 
     def _heads(self) -> Iterator[WaitingCall]:
-        """The first waiting call of each function, oldest first. Until the next rewind, those seen are set aside."""
+        """Yield the first waiting call of each function, oldest first, and set each aside until the next rewind."""
         queue = self.view.queue
         while (call := queue.first()) is not None:
             queue.set_aside(call)
@@ -231,7 +231,7 @@ class Order:
                 yield call
 
     def _at_bound(self, call: WaitingCall) -> bool:
-        """If a load began now, *call* would wait until the bound; of long loads, half the bound is counted."""
+        """Return whether *call* would reach the bound if a load began now; of a long load, half the bound counts."""
         left_s = self.bound_s - (self.now - call.arrived_at)
         if left_s <= 0.0 or left_s > LONG_LOAD * self.bound_s:
             return left_s < 0.0
@@ -239,7 +239,7 @@ class Order:
         return bool(devices) and left_s < call.owner.load_s(devices[0].kind)
 
     def _pull(self, call: WaitingCall) -> Seconds:
-        """The age of *call*, which grows without limit as it comes near the bound: few ever reach it."""
+        """Return the weighted age of *call*: the weight grows without limit near the bound, so few calls reach it."""
         age = self.now - call.arrived_at
         near = age / (NEAR * self.bound_s) if self.bound_s > 0 else 1.0
         return age * 1e4 if near >= 1.0 else age / (1.0 - near * near * near)

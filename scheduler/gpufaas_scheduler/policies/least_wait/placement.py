@@ -1,4 +1,4 @@
-"""On which idle device a model is loaded, who leaves for it, and which of its idle holders takes a call."""
+"""On which idle device a model is loaded, with which victims, and which of its idle holders takes a call."""
 
 from collections.abc import Collection, Iterator
 from math import inf
@@ -12,16 +12,16 @@ from gpufaas_scheduler.policies.least_wait.tuning import CANDIDATES, CROWDED, HO
 
 
 class Room(Struct, frozen=True):
-    """An idle device to load on."""
+    """An idle device for a load."""
 
     device: DeviceView
     victims: tuple[CopyId, ...]
     worth: float
-    """Of the victims, in seconds of waiting per second."""
+    """The worth of the victims, in seconds of waiting per second."""
 
 
 class Rooms:
-    """Finds a device for a function or a call. A new one is made for each action, as its estimates are."""
+    """Finds a device for a function or a call. Each action needs a new one, as its estimates do."""
 
     __slots__ = ("_estimates", "_view")
 
@@ -50,7 +50,7 @@ class Rooms:
         return best
 
     def room(self, function: FunctionView, device: DeviceView) -> Room | None:
-        """Return what leaves *device* so that *function* can be loaded on it: the least worth, found greedily."""
+        """Return the victims of the least worth that make room for *function* on *device*, found greedily."""
         view = self._view
         estimates, kind = self._estimates, device.kind
         need = view.occupation(device, function)
@@ -86,7 +86,7 @@ class Rooms:
         return Room(device, victims, worth)
 
     def _evictable(self, device: DeviceView) -> Iterator[ResidentView]:
-        """What may leave *device*, all of it at once: of the copies of a CPU function, those above its minimum."""
+        """Yield the copies on *device* that may all be evicted together."""
         seen: dict[FunctionId, int] = {}
         for each in self._view.residents(device):
             others = 0 if each.owner.exclusive else seen.get(each.owner.id, 0)
@@ -95,7 +95,7 @@ class Rooms:
                 yield each
 
     def _crowd(self, device: DeviceView, victims: Collection[CopyId]) -> float:
-        """The demand for what *device* would go on to hold, each function's divided by its copies."""
+        """Return the demand for the models that stay on *device*, each divided by the number of its copies."""
         demand = 0.0
         for each in self._view.residents(device):
             owner = each.owner
@@ -104,7 +104,7 @@ class Rooms:
         return demand
 
     def anywhere(self, call: WaitingCall) -> DeviceView | None:
-        """An idle device without the model of *call* that has, or could be given, room for it."""
+        """Return an idle device without the model of *call* that has room for it, with evictions if need be."""
         view = self._view
         for device in view.least_used(call.owner, view.idle_count):
             if not view.holds(device, call) and view.fits(device, call):
@@ -112,7 +112,7 @@ class Rooms:
         return None
 
     def idle_holder(self, call: WaitingCall) -> DeviceView | None:
-        """Of the idle devices that hold the model of *call*, the one whose other models would be missed least."""
+        """Return the idle device that holds the model of *call* and whose other models would be missed least."""
         view = self._view
         found = view.idle_holders(call, HOLDERS)
         if len(found) <= 1:
