@@ -1,14 +1,14 @@
 """
-Groups of processes that the kernel holds to a limit of memory, CPU and number (control groups).
+Control groups: processes whose memory, CPU and number the kernel limits together.
 
 One port, `Group`, and two back-ends: version 1 (a tree of directories for each controller) and version 2 (one tree).
-`find` says which can be used here. The groups are made below this process's own group, so that limits of whoever
-started the platform go on holding: ``OWN/gpufaas-PLATFORM/NAME``. PLATFORM is the process that made them, so that the
-next platform knows those that a killed one left.
+`find` returns the one that can be used here. Groups are made below this process's own group, so that the limits of the
+platform itself hold for them, too: ``OWN/gpufaas-PLATFORM/NAME``. PLATFORM names the process that made them, so that
+the next platform recognises those that a killed one left.
 
 Memory is everything that the kernel charges to the group: private, shared (MAP_SHARED, memfd, files in a tmpfs), page
-tables and stacks of the kernel. Page cache is charged, too, but the kernel takes it back before it calls the group out
-of memory. Pages that a process shared with its parent before it joined stay charged to the parent's group.
+tables and kernel stacks. Page cache is charged, too, but the kernel takes it back before the group is out of memory.
+Pages that a process shared with its parent before it joined stay charged to the parent's group.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _CPU_PERIOD_US: Final = 100_000
 _PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
 _NAME: Final = re.compile(r"gpufaas-(\d+)-(\d+)-(\d+)-\d+(-platform)?")
 _ROUNDS: Final = 50
-"""How often a group is looked at again for processes that were forked while it was killed, or are about to be gone."""
+"""Looks at a group that was killed: for processes that were forked meanwhile, or are not gone yet."""
 _ROUND_S: Final = 0.002
 _serial: Final = itertools.count()
 
@@ -43,34 +43,34 @@ class Group(Protocol):
 
     def limit_memory(self, size: Bytes | None) -> None:
         """
-        Let the group hold *size* bytes at most; None: as much as there is. Memory in use beyond it is reclaimed if that
-        can be; the kernel refuses a smaller limit on version 1.
+        Let the group hold *size* bytes at most; None: no limit. The kernel reclaims memory beyond it if it can; version
+        1 refuses a limit below what cannot be reclaimed.
 
-        :raises OSError: it cannot be reclaimed
+        :raises OSError: memory beyond *size* cannot be reclaimed
         """
 
     def limit_pids(self, count: int | None) -> None:
-        """Let the group have *count* processes and threads at most: the fork that would be one more fails."""
+        """Let the group have *count* processes and threads at most: further forks fail."""
 
     def limit_cpu(self, cores: float | None) -> None:
-        """Let the group use so much CPU time per time; None: as much as there is."""
+        """Let the group use *cores* seconds of CPU time per second; None: no limit."""
 
     def held(self) -> Bytes:
-        """Return what is charged now and cannot be taken back: private and shared memory, without page cache."""
+        """Return the private and shared memory that is charged now, without page cache."""
 
     def read_again(self) -> Bytes:
-        """Return how many bytes of files were read once more because the group had no room to keep them."""
+        """Return how many bytes of files were read again because the group had no room to keep them."""
 
     def oom_kills(self) -> int:
         """Return how often the kernel killed a process of the group for its memory."""
 
     def oom_event(self) -> int:
-        """Return a file descriptor that is readable once the group is out of memory; -1: there the kernel kills all."""
+        """Return a file descriptor that becomes readable when the group is out of memory; -1: the kernel kills all."""
 
     def pids(self) -> list[int]: ...
 
     def kill(self) -> None:
-        """SIGKILL to all of it, and to what is forked meanwhile. They may take a moment to be gone."""
+        """Send SIGKILL to all of it, and to what is forked meanwhile. They may take a moment to be gone."""
 
     def remove(self) -> bool:
         """Remove the group; False: processes are left in it."""
@@ -104,7 +104,7 @@ class GroupV1:
         if (self._memory / "memory.memsw.limit_in_bytes").exists():
             names.append("memory.memsw.limit_in_bytes")  # memory and swap together
         text = "-1" if size is None else str(size)
-        # With swap may not be less than without: which is to be set first depends on whether they grow.
+        # The limit with swap may not be below the other: which is set first depends on whether they grow.
         before = _number(self._memory / names[0])
         if size is None or (before is not None and size > before):
             names.reverse()
@@ -151,7 +151,7 @@ class GroupV1:
         if freezer is None:
             _kill_all(self)
             return
-        # What is frozen forks no more; a signal waits until it is thawed.
+        # A frozen process does not fork; signals wait until it is thawed.
         with contextlib.suppress(OSError):
             _write(freezer / "freezer.state", "FROZEN")
         _kill_once(self)
@@ -165,7 +165,7 @@ class GroupV1:
 
 
 def _one_of(controller: str) -> Callable[[Path], GroupV1]:
-    """Return how to see a directory of one controller as a group, to kill what is in it."""
+    """Return a function that makes a group of one controller's directory, to kill what is in it."""
     return lambda path: GroupV1({"memory": path, controller: path})
 
 
@@ -175,7 +175,7 @@ class CgroupsV1:
     version = "v1"
 
     def __init__(self, parents: Mapping[str, Path], name: str) -> None:
-        """:raises OSError: no groups can be made below the one for memory; others are done without"""
+        """:raises OSError: no groups can be made for memory; other controllers are optional"""
         self._homes: dict[str, Path] = {}
         for controller, parent in parents.items():
             try:
@@ -257,7 +257,7 @@ class CgroupsV2:
     version = "v2"
 
     def __init__(self, parent: Path, name: str) -> None:
-        """:raises OSError: *parent* was not delegated to us, or has other processes"""
+        """:raises OSError: *parent* is not delegated to us, or has other processes"""
         _delegate(parent, name)
         for stale in _stale(parent):
             _clear(stale, GroupV2)
@@ -275,7 +275,7 @@ class CgroupsV2:
 
 
 def _enable(directory: Path) -> None:
-    """Let groups below have what controllers there are; memory must be one."""
+    """Enable the available controllers for groups below; memory must be one."""
     there = (directory / "cgroup.controllers").read_text().split() if _is_kernels(directory) else ["memory"]
     for controller in ("memory", "pids", "cpu"):
         if controller in there or controller == "memory":
@@ -292,10 +292,10 @@ def _is_kernels(directory: Path) -> bool:
 
 def _delegate(parent: Path, name: str) -> None:
     """
-    Have the controllers of *parent* for groups below it.
+    Enable the controllers of *parent* for groups below it.
 
-    A group of version 2 that has processes gives no controllers to groups below. Where all processes are ours, or what
-    started us, they move to a group beside those of the workers.
+    In version 2 a group with processes gives no controllers to groups below. Where all its processes are this one and
+    its ancestors, they move to a group beside those of the workers.
     """
     try:
         _enable(parent)
@@ -330,11 +330,11 @@ def _ancestors(pid: int) -> Iterable[int]:
 
 def find(version: str = "", process: Path = Path("/proc/self")) -> Cgroups:
     """
-    Return groups that can be used here: of version 2 if it has the memory controller, else of version 1.
+    Return the groups that can be used here: version 2 if it has the memory controller, else version 1.
 
     :param version: only this one (``v1`` or ``v2``); empty: either
-    :param process: where ``mountinfo`` and ``cgroup`` of this process are
-    :raises OSError: there are none; says why
+    :param process: the directory with ``mountinfo`` and ``cgroup`` of this process
+    :raises OSError: no groups can be used; says why
     """
     namespace, pid = os.stat("/proc/self/ns/pid").st_ino, os.getpid()
     name = f"gpufaas-{namespace}-{pid}-{started_at(pid)}-{next(_serial)}"
@@ -367,7 +367,7 @@ def find(version: str = "", process: Path = Path("/proc/self")) -> Cgroups:
 
 
 def _stale(parent: Path) -> list[Path]:
-    """Return what platforms of this PID namespace that are dead have left below *parent*."""
+    """Return the groups below *parent* of platforms of this PID namespace that are dead."""
     namespace = os.stat("/proc/self/ns/pid").st_ino
     found = []
     for each in parent.iterdir():
@@ -378,8 +378,8 @@ def _stale(parent: Path) -> list[Path]:
 
 
 def _clear(home: Path, group: Callable[[Path], Group]) -> None:
-    """Kill what is in the groups of *home*, and remove them and it."""
-    if not home.name.endswith("-platform"):  # that one has what started the platform, too
+    """Kill the processes in the groups of *home*, and remove the groups and *home*."""
+    if not home.name.endswith("-platform"):  # that one has the platform's ancestors, too
         with contextlib.suppress(OSError):
             for each in home.iterdir():
                 if each.is_dir():
@@ -400,7 +400,7 @@ def _kill_once(group: Group) -> bool:
 
 
 def _kill_all(group: Group) -> None:
-    """What has been sent SIGKILL forks no more, so this comes to an end."""
+    """A process that was sent SIGKILL does not fork, so this ends."""
     for _ in range(_ROUNDS):
         if not _kill_once(group):
             return
@@ -449,7 +449,7 @@ def _number(path: Path) -> int | None:
 
 
 def _held(path: Path, prefix: str = "") -> Bytes:
-    """Shared memory is on the lists of anonymous pages, as it can go to swap only, and what is locked on its own."""
+    """Shared memory is on the lists of anonymous pages, as it can go to swap only; locked memory has its own list."""
     words = _words(path)
     numbers = dict(zip(words[::2], words[1::2], strict=False))
     names = ("inactive_anon", "active_anon", "unevictable")

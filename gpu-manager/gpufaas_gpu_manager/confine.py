@@ -1,8 +1,8 @@
 """
-What a new worker does to itself before any code of its function runs, so that it stays within what it was given.
+What a new worker does to itself before code of its function runs, so that it stays within its limits.
 
-It joins its control groups, gets a ``/dev/shm`` of its own that ends with it, inherits the orphans of what it starts,
-and, as root, gives up the right to raise its own limits. What this process may not do is left out: enforcement.py says
+It joins its control groups, gets a ``/dev/shm`` of its own that ends with it, inherits orphans of its children, and, as
+root, gives up the right to raise its own limits. What this process has no right to do is left out; enforcement.py says
 which of it is in force.
 """
 
@@ -29,14 +29,14 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Confine(msgspec.Struct, frozen=True):
-    """What holds a worker besides its RLIMIT_DATA."""
+    """The limits of a worker besides its RLIMIT_DATA."""
 
     entries: tuple[str, ...] = ()
     """``cgroup.procs`` of its groups."""
     own_shm: bool = False
-    """Give it a /dev/shm and System V memory of its own, which are gone when its last process is."""
+    """Give it a /dev/shm and System V memory of its own, which end with its last process."""
     hard: Bytes = 0
-    """What it may raise its limit to, in bytes of reservation; 0: not at all."""
+    """The reservation in bytes up to which it may raise its own limit; 0: it may not."""
 
 
 NOT_CONFINED: Final = Confine()
@@ -62,7 +62,7 @@ def confine(wanted: Confine) -> None:
 
 def inherit_orphans() -> None:
     """
-    Become the parent of descendants that lose theirs, in place of init (PR_SET_CHILD_SUBREAPER): no daemon escapes.
+    Become the parent of descendants that lose theirs, in place of init (PR_SET_CHILD_SUBREAPER), so no daemon escapes.
 
     Kept over exec, not inherited by children.
     """
@@ -84,7 +84,7 @@ def may(capability: int) -> bool:
 
 
 def give_up(capability: int) -> None:
-    """Drop *capability* for good: from what this process has, and from what a program that it executes can get."""
+    """Drop *capability* for good, for this process and for programs that it executes."""
     _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     header = ctypes.create_string_buffer(struct.pack("Ii", _CAP_VERSION_3, 0))
     data = ctypes.create_string_buffer(24)
@@ -98,7 +98,7 @@ def give_up(capability: int) -> None:
 
 
 def set_data_limit(limit: Bytes, hard: Bytes) -> None:
-    """Hold this process to RLIMIT_DATA *limit*, and its own raises of that to *hard*."""
+    """Set RLIMIT_DATA of this process to *limit*, which it may raise to *hard*."""
     _, allowed = resource.getrlimit(resource.RLIMIT_DATA)
     if allowed != resource.RLIM_INFINITY:
         limit, hard = min(limit, allowed), min(hard, allowed)
@@ -106,9 +106,9 @@ def set_data_limit(limit: Bytes, hard: Bytes) -> None:
 
 
 def _own_shm() -> None:
-    """Of its size, the control group is what holds it; one that is left out is the kernel's default, half of memory."""
+    """Mount one without a size of its own: the control group limits it. The kernel's default is half of memory."""
     if _libc.unshare(_CLONE_NEWNS | _CLONE_NEWIPC):
         return
-    # Mounts that are made outside go on being seen here, and what is mounted here is not seen outside.
+    # Mounts made outside are still seen here; what is mounted here is not seen outside.
     if not _libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None):
         _libc.mount(b"gpufaas", b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=1777")

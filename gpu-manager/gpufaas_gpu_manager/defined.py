@@ -1,4 +1,4 @@
-"""What functions a node knows, and whether their code starts: what gateways ask when something is deployed."""
+"""The functions that a node knows, and the check whether their code starts, for gateways that deploy one."""
 
 import asyncio
 from collections import deque
@@ -50,21 +50,21 @@ class Functions:
 
     def expect(self, spec: WorkerSpec) -> None:
         """
-        Know *spec*, which another node has defined and checked; what it needs is fetched when it first loads here.
+        Add *spec*, which another node has defined and checked; its bundle is fetched when it first loads here.
 
-        For functions with a bundle: an image is pulled by `define`.
+        For functions with a bundle only: `define` pulls images.
         """
         self.specs[spec.function] = spec
 
     async def forget(self, function: FunctionId) -> None:
-        """No new calls will come. The last few forgotten are kept: calls that drain may still start them."""
+        """No new calls will come. The newest `_FORGOTTEN_KEPT` stay known: calls that drain may still start them."""
         self._forgotten.append(function)
         while len(self._forgotten) > _FORGOTTEN_KEPT:
             self.specs.pop(self._forgotten.popleft(), None)
         self.unmount_if_gone(function)
 
     def unmount_if_gone(self, function: FunctionId) -> None:
-        """Values stay on disk no longer than somebody may read them; a call that drains has them mounted again."""
+        """Remove the secrets of a forgotten function without workers; a call that drains has them mounted again."""
         secrets = self._host.settings.secrets
         if secrets is None or function not in self._forgotten:
             return
@@ -75,7 +75,7 @@ class Functions:
         return [each.source.device for each in self._devices.values()]
 
     async def environments(self, constraints: Sequence[Constraint] = ()) -> list[Environment]:
-        """As the gateway's `ports.Workers.environments`: what workers find here; none without a device for them."""
+        """As the gateway's `ports.Workers.environments`: what workers find here; empty: no device fits."""
         nodes = [each.node for each in self.devices() if satisfied(constraints, each.labels)]
         return grouped({nodes[0]: await asyncio.to_thread(measure)}) if nodes else []
 
@@ -87,14 +87,14 @@ class Functions:
         :raises CheckBroken: the process could not be started, or was killed from outside
         """
         if spec.image:
-            return  # it was pulled; what it needs to start may be there only when it is called
+            return  # it was pulled; what it needs to start may exist only when it is called
         if self._host.fetch is not None:
             await self._host.fetch(spec)  # before the time of the check begins
         server = spec.kind == "server"
         sources = [each.source for each in self._devices.values()]
         allowed = (each for each in sources if satisfied(spec.constraints, each.device.labels))
         device = WorkerDevice(next(allowed, sources[0]))
-        # Not promised to anybody, so not in the ledger; but an import that takes a whole device is held to that.
+        # Not in the ledger: its memory is promised to no call. An import is held to the whole of the device.
         worker = self._host.make(device, spec, device.ledger.capacity, scratch=True)
         worker.begin()
         try:

@@ -28,7 +28,7 @@ from gpufaas_core.units import MiB, format_bytes, parse_bytes
 
 _SPEC: Final = re.compile(r"(cpu|cuda):(\d+)(?:=(.+))?")
 _CUDA_SPARE: Final = 512 * MiB
-"""Left unpromised on a GPU when no size is given: the driver's own memory and what others' contexts may grow by."""
+"""Not promised on a GPU when no size is given: memory of the driver, and growth of other programs' contexts."""
 
 _GO_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # the names that Kubernetes uses
 
@@ -41,7 +41,7 @@ class NodeDevice(Protocol):
 
     @property
     def torch_device(self) -> str:
-        """What the handler's load() is given."""
+        """The device that load() of a handler gets."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -49,13 +49,13 @@ class NodeDevice(Protocol):
 
     @property
     def enforced(self) -> bool:
-        """Whether workers are held to their reservation by the kernel's limit of private data."""
+        """Whether the kernel holds workers to their reservation (RLIMIT_DATA)."""
 
     def used_bytes(self, pids: Sequence[int]) -> Bytes | None:
-        """Memory of the device that the processes *pids* occupy by its driver's account; None: it keeps none."""
+        """Return the device's memory that the processes *pids* occupy by the driver's account; None: it keeps none."""
 
     def fault(self) -> str:
-        """Return why the device cannot be used any more; empty: it can. Blocks, perhaps for long: ask in a thread."""
+        """Return why the device cannot be used any more; empty: it can. May block for long: call it in a thread."""
 
 
 class CpuDevice:
@@ -73,13 +73,13 @@ class CpuDevice:
         enforcement: str = RLIMIT,
     ) -> None:
         """
-        :param labels: its operator's
-        :param enforcement: by what; see constraints.MEMORY
+        :param labels: the operator's
+        :param enforcement: what holds workers to their memory; see constraints.MEMORY
         """
         device = DeviceId(f"{node}/cpu:{index}")
         every = {**(labels or {}), **_labels(node, device, "cpu"), MEMORY: enforcement}
         self.device = Device(device, "cpu", memory, every)
-        # Without a GPU in sight, whatever a handler asks of torch.cuda finds none, instead of a neighbour's.
+        # A handler that asks torch.cuda must find no GPU, and not one of another device.
         self.env = {"CUDA_VISIBLE_DEVICES": ""}
 
     def used_bytes(self, pids: Sequence[int]) -> Bytes | None:  # noqa: ARG002 - the port's
@@ -98,7 +98,7 @@ class CudaDevice:
     def __init__(
         self, node: NodeId, index: int, memory: Bytes | None, nvml: "Nvml", labels: Mapping[str, str] | None = None
     ) -> None:
-        """:param labels: its operator's"""
+        """:param labels: the operator's"""
         total, name, self.uuid = nvml.describe(index)
         self.total = total
         self._nvml = nvml
@@ -166,7 +166,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _labels(node: NodeId, device: DeviceId, kind: str) -> dict[str, str]:
-    """Return what every device is labelled with. Host, system and processor go by Swarm's and by Kubernetes' names."""
+    """Return the labels that every device has. Host, system and processor have Swarm's and Kubernetes' names."""
     host, machine = label_value(platform.node()) or str(node), platform.machine()
     return {
         NODE: node,
@@ -186,15 +186,13 @@ def open_devices(
     specs: Sequence[str], node: NodeId, labels: Sequence[str] = (), enforcement: str = RLIMIT
 ) -> list[NodeDevice]:
     """
-    Return the devices that *specs* name: ``cpu:0=2GiB``, ``cuda:0``, ``cuda:1=20GiB``, each perhaps with labels of its
-    own after it: ``cuda:0,zone=a``.
-
-    None named: the GPUs that there are, else two CPU devices that share half of the free memory.
+    Return the devices that *specs* name: ``cpu:0=2GiB``, ``cuda:0``, ``cuda:1=20GiB``, or with labels of its own
+    ``cuda:0,zone=a``. Without *specs*: the GPUs of this machine, else two CPU devices with half of the free memory.
 
     :param labels: ``KEY=VALUE``, of all devices
-    :param enforcement: what CPU devices say that holds their workers
-    :raises InvalidSpec: a spec is malformed, named twice, larger than what there is, or names a GPU that is not there;
-        a label is malformed, or one of those that the platform sets
+    :param enforcement: what holds workers of CPU devices to their memory
+    :raises InvalidSpec: a spec is malformed, named twice, larger than the machine, or names a GPU that is not there;
+        a label is malformed, or set by the platform
     """
     common = _own_labels(labels, "--label")
     if not specs:
@@ -262,7 +260,7 @@ def _discover(node: NodeId, labels: Mapping[str, str], enforcement: str) -> list
 
 
 def available_memory() -> Bytes:
-    """Return the bytes that this machine can give without swapping (MemAvailable)."""
+    """Return the bytes that can be used on this machine without swapping (MemAvailable)."""
     with open("/proc/meminfo", "rb") as meminfo:
         for line in meminfo:
             if line.startswith(b"MemAvailable:"):

@@ -1,9 +1,9 @@
 """
-What holds the workers of a node to what was promised to them, beside the RLIMIT_DATA of each process.
+Limits of workers beside the RLIMIT_DATA of each process, so that none holds more memory than its reservation.
 
-RLIMIT_DATA sees private memory of one process, and makes an allocation fail, which a handler survives. What it does not
-see, shared memory and children, is held by a control group for each worker where the platform may make some, else by
-watching (memory_watch.py). Both end the worker, with all that it started.
+RLIMIT_DATA counts the private memory of one process, and makes an allocation fail, which a handler survives. Shared
+memory and children are limited by a control group per worker where the platform may make some, else by a watcher
+(memory_watch.py). Both end the worker, with all that it started.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ Mode = Literal["auto", "cgroup", "watcher", "rlimit"]
 PIDS: Final = 4096
 """Processes and threads of one worker: more than any honest one has, fewer than a machine (32,768 by default)."""
 _KERNEL: Final[Bytes] = 8 * MiB
-"""What the kernel keeps for a worker and charges to its group beside what the worker holds: page tables, stacks, open
-files. 0.5 MiB measured for an idle worker with torch; page tables are a 512th of memory in pages of 4 KiB."""
+"""What the kernel charges to a worker's group beside its memory: page tables, stacks, open files. 0.5 MiB measured for
+an idle worker with torch; page tables are a 512th of memory in pages of 4 KiB."""
 
 _THRASHES: Final = 3
-"""So many looks in a row, each with `_AGAIN` of the reservation read again: it is not one pass over a large file."""
+"""Looks in a row with `_AGAIN` of the reservation read again each: more than one pass over a large file."""
 _AGAIN: Final = 0.125
 
 
 class Enforcement:
-    """See module. `name` is the label's value that devices carry, `why` says why there is nothing better."""
+    """See module. `name` is the value of the devices' label; `why` says why there are no control groups."""
 
     def __init__(self, mode: Mode = "rlimit", pids: int = PIDS) -> None:
-        """:raises InvalidSpec: *mode* is ``cgroup``, and there are none"""
+        """:raises InvalidSpec: *mode* is ``cgroup``, and there are no control groups"""
         self._pids = pids
         self._groups: Cgroups | None = None
         self._watch: MemoryWatch | None = None
@@ -45,7 +45,7 @@ class Enforcement:
         self.name = RLIMIT
         may_raise = may(CAP_SYS_RESOURCE)
         self.hard_is_soft = may_raise
-        """Whether a limit that a worker has may be raised from here only."""
+        """Whether this process may raise a worker's hard limit; then hard and soft limits are the same."""
         if mode in ("auto", "cgroup"):
             try:
                 self._groups = find()
@@ -60,10 +60,10 @@ class Enforcement:
 
     def limits(self, number: int, memory: Bytes, capacity: Bytes, on_over: Callable[[str], None]) -> "WorkerLimits":
         """
-        Prepare to hold worker *number* to *memory* bytes; 0: its memory is not held.
+        Prepare the limits of worker *number*: *memory* bytes; 0: its memory is not limited.
 
-        :param capacity: of its device: what it may never have more of
-        :param on_over: called on the event loop with the reason when it is to be ended for holding more
+        :param capacity: of its device, which it never exceeds
+        :param on_over: called on the event loop with the reason when it must be ended for holding more
         :raises OSError: the kernel makes no more groups
         """
         self._left = [each for each in self._left if not each.remove()]
@@ -72,7 +72,7 @@ class Enforcement:
         return WorkerLimits(number, memory, group, self._watch, self._left, self._pids, hard, on_over)
 
     def close(self) -> None:
-        """What is left of workers is killed."""
+        """Kill what is left of workers."""
         if self._watch is not None:
             self._watch.close()
         if self._groups is not None:
@@ -80,12 +80,12 @@ class Enforcement:
 
 
 def group_limit(memory: Bytes) -> Bytes:
-    """Return what the control group of a worker may be charged that has *memory* bytes reserved."""
+    """Return the limit of a worker's control group for *memory* bytes of reservation."""
     return memory + _KERNEL + memory // 256
 
 
 class WorkerLimits:
-    """What holds one worker. Ends with `close`, once the worker is reaped."""
+    """The limits of one worker; `close` them when it is reaped."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class WorkerLimits:
             asyncio.get_running_loop().add_reader(self._event, self._out_of_memory)
 
     def started(self, pid: int, shared: int | None = None) -> None:
-        """Its process is *pid*; *shared* was forked, with private memory that costs nothing until it is written to."""
+        """Its process is *pid*, forked from *shared*: memory shared with that counts once it is written to."""
         if self._watch is not None and self._memory:
             loop = asyncio.get_running_loop()
 
@@ -127,13 +127,13 @@ class WorkerLimits:
             self._watch.add(self._number, pid, self._memory, shared, over)
 
     def used(self, pid: int) -> Bytes:
-        """Return the bytes that its process *pid* has with all that it started, files in its ``/dev/shm`` included."""
+        """Return the bytes that process *pid* and all that it started hold, with files in its ``/dev/shm``."""
         return self._group.held() if self._group is not None else used_by(pid)
 
     def thrashes(self) -> bool:
         """
-        Whether, in the last few looks, it read the same files again and again: those of its code and its weights do not
-        fit beside its memory. Files that were read are charged to a control group like memory, and no allocation fails.
+        Whether it read the same files again and again in the last `_THRASHES` calls of this: its code and weights do
+        not fit beside its memory. Files are charged to a control group like memory, but no allocation fails.
         """
         if self._group is None or not self._memory:
             return False
@@ -149,17 +149,17 @@ class WorkerLimits:
         if self._watch is not None:
             self._watch.limit(self._number, memory)
         if self._group is not None:
-            # Smaller than what it holds now, version 1 refuses: the old limit stays until the next change.
+            # Version 1 refuses less than what it holds now: the old limit stays until the next change.
             with contextlib.suppress(OSError):
                 self._group.limit_memory(group_limit(memory))
 
     def kill(self) -> None:
-        """End all of it at once, what forks as fast as it can included."""
+        """Kill all of its processes at once, also those that fork as fast as they can."""
         if self._group is not None:
             self._group.kill()
 
     def close(self) -> str:
-        """Give up what holds it; return why it was killed if that was for memory, else an empty string."""
+        """Remove the limits; return why it was killed if that was for memory, else an empty string."""
         reason = ""
         if self._event >= 0:
             asyncio.get_running_loop().remove_reader(self._event)
@@ -177,7 +177,7 @@ class WorkerLimits:
         return reason
 
     def _out_of_memory(self) -> None:
-        """Version 1 has killed one process of it, or is about to: what is left would wait for that one for ever."""
+        """Version 1 kills one process of it; the others would wait for that one for ever."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._event, 8)
         self._on_over(_reason(self._memory, self._memory))

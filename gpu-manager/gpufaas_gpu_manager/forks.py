@@ -1,4 +1,4 @@
-"""The manager's end of the zygote: start it, have workers forked, hear of those that ended."""
+"""The manager's end of the zygote: it starts the fork server, asks it for workers, and hears of those that ended."""
 
 import asyncio
 import contextlib
@@ -17,6 +17,7 @@ from gpufaas_gpu_manager.confine import inherit_orphans
 from gpufaas_gpu_manager.orphans import end_orphans, is_fork_server
 from gpufaas_gpu_manager.proc import progress_of, state_of
 from gpufaas_gpu_manager.stuck import LOOK_S, Replaced, Silence
+from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.zygote import (
     MAX_MESSAGE,
     Exec,
@@ -33,13 +34,13 @@ from gpufaas_gpu_manager.zygote import (
 
 _RESTART_BACKOFF_S: Final = (0.1, 0.5, 2.0, 5.0)
 _ASKED_AT_MOST: Final = 2
-"""Fork servers that are asked for one worker: what two of them died of, a third would die of."""
+"""Fork servers that are asked for one worker: if two died of it, a third would die, too."""
 _READ_AT_ONCE: Final = 64
 _INHERITED: Final = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_.*|TZ|TMPDIR|HOSTNAME|VIRTUAL_ENV|PYTHON.*|LD_LIBRARY_PATH|LD_PRELOAD"
     r"|CUDA.*|NVIDIA.*|TORCH.*|PYTORCH.*|MALLOC.*|.*_CA_BUNDLE|SSL_CERT_.*|(?i:https?_proxy|no_proxy|all_proxy)"
 )
-"""What of the platform's environment functions see. The rest may be the operator's secrets."""
+"""Variables of the platform that functions see. The others may be the operator's secrets."""
 _decode: Final = msgspec.msgpack.Decoder(FromZygote).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -145,8 +146,8 @@ class _Server:
 
 class Zygote:
     """
-    One fork server, started again when it dies (its workers die with it, and are reported as killed), and replaced when
-    it is stuck (its workers live on). What it was asked for and has not forked goes to the next one.
+    One fork server. When it dies its workers die with it, are reported as killed, and another one is started. When it
+    is stuck it is replaced, and its workers live on. The next one is asked for what the last one did not fork.
 
     `on_forked(worker, pid)` and `on_exited(worker, status)` are called on the event loop.
     """
@@ -168,11 +169,11 @@ class Zygote:
         self._replaced: list[Replaced] = []
         self._silence = Silence()
         self._owes = False
-        """It has not answered yet: to the last ping, or at all."""
+        """It has not answered yet: neither since its start nor to the last ping."""
         self._fault = ""
         self._deaths = 0
         self._closing = False
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers = Timers()
 
     @property
     def pid(self) -> int | None:
@@ -196,10 +197,10 @@ class Zygote:
         if self._ready is None or self._ready.done():
             self._ready = loop.create_future()
         self._silence, self._owes = Silence(), True
-        self._timers["look"] = loop.call_later(LOOK_S, self._look)
+        self._timers.later("look", LOOK_S, self._look)
 
     async def ready(self) -> ZygoteReady:
-        """Wait until it can fork. No deadline of its own: importing torch from a cold disk may take a minute."""
+        """Wait until it can fork. Without a deadline: importing torch from a cold disk may take a minute."""
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()  # asked for before start()
         return await asyncio.shield(self._ready)
@@ -260,8 +261,8 @@ class Zygote:
     # --- when it is stuck, or dead ---
 
     def _look(self) -> None:
-        """Every second: is it there? A stopped one is noticed although nobody asks for a worker."""
-        self._timers["look"] = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        """Ping it every second, so that a stopped one is noticed although no worker is asked for."""
+        self._timers.later("look", LOOK_S, self._look)
         assert self._server is not None
         if not self._owes:
             self._owes = True
@@ -311,22 +312,20 @@ class Zygote:
             self._ready = loop.create_future()
         delay = _RESTART_BACKOFF_S[min(self._deaths, len(_RESTART_BACKOFF_S) - 1)]
         self._deaths += 1
-        self._timers["start"] = loop.call_later(delay, self.start)
+        self._timers.later("start", delay, self.start)
         for worker in self._requests.begin_again():
             self._on_exited(worker, -9)
 
     def _detach(self) -> None:
         if self._server is not None:
             self._server.detach()
-        if "look" in self._timers:
-            self._timers.pop("look").cancel()
+        self._timers.cancel("look")
 
     async def close(self) -> None:
         """End it and, with it, every worker. Returns when it is reaped."""
         self._closing = True
         self._detach()
-        for handle in self._timers.values():
-            handle.cancel()
+        self._timers.close()
         self._requests.close()
         for replaced in self._replaced:
             replaced.close()
@@ -348,14 +347,14 @@ def _close(fds: list[int]) -> None:
 
 def environment() -> dict[str, str]:
     """Return the environment of a fork server."""
-    # Threads of math libraries would not survive a fork: the zygote must not start any. Workers set their own.
+    # Threads of math libraries do not survive a fork: the zygote must not start any. Workers set their own number.
     env = {**inherited(os.environ), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     env.setdefault("OMP_STACKSIZE", "2M")  # read when the library is loaded: as `use_small_stacks` has it
     return env
 
 
 def launch(control: socket.socket, env: dict[str, str]) -> "subprocess.Popen[bytes]":
-    """Start a fork server that holds *control*. Tests have theirs forked from one that has imported everything."""
+    """Start a fork server with *control* as its socket. Tests replace this by a fork of one that is ready."""
     return subprocess.Popen(
         [sys.executable, "-m", "gpufaas_gpu_manager.zygote", str(control.fileno())],
         pass_fds=[control.fileno()],
@@ -366,5 +365,5 @@ def launch(control: socket.socket, env: dict[str, str]) -> "subprocess.Popen[byt
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what of the platform's environment functions see."""
+    """Return the variables of *environ* that functions see."""
     return {name: value for name, value in environ.items() if _INHERITED.fullmatch(name)}

@@ -1,9 +1,9 @@
 """
 Calls as HTTP requests to a worker that listens on a port: one connection per slot, kept alive, one call at a time.
 
-The hot path is a request in one write and an answer in one read: no task, no timer, no future of its own. A task is
-made only to connect, and to send a body that lies in a file. A connection that switches protocols (WebSocket) carries
-them until it ends: what its bytes mean is not looked at here.
+A quick call is a request in one write and an answer in one read, without a task, timer or future. A task is made only
+to connect, and to send a body that is in a file. After a switch of protocols (WebSocket) a connection carries bytes
+that are not parsed, until it ends.
 """
 
 import asyncio
@@ -19,21 +19,20 @@ from gpufaas_gpu_manager.exchange import Exchange, Slot
 from gpufaas_gpu_manager.http_messages import SWITCHED, AnswerParser, BadHttp, chunk, declared_length, request_head
 
 SHORT: Final = 16 * 1024
-"""An answer that says it is not longer is passed on whole, if it comes whole; a request's body goes out with its
-head."""
+"""An answer of this length at most is passed on whole if it comes whole; a request's body is sent with its head."""
 _WHOLE_WITHIN_S: Final[Seconds] = 0.005
-"""Many servers send a head and its short body in two writes: so long after the first of them, it is passed on as it
-comes."""
+"""Many servers send a head and its short body in two writes: so long after the first, the answer is passed on in
+parts."""
 _PIECE: Final = 256 * 1024
 _IDLE_S: Final[Seconds] = 1.0
 """A connection that was idle for longer is not used again: servers close idle ones, some after two seconds, and a call
-that meets that moment is lost if it may not be sent twice. A new one costs a caller who comes once a second 0.1 ms."""
+sent at that moment is lost if it may not be sent twice. A new connection costs 0.1 ms."""
 _CONNECT_S: Final[Seconds] = 5.0
 _IDEMPOTENT: Final = frozenset(("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"))
 
 
 class HttpOwner(Protocol):
-    """What a slot tells: its worker."""
+    """What a slot tells its worker."""
 
     def on_done(
         self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool
@@ -60,7 +59,7 @@ class HttpSlot:
         self._begun_at = 0.0
         self._chunked = False
         self._sending = False
-        """The request is not wholly sent: its connection cannot carry another."""
+        """The request is not completely sent: its connection cannot carry another."""
         self._may_retry = False
         self._task: asyncio.Task[None] | None = None
         self._connected: asyncio.Future[None] | None = None
@@ -88,7 +87,7 @@ class HttpSlot:
             self._task = self.loop.create_task(self._connect(head, body))
 
     def cancel(self) -> None:
-        """Nobody waits: the connection is closed, which is how HTTP says so."""
+        """No caller waits any more: close the connection, by which the server knows."""
         exchange = self._exchange
         if exchange is not None:
             self.close()
@@ -189,8 +188,8 @@ class HttpSlot:
             connection.idle_since = time.monotonic()
         else:
             self.close()
-        # First the engine, which may have the next call for this slot, then the caller.
-        # How long a connection was held says nothing about the next one: it is not learnt.
+        # The engine first, which may have the next call for this slot, then the caller. The time of a switched
+        # connection says nothing about the next one: it is not learnt.
         run_s = self._over(exchange, ok=status < 500 and status != SWITCHED)
         if body is None:
             exchange.on_end(EndHead(run_s))
@@ -202,7 +201,7 @@ class HttpSlot:
             self._exchange.on_head(AnswerHead(status, headers, length=length))
 
     def _refused(self, status: int, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Whether this is no answer, which the call was told, and its connection closed."""
+        """If this is no valid answer, fail the call, close the connection, and return True."""
         wrong = why_no_answer(200 if status == SWITCHED else status, headers)
         exchange = self._exchange
         if wrong and exchange is not None:
@@ -216,7 +215,7 @@ class HttpSlot:
             self._exchange.on_chunk(piece)
 
     def on_lost(self, connection: "_Connection", reason: str) -> None:
-        """*connection* is gone, or of no more use, before the end of its answer, if it carried a call at all."""
+        """*connection* is gone or cannot be used any more, before the end of an answer if it carried a call."""
         if connection is not self._connection:
             return
         untouched = not connection.answering
@@ -247,7 +246,7 @@ class HttpSlot:
         return run_s
 
     def close(self) -> None:
-        """Give the connection up, and what is being done with it."""
+        """Close the connection, and end the task that uses it."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -326,7 +325,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._expecting:
-            self._slot.on_lost(self, "it sent what nobody asked for")  # a timeout's 408, say: good for nothing
+            self._slot.on_lost(self, "it sent what nobody asked for")  # such as the 408 of a timeout
             return
         self.answering = True
         answer = self.answer

@@ -1,8 +1,8 @@
 """
-What of a device's memory is promised to whom. Pure.
+The reservations of a device's memory. Pure.
 
-The ledger is the node's last word: the scheduler plans with its own figures, but no worker starts before its memory is
-reserved here, and a reservation ends only when the worker is gone.
+The scheduler plans with its own figures, but no worker starts before its memory is reserved here, and a reservation
+ends only when its worker is gone.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class MemoryLedger:
         return self._reserved
 
     def reserve(self, worker: int, size: Bytes) -> bool:
-        """Promise *size* bytes to *worker*, which has none yet; False, and nothing is changed, if they are not free."""
+        """Reserve *size* bytes for *worker*, which has none yet; False, and nothing changes, if they are not free."""
         if worker in self._reserved:
             raise ValueError(f"worker {worker} has a reservation already")
         if size < 0 or size > self.free:
@@ -41,7 +41,7 @@ class MemoryLedger:
         return True
 
     def resize(self, worker: int, size: Bytes) -> bool:
-        """Change the reservation of *worker*; False, and nothing is changed, if it has none or room is lacking."""
+        """Change the reservation of *worker*; False, and nothing changes, if it has none or room is lacking."""
         before = self._reserved.get(worker)
         if before is None or size < 0 or size - before > self.free:
             return False

@@ -1,8 +1,8 @@
 """
 How much of what a worker prints is kept: bytes become lines, at a rate that the log, its disk and the loop can bear.
 
-Sans-IO: whoever reads a pipe or a stream feeds it, takes lines, and reads on after `wait`. So a worker that prints
-without end is held up by its own pipe, and costs this process some 5 ms a second.
+No IO: the reader of a pipe or a stream feeds it, takes lines, and reads on after `wait`. So the pipe of a worker that
+prints without end fills up and holds it up, and it costs this process some 5 ms a second.
 """
 
 from typing import Final
@@ -14,9 +14,9 @@ LINES_PER_S: Final = 1000
 BYTES_PER_S: Final[Bytes] = 1 * MiB
 BURST_LINES: Final = 10_000
 BURST_BYTES: Final[Bytes] = 4 * MiB
-"""So much at once is kept whatever the rate: a traceback, the table of a training run."""
+"""So much at once is kept at any rate: a traceback, the table of a training run."""
 PATIENCE_S: Final[Seconds] = 5.0
-"""A worker that prints more is held up for so long, and nothing is lost. Then what is beyond the rate is left out."""
+"""A worker that prints more is held up for so long, and nothing is lost. Then lines above the rate are left out."""
 LINE_BYTES: Final[Bytes] = 64 * KiB
 """A line without end is cut, as OpenFaaS's watchdog does."""
 TURN_LINES: Final = 200
@@ -28,7 +28,7 @@ _LAST: Final = 40
 
 
 class Allowance:
-    """What both streams of a worker may print, as a token bucket. Times are of any clock that only grows."""
+    """What both streams of a worker may print, as a token bucket. Times are of any monotonic clock."""
 
     def __init__(self, now: Seconds) -> None:
         self.lines: float = BURST_LINES
@@ -42,12 +42,12 @@ class Allowance:
 
 
 class LineLimit:
-    """What came through one stream, and waits for its allowance."""
+    """The bytes of one stream that wait for their allowance."""
 
     def __init__(self, now: Seconds, allowance: Allowance | None = None) -> None:
         """:param allowance: None: of its own"""
         self.left_out: list[bytes] = []
-        """The last lines that the last `take` left out: they may be the reason for what happens next."""
+        """The newest lines that the last `take` left out: they may be the reason for what happens next."""
         self._may = allowance or Allowance(now)
         self._buffer = b""
         self._short_since: Seconds | None = None
@@ -56,31 +56,31 @@ class LineLimit:
 
     @property
     def waiting(self) -> bool:
-        """Whether lines have come that were not taken: read no more before they are."""
+        """Whether there are lines to take: read no more before that."""
         return b"\n" in self._buffer or len(self._buffer) > LINE_BYTES
 
     def feed(self, data: bytes) -> None:
-        """A read that ends no line costs as much as a line: single characters would cost a read each."""
+        """Add *data*. A read that ends no line counts as a line: a worker could print single characters."""
         self._buffer += data
         if b"\n" not in data:
             self._may.lines -= 1
 
     def turn(self, now: Seconds, *, idle: bool = False) -> list[str]:
-        """Return what `take` and `note` say; ask `wait` before the next time."""
+        """Return the lines of `take`, then that of `note`; call `wait` before the next time."""
         lines = self.take(now)
         if note := self.note(now, idle=idle):
             lines.append(note)
         return lines
 
     def end(self, now: Seconds) -> list[str]:
-        """Return what `note` and `rest` say, when nothing more will come."""
+        """Return the line of `note`, then the lines of `rest`, when nothing more will come."""
         lines = self.rest()
         if note := self.note(now, idle=True):
             lines.insert(0, note)
         return lines
 
     def take(self, now: Seconds) -> list[str]:
-        """Return the lines that may be kept now, `TURN_LINES` at most; ask `wait` before the next time."""
+        """Return the lines that may be kept now, `TURN_LINES` at most; call `wait` before the next time."""
         allowance = self._may
         allowance.refill(now)
         self.left_out = []
@@ -102,7 +102,7 @@ class LineLimit:
         return [each.decode(errors="replace") for each in taken]
 
     def wait(self) -> Seconds:
-        """Return in how many seconds to take, and then to read, on; 0.0: read as it comes."""
+        """Return after how many seconds to take lines, and then to read, again; 0.0: read as data comes."""
         if self._may.lines < 1 or self._may.bytes <= 0:
             return _TICK_S
         return _TURN_S if self.waiting else 0.0
@@ -126,7 +126,7 @@ class LineLimit:
         )
 
     def rest(self) -> list[str]:
-        """Return what is left when nothing more will come: of very many lines the last ones."""
+        """Return the lines that are left when nothing more will come; of very many the last ones."""
         keep = max(TURN_LINES, int(self._may.lines))
         left, self._buffer = self._buffer.removesuffix(b"\n"), b""
         lines = left.rsplit(b"\n", keep) if left else []

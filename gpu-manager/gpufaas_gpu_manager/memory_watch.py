@@ -1,10 +1,10 @@
 """
-A watcher of memory, for where the kernel's control groups cannot be had: it ends a worker that holds too much.
+A watcher of memory, used where there are no control groups: it ends a worker that holds too much.
 
-A thread of its own looks at every worker and its descendants in /proc. It looks the more often the less a worker has
-left, and takes at most a fiftieth of one CPU, or a third while a worker grows. So it is late by some hundredths of a
-second, in which a worker can take more than it has. It does not see memory that no process has mapped or open: files
-left in a tmpfs.
+A thread looks at every worker and its descendants in /proc, more often the less memory a worker has left. It takes at
+most a fiftieth of one CPU, or a third while a worker grows. So it is late by some hundredths of a second, in which a
+worker can take more than its reservation. It does not see memory that no process has mapped or open: files left in a
+tmpfs.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ _FILL_BYTES_PER_S: Final = 4_000 * MiB
 """How fast memory is taken at most: zeroing pages, on two cores of a server of 2026."""
 _SHARE: Final = 50
 _SHARE_GROWING: Final = 2
-"""A round is followed by a pause of at least so many times its length; the second while something grows."""
+"""A round is followed by a pause of so many times its length at least; the second one while a worker grows."""
 _GROWS: Final = 4 * MiB
 _COPIED: Final = 8 * MiB
-"""Pages of its parent's that a process has copied by writing to them, roughly: the cheap figures do not show them."""
+"""Pages of its parent that a process has copied by writing to them, roughly; the cheap figures do not show them."""
 _NEAR: Final = 0.7
-"""Below this share of its reservation, a worker is looked at by the cheap figures alone."""
+"""Below this share of its reservation, the cheap figures suffice for a worker."""
 
 
 class _Watched:
@@ -60,7 +60,7 @@ class MemoryWatch:
         """
         Watch process *pid* and its descendants; *over* is called once, in the watcher's thread, with used and reserved.
 
-        :param zygote: what it was forked from: memory that it shares with that is not its own
+        :param zygote: the process that it was forked from: memory shared with that does not count
         """
         with self._lock:
             self._watched[worker] = _Watched(pid, memory, zygote, over)
@@ -96,7 +96,7 @@ class MemoryWatch:
             self._wake.wait(None if idle and not self._closed else pause)
 
     def _round(self) -> Seconds:
-        """Look at all once; return how long nobody can have taken what it has left."""
+        """Look at all workers once; return for how long none can reach its limit."""
         with self._lock:
             watched = dict(self._watched)
         pause = _LONGEST_S
@@ -114,11 +114,11 @@ class MemoryWatch:
         return pause
 
     def _end_strays(self, watched: dict[int, _Watched]) -> None:
-        """A process that got away from its worker is the zygote's child: have the zygote look, which kills it."""
+        """A process that escaped from its worker is the zygote's child: make the zygote look, which kills it."""
         zygotes = {each.zygote for each in watched.values() if each.zygote is not None}
         workers = {each.pid for each in watched.values()}
         strays = {pid for zygote in zygotes for pid in children_of(zygote)} - workers
-        if strays & self._strays:  # one that was just forked is known by the next round
+        if strays & self._strays:  # a worker that was just forked is known in the next round
             for zygote in zygotes:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(zygote, signal.SIGCHLD)
@@ -127,10 +127,10 @@ class MemoryWatch:
 
 def used_by(pid: int, base: Bytes = 0, memory: Bytes = 0) -> Bytes:
     """
-    Return what process *pid* and its descendants hold: private memory, shared memory, memory files that they have open.
+    Return the bytes that process *pid* and its descendants hold: private memory, shared memory, open memory files.
 
     :param base: private memory that *pid* had when it was forked, which it shares with its parent
-    :param memory: where a cheap look shows clearly less than this, that figure is returned; 0: look closely
+    :param memory: a cheap estimate suffices where it is clearly less than this; 0: look closely
     """
     family = descendants_of(pid)
     cheap = [_status(each) for each in family]
@@ -143,7 +143,7 @@ def used_by(pid: int, base: Bytes = 0, memory: Bytes = 0) -> Bytes:
     mappers = sum(shm > 0 for _, shm, _, _ in looks)
     private = inherited = mapped = 0
     for anonymous, shm, dirty, share in looks:
-        # `dirty` has the shared memory that nobody else has mapped: all, unless several of the family share it.
+        # `dirty` contains shared memory that only this process has mapped: all, unless several of the family share it.
         alone = shm if mappers < 2 else max(0, shm - (shm - share) * mappers // (mappers - 1))
         mine = max(0, dirty - alone)
         private += mine
@@ -159,7 +159,7 @@ def _status(pid: int) -> list[Bytes]:
 
 
 def _open_memory(family: list[int]) -> Bytes:
-    """Return the size of the memory files (memfd, /dev/shm) that these have open, mapped or not, each once."""
+    """Return the size of the memory files (memfd, /dev/shm) that *family* has open, mapped or not, each once."""
     sizes: dict[tuple[int, int], Bytes] = {}
     for pid in family:
         folder = f"/proc/{pid}/fd"

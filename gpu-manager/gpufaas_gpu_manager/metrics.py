@@ -1,4 +1,4 @@
-"""What a node of its own tells Prometheus: what its ledger and its workers say, which the scheduler only hears of."""
+"""Metrics of a node that runs as a process of its own: its memory, its reservations, its workers."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ class _Collector:
 
 
 def node_metrics(node: "Node") -> bytes:
-    """Return all of it in Prometheus' text format."""
+    """Return them in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(node))
     return generate_latest(registry)

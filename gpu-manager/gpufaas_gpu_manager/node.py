@@ -1,9 +1,9 @@
 """
 A node as its scheduler, its gateways and its operator see it: commands in, facts out, devices, start and stop.
 
-One owner, the event loop: nothing in here or below locks. What the engine planned is made true: victims end and are
-reaped before the memory that they held is promised to the next worker. Calls are with `Leases`, what is deployed with
-`Functions`, workers with the `Supervisor`, memory with each `WorkerDevice`.
+The event loop owns all state, so nothing here or below locks. The node carries out what the engine planned: victims end
+and are reaped before their memory is promised to the next worker. `Leases` has the calls, `Functions` what is deployed,
+the `Supervisor` the workers, and each `WorkerDevice` its memory.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from gpufaas_gpu_manager.worker import Worker
 
 
 class Node:
-    """See module. `report` gets facts for the scheduler, on the event loop and in order."""
+    """See module. `report` gets the facts for the scheduler, on the event loop and in order."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class Node:
         enforcement: Enforcement | None = None,
     ) -> None:
         """
-        :param containers: started, and closed with the node; None: functions of images cannot run here
-        :param fetch: has what a function's workers need brought to this node, and raises a `GpufaasError` when that
-            cannot be; may be cancelled. None: all that is deployed is here
+        :param containers: closed with the node; None: functions of images cannot run here
+        :param fetch: brings what a function's workers need to this node, or raises `GpufaasError`; may be cancelled.
+            None: everything that is deployed is here
         :param enforcement: closed with the node; None: RLIMIT_DATA alone
         """
         settings = settings or NodeSettings()
@@ -78,8 +78,8 @@ class Node:
 
     async def watch_devices(self, on_lost: Callable[[str], None], every_s: Seconds = 2.0) -> None:
         """
-        Give up devices that cannot be used any more, until cancelled: their workers are killed, and the scheduler is
-        told that they left. *on_lost* gets a line for people. A device that comes back is found at the next start.
+        Look for devices that cannot be used any more, until cancelled. Their workers are killed, and the scheduler is
+        told; *on_lost* gets a line for people. A device that comes back is found at the next start.
         """
         while True:
             await asyncio.sleep(every_s)
@@ -93,12 +93,12 @@ class Node:
 
     @property
     def fault(self) -> str:
-        """Why it can start no worker now, for people; empty: it can, or starts itself. Those that run are not meant."""
+        """Why no worker can be started now, for people; empty: they can, or the node still starts."""
         return self.host.zygote.fault
 
     @property
     def makes(self) -> str:
-        """What it makes of images: see `ContainerEngine`."""
+        """What functions of images run as: see `ContainerEngine`."""
         containers = self.host.containers
         return containers.makes if containers is not None else ""
 
@@ -113,12 +113,12 @@ class Node:
         return self._devices[device].ledger.used
 
     def snapshot(self) -> NodeSnapshot:
-        """What is in memory and what runs, for a scheduler that does not know, or may know it wrongly."""
+        """Return what is in memory and what runs, for a scheduler that takes over or has lost track."""
         now = time.monotonic()
         return NodeSnapshot(tuple(each.snapshot(now) for each in self._devices.values()), self.leases.epoch)
 
     def obey(self, epoch: int) -> None:
-        """A scheduler of *epoch* has spoken: what older ones have granted and not opened here is refused."""
+        """A scheduler of *epoch* leads: leases of older ones that were not opened here are refused."""
         self.leases.epoch = max(self.leases.epoch, epoch)
 
     # --- commands ---
@@ -132,9 +132,9 @@ class Node:
         self.leases.abort(call, device)
 
     def load(self, command: LoadCopy) -> None:
-        """Load without a call."""
+        """Start a worker without a call."""
         if command.epoch < self.leases.epoch:
-            return  # its scheduler has been replaced, and the one that did knows nothing of this
+            return  # its scheduler was replaced, and its successor does not know of this load
         device, spec = self._devices.get(command.device), self.functions.specs.get(command.function)
         if device is None or spec is None or self.leases.closing:
             reason = "unknown device or function"
@@ -148,8 +148,8 @@ class Node:
 
     def resize(self, function: FunctionId, device: DeviceId, memory: Bytes, copy: int = 0) -> None:
         """
-        The engine knows a worker's need better now, lends it memory, or needs that for others: change its reservation,
-        and the limit that holds it to it. What it is to give back it gives as far as it does not use it (`Resized`).
+        Change a worker's reservation, and its limit: the engine has measured its need, lends it memory, or needs memory
+        for others. It gives back only what it does not use (`Resized`).
         """
         owner = self._devices.get(device)
         worker = owner.workers.get(copy_id(function, copy)) if owner is not None else None

@@ -1,4 +1,4 @@
-"""The open files of this process that workers take: never more than their share, so that calls still get in."""
+"""The open files of this process that workers take: no more than their share, so that calls still get connections."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from gpufaas_core.descriptors import limit, workers_share
 from gpufaas_core.model import Seconds
 
 _BESIDE_SLOTS: Final = 4
-"""Of each worker: two of its output, what holds it to its memory, a port that is claimed for it."""
+"""Of each worker: two of its output, one of its memory limit, one that claims its port."""
 _SAY_EVERY_S: Final[Seconds] = 10.0
 
 
@@ -24,9 +24,9 @@ class OpenFiles:
 
     def take(self, worker: int, slots: int) -> None:
         """
-        Let *worker*, which takes calls over so many connections, have what it needs.
+        Give *worker* the files that it needs for calls over *slots* connections.
 
-        :raises OSError: the others have too much of the share
+        :raises OSError: the other workers have too much of the share
         """
         wanted = slots + _BESIDE_SLOTS
         if sum(self._taken.values()) + wanted > workers_share():
@@ -37,7 +37,7 @@ class OpenFiles:
         self._taken.pop(worker, None)
 
     def say_lack(self) -> str:
-        """Return why no worker can be started, for its callers. Say so in the log, once in a while."""
+        """Return why no worker can be started, for its callers; log it, at most every `_SAY_EVERY_S`."""
         reason = (
             f"this node may have {limit()} files open, too few for one more worker: raise its limit of open files "
             "(ulimit -Hn, LimitNOFILE= of systemd), or remove functions"

@@ -1,4 +1,4 @@
-"""What a fork server that died leaves behind: processes that its workers started, and that no group of theirs has."""
+"""Processes that a dead fork server leaves behind: its workers started them, and they left the workers' groups."""
 
 import contextlib
 import os
@@ -10,12 +10,12 @@ from gpufaas_core.units import Seconds
 from gpufaas_gpu_manager.proc import children_of
 
 _WAIT_S: Final[Seconds] = 1.0
-"""For processes that were sent SIGKILL; one that waits for a dead disk or device is left to end when it can."""
+"""For processes that were sent SIGKILL; one that waits for a dead disk or device ends when it can."""
 _fork_servers: Final[set[int]] = set()
 
 
 def is_fork_server(pid: int) -> None:
-    """Child *pid* of this process is no orphan, until it is given to `end_orphans`."""
+    """Child *pid* of this process is no orphan until `end_orphans` is called with it."""
     _fork_servers.add(pid)
 
 
@@ -23,8 +23,8 @@ def end_orphans(fork_server: int) -> None:
     """
     Kill and reap what this process, a subreaper, inherited from *fork_server*, which is reaped. Blocks for some ms.
 
-    Workers begin sessions of their own, and nobody can join the session of another: so what is in ours is something
-    that this process started for itself.
+    Workers begin sessions of their own, and no process can join another session: so a child in our session was started
+    by this process itself.
     """
     _fork_servers.discard(fork_server)
     ours, until = os.getsid(0), time.monotonic() + _WAIT_S

@@ -1,4 +1,4 @@
-"""What a worker prints: into the log of its function as far as `line_limit` lets it, its last words into errors."""
+"""What a worker prints: as much as `line_limit` allows goes into its function's log, the last lines into errors."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,9 @@ from gpufaas_gpu_manager.line_limit import Allowance, LineLimit
 
 STREAMS: Final = ("stdout", "stderr")
 _TAIL: Final = 2000
-"""Characters of a worker's last words that go into an error."""
+"""Characters of a worker's last lines that go into an error."""
 _READ: Final = 65536
-"""What is read at a time: as much as a pipe holds unless its writer enlarges it, to 1 MiB at most."""
+"""Bytes of one read: as much as a pipe holds, unless its writer enlarges it, to 1 MiB at most."""
 _LAST_READS: Final = 16
 
 
@@ -31,7 +31,7 @@ class Output:
 
     def __init__(self, logs: LogSink, function: str, instance: str) -> None:
         self.secret = new_secret()
-        """Of the marks that say which call wrote a line (gpufaas_core.log_marks)."""
+        """Of the marks that tell which call wrote a line (gpufaas_core.log_marks)."""
         self._logs = logs
         self._function = function
         self._instance = instance
@@ -41,7 +41,7 @@ class Output:
     @contextlib.contextmanager
     def piped(self) -> Iterator[list[int]]:
         """
-        Yield the write ends of two pipes, for stdout and stderr, and close them afterwards; what comes is read on.
+        Yield the write ends of two pipes, for stdout and stderr, and close them afterwards; the read ends stay open.
 
         :raises OSError: there are no descriptors left
         """
@@ -58,17 +58,17 @@ class Output:
                 os.close(end)
 
     def say(self, line: str) -> None:
-        """Have the platform's own *line* in the log."""
+        """Add a line of the platform to the log."""
         self.extend((line,))
 
     def extend(self, lines: Sequence[str], stream: str = "") -> None:
-        """Have *lines*, which came through *stream*, in the log. Empty: nobody knows which."""
+        """Add *lines* to the log, which came through *stream* (empty: unknown)."""
         printed = [Printed(text, stream, call) for line in lines for call, text in lines_in(line, self.secret)]
         self._tail.extend(each.text for each in printed)
         self._logs.extend(self._function, self._instance, printed)
 
     def _keep(self, left_out: Iterable[bytes]) -> None:
-        """These are not in the log, but may be the reason for what happens next."""
+        """Keep lines that are not in the log: they may be the reason for what happens next."""
         for each in left_out:
             self._tail.extend(text for _, text in lines_in(each.decode(errors="replace"), self.secret))
 
@@ -78,14 +78,14 @@ class Output:
         return f"\n--- last lines of its output ---\n{text}" if text else ""
 
     def close(self) -> None:
-        """Take what is still in the pipes; a grandchild that holds their other ends is not waited for."""
+        """Take what is still in the pipes, without waiting for a grandchild that holds their other ends."""
         for pipe in self._pipes:
             pipe.close()
         self._pipes.clear()
 
 
 class _Pipe:
-    """The read end of one stream, whose lines go to *on_lines* as far as they may."""
+    """The read end of one stream. Lines go to *on_lines*, those above the limit to *on_left_out*."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class _Pipe:
         asyncio.get_running_loop().add_reader(fd, self._on_readable)
 
     def _on_readable(self) -> None:
-        """One read, one batch of lines: whoever prints without end gets a turn like all others."""
+        """One read, one batch of lines, so that a worker that prints without end does not hold up others."""
         self._read()
         self._take()
 
@@ -134,7 +134,7 @@ class _Pipe:
         if wait := self._limit.wait():
             loop = asyncio.get_running_loop()
             if self._fd is not None:
-                loop.remove_reader(self._fd)  # its pipe fills, and then it waits
+                loop.remove_reader(self._fd)  # its pipe fills, and then its writer waits
             self._later = loop.call_later(wait, self._go_on)
 
     def _go_on(self) -> None:
@@ -148,7 +148,7 @@ class _Pipe:
         if self._later is not None:
             self._later.cancel()
             self._later = None
-        for _ in range(_LAST_READS):  # and one that prints on has nothing to say to anybody
+        for _ in range(_LAST_READS):  # a grandchild may print on
             if not self._read():
                 break
         if rest := self._limit.end(time.monotonic()):

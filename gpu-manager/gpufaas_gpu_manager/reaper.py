@@ -1,8 +1,9 @@
 """
-What a fork server does when children of its end: reap them, and end what workers left behind, before it says so.
+Reaping in the fork server: when a worker has ended, what it left behind is killed before its end is reported.
 
-A worker inherits the orphans of what it starts, as the fork server inherits those of workers (confine.inherit_orphans).
-So what is its child, and no worker, was left by a worker that is dead, or dies, or tries to escape from a living one.
+A worker inherits the orphans of its children, and the fork server those of workers (confine.inherit_orphans). So a
+child of the fork server that is no worker was left by a worker that is dead or dies, or tries to escape from a living
+one.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from gpufaas_core.units import Seconds
 from gpufaas_gpu_manager.proc import children_of
 
 _STUCK_S: Final[Seconds] = 5.0
-"""An orphan that was sent SIGKILL so long ago waits for a dead disk or device: it holds up no later end of a worker."""
+"""An orphan that lives so long after SIGKILL waits for a dead disk or device: ends of workers do not wait for it."""
 
 
 class _Ended:
@@ -28,19 +29,19 @@ class _Ended:
 
 
 class Reaper:
-    """See module. `workers` maps process ids to workers: put in whom you fork."""
+    """See module. Add each forked worker to `workers`, by its process id."""
 
     def __init__(self) -> None:
         self.workers: dict[int, int] = {}
         self._ended: list[_Ended] = []
         self._orphans: dict[int, Seconds] = {}
-        """And when each was seen first."""
+        """When each was seen first, by process id."""
 
     def reap(self) -> list[tuple[int, int]]:
         """
-        Reap what has ended, and kill orphans; to be called upon SIGCHLD, which an orphan's end brings, too.
+        Reap what has ended, and kill orphans. Call it upon SIGCHLD; the end of an orphan brings one, too.
 
-        :return: workers of which nothing is left any more, and the exit status of each, or minus the signal
+        :return: workers of which no process is left, and the exit status of each, or minus the signal
         """
         while True:
             try:
@@ -61,7 +62,7 @@ class Reaper:
             kill_group(pid)
         for each in self._ended:
             if each.orphans is None:
-                # Some of its own may be here since before it was reaped: threads of it end one by one.
+                # Its orphans may have come before it was reaped: its threads end one by one.
                 each.orphans = {pid for pid, since in self._orphans.items() if now - since < _STUCK_S}
             else:
                 each.orphans = (each.orphans & orphans) | fresh
@@ -70,7 +71,7 @@ class Reaper:
         return gone
 
     def end(self) -> NoReturn:
-        """Kill all workers, and what becomes our child by that, until none is left; then exit."""
+        """Kill all workers, and what becomes a child of this process by that, until none is left; then exit."""
         while True:
             for pid in {*self.workers, *children_of(os.getpid())}:
                 kill_group(pid)
@@ -82,7 +83,7 @@ class Reaper:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL to the process *pid*, and to the group that it may lead."""
+    """Send SIGKILL to the process *pid*, and to the group that it may lead."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

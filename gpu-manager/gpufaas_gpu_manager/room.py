@@ -1,4 +1,4 @@
-"""A device of a node and its workers: who is in it, who waits for its memory, who has it to himself."""
+"""A device of a node: the workers in its memory, and those that wait for memory."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_state import WorkerState
 
 _SETTLE_S: Final = 2.0
-"""How long a GPU driver may take to give the memory of a dead process back before the node goes on regardless."""
+"""How long a GPU driver may take to free the memory of a dead process; then the node counts it as free."""
 
 
 class WorkerDevice:
@@ -26,10 +26,10 @@ class WorkerDevice:
         self.id = source.device.id
         self.ledger = MemoryLedger(source.device.memory)
         self.workers: dict[CopyId, Worker] = {}
-        """The current worker of each copy; those that are ending are only in the ledger."""
+        """The current worker of each copy; a worker that ends is in the ledger only."""
         self.waiting: deque[Worker] = deque()
         self.unled: deque[Exchange] = deque()
-        """Calls that no scheduler ordered: one at a time, if it is of an exclusive worker."""
+        """Calls that no scheduler ordered; those of exclusive workers run one at a time."""
         self._settling = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -44,7 +44,7 @@ class WorkerDevice:
         )
 
     def add(self, worker: Worker) -> None:
-        """Start *worker* as soon as there is room for it."""
+        """Start *worker* when there is room for it."""
         self.workers[worker.key] = worker
         self.waiting.append(worker)
         self.admit()
@@ -55,7 +55,7 @@ class WorkerDevice:
             worker.end()
 
     def admit(self) -> None:
-        """Start those that wait, in order, as far as the memory goes: a later smaller one does not overtake."""
+        """Start waiting workers in order, as far as the memory goes: a later, smaller one does not overtake."""
         for resident in self.workers.values():
             if resident.wanted > resident.memory and self.ledger.resize(resident.number, resident.wanted):
                 resident.limit_to(resident.wanted)
@@ -80,8 +80,8 @@ class WorkerDevice:
             self.waiting.popleft()
 
     def resize(self, worker: Worker, memory: Bytes) -> bool:
-        """Change the reservation of *worker*; as `Node.resize`. Return whether it was to give back."""
-        # Also what it was to have and did not get yet is given back: who asks waits for an answer.
+        """Change the reservation of *worker*, as `Node.resize`. Return whether it was asked to give memory back."""
+        # Memory that it was promised and did not get yet is given back, too: the scheduler waits for an answer.
         less = memory < max(worker.memory, worker.wanted)
         worker.wanted = memory
         if memory < worker.memory and worker.number in self.ledger.reserved:
@@ -106,7 +106,7 @@ class WorkerDevice:
             self.admit()
 
     def lose(self, reason: str) -> None:
-        """It cannot be used any more: end all."""
+        """The device cannot be used any more: end all workers."""
         waiting = [each for each in self.waiting if each.state is WorkerState.WAITING]
         self.waiting.clear()
         for worker in list(self.workers.values()):
@@ -121,7 +121,7 @@ class WorkerDevice:
             task.cancel()
 
     def snapshot(self, now: Seconds) -> DeviceSnapshot:
-        """What is in memory and what runs, by when it was used last, or begun."""
+        """Return what is in memory and what runs, ordered by last use and by begin."""
         living = (WorkerState.WAITING, WorkerState.STARTING, WorkerState.READY)
         workers = sorted(
             (each for each in self.workers.values() if each.state in living), key=lambda each: each.used_at
@@ -159,7 +159,7 @@ class WorkerDevice:
         )
 
     def _is_to_grow(self, worker: Worker) -> bool:
-        """Whether it gets the room that it waits for: some that have it are about to be gone."""
+        """Whether it will get the memory that it waits for, since workers that have it are about to end."""
         if worker.takes_calls:
             return False
         self._end_hoarders()
@@ -167,7 +167,7 @@ class WorkerDevice:
         return bool(self.ledger.reserved.keys() - staying)
 
     def _end_hoarders(self) -> None:
-        """Memory is waited for that idle workers should have given back, and use behind the scheduler's back."""
+        """End idle workers that were asked for memory and still use it: others wait for it."""
         for worker in self.workers.values():
             if worker.wanted < worker.memory and not worker.calls.exchanges and worker.state is WorkerState.READY:
                 worker.wanted = worker.memory
@@ -177,10 +177,10 @@ class WorkerDevice:
                 )
 
     async def _settle(self, worker: Worker) -> None:
-        """A driver gives memory back a little after the process is gone: ask it, within a bound, first."""
+        """Release the memory when the driver has freed it, a little after the process is gone; `_SETTLE_S` at most."""
         assert worker.pid is not None
         until = time.monotonic() + _SETTLE_S
-        # NVML has no event for this; it is off the invocation path, and bounded.
+        # NVML has no event for this; it is not on the path of a warm call, and bounded.
         while time.monotonic() < until and self.source.used_bytes([worker.pid]):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         self._settling -= 1
@@ -189,8 +189,8 @@ class WorkerDevice:
 
 
 def _shrink(worker: Worker, memory: Bytes) -> None:
-    """Limit *worker* to *memory*, or to what it has in use: that cannot be taken from it."""
+    """Limit *worker* to *memory*, or to what it uses: used memory cannot be taken from it."""
     before = worker.memory
     worker.limit_to(min(before, max(memory, worker.run.in_use())))
-    if (used := worker.run.in_use()) > worker.memory:  # it grew until the limit was there
+    if (used := worker.run.in_use()) > worker.memory:  # it grew before the limit held
         worker.limit_to(min(before, used))

@@ -1,9 +1,8 @@
 """
 A fork server that does not answer: when it counts as stuck, and what becomes of its workers when another replaces it.
 
-They run on. Only the fork server is stuck, and to kill it would kill them (PR_SET_PDEATHSIG), with their calls and
-their loaded models. So it is held stopped, its workers are watched one by one, and it is killed when the last of them
-has ended.
+Its workers run on. To kill it would kill them (PR_SET_PDEATHSIG), with their calls and their models. So it is stopped,
+its workers are watched one by one, and it is killed when the last of them has ended.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ LOOK_S: Final = 1.0
 _STOPPED_LOOKS: Final = 3
 _ASLEEP_LOOKS: Final = 10
 _STARTS_ASLEEP_LOOKS: Final = 60
-"""An import may wait for a disk or a network; a fork server that runs waits for nothing but us."""
+"""An import may wait for a disk or a network; a fork server that runs waits only for its socket."""
 _SILENT_LOOKS: Final = 60
 _ORPHAN_LOOK_S: Final = 0.01
 _ORPHAN_LOOKS: Final = 500
@@ -30,10 +29,10 @@ _ORPHAN_LOOKS: Final = 500
 
 class Silence:
     """
-    How long a process owes an answer, counted in looks at it and not by the clock: a manager that was held up itself,
-    or suspended, has looked only once meanwhile.
+    How long a process owes an answer. Counted in looks and not by the clock: a manager that was held up itself, or
+    suspended, has looked only once meanwhile.
 
-    A process that is only slow, on a loaded machine, is runnable or waits for a disk; it is given a minute.
+    A process that is only slow, on a loaded machine, is runnable or waits for a disk; it gets a minute.
     """
 
     def __init__(self) -> None:
@@ -51,7 +50,7 @@ class Silence:
         Return why it is stuck; empty: it is not, or not yet.
 
         :param state: the letter of proc(5): T is stopped, S asleep
-        :param starting: it still imports, and may take as long as it likes while something happens
+        :param starting: it still imports, and has no deadline while it makes progress
         """
         self.looks += 1
         self._stopped = self._stopped + 1 if state in ("T", "t") else 0
@@ -67,7 +66,7 @@ class Silence:
 
 
 class Replaced:
-    """A fork server that was stuck, while workers of it live. `pids` is what must not outlive the platform."""
+    """A stuck fork server whose workers live. The processes `pids` must not outlive the platform."""
 
     def __init__(
         self,
@@ -85,14 +84,14 @@ class Replaced:
         self._watched: dict[int, int] = {}
         """Worker to pidfd."""
         self._ending: dict[int, asyncio.TimerHandle | None] = {}
-        """Workers that have ended and left processes, which are being ended."""
-        os.kill(process.pid, signal.SIGSTOP)  # should it come to itself, it must not fork what another one forks now
+        """Workers that have ended, and whose remaining processes are being killed."""
+        os.kill(process.pid, signal.SIGSTOP)  # if it recovers, it must not fork what another one forks now
         for pid in set(children_of(process.pid)) - set(workers.values()):
-            kill_group(pid)  # it was forked, and nobody was told
+            kill_group(pid)  # it was forked, and not reported
         for worker, pid in workers.items():
             try:
                 self._watched[worker] = fd = os.pidfd_open(pid)
-            except OSError:  # gone; or a kernel that has none of these: the worker ends with the fork server
+            except OSError:  # gone, or a kernel without pidfd: the worker ends with the fork server
                 kill_group(pid)
                 self._loop.call_soon(self._ended, worker)
             else:
@@ -127,7 +126,7 @@ class Replaced:
         self._end_orphans(worker, status)
 
     def _end_orphans(self, worker: int, status: int, left: int = _ORPHAN_LOOKS) -> None:
-        """What the worker started is the fork server's now, which is stopped: kill it, and what that leaves behind."""
+        """What the worker started is now a child of the fork server, which is stopped: kill it and its descendants."""
         others = set(children_of(self._process.pid)) - set(self._workers.values())
         orphans = [pid for pid in others if state_of(pid) not in ("Z", "")]
         for pid in orphans:
@@ -154,6 +153,6 @@ class Replaced:
 
 
 def _exit_status(pid: int) -> int:
-    """Return the status of a process that ended and is not reaped, as `subprocess` has it; -9 if nobody knows."""
+    """Return the status of a process that ended and is not reaped, as `subprocess` has it; -9 if it is unknown."""
     fields = stat_of(pid)
     return os.waitstatus_to_exitcode(int(fields[49])) if len(fields) > 49 else -signal.SIGKILL  # field 52, exit_code

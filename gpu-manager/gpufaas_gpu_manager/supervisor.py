@@ -1,4 +1,4 @@
-"""The workers of a node that have a process, or wait for one: how each is run, which ended, what they use."""
+"""The workers of a node that have a process or wait for one: how each runs, which ended, what they use."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,16 +21,16 @@ from gpufaas_gpu_manager.worker_calls import Running
 
 
 class ContainerEngine(Protocol):
-    """What runs images: the Docker engine (containers.Containers), or Kubernetes (kubernetes.Pods)."""
+    """Runs functions of images: the Docker engine (containers.Containers), or Kubernetes (kubernetes.Pods)."""
 
     @property
     def makes(self) -> str:
-        """``containers`` or ``pods``; empty while it is not connected: some are when they are needed first."""
+        """``containers`` or ``pods``; empty while it is not connected."""
         ...
 
     async def start(self) -> None:
         """
-        Connect, and remove what an earlier run left behind. Not needed: it is done for the first image otherwise.
+        Connect, and remove what an earlier run left behind. `pull` does it, too, if need be.
 
         :raises InvalidSpec: it cannot be used; says what is missing
         """
@@ -47,7 +47,7 @@ class Supervisor:
     """
     See module. `WorkerHost` of all of them.
 
-    `over` and `on_gone`, of a call that has no worker any more and of a worker that is reaped, are the node's to set.
+    The node sets `over`, called with a call that has no worker any more, and `on_gone`, with a worker that is reaped.
     """
 
     over: Callable[[Exchange], None]
@@ -99,7 +99,7 @@ class Supervisor:
         return worker
 
     def start(self, device: WorkerDevice, spec: WorkerSpec, command: Lease | LoadCopy) -> Worker:
-        """Have a worker started on *device* when the victims that *command* names have made room for it."""
+        """Start a worker on *device* when the victims that *command* names have freed their memory."""
         for victim in command.victims:
             device.end(victim)
         worker = self.make(device, spec, command.memory, command.copy)
@@ -107,7 +107,7 @@ class Supervisor:
         return worker
 
     def running(self, worker: Worker) -> Running:
-        """Return how *worker* is to run: decided by what its function is."""
+        """Return how *worker* runs, by the kind of its function."""
         if worker.spec.image:
             assert self.containers is not None  # `define` saw to it
             return self.containers.running(worker, self.recipes)
@@ -131,7 +131,7 @@ class Supervisor:
         return used
 
     async def usage_of(self, function: FunctionId) -> tuple[float, Bytes] | None:
-        """Return the millicores and bytes that its workers use now; None: it has none. Takes a quarter of a second."""
+        """Return the millicores and bytes that its workers use; None: it has none. Takes a quarter of a second."""
         pids = [each.pid for each in self._workers.values() if each.spec.function == function and not each.scratch]
         living = [pid for pid in pids if pid is not None]
         return await asyncio.to_thread(usage_of, living) if living else None

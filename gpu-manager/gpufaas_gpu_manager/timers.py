@@ -1,4 +1,4 @@
-"""Timers by name, of which an owner has some and forgets all at its end."""
+"""The timers of one owner, by name."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ class Timers:
         self._handles: dict[str, asyncio.TimerHandle] = {}
 
     def later(self, name: str, delay: Seconds, action: Callable[[], None]) -> None:
-        """Do *action* after *delay*, and not what was to be done under that *name*."""
+        """Call *action* after *delay*, in place of what was set under *name*."""
         self.cancel(name)
         self._handles[name] = asyncio.get_running_loop().call_later(delay, action)
 

@@ -1,8 +1,8 @@
 """
 One worker of one function on one device: its life, its calls, its end. How it runs is behind the port `Running`.
 
-A worker is made waiting for memory, runs once that is reserved, and is over when its memory is free again. What its
-`Running` tells it comes through the `on_…` methods, all on the event loop.
+A worker first waits for memory, runs when that is reserved, and is over when its memory is free again. Its `Running`
+calls the `on_…` methods, all on the event loop.
 """
 
 import asyncio
@@ -30,21 +30,21 @@ from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
 
 _LAST_WORDS_S: Final = 0.25
 _TOLD_WITHIN_S: Final = 0.25
-"""Within this a scheduler has said what a worker may use that has just loaded; while none leads, nobody does."""
+"""Within this a scheduler says what a worker that has just loaded may use; while no scheduler leads, none does."""
 
 
 class WorkerPlace(Place, Protocol):
     def leave(self, worker: "Worker") -> None:
-        """*worker* is reaped: its memory is free as soon as the device says so too."""
+        """*worker* is reaped: its memory is free when the device says so, too."""
 
 
 class WorkerHost(CallsHost, Protocol):
-    """What a worker asks of the node that has it, and tells it."""
+    """What a worker asks and tells its node."""
 
     logs: LogSink
     open_files: OpenFiles
     fetch: Callable[[WorkerSpec], Awaitable[None]] | None
-    """Has what a function's workers need brought here; None: all that is deployed is here."""
+    """Brings what a function's workers need to this node; None: everything that is deployed is here."""
 
     @property
     def fork_server(self) -> int | None:
@@ -52,18 +52,18 @@ class WorkerHost(CallsHost, Protocol):
         ...
 
     def running(self, worker: "Worker") -> Running:
-        """Return how *worker* is to run."""
+        """Return how *worker* runs."""
         ...
 
     def drop(self, worker: "Worker") -> None:
-        """*worker* has no process, and will not have one; or that is gone."""
+        """*worker* has no process, and will have none any more."""
 
     def gone(self, worker: "Worker") -> None:
         """*worker* is reaped, and leaves its device."""
 
 
 class Worker(SlotOwner):
-    """See module. Made waiting; `begin` has it run."""
+    """See module. `begin` starts it."""
 
     def __init__(
         self,
@@ -81,32 +81,32 @@ class Worker(SlotOwner):
         self.spec = spec
         self.exclusive = spec.kind == "model" or spec.exclusive
         self.copy = copy
-        """Its number among the function's copies on the device, as the engine counts them; `number` is the node's."""
+        """The engine's number of the copy, among those of the function on the device; `number` is the node's."""
         self.key = copy_id(spec.function, copy)
         self.memory = memory
         self.wanted = memory
-        """What its reservation is to become as soon as there is room for that."""
+        """What its reservation will be when there is room for that."""
         self.told = not spec.elastic or not device.source.enforced
-        """What it may use is known. Where the scheduler is another process, a first call could begin before that."""
+        """The scheduler has said what it may use. Where that is another process, a first call could come before."""
         self.outgrown = False
-        """A call ran out of what it has: the next one begins once it has what it is to get."""
+        """A call ran out of memory: the next one begins when the worker has what it was promised."""
         self.number = number
         self.scratch = scratch
         self.state = WorkerState.WAITING
         self.pid: int | None = None
         self.checked: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self.broken_check = False
-        """Of a scratch worker: it ended, or was not started, through no doing of its function."""
+        """Of a scratch worker: it ended, or was not started, through no fault of its function."""
         self.ready_head: ReadyHead | None = None
         self.run: Running = host.running(self)
         self.limits: WorkerLimits | None = None
-        """What holds it to its memory, if it is a process."""
+        """Of its memory and processes, if it is a process of this machine."""
         self.asked_at = self._begun_at = time.monotonic()
         self.used_at = self.asked_at
-        """When the last lease of it was opened; the start of its load if there was none."""
+        """When its last lease was opened; the start of its load if there was none."""
         self._cause = Cause()
         self.reaped = False
-        """`pid` may be another process's by now."""
+        """From then on `pid` may be another process's."""
         self._reaped_with: str | None = None
         self.output = Output(host.logs, f"{spec.name}.{spec.namespace}", f"{device.id.rpartition('/')[2]}-{number}")
         self.timers = Timers()
@@ -120,7 +120,7 @@ class Worker(SlotOwner):
     # --- starting ---
 
     def begin(self) -> None:
-        """Its memory is reserved: have it run."""
+        """Its memory is reserved: start it."""
         self.state = advance(self.state, WorkerEvent.RESERVATION_MADE)
         self._begun_at = time.monotonic()
         self._starting = asyncio.get_running_loop().create_task(self._begin())
@@ -176,7 +176,7 @@ class Worker(SlotOwner):
             self.calls.bind_waiting()
 
     def on_told(self) -> None:
-        """The scheduler has said what it may use from now on, or says nothing."""
+        """The scheduler has said what it may use, or did not within `_TOLD_WITHIN_S`."""
         if not self.told and self.state is WorkerState.READY:
             self.told = True
             self.timers.cancel("told")
@@ -186,7 +186,7 @@ class Worker(SlotOwner):
         self._cause.failure = head
 
     def on_over_memory(self, reason: str) -> None:
-        """It took more than it has, in a way that fails no allocation of its own: it ends, or has ended, for that."""
+        """It took more than its reservation, and no allocation of its own failed: end it, if it has not ended."""
         if self._cause.failure is None and not self._cause.killed_for and self.state is not WorkerState.ENDING:
             self._cause.failure = FailedHead(reason, "", True)
             self.output.say(f"gpufaas: killed: {reason}")
@@ -202,7 +202,7 @@ class Worker(SlotOwner):
 
     @property
     def ends(self) -> bool:
-        """It was told to end, and is not gone yet."""
+        """Whether it was told to end; it may not be gone yet."""
         return bool(self._cause.killed_for) or self.state is WorkerState.ENDING
 
     @property
@@ -218,19 +218,19 @@ class Worker(SlotOwner):
     # --- ending ---
 
     def end(self) -> None:
-        """Evict it: it is idle, or what it runs does not matter any more."""
+        """Evict it: it is idle, or its calls do not matter any more."""
         waited = self.state is WorkerState.WAITING
         self.state = advance(self.state, WorkerEvent.END_REQUESTED)
         if waited:
             self.host.drop(self)
-            self.on_exited("it was not needed any more")  # it never had a process: GONE already
+            self.on_exited("it was not needed any more")  # it had no process, so it is GONE
         elif self._fetch.goes_on:
             self._fetch.cancel()  # there is no process yet: `_begin` concludes
         else:
             self.run.end()
 
     def kill(self, reason: str) -> None:
-        """End it for *reason*, which its callers and the function's log are told."""
+        """End it for *reason*, which its callers and the function's log get."""
         self._cause.killed_for = reason
         self.output.say(f"gpufaas: killed: {reason}")
         self._fetch.cancel()
@@ -238,8 +238,7 @@ class Worker(SlotOwner):
 
     def on_reaped(self, how: str) -> None:
         """
-        Its process, or container, is gone: *how*. What it said last may still be in its sockets: read that before
-        concluding.
+        Its process or container is gone: *how*. Its last words may still be in its sockets; they are read first.
         """
         if self.reaped:
             return
@@ -260,7 +259,7 @@ class Worker(SlotOwner):
             self.on_exited(how)
 
     def on_slot_closed(self) -> None:
-        """The other end of a slot is closed: mostly since it dies; if it lives on, no call through it is answered."""
+        """The worker closed a slot, mostly since it dies. If it lives on it is killed: no call would be answered."""
 
         def kill() -> None:
             if not self.reaped and (self.pid is None or state_of(self.pid) not in ("", "Z", "X")):

@@ -108,7 +108,7 @@ class WorkerEnd:
         return (OutOfMemory if out_of_memory else WorkerCrashed)(text)
 
     def facts(self) -> list[Event]:
-        """Return what the scheduler is to be told."""
+        """Return what the scheduler is told."""
         function, device, copy = self.spec.function, self.device, self.copy
         if self.asked_for:
             return []

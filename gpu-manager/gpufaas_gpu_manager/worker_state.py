@@ -8,8 +8,8 @@ The life of a worker, as a table. Pure.
        └──────EndRequested──────────┴─────── EndRequested ───┘──► ENDING ──Reaped──► GONE
                                     └──────────── Reaped ────┘────────────────────►
 
-A worker that ends without having been asked to goes straight to GONE: a load that failed, or a crash. Its memory is
-promised again only in GONE.
+A worker that ends unasked goes straight to GONE: a load that failed, or a crash. Its memory is promised again only in
+GONE.
 """
 
 from collections.abc import Mapping

@@ -41,7 +41,7 @@ from gpufaas_gpu_manager.reaper import Reaper, kill_group
 PRELOAD: Final = ("numpy", "torch", "safetensors.torch", "gpufaas_functions.author", "gpufaas_functions.runner")
 MAX_MESSAGE: Final = 1024 * 1024
 COPIED: Final = 8 * 1024 * 1024
-"""Memory that a worker takes by writing to pages shared with the zygote: 4 MB measured for an idle one, doubled."""
+"""Memory that a worker takes by writing to pages shared with the zygote: twice the 4 MB of an idle one."""
 _MAX_FDS: Final = 253  # SCM_MAX_FD of the kernel
 
 
@@ -67,7 +67,7 @@ class Exec(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Say that you are there."""
+    """Answered by `Pong`."""
 
 
 class KillWithManager(msgspec.Struct, frozen=True, tag=True):
@@ -80,7 +80,7 @@ class KillWithManager(msgspec.Struct, frozen=True, tag=True):
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
-    """The zygote is ready. `missing`: what could not be preloaded (a node without torch still runs CPU functions)."""
+    """The zygote is ready. `missing`: modules that are not installed (a node without torch runs CPU functions)."""
 
     threads: int
     missing: list[str]
@@ -106,7 +106,7 @@ class SpawnFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
-    """Here I am."""
+    """The answer to `Ping`."""
 
 
 FromZygote = ZygoteReady | Forked | Exited | SpawnFailed | Pong
@@ -115,16 +115,16 @@ _decode: Final = msgspec.msgpack.Decoder(ToZygote).decode
 
 
 def main() -> None:
-    # Not SIGKILL: when the manager dies we end the workers, with what the workers started themselves.
+    # Not SIGKILL: when the manager dies, the zygote ends the workers and what they started.
     end_with_parent(signal.SIGTERM)
     inherit_orphans()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the platform, which then ends us
-    use_small_stacks()  # of all workers' threads: a default is inherited by a fork
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the platform, which then ends the zygote
+    use_small_stacks()  # of all workers' threads: forks inherit the default
     call_lines.install()  # before what is imported keeps the streams that were there
     missing = _preload()
     server = _ForkServer(socket.socket(fileno=int(sys.argv[1])))
     gc.collect()
-    gc.freeze()  # collections in a child would otherwise write to, and so copy, every page of ours
+    gc.freeze()  # else a collection in a child would write to, and so copy, every page of the zygote's
     server.say(ZygoteReady(len(os.listdir("/proc/self/task")), missing))
     server.serve()
 
@@ -140,7 +140,7 @@ def _preload() -> list[str]:
 
 
 class _ForkServer:
-    """Does what the manager asks for on the socket *control*, and reaps the workers. See module."""
+    """Carries out what the manager asks for on the socket *control*, and reaps the workers. See module."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -154,7 +154,7 @@ class _ForkServer:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def serve(self) -> NoReturn:
-        """Answer the manager until it is gone; then kill the workers and exit."""
+        """Serve the manager until it is gone; then kill the workers and exit."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
@@ -163,12 +163,12 @@ class _ForkServer:
                 if fd == self._wake_read:
                     self._reap()
                 elif event & select.POLLHUP:
-                    self._end()  # with what it left unread: another fork server may have been asked for that by now
+                    self._end()  # unread messages are dropped: another fork server may have them by now
                 else:
                     self._receive()
 
     def say(self, message: FromZygote) -> None:
-        """Tell the manager; when it is gone, so are we, and the workers."""
+        """Tell the manager; when it is gone, kill the workers and exit."""
         try:
             self._control.send(msgspec.msgpack.encode(message))
         except OSError:
@@ -211,7 +211,7 @@ class _ForkServer:
             self.say(Forked(spawn.worker, pid))
 
     def _end(self) -> NoReturn:
-        # The manager may have been killed just after it said whom to guard.
+        # The manager may have been killed just after it sent `KillWithManager`.
         with contextlib.suppress(OSError):
             while data := self._control.recv(MAX_MESSAGE, socket.MSG_DONTWAIT):
                 if isinstance(asked := _decode(data), KillWithManager):
@@ -297,7 +297,7 @@ def data_limit(base: int, memory: int, slots: int) -> int:
 
 
 def _name_process(name: str) -> None:
-    """Show device and function in `ps` and `top`, as far as 15 characters go: a fork would carry the zygote's name."""
+    """Show device and function in `ps` and `top`, in 15 characters: a fork would have the zygote's name."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write(name[:15])
 

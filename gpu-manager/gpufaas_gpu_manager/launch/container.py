@@ -61,7 +61,7 @@ class Container:
         self._face = Face(worker)
         self._id = ""
         self._streams = set(STREAMS)
-        """From which there may be more."""
+        """Streams that have not ended."""
         self._closed = False
         self._tasks: set[asyncio.Future[None]] = set()
 
@@ -70,7 +70,7 @@ class Container:
         secrets = await asyncio.to_thread(self.recipes.mounted_secrets, worker, for_container=True)
         creating = asyncio.ensure_future(asyncio.to_thread(containers.create, self, secrets, worker.spec.labels))
         self._id, address, pid, upstream = await asyncio.shield(creating)
-        allowance = Allowance(time.monotonic())  # its threads may both count at once: one is off by a turn's lines
+        allowance = Allowance(time.monotonic())  # two threads may count at once: an error of one turn's lines
         for stream in STREAMS:
             log_ = ContainerLog(containers, self, self._id, stream, allowance)
             threading.Thread(target=log_.follow, name=f"docker-{stream}", daemon=True).start()
@@ -84,7 +84,7 @@ class Container:
         self._face.open(address, PORT, lambda: not upstream or listens(pid, address, upstream))
 
     def end(self) -> None:
-        if self._id:  # else it is killed when it is there
+        if self._id:  # else `Worker.on_started` kills it
             self._in_thread(self._containers.end, self._id, self.recipes.settings.term_grace_s)
 
     def kill(self) -> None:
@@ -99,7 +99,7 @@ class Container:
             self._in_thread(self._containers.limit, self._id, memory)
 
     def in_use(self) -> Bytes:
-        return 0  # its limit is moved by what has it, and nobody measures it
+        return 0  # its limit follows its reservation, and its use is not measured
 
     def close(self) -> None:
         self._closed = True
@@ -110,7 +110,7 @@ class Container:
     # --- what the engine tells ---
 
     def on_lines(self, lines: list[str] | None, stream: str) -> None:
-        """Lines that it printed; None: there will be no more."""
+        """Lines that it printed to *stream*; None: there will be no more."""
         if lines is not None:
             self.worker.output.extend(lines, stream)
         else:

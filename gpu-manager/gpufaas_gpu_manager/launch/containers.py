@@ -1,10 +1,9 @@
 """
 Workers that are containers of the Docker engine of this machine.
 
-The engine is asked in threads (its SDK blocks); what it tells (that a container ended, or ran out of memory, and what
-it printed) comes from threads too, and is handed to the event loop. A container is reached at its own address in our
-network, never by a published port, which changes when it restarts. It is never restarted by the engine: whether it is
-needed again is for the scheduler to say.
+The SDK blocks, so requests and events of the engine are in threads, and are handed to the event loop. A container is
+reached at its own address in our network, not by a published port, which changes when it restarts. The engine never
+restarts one: the scheduler decides whether it is needed again.
 """
 
 import asyncio
@@ -32,14 +31,14 @@ log = logging.getLogger(__name__)
 
 NETWORK: Final = "gpufaas"
 _SETTLED_S: Final[Seconds] = 0.5
-"""After so long a network that another platform was about to make is there to be seen."""
+"""After so long a network that another platform makes at the same time is listed."""
 SECRETS: Final = "/var/openfaas/secrets"
 _OURS: Final = "gpufaas.instance"
 _WORKER: Final = "gpufaas.worker"
 CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
-"""What images need that begin as root and become somebody else, as nginx does. All others are dropped."""
+"""Needed by images that begin as root and change their user, as nginx does. All others are dropped."""
 _GPU_PARTS: Final = ("gpu", "compute", "utility")
-"""What of the driver it gets: CUDA, and NVML."""
+"""Parts of the driver that it gets: CUDA, and NVML."""
 _PIDS: Final = 4096
 _ENGINE_S: Final[Seconds] = 60.0
 _AGAIN_S: Final[Seconds] = 1.0
@@ -47,10 +46,10 @@ _AGAIN_S: Final[Seconds] = 1.0
 
 def _our_network(client: Any) -> Any:
     """
-    Return the network that all platforms on this machine share, made if need be.
+    Return the network that all platforms on this machine share; create it if need be.
 
-    Two that start at once may make one each, of one name, and by that name neither can be used. So each waits a moment
-    after it made one, and takes the oldest; those that nobody took are removed.
+    Two that start at once may create one each of the same name, which then names neither. So each waits a moment after
+    creating one, and takes the oldest; the others are removed.
 
     :raises docker.errors.DockerException: the engine gives none
     """
@@ -76,9 +75,9 @@ class Containers:
     """
     The engine, our network in it, and the containers of this platform.
 
-    :param instance: of which platform they are: those that an earlier run of it left behind are removed by `start`
-    :param gateway_port: where containers reach the gateway, on host ``gateway.openfaas``, which is this machine
-    :param on_network: told once the network is there: this machine's address in it, and its subnet
+    :param instance: the platform that they belong to; `start` removes those that an earlier run of it left behind
+    :param gateway_port: of the gateway, which containers reach at host ``gateway.openfaas``, this machine
+    :param on_network: called when the network is there, with this machine's address in it, and its subnet
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Containers:
         self._starting = asyncio.Lock()
         self._host = self._subnet = ""
         self._network = NETWORK
-        """Its id, once it is there: its name may be that of several."""
+        """Its id when it is there: several may have its name."""
         self._on_network = on_network
         self._running: dict[str, Container] = {}
         """By the engine's id."""
@@ -104,8 +103,8 @@ class Containers:
 
     async def start(self) -> None:
         """
-        Connect, and remove what an earlier run left behind. Cheap once it is done; `pull` does it too, so that a
-        platform without containers carries none of this, and an engine may come later.
+        Connect, and remove what an earlier run left behind. Cheap when it is done. `pull` does it, too, so that a
+        platform without containers needs no engine, and an engine may be started later.
 
         :raises InvalidSpec: there is no engine, or it cannot be used; says what is missing
         """
@@ -243,7 +242,7 @@ class Containers:
             raise GpufaasError(f"the Docker engine did not start a container of {spec.image}: {reason}") from exc
 
     def _hear(self) -> None:
-        """Wait for what ends, as long as the platform runs. An engine that goes away is waited for."""
+        """Report containers that end, as long as the platform runs. When the engine goes away, wait for it."""
         since = time.time()
         while not self.closing:
             try:
@@ -275,7 +274,7 @@ class Containers:
             self.post(container.on_died, status)
 
     def _find_dead(self) -> None:
-        """Events were missed: whatever does not run is dead."""
+        """Report containers that do not run: their events may have been missed."""
         label = f"{_OURS}={self._instance}"
         alive = {each.id for each in self._client.containers.list(filters={"label": label})}
         for each in list(self._running):

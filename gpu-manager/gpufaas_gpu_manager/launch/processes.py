@@ -1,4 +1,4 @@
-"""Workers that are processes of the zygote's: forked to load a handler, or to become a program that speaks HTTP."""
+"""Workers that are forked from the zygote: to load a handler, or to become a program that speaks HTTP."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ class ForkedProcess:
                 each.close()
 
     def end(self) -> None:
-        # A victim is idle, so there is nothing to be polite about, and this is quick.
+        # A victim is idle, so there is no call to finish, and this is quick.
         self.kill()
 
     def kill(self) -> None:
@@ -113,7 +113,7 @@ class ServedProcess:
     def end(self) -> None:
         worker = self._worker
         if worker.pid is None or worker.reaped:
-            return  # it is killed when its process is there, or gone
+            return  # it is killed when it has a process, or has ended
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(worker.pid, signal.SIGTERM)
         self._grace = asyncio.get_running_loop().call_later(self._recipes.settings.term_grace_s, self.kill)
@@ -143,7 +143,7 @@ class ServedProcess:
 
 
 def _kill(worker: Worker) -> None:
-    """SIGKILL to its process, the process group that it leads, and its control group. The zygote sees to the rest."""
+    """Send SIGKILL to its process, its process group and its control group. The zygote kills what is left."""
     if worker.limits is not None:
         worker.limits.kill()
     if worker.pid is not None and not worker.reaped:
@@ -154,7 +154,11 @@ def _kill(worker: Worker) -> None:
 
 
 def limit_data(pid: int, limit: Bytes, hard_is_soft: bool) -> None:
-    """Change the RLIMIT_DATA of *pid*, whose own raises end at the same limit, or go on ending where they did."""
+    """
+    Change the RLIMIT_DATA of *pid*.
+
+    :param hard_is_soft: the process may not raise it itself; else the hard limit stays as it is
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         hard = limit if hard_is_soft else resource.prlimit(pid, resource.RLIMIT_DATA)[1]
         soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
@@ -167,7 +171,7 @@ def data_of(pid: int) -> Bytes:
 
 
 def describe_status(status: int) -> str:
-    """Return an exit status, or minus the signal that killed, in words."""
+    """Return in words an exit status, or minus the number of a signal."""
     if status >= 0:
         return f"exit status {status}"
     try:

@@ -1,4 +1,4 @@
-"""What a worker is started with: the environment, the arguments and the limits that its function asks for."""
+"""What a worker is started with: environment, arguments, limits and secrets."""
 
 import os
 import sys
@@ -19,13 +19,13 @@ from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.zygote import Exec
 
 STACKS: Final[Bytes] = 64 * MiB
-"""A program may have so much private memory beyond what is reserved for it: the kernel counts the stacks of threads
-whole (8 MiB each by default), although hardly any of it is ever touched."""
+"""Private memory that a program may have beyond its reservation: the kernel counts stacks of threads as a whole (8 MiB
+each by default), although little of them is ever touched."""
 _SHIM: Final = Path(__file__).parent.with_name("shim")
 
 
 class Bundles(Protocol):
-    """Where bundles are installed (gpufaas_cache_manager.bundles)."""
+    """The installed bundles (gpufaas_cache_manager.bundles)."""
 
     def install(self, digest: str) -> Path: ...
 
@@ -72,7 +72,7 @@ class Recipes:
         )
 
     def program(self, worker: Worker, port: int) -> Exec:
-        """Return the program of a server, which is to listen on *port*. Blocks: it may install the bundle."""
+        """Return the program of a server that listens on *port*. Blocks: it may install the bundle."""
         spec, source = worker.spec, worker.device.source
         manifest = self._bundles.manifest(spec.digest)
         bundle = self._bundles.install(spec.digest)
@@ -96,14 +96,14 @@ class Recipes:
         return Exec(worker.number, command, env, str(bundle / manifest.workdir), limit)
 
     def mounted_secrets(self, worker: Worker, *, for_container: bool = False) -> str:
-        """Return the directory that has the secrets of *worker*; empty: it asked for none."""
+        """Return the directory with the secrets of *worker*; empty: its function has none."""
         spec, secrets = worker.spec, self.settings.secrets
         if not spec.secrets or secrets is None:
             return ""
         return str(secrets.mount(spec.function, spec.namespace, spec.secrets, for_container=for_container))
 
     def container_env(self, worker: Worker, gateway: str) -> dict[str, str]:
-        """Return the environment of a container or pod that finds *gateway* at this URL."""
+        """Return the environment of a container or pod; *gateway* is the gateway's URL as seen from there."""
         spec, source = worker.spec, worker.device.source
         return {
             **self.settings.env,
@@ -112,14 +112,14 @@ class Recipes:
             "OPENFAAS_NAMESPACE": spec.namespace,
             **source.env,
             **spec.env,
-            # What images of our template go by; the memory is what it may take of a GPU, where nothing enforces it.
+            # For images of our template; the memory is what it may take of a GPU, which nothing else enforces.
             "GPUFAAS_DEVICE": source.torch_device,
             "GPUFAAS_DEVICE_MEMORY": str(worker.memory),
             MARK_VARIABLE: worker.output.secret,
         }
 
     def address_for(self, worker: Worker, gateway: str) -> dict[str, str]:
-        """Return the variable by which *worker* finds *gateway* (URL; empty: it is not told of one)."""
+        """Return the variable with the URL *gateway* for *worker*, with its origin; none for an empty *gateway*."""
         origins = self.settings.origins
         if gateway and origins is not None and not worker.scratch:
             gateway = origins.address(gateway, Outer(worker.device.id, worker.spec.function, worker.copy))

@@ -1,4 +1,4 @@
-"""What programs and containers that listen on a port have in common: waiting for the port, its slots, its health."""
+"""Workers that listen on a port, as processes, containers or pods: waiting for the port, slots, health checks."""
 
 import asyncio
 import socket
@@ -15,14 +15,14 @@ from gpufaas_gpu_manager.worker import Worker
 _FIRST_LOOK_S: Final[Seconds] = 0.005
 _LOOK_EVERY_S: Final[Seconds] = 0.1
 _ANSWER_S: Final[Seconds] = 5.0
-"""For one look: a probe that takes longer is a failed one."""
+"""A probe that takes longer has failed."""
 _STATUS_LINE: Final = 1024
 PORTS: Final = range(20_000, 32_768)
-"""Below those that the kernel gives to outgoing connections: none of these takes a port before its server does."""
+"""Below those that the kernel gives to outgoing connections, which could take a port before its server does."""
 
 
 class Face:
-    """A worker as it is reached: made with it, opened once its address is known."""
+    """The port of one worker; `open` it when the address is known."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -30,7 +30,7 @@ class Face:
         self._task: asyncio.Task[None] | None = None
 
     def open(self, host: str, port: int, behind: Callable[[], bool] = lambda: True) -> None:
-        """:param behind: whether what it passes its calls to is there, too"""
+        """:param behind: returns whether the server to which it passes its calls listens, too"""
         loop = asyncio.get_running_loop()
         worker = self._worker
         self._slots = [HttpSlot(worker, host, port, loop) for _ in range(worker.spec.slots)]
@@ -47,14 +47,14 @@ class Face:
             slot.close()
 
     async def _look_after(self, host: str, port: int, behind: Callable[[], bool]) -> None:
-        """Wait until it answers; then look every so often whether it still does. Ends with the worker."""
+        """Wait until it answers; then do its health checks until the worker ends."""
         spec = self._worker.spec
         began, pause = time.monotonic(), _FIRST_LOOK_S
         while await probe(host, port, spec.ready_path or spec.health_path) or not behind():
-            # Nothing tells when a port begins to accept: this is the one place that has to look again and again.
+            # The kernel does not report when a port begins to accept: this is the one place that has to poll.
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _LOOK_EVERY_S)
-        # What it occupies is what is reserved for it: it grows with its calls, and nobody but the kernel measures it.
+        # It counts as occupying its reservation: it grows with its calls, and only the kernel measures that.
         self._worker.on_ready(ReadyHead(self._worker.memory, [("ready", time.monotonic() - began)]))
         failures = 0
         while spec.health_path:
@@ -67,7 +67,7 @@ class Face:
 
 
 async def probe(host: str, port: int, path: str) -> str:
-    """Return what is wrong with ``host:port``, or with its answer to a GET of *path*; empty: it is well."""
+    """Return what is wrong with ``host:port``, or with its answer to a GET of *path*; empty: nothing."""
     writer = None
     try:
         async with asyncio.timeout(_ANSWER_S):
@@ -89,18 +89,18 @@ async def probe(host: str, port: int, path: str) -> str:
 
 class Ports:
     """
-    Ports of this machine for servers of ours, in turn. One that is taken is nobody else's until it is closed.
+    Ports of this machine for the servers of workers, in turn. One that is taken is not given again until it is closed.
 
-    Between finding a port free and its server's listening there lies a second, in which another platform here may find
-    the same: then its server would be taken for ours. So a port is claimed by a name in the abstract namespace of unix
-    sockets, which has the extent of the ports': one network namespace.
+    About a second passes between finding a port free and its server's listening. Another platform here could find the
+    same port meanwhile, and its server would be taken for ours. So a port is claimed by a name in the abstract
+    namespace of unix sockets, which like ports belongs to one network namespace.
     """
 
     def __init__(self) -> None:
         self._next = 0
 
     def take(self) -> tuple[int, socket.socket]:
-        """Return a port, and what holds it until it is closed."""
+        """Return a port, and the socket that claims it until it is closed."""
         for _ in PORTS:
             port = PORTS[self._next % len(PORTS)]
             self._next += 1

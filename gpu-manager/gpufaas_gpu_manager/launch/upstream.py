@@ -1,9 +1,9 @@
 """
-Whether the server behind OpenFaaS's of-watchdog listens yet.
+Whether the server behind OpenFaaS's of-watchdog listens yet, by the kernel's table of the container's sockets.
 
 In mode ``http`` the watchdog listens at once, starts the function's own server, and passes calls to ``upstream_url``
-inside the container; until something listens there they are answered with an empty 500
-(https://github.com/openfaas/of-watchdog#1-http-modehttp). What is looked at is the kernel's table of its sockets.
+inside the container. Until that server listens, calls get an empty 500
+(https://github.com/openfaas/of-watchdog#1-http-modehttp).
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _HTTP: Final = 80
 
 
 def upstream_port(env: Iterable[str]) -> int:
-    """Return the port of a watchdog's upstream, by its container's environment of ``NAME=VALUE``; 0: there is none."""
+    """Return the port of a watchdog's upstream from its container's environment (``NAME=VALUE``); 0: there is none."""
     given = dict(each.split("=", 1) for each in env if "=" in each)
     url = given.get("upstream_url") or given.get("http_upstream_url") or ""
     if given.get("mode") != "http" or not url:
@@ -33,7 +33,7 @@ def listens(pid: int, address: str, port: int, proc: Path = Path("/proc")) -> bo
     """
     Return whether something listens on *port* in the container of process *pid*, whose address is *address*.
 
-    Also where that cannot be seen: the engine is on another machine, or the process has ended.
+    True also where that cannot be seen: the engine is on another machine, or the process has ended.
     """
     net = proc / str(pid) / "net"
     try:
