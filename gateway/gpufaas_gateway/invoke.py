@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 from gpufaas_core.errors import CallCancelled
 from gpufaas_gateway.origins import SCOPE_KEY
 from gpufaas_gateway.request import Answer, BrokenAnswer, Request, Run
+from gpufaas_gateway.whole_messages import cycle_of, send_answer, take_body
 
 log = logging.getLogger("gateway")
 
@@ -23,8 +24,10 @@ class Invocations:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name, _, path = scope["raw_path"][len(PREFIX) :].partition(b"/")
         method: str = scope["method"]
+        cycle = cycle_of(send)
+        body = None if cycle is None else take_body(cycle)
         request = Request(
-            name.decode("latin-1"), method, "/" + path.decode("latin-1"), scope["query_string"], scope["headers"], None,
+            name.decode("latin-1"), method, "/" + path.decode("latin-1"), scope["query_string"], scope["headers"], body,
             AsgiCaller(receive), scope.get("client"), scope.get(SCOPE_KEY),
         )  # fmt: skip
         try:
@@ -34,6 +37,8 @@ class Invocations:
                 return
             stream = answer.stream
             if stream is None:
+                if cycle is not None and send_answer(cycle, answer):
+                    return
                 await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
                 await send({"type": "http.response.body", "body": answer.body})
                 return
