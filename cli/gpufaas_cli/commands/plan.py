@@ -18,15 +18,38 @@ class _Plan(NamedTuple):
     """Given to `solve` by name."""
 
 
-_LIMIT: Final = click.Option(
-    ["--time-limit"], type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-    help="Answer after so long at the latest, with how far from the best it may be. [default: until it is proven]",
-)  # fmt: skip
+_POLICIES: Final = ("igniter", "usher", "wao-usher", "ao-milp", "wsm-milp", "qa-milp", "ia-greedy")
+
+
+def _limit(default: str) -> click.Option:
+    return click.Option(
+        ["--time-limit"], type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+        help=f"Answer after so long at the latest, with how far from the best it may be. [default: {default}]",
+    )  # fmt: skip
+
+
+_POLICY: Final = click.Option(
+    ["--policy"], type=click.Choice(_POLICIES), default="qa-milp", show_default=True, help="How models are placed."
+)
 _PLANS: Final[Mapping[str, _Plan]] = {
     "hardware": _Plan("hardware", "Choose the cheapest node type that serves a burst in time (PALDIA)."),
-    "variants": _Plan("variants", "Load and unload variants so that a load is served cheapest (INFaaS).", (_LIMIT,)),
+    "variants": _Plan(
+        "variants",
+        "Load and unload variants so that a load is served cheapest (INFaaS).",
+        (_limit("until it is proven"),),
+    ),
     "select": _Plan("selection", "Choose the variant and the worker that answer a query (INFaaS)."),
     "partition": _Plan("partition", "Cut a model into parts that load at once and serve as a pipeline (Flashpoint)."),
+    "compute": _Plan(
+        "placement.compute",
+        "Place models on devices, with batches and shares (iGniter, Usher, programmes).",
+        (_POLICY, _limit("60, of integer programmes")),
+    ),
+    "size": _Plan(
+        "placement.size",
+        "Find the fewest or cheapest devices on which a policy serves everything.",
+        (_POLICY, _limit("60, of each placement that is tried")),
+    ),
 }
 
 _READS: Final = "The problem is JSON, from FILE or from stdin (-)."

@@ -43,6 +43,13 @@ class Programme:
         self.whole.append(whole)
         return len(self.costs) - 1
 
+    def row(
+        self, columns: Sequence[int], coefficients: Sequence[float], low: float = -math.inf, high: float = math.inf
+    ) -> int:
+        """Add ``low <= sum of coefficient * column <= high``; return its index."""
+        self.rows.append(Row(columns, coefficients, low, high))
+        return len(self.rows) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Solution:
@@ -52,6 +59,10 @@ class Solution:
     """No solution costs less."""
     optimal: bool
     """Whether the search ended by itself: without values, there is no solution then."""
+    seconds: Seconds = 0.0
+    """What the search took."""
+    duals: tuple[float, ...] = ()
+    """Of each row, when no column is whole: what one more unit of it costs."""
 
 
 def minimise(programme: Programme, time_limit: Seconds | None = None, gap: float = 0.0) -> Solution:
@@ -77,7 +88,8 @@ def minimise(programme: Programme, time_limit: Seconds | None = None, gap: float
     )  # fmt: skip
     found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
     values = tuple(map(float, solver.getSolution().col_value)) if found else None
-    return Solution(_rounded(programme, values), info.mip_dual_bound, optimal)
+    duals = () if any(programme.whole) or not found else tuple(map(float, solver.getSolution().row_dual))
+    return Solution(_rounded(programme, values), info.mip_dual_bound, optimal, solver.getRunTime(), duals)
 
 
 def _options(time_limit: Seconds | None, gap: float) -> dict[str, bool | int | float]:

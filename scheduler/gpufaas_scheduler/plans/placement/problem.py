@@ -1,0 +1,216 @@
+"""What is to be placed, on what, and what came of it. Percentages are of one device; their sums stay within 100."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from gpufaas_core._types import Seconds
+from gpufaas_scheduler.plans import problem
+from gpufaas_scheduler.plans.problem import AtLeastOne, BadProblem, Name, NotNegative, Positive
+
+FULL: Final = 100.0 + 1e-6
+
+
+class DeviceCoefficients(problem.Problem, frozen=True):
+    """Of a kind of GPU, for iGniter: MHz, W, bytes/ms, ms."""
+
+    F: Positive
+    """Highest frequency."""
+    P: Positive
+    """Power limit."""
+    p_idle: NotNegative
+    B: Positive
+    """PCIe rate."""
+    alpha_f: float
+    """MHz for each W beyond the limit; below 0."""
+    alpha_sch: float
+    beta_sch: float
+    unit: Positive = 2.5
+    """Shares are multiples of it, in percent."""
+
+
+class ModelCoefficients(problem.Problem, frozen=True):
+    """Of a model on a kind of GPU, for iGniter: ms, bytes, W, percent."""
+
+    n: NotNegative
+    """Kernels of a query."""
+    t_sch0: NotNegative
+    k: tuple[float, float, float, float, float]
+    p: tuple[float, float]
+    c: tuple[float, float]
+    alpha_cache: NotNegative
+    d_in: NotNegative
+    d_out: NotNegative
+
+
+class Batch(problem.Problem, frozen=True):
+    """What was measured of one batch size; a policy leaves out a batch that lacks what it needs."""
+
+    latency_s: Positive | None = None
+    goodput: Positive | None = None
+    """Requests per second of one replica that runs alone."""
+    memory_pct: NotNegative | None = None
+    ao: NotNegative | None = None
+    """Highest achieved occupancy."""
+    wao: NotNegative | None = None
+    """Mean achieved occupancy over time."""
+    wsm: NotNegative | None = None
+    """Mean share of the multiprocessors over time."""
+
+
+class Kind(problem.Problem, frozen=True):
+    igniter: DeviceCoefficients | None = None
+    price: NotNegative = 1.0
+    """Of a device, for `plan size`."""
+
+
+class Device(problem.Problem, frozen=True):
+    id: Name
+    kind: Name
+
+
+class Model(problem.Problem, frozen=True):
+    rps: Positive
+    slo_ms: Positive
+    max_replicas: AtLeastOne | None = None
+    """None: as many as devices; a device has at most one."""
+    profile: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Batches by their size; or these by kind of device, where kinds differ."""
+    igniter: dict[str, ModelCoefficients] = msgspec.field(default_factory=dict)
+    """By kind of device."""
+
+    def measured(self, kind: str) -> dict[int, Batch]:
+        """
+        Return the batches measured on *kind*, by size, ascending.
+
+        :raises BadProblem: a key or a value is none of a profile
+        """
+        by_kind = any(not key.isdecimal() for key in self.profile)
+        profile = self.profile.get(kind, {}) if by_kind else self.profile
+        try:
+            found = msgspec.convert(profile, dict[Annotated[int, msgspec.Meta(ge=1)], Batch], strict=False)
+        except msgspec.ValidationError as exc:
+            raise BadProblem(f"in a `profile`: {exc}") from exc
+        return dict(sorted(found.items()))
+
+
+class Cluster(problem.Problem, frozen=True):
+    """What is asked, but for the devices."""
+
+    models: Annotated[dict[str, Model], msgspec.Meta(min_length=1)]
+    kinds: dict[str, Kind] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, model in self.models.items():
+            known = [key for key in model.profile if not key.isdecimal()]
+            if known and len(known) != len(model.profile):
+                raise BadProblem(f"the `profile` of {name!r} has batch sizes beside kinds: put them under a kind")
+            for kind in known or [""]:
+                try:
+                    model.measured(kind)
+                except BadProblem as exc:
+                    raise BadProblem(f"model {name!r}: {exc}") from exc
+
+
+class Problem(Cluster, frozen=True, kw_only=True):
+    devices: tuple[Device, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        problem.distinct([each.id for each in self.devices], "devices")
+
+
+class Replica(msgspec.Struct, frozen=True):
+    model: str
+    device: str
+    batch: int
+    share: float | None
+    """Of the device's compute, in percent; `null` where the policy sets none."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    replicas: tuple[Replica, ...]
+    expected: dict[str, float]
+    """Requests per second of each model: the goodput of its replicas, at most what is asked."""
+    unserved: dict[str, str]
+    """Of models that nothing serves: why."""
+    gap: float | None = None
+    """How much more might be served, as a fraction; `null` where that is not known."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A batch size that a model may have on a kind of device."""
+
+    batch: int
+    latency: Seconds
+    goodput: float
+    compute: float
+    """Percent."""
+    memory: float
+    """Percent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The batches that meet the goals, by model and kind of device; and why a model has none."""
+
+    of: Mapping[str, Mapping[str, Mapping[int, Option]]]
+    why_none: Mapping[str, str]
+
+    def on(self, model: str, kind: str) -> Mapping[int, Option]:
+        return self.of[model].get(kind, {})
+
+    def batches(self, model: str) -> list[int]:
+        """Return the batches that some kind of device may have, ascending."""
+        return sorted({batch for of in self.of[model].values() for batch in of})
+
+
+def options(asked: Cluster, kinds: Iterable[str], metric: str) -> Options:
+    """Return the batches that have *metric* and all else, and are done within their model's goal."""
+    kinds = list(dict.fromkeys(kinds))
+    found: dict[str, dict[str, dict[int, Option]]] = {}
+    why: dict[str, str] = {}
+    for name, model in asked.models.items():
+        measured = {kind: _complete(model.measured(kind), metric) for kind in kinds}
+        goal = model.slo_ms / 1000
+        found[name] = {
+            kind: {each.batch: each for each in of if each.latency * 1000 <= model.slo_ms}
+            for kind, of in measured.items()
+        }
+        every = [each for of in measured.values() for each in of]
+        if not every:
+            why[name] = f"no batch has latency_s, goodput, memory_pct and {metric}"
+        elif not any(found[name].values()):
+            least = min(every, key=lambda each: each.latency)
+            why[name] = f"its quickest batch, {least.batch}, takes {least.latency * 1000:g} ms of {goal * 1000:g} ms"
+    return Options(found, why)
+
+
+def _complete(measured: Mapping[int, Batch], metric: str) -> list[Option]:
+    found = []
+    for size, batch in measured.items():
+        compute = getattr(batch, metric)
+        if None not in (batch.latency_s, batch.goodput, batch.memory_pct, compute):
+            found.append(Option(size, batch.latency_s, batch.goodput, compute, batch.memory_pct))  # type: ignore[arg-type]
+    return found
+
+
+def answer(
+    asked: Problem, replicas: Sequence[Replica], goodput: Callable[[Replica], float], why: Mapping[str, str],
+    gap: float | None = None, notes: Sequence[str] = (),
+) -> Answer:  # fmt: skip
+    """Return the answer that *replicas* make; a model without any is unserved, because of *why* or for want of room."""
+    order = {device.id: index for index, device in enumerate(asked.devices)}
+    ranked = sorted(replicas, key=lambda each: (order[each.device], list(asked.models).index(each.model)))
+    expected = {
+        name: min(model.rps, math.fsum(goodput(each) for each in ranked if each.model == name))
+        for name, model in asked.models.items()
+    }
+    served = {each.model for each in ranked}
+    unserved = {name: why.get(name, "no device has room left for it") for name in asked.models if name not in served}
+    return Answer(tuple(ranked), expected, unserved, gap, tuple(notes))

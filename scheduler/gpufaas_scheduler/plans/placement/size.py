@@ -1,0 +1,116 @@
+"""
+`gpufaas plan size`: the fewest devices, or the cheapest, that serve everything.
+
+Kinds without a price cost 1 each, so that the cheapest cluster is the smallest. Clusters are tried by rising price,
+from one that could serve everything if nothing were lost by sharing.
+
+Source: the clusters that are not fixed of P. Elvinger's thesis, ETH Zurich, 2024.
+"""
+
+import heapq
+import math
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+import msgspec
+
+from gpufaas_core._types import Seconds
+from gpufaas_scheduler.plans.placement import compute, problem
+from gpufaas_scheduler.plans.placement.problem import Answer as Placement
+from gpufaas_scheduler.plans.placement.problem import Cluster, Device
+from gpufaas_scheduler.plans.problem import BadProblem
+
+_SAME: Final = 1e-6
+
+
+class Problem(Cluster, frozen=True, kw_only=True):
+    max_devices: Annotated[int, msgspec.Meta(ge=1)] = 64
+    """Of all kinds together."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.kinds:
+            raise BadProblem("`kinds` is empty: name the kinds of devices that may be bought")
+
+
+class Answer(msgspec.Struct, frozen=True):
+    devices: dict[str, int]
+    """Of each kind."""
+    price: float
+    placement: Placement
+
+
+class Infeasible(msgspec.Struct, frozen=True):
+    infeasible: str
+
+
+def solve(asked: Problem, policy: str = compute.DEFAULT, time_limit: Seconds | None = None) -> Answer | Infeasible:
+    """
+    Return the cheapest cluster on which *policy* serves everything.
+
+    :param time_limit: of each placement that is tried
+    """
+    best: Placement | None = None
+    for counts in _clusters(asked):
+        devices = tuple(Device(id=f"{kind}-{i}", kind=kind) for kind, count in counts.items() for i in range(count))
+        placed = compute.solve(
+            problem.Problem(devices=devices, kinds=asked.kinds, models=asked.models), policy, time_limit
+        )
+        if all(placed.expected[name] >= model.rps - _SAME for name, model in asked.models.items()):
+            return Answer(counts, sum(asked.kinds[kind].price * count for kind, count in counts.items()), placed)
+        if best is None or sum(placed.expected.values()) > sum(best.expected.values()):
+            best = placed
+    assert best is not None
+    missing = [name for name, model in asked.models.items() if best.expected[name] < model.rps - _SAME]
+    why = "".join(f"; {name}: {reason}" for name, reason in best.unserved.items())
+    return Infeasible(f"{asked.max_devices} devices do not serve all: {', '.join(missing)}{why}")
+
+
+def _clusters(asked: Problem) -> Iterator[dict[str, int]]:
+    """Yield how many devices of each kind, by rising price; of equals, the fewest, then more of kinds named first."""
+    kinds = list(asked.kinds)
+    start = tuple(0 for _ in kinds)
+    heap = [(0.0, 0, start)]  # counts are negated: of equals, more of kinds named first
+    seen = {start}
+    least = _least(asked)
+    while heap:
+        price, count, negated = heapq.heappop(heap)
+        if count >= least:
+            yield {kind: -each for kind, each in zip(kinds, negated, strict=True)}
+        if count == asked.max_devices:
+            continue
+        for index, kind in enumerate(kinds):
+            more = tuple(each - (i == index) for i, each in enumerate(negated))
+            if more not in seen:
+                seen.add(more)
+                heapq.heappush(heap, (price + asked.kinds[kind].price, count + 1, more))
+
+
+def _least(asked: Problem) -> int:
+    """Return how many devices it takes at least: a model has one replica on a device."""
+    needed = [1]
+    for model in asked.models.values():
+        rates = [
+            batch.goodput
+            for kind in asked.kinds
+            for batch in model.measured(kind).values()
+            if batch.goodput is not None and batch.latency_s is not None and batch.latency_s * 1000 <= model.slo_ms
+        ]
+        if rates:
+            needed.append(math.ceil(model.rps / max(rates) - _SAME))
+    return min(max(needed), asked.max_devices)
+
+
+def explain(asked: Problem, answer: Answer | Infeasible) -> list[str]:
+    """Return the working in words, a line each."""
+    if isinstance(answer, Infeasible):
+        return [f"{answer.infeasible}."]
+    devices = tuple(Device(id=f"{kind}-{i}", kind=kind) for kind, count in answer.devices.items() for i in range(count))
+    return compute.explain(problem.Problem(devices=devices, kinds=asked.kinds, models=asked.models), answer.placement)
+
+
+def rows(answer: Answer | Infeasible) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the answer as a table: headings, rows."""
+    if isinstance(answer, Infeasible):
+        return ("INFEASIBLE",), [(answer.infeasible,)]
+    return ("KIND", "DEVICES"), [(kind, str(count)) for kind, count in answer.devices.items()]
