@@ -348,19 +348,19 @@ async def test_kill_9_of_a_worker_in_mid_call_gives_502_with_its_last_words(rig:
 
 async def test_a_load_that_hangs_is_killed_for_lack_of_progress_and_a_slow_one_is_not(rig: Rig) -> None:
     hanging = "import time\ndef load(device): time.sleep(600)\ndef handle(m, e, c): pass"
-    hangs = await rig.function("hangs", hanging, stall_s=0.4)
+    hangs = await rig.function("hangs", hanging, stall_s=0.8)
     slow = await rig.function(
         "slow",
         """
         import time
         def load(device):
-            until = time.time() + 1.2
+            until = time.time() + 2.0
             while time.time() < until:
                 sum(range(10000))
         def handle(model, event, context):
             return "here"
         """,
-        stall_s=0.4,
+        stall_s=0.8,
     )
 
     with pytest.raises(LoadFailed, match="no progress"):
@@ -728,7 +728,7 @@ async def expected(rig: Rig, name: str, source: str = BIG) -> FunctionId:
     """A function that the node knows, but was never asked to define."""
     rig.bundles.write(name, source, "model")
     function = FunctionId(f"{name}.ns@1")
-    rig.node.functions.expect(WorkerSpec(function, name, "ns", name, "model", stall_s=0.4))
+    rig.node.functions.expect(WorkerSpec(function, name, "ns", name, "model", stall_s=1.0))
     return function
 
 
@@ -739,7 +739,7 @@ async def test_a_load_fetches_first_and_says_how_long_that_took(rig: Rig) -> Non
 
     lease = rig.lease(function, cold=True)
     exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"hello")
-    await asyncio.sleep(0.9)
+    await asyncio.sleep(1.5)
     assert fetch.asked == ["big"]
     fetch.result.set_result(None)
     async with asyncio.timeout(30):

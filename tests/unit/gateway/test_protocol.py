@@ -109,7 +109,7 @@ async def test_many_small_headers_are_a_large_head(served: Served) -> None:
 
 
 async def test_a_head_that_does_not_end_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_S", 0.05)
+    monkeypatch.setattr(protocol, "HEAD_S", 0.2)
     whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
     first = await served.exchange(b"GET / HTTP/1.1\r\nHost")
@@ -197,7 +197,7 @@ async def test_a_reader_who_does_not_read_is_cut_off(served: Served, monkeypatch
 
 @pytest.mark.slow
 async def test_a_reader_who_reads_slowly_is_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "READER_S", 0.2)
+    monkeypatch.setattr(protocol, "READER_S", 1.0)
 
     assert await read_large(served, pause_s=0.02) >= LARGE
 
