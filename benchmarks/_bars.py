@@ -1,4 +1,4 @@
-"""How what `policy.py` measures is judged and shown: bars, and the tables and plot of docs/policy-evaluation.md."""
+"""Judges and shows the measurements of `policy.py`: bars, and the tables and plot of docs/policy-evaluation.md."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Parts of a document that programs write: each has its place between two marks, and leaves the others alone."""
+"""Parts of a document that programs write, each between two marks."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Start and stop what benchmarks measure: a platform of its own, and the servers it is compared with."""
+"""Starts and stops a platform, and the servers that it is compared with."""
 
 import contextlib
 import os

@@ -8,7 +8,7 @@ warm        `echo` (1 KB) by wrk at 1 and 16 connections, rounds of A B A B, the
             and wrk: apt install etcd-server wrk)
 store       a scheduler's warm path (place, finish), in process, with its state written behind to etcd, and to nothing
 placements  a scheduler of its own process, 100 nodes of 8 devices that connect over TCP, a gateway with 256 calls in
-            flight; placements per second of the scheduler's CPU time, so that whoever plays the nodes does not count
+            flight; placements per second of the scheduler's CPU time; the process that plays the nodes does not count
 """
 
 import argparse

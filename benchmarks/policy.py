@@ -1,5 +1,5 @@
 """
-Whether `least-wait` is better than LALB-O3 where nobody knows how long a call takes: the tables of
+Whether `least-wait` is better than LALB-O3 with unknown service times: the tables of
 docs/policy-evaluation.md, and the bars that they are judged by.
 
     python benchmarks/policy.py --trace FILE [--seeds 10] [--cv 0 --cv 3] [--jobs 2] [--json | --write docs/FILE.md]

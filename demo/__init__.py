@@ -1,1 +1,1 @@
-"""What ``make demo`` runs: the platform on two small CPU devices, real inputs, every answer checked."""
+"""The demo of ``make demo``: the platform on two small CPU devices, with real inputs and a check of every answer."""

@@ -122,7 +122,7 @@ def cli() -> Path:
 
 @contextmanager
 def serving(keep: bool) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Start the platform on a free port; it is stopped at the end, unless it is to be kept and nothing went wrong."""
+    """Start the platform on a free port. Stop it at the end, unless *keep* is set and nothing went wrong."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

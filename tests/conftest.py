@@ -1,4 +1,4 @@
-"""What tests of several kinds need."""
+"""Fixtures for tests of several kinds."""
 
 import os
 import subprocess

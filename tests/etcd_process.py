@@ -164,7 +164,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     """
     Return a port of *host* that is free, and stays so while the process that it is for is dead.
 
-    One of those that outgoing connections are given would be taken by whoever called somebody meanwhile.
+    Not one of the ephemeral ports: an outgoing connection of another process could take it meanwhile.
     """
     while True:
         port = random.choice(_PORTS)

@@ -1,4 +1,4 @@
-"""How many examples a property is tried with: many in CI, few in `make check`."""
+"""The number of examples of a property: many in CI, few in `make check`."""
 
 from hypothesis import HealthCheck, settings
 

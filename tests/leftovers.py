@@ -26,7 +26,7 @@ def pytest_configure() -> None:
     mark = f"{os.getpid()}-{os.urandom(8).hex()}"
     theirs, _ours = os.pipe()  # children do not inherit our end: it is closed when this process ends
     watcher = subprocess.Popen([sys.executable, "-IS", __file__, mark], stdin=theirs, start_new_session=True)
-    watcher.returncode = 0  # nobody waits for it: it ends after us
+    watcher.returncode = 0  # this process does not wait for it: it ends later
     os.close(theirs)
     os.environ[MARK] = mark  # only now: the watcher is not marked
 

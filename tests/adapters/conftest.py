@@ -1,4 +1,4 @@
-"""A real etcd for what keeps state in it; skipped where there is none, failed if GPUFAAS_REQUIRE names it."""
+"""A real etcd for tests. They are skipped without one, or fail if GPUFAAS_REQUIRE names it."""
 
 import asyncio
 import os

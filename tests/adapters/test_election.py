@@ -1,4 +1,4 @@
-"""One leads, and everybody learns who: with a real etcd, and processes that are killed and stopped."""
+"""One scheduler leads, and all services learn which: with a real etcd, and processes that are killed and stopped."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What our client makes of a real etcd: one that is killed, cut off, full, compacted, restored, locked."""
+"""Our client of etcd, with a real one that is killed, cut off, full, compacted, restored, locked."""
 
 import asyncio
 import shutil

@@ -1,4 +1,4 @@
-"""What asynchronous calls in etcd do when gateways die, lose their lease, and meet each other."""
+"""Asynchronous calls in etcd when gateways die, lose their lease, and meet each other."""
 
 import asyncio
 import random
@@ -67,7 +67,7 @@ class Gateway:
         return found.state if found else None
 
     async def die(self) -> None:
-        """As SIGKILL does: nobody keeps its lease alive, and nothing is given back."""
+        """As SIGKILL does: its lease is not kept alive, and nothing is given back."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self.queue.owner.registration._task.cancel()

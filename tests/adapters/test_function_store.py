@@ -401,7 +401,7 @@ async def test_etcd_tells_all_who_watch_what_namespaces_may_use(etcd: Etcd, sett
 
         assert await anext(changes) == QuotaChanged("dev", Quota(max_in_flight=2))
         assert await anext(changes) == QuotaChanged("dev", None)
-        assert await anext(changes) == QuotaChanged("dev", None), "what nobody can read holds nobody"
+        assert await anext(changes) == QuotaChanged("dev", None), "a quota that cannot be read limits nothing"
 
 
 async def test_etcd_shows_what_is_deployed_to_who_looks(etcd: Etcd) -> None:

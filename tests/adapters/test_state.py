@@ -1,4 +1,4 @@
-"""On a real etcd: what a leader leaves behind is what the next one finds, and nobody else writes there."""
+"""On a real etcd: the next leader finds the state of the last one, and only leaders write it."""
 
 import asyncio
 import json

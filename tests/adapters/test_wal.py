@@ -1,4 +1,4 @@
-"""A write-ahead log that the disk damaged is noticed; one that a crash cut short is not mistaken for it."""
+"""A write-ahead log that the disk damaged is detected; one that a crash cut short is accepted."""
 
 import shutil
 import sqlite3

@@ -1,4 +1,4 @@
-"""What breaks, what its users see of it, and for how long. The bars are fixed; the table has what was measured."""
+"""Faults, what users see of them, and for how long. The bars are fixed; the table has the measurements."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The checker would notice: each thing that must not be, put before it."""
+"""The checker detects each violation."""
 
 from pathlib import Path
 

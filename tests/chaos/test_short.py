@@ -1,4 +1,4 @@
-"""The short run: what most often dies, one after another under one load. All of it is in `test_faults`."""
+"""The short run: the most frequent faults, one after another under one load. `test_faults` has all."""
 
 import time
 from collections.abc import Callable

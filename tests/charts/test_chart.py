@@ -62,7 +62,7 @@ ONLY_CPU = {"node": {"gpu": {"enabled": False}, "cpu": {"enabled": True}}}
 
 if missing := [each for each in ("helm_sdkpy", "kubernetes_validate") if importlib.util.find_spec(each) is None]:
     if "helm" in os.environ.get("GPUFAAS_REQUIRE", "").split(","):
-        raise ModuleNotFoundError(f"{missing} are to be installed: make setup-charts")
+        raise ModuleNotFoundError(f"{missing} are missing: run make setup-charts")
     pytest.skip(f"{', '.join(missing)} not installed: make setup-charts", allow_module_level=True)
 
 

@@ -245,7 +245,7 @@ def test_enough_memory_lets_it_end_well(kernel: Cgroups) -> None:
 
 
 def test_what_it_holds_is_all_of_its_memory_and_no_page_cache(kernel: Cgroups, run: Run, tmp_path: Path) -> None:
-    """A file in a tmpfs that nobody has open or mapped, too. The kernel counts per processor: some pages come late."""
+    """Also a file in a tmpfs that is neither open nor mapped. The kernel counts per processor: some pages come late."""
     group, cached = kernel.make("worker-1"), tmp_path / "cached"
     shared = Path(f"/dev/shm/held-{os.getpid()}")
     try:

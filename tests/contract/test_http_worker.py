@@ -1,4 +1,4 @@
-"""What holds for every worker that speaks HTTP, whoever launches it: a program, a container, or a pod of Kubernetes."""
+"""The contract of every worker that speaks HTTP: a program, a container, or a pod of Kubernetes."""
 
 import asyncio
 import json

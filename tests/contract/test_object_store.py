@@ -1,4 +1,4 @@
-"""What every `ObjectStore` does: a directory, and S3 over the wire, spoken by a server process on loopback."""
+"""The contract of every `ObjectStore`: a directory, and S3 over the wire from a server process on loopback."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Both clients behind one face, so that each test is a test of both."""
+"""Both clients behind one interface, so that each test tests both."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager

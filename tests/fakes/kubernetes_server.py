@@ -122,7 +122,7 @@ class KubernetesServer:
                 transport.abort()
 
     async def compact(self) -> None:
-        """Forget what has changed until now: whoever resumes from before must list again."""
+        """Forget the changes until now: a watch that resumes from before must list again."""
         await self._touch()
         self._compacted = self._version
         self._log.clear()

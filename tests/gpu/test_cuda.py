@@ -64,7 +64,7 @@ class Bundles:
 
 class Silent:
     def extend(self, function: str, instance: str, texts: Iterable[str]) -> None:
-        """Nobody reads it."""
+        """Not used."""
 
 
 @pytest.fixture

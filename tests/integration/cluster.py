@@ -410,7 +410,7 @@ class Network:
     """
     A network per node, joined by a bridge: this machine is `host` in it. Needs root, ``ip netns`` and ``iptables``.
 
-    What is cut drops packets without a word, as a network does; nobody is told.
+    A cut link drops packets, as a network does; no side gets an error.
     """
 
     def __init__(self) -> None:

@@ -61,7 +61,7 @@ GATED = GATED_MODEL.replace("def load(device):\n        return None", "").replac
 
 
 def lives(process: psutil.Process) -> bool:
-    """Not so is one that has ended and was not reaped yet, by whoever adopted it."""
+    """Return whether *process* lives. A process that has ended and was not reaped yet does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

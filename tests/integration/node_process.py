@@ -1,4 +1,4 @@
-"""A node in a process of its own, with its call server: says where that is, then each fact, in lines of JSON."""
+"""A node as a process, with its call server: it prints its address, then each fact, as lines of JSON."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""Passwords, namespaces and secrets on the real platform, and what a raw socket can send that a client cannot."""
+"""Passwords, namespaces and secrets on the real platform, and requests that only a raw socket can send."""
 
 import re
 from collections.abc import Iterator

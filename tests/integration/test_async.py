@@ -1,4 +1,4 @@
-"""Asynchronous calls on the real platform: accepted, executed, tried again, delivered; over kill -9, too."""
+"""Asynchronous calls on the real platform: accepted, executed, tried again, delivered; also over kill -9."""
 
 import contextlib
 import http.client

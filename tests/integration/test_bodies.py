@@ -1,4 +1,4 @@
-"""Bodies of 100 MB go up and down without being held in the serving process's memory."""
+"""Bodies of 100 MB go up and down without filling the memory of the serving process."""
 
 import hashlib
 import threading

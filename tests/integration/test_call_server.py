@@ -318,7 +318,7 @@ async def test_a_worker_that_does_not_read_holds_the_sender(rig: Rig) -> None:
 
     given_up = True
     exchange.fail(CallCancelled("the caller went away"))  # which does not wait behind the body
-    await eventually(lambda: rig.processes[0].of("WorkerExited"))  # killed: it ran on for nobody
+    await eventually(lambda: rig.processes[0].of("WorkerExited"))  # killed: its caller was gone
     await asyncio.wait_for(sending, LIMIT_S)
 
 

@@ -192,7 +192,7 @@ def ask_gateway(docker: Docker, name: str, *requests: str, authorization: str = 
 
 
 def test_a_function_reaches_others_by_the_gateways_conventional_name_and_nothing_more(docker: Docker) -> None:
-    """The platform listens on loopback, and there it asks nobody for a password."""
+    """The platform listens on loopback, and needs no password there."""
     docker.deploy("reaches").raise_for_status()
     docker.call("reaches", "/echo").raise_for_status()
     said = ask_gateway(

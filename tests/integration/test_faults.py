@@ -71,7 +71,7 @@ def test_an_idle_worker_that_is_killed_is_missed_by_the_next_call_only(platform:
     for _ in range(20):
         assert platform.call(path).status_code == 200
         platform.workers()[0].send_signal(signal.SIGKILL)
-        # Whether the call meets a worker that is already known to be dead, or not yet, is a race, and nobody's fault.
+        # Whether the call meets a worker that is already known to be dead, or not yet, is a race; both are right.
         assert platform.call(path).status_code in (200, 502)
         until(lambda: platform.call(path).status_code == 200)
 
@@ -115,7 +115,7 @@ def test_what_a_worker_started_itself_ends_with_it(platform: Platform) -> None:
 
 @pytest.mark.parametrize("lang", [TORCH, HTTP])
 def test_calls_of_a_function_that_is_removed_are_told_so(platform: Platform, lang: str) -> None:
-    """Those that run and those that wait; nobody is left to wait for his time limit."""
+    """Running and waiting calls; none waits until its time limit."""
     path = platform.deploy("doomed", GATED_MODEL if lang == TORCH else GATED, lang, slots="1")
     gate = platform.gate()
     calls = [platform.begin(path, gate.body)]

@@ -1,5 +1,5 @@
 """
-What nobody means to send. Requests made from the OpenAPI document, valid and not, by schemathesis; and bytes on a raw
+Malformed requests. Requests made from the OpenAPI document, valid and not, by schemathesis; and bytes on a raw
 socket that no client would make. Afterwards the platform is as it was: no call, worker, file or connection is left.
 
 A short run is part of the tests; ``make fuzz`` gives it minutes, and waits for slow clients to be hung up on. Both are

@@ -1,6 +1,6 @@
 """
 Functions that become container images, with nothing faked: docker, its engine, and a registry that asks for a password.
-What is built here is pushed, pulled by the platform, and answers; or a platform builds it for who has no docker.
+What is built here is pushed, pulled by the platform, and answers; or a platform builds it for a client without docker.
 """
 
 import base64

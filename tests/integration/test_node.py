@@ -237,7 +237,7 @@ async def test_the_first_call_of_one_that_declares_nothing_begins_when_its_room_
     rig.node.resize(function, DEVICE, 180 * MiB)
     assert (await answer)[0] == 200
     rig.node.evict(function, DEVICE)
-    assert (await rig.call(rig.lease(function, cold=True, memory=180 * MiB)))[0] == 200, "nobody says more"
+    assert (await rig.call(rig.lease(function, cold=True, memory=180 * MiB)))[0] == 200, "no limit is exceeded"
 
 
 async def test_what_a_worker_was_to_get_and_has_not_got_yet_is_given_back_too(rig: Rig) -> None:
@@ -413,7 +413,7 @@ async def test_aborting_a_lease_whose_call_never_came_frees_it(rig: Rig) -> None
 
 
 async def test_a_call_that_comes_after_it_was_aborted_takes_nothing(rig: Rig) -> None:
-    """The engine was told that it is over: a worker that its lease started now would be known to nobody."""
+    """The engine knows that the call is over: it would not know a worker that its lease starts now."""
     function = await rig.function("late", BIG)
     lease = rig.lease(function, cold=True)
     rig.node.abort(lease.call, DEVICE)
@@ -494,7 +494,7 @@ async def test_a_newer_lease_of_a_call_whose_first_load_failed_loads_again(rig: 
 
 
 async def test_a_slow_reader_does_not_hold_the_device(rig: Rig) -> None:
-    """The worker of a model function is done although nobody has read its 4 MB yet."""
+    """The worker of a model function is done before its 4 MB were read."""
     function = await rig.function(
         "wordy", "def load(device): return 1\ndef handle(m, e, c): return (b'x' * 65536 for _ in range(64))"
     )

@@ -122,7 +122,7 @@ def test_a_function_calls_another_on_the_same_and_only_device_while_it_runs(plat
 
 
 def test_more_nested_calls_than_slots_all_end(platform: Platform) -> None:
-    """Twelve callers at once, eight slots, one model: the model's calls wait for nobody who waits for them."""
+    """Twelve callers at once, eight slots, one model: no deadlock."""
     model = platform.deploy("model", ECHO_MODEL)
     caller = platform.deploy(
         "caller",

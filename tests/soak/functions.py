@@ -43,7 +43,7 @@ def handle(model, event, context):
     while what == "hog":
         held.append(os.urandom(4 << 20))
         if len(held) > 1000:
-            raise RuntimeError("4 GB, and nobody minds")
+            raise RuntimeError("4 GB, and no limit held it")
     time.sleep(seconds)
     return f"{VERSION} {id_}"
 """

@@ -19,7 +19,7 @@ class Fault(NamedTuple):
     at: float
     what: str
     excuses: bool
-    """Calls may fail of it; a fork server that is only stopped costs nobody anything."""
+    """Calls may fail because of it. A fork server that is only stopped makes no call fail."""
 
 
 @dataclass(slots=True)

@@ -180,7 +180,7 @@ class Soak:
     def _break_something(self) -> None:
         left_s = self.seconds - (time.monotonic() - self._began)
         if left_s < 4:
-            return  # the last ones are to be seen through
+            return  # the last calls run to their end
         kinds = ("worker", "fork server stopped", "worker", "fork server killed", "worker")
         what = kinds[len(self.report.faults) % len(kinds)]
         servers = [each for each in psutil.Process(self.platform.pid).children() if is_fork_server(each)]

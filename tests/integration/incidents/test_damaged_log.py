@@ -1,4 +1,4 @@
-"""A bad disk garbled the log of what was stored last: SQLite forgot it without a word, functions among it."""
+"""A bad disk damaged the log of the latest records: SQLite lost them silently, functions among them."""
 
 import shutil
 from collections.abc import Callable

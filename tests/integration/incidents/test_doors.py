@@ -1,4 +1,4 @@
-"""What clients and strangers send to a platform's doors."""
+"""Requests of clients and strangers to the ports of a platform."""
 
 import contextlib
 import socket

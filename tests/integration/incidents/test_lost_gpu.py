@@ -1,4 +1,4 @@
-"""`gpufaas serve` never noticed that a GPU fell off the bus: it was offered for ever."""
+"""`gpufaas serve` did not notice that a GPU fell off the bus, and kept offering it."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Memory surprised: what was declared was taken back, what was not declared was never had, threads had no stacks."""
+"""Memory surprised users: declared memory was taken back, undeclared memory was never given, threads had no stacks."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -178,9 +178,9 @@ def test_a_function_may_call_a_model_that_needs_what_it_was_lent(platform: Platf
 
 
 def test_what_a_function_keeps_in_shared_memory_is_not_given_to_another_one(platform: Platform) -> None:
-    """A file in /dev/shm that nobody has open is in no process, and had been promised again."""
+    """A file in /dev/shm that is not open belongs to no process; its memory was promised again."""
     if "cgroup" not in platform.status()["devices"][0]["device"]["labels"]["memory.enforcement"]:
-        pytest.skip("without control groups nobody sees such files")
+        pytest.skip("such files are visible to control groups only")
     keeper = platform.deploy(
         "keeper",
         """

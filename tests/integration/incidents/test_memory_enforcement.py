@@ -289,7 +289,7 @@ def _directories(name: str) -> list[str]:
 
 
 OTHER_USER = ["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all,+dac_read_search"]
-"""Nobody, who may look into directories that are root's: this checkout may be in one."""
+"""The user nobody, with the right to read directories of root: this checkout may be in one."""
 OTHER_USER += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
 
 

@@ -1,4 +1,4 @@
-"""A function printed short lines in a loop, and nothing else was served any more: no call, no /healthz, no SIGTERM."""
+"""A function printed short lines in a loop, and the platform served nothing else: no call, no /healthz, no SIGTERM."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
 """
-Calls waited 39 s behind one of 40 s beside an idle device, and a model waited until its deadline for room that an idle
-CPU function had.
+Calls waited 39 s for a call of 40 s beside an idle device, and a model waited until its deadline for memory of an idle
+CPU function.
 """
 
 from collections.abc import Callable

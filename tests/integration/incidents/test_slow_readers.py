@@ -1,6 +1,6 @@
 """
-Callers that read an answer of 20 MB a byte at a time held all slots of a CPU function for its time limit: nobody else
-was served meanwhile.
+Callers that read an answer of 20 MB a byte at a time held all slots of a CPU function for its time limit: it served no
+other caller.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""One WebSocket of messages of a byte each, sent as fast as they go, kept everybody else waiting for seconds."""
+"""One WebSocket with messages of one byte, sent as fast as possible, delayed all other callers for seconds."""
 
 import contextlib
 import socket

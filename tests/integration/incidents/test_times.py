@@ -1,6 +1,6 @@
 """
 A call that ran longer than the function's mean counted as about to end, for as long as it ran: another function's call
-waited 39 s for that device while an idle one could have loaded its model. Nobody was told how far times vary.
+waited 39 s for that device while an idle one could have loaded its model. No output showed how far times vary.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Something in the loop did not return, and the platform could only be killed, without a word about where it stood."""
+"""The event loop was blocked, and the platform could only be killed, without a hint about the cause."""
 
 import signal
 import socket

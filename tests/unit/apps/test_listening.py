@@ -1,4 +1,4 @@
-"""Where schedulers and nodes listen when nobody says."""
+"""Where schedulers and nodes listen by default."""
 
 import pytest
 

@@ -67,7 +67,7 @@ def test_a_queue_that_is_none_is_wrong_usage(given: list[str], message: str) -> 
 
 
 def test_a_directory_that_is_named_is_never_written(tmp_path: Path) -> None:
-    """Whoever names one has a password there, or has mistyped: a new one would lock him out of what he expects."""
+    """A user who names a directory has a password there, or has mistyped: a new password would lock the user out."""
     (tmp_path / "basic-auth-user").write_text("boss\n")
     (tmp_path / "basic-auth-password").write_text("secret\n")
 

@@ -26,7 +26,7 @@ def _signals() -> Iterator[None]:
 async def test_a_task_beside_the_server_that_fails_ends_the_platform_from_the_outside_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A platform whose devices nobody watches any more would go on to look well."""
+    """Without the watch on its devices, a platform would look healthy."""
     options = ServeOptions(data=tmp_path, devices=("cpu:0=64MiB",), functions="process", memory_enforcement="rlimit")
     with owned(tmp_path) as spool, listen("127.0.0.1", 0, "--port") as listening:
         app = composed(options, None, spool)

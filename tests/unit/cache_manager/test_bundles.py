@@ -211,7 +211,7 @@ def test_a_bundle_is_bounded_while_it_is_unpacked(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_whatever_is_wrong_in_a_bundle_is_the_authors(stores: Stores) -> None:
-    """Never an error of the disk, and never one that nobody expected."""
+    """Never an error of the disk, and never an unexpected one."""
     whole = tar_of({"gpufaas.json": msgspec.json.encode(manifest_of()), "function/handler.py": b"x" * 3000})
     chance = random.Random(11)
     odd = [

@@ -18,7 +18,7 @@ def stores(tmp_path: Path) -> Stores:
 
 
 def age(stores: Stores, *digests: str, days: float = 3) -> None:
-    """Let *digests* look as if nobody had asked for them for so long."""
+    """Let *digests* look unused for so long."""
     then = time.time() - days * DAY_S
     for digest in digests:
         place = stores.root / "artifacts" / "sha256" / digest[:2] / digest
@@ -26,7 +26,7 @@ def age(stores: Stores, *digests: str, days: float = 3) -> None:
 
 
 def swept(stores: Stores, *used: str) -> set[str]:
-    """Collect what nobody asked for within a day; return which artifacts are left."""
+    """Collect what was not used for a day; return the artifacts that are left."""
     collect(stores.artifacts, stores.bundles, set(used), time.time() - DAY_S)
     return set(stores.artifacts.digests())
 

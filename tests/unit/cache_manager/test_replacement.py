@@ -1,4 +1,4 @@
-"""The LRU lists of devices, and whom to evict."""
+"""The LRU lists of devices, and the choice of victims."""
 
 from dataclasses import dataclass
 

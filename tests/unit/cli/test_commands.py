@@ -151,7 +151,7 @@ def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway
 
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gateway is a port where nobody listens."""
+    """The gateway is a port without a listener."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("OPENFAAS_URL", f"http://127.0.0.1:{free.getsockname()[1]}")
@@ -591,7 +591,7 @@ def test_describe_shows_state_settings_and_platform(gateway: Gateway) -> None:
 
 
 def test_describe_says_measured_only_of_what_was(gateway: Gateway) -> None:
-    """A model that was loaded for a call that failed had a call time "(measured)" that nobody had measured."""
+    """A model that was loaded for a call that failed had a call time "(measured)" without a measurement."""
     stack_of("a")
     run("up")
     profiles = gateway.catalogue.all("openfaas-fn")[0].profiles

@@ -162,7 +162,7 @@ def _asks_a_gateway(path: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize("path", [path for path in EVERY if _asks_a_gateway(path)], ids=words)
 def test_no_gateway_is_one_line_and_exit_code_3(run: Run, path: tuple[str, ...]) -> None:
-    with socket.socket() as free:  # bound, and nobody listens
+    with socket.socket() as free:  # bound, without a listener
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
 

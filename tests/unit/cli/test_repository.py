@@ -178,7 +178,7 @@ def test_a_repository_without_templates_is_said_to_be_one(run: Run, tmp_path_fac
 
 
 def test_a_link_that_leads_out_of_a_template_is_refused(run: Run, upstream: Upstream, here: Path) -> None:
-    """It would bring a file of this machine into what is built, and so to whoever runs it."""
+    """It would bring a file of this machine into the build, and so to everyone who runs it."""
     upstream.link("template/go/function/passwd", "/etc/passwd")
 
     result = run("template", "pull", upstream.url)

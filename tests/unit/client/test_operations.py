@@ -1,4 +1,4 @@
-"""The operations as they are: generators that are told answers, without a socket, a clock or a loop."""
+"""The operations as generators that get answers from the test, without a socket, a clock or a loop."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What both clients say on the wire."""
+"""The requests of both clients."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What a gateway and a node say about calls, as bytes."""
+"""The frames of calls between gateway and node, as bytes."""
 
 import msgspec
 import pytest

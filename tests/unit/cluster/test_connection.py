@@ -1,4 +1,4 @@
-"""Links that are silent, and ends that stood still themselves."""
+"""Silent links, and ends that were stopped themselves."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ async def test_ends_that_stood_still_themselves_do_not_blame_the_other(ends: Any
 
 @pytest.fixture
 async def address(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
-    """Where somebody listens whom 16 strangers, 4 from one address, may keep waiting."""
+    """An address where 16 strangers, 4 from one address, may keep a handshake open."""
     monkeypatch.setattr(connection, "MAX_UNPROVEN", 16)
     caplog.set_level("WARNING")
     server = await listen("127.0.0.1:0", Identity("scheduler", "s", "b", TOKEN), lambda _, __: 1)

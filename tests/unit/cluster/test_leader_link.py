@@ -1,4 +1,4 @@
-"""Who is turned away by the scheduler that leads: tries again, or ends."""
+"""A service that the leading scheduler refuses tries again, or ends."""
 
 import asyncio
 from collections.abc import AsyncIterator

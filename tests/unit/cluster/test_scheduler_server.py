@@ -1,4 +1,4 @@
-"""The scheduler's server, with gateways and nodes that say over real connections what the test has them say."""
+"""The scheduler's server over real connections, with gateways and nodes that the test plays."""
 
 import asyncio
 from collections.abc import AsyncIterator

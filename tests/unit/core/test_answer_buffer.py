@@ -1,4 +1,4 @@
-"""What waits of an answer for its reader: in memory, then in a file, and bounded in both."""
+"""The unread part of an answer: in memory, then in a file, and bounded in both."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Constraints as people write them, and which devices satisfy them."""
+"""Constraints as users write them, and the devices that satisfy them."""
 
 import pytest
 

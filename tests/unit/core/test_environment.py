@@ -1,4 +1,4 @@
-"""What an environment provides, and whether it is what a bundle needs; never asked of the Python that runs this."""
+"""The packages of an environment, and whether they satisfy a bundle; independent of the Python that runs this."""
 
 import sys
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Frames, however the bytes are cut."""
+"""Frames from bytes in any pieces."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What functions printed can be read back: after a restart, from any point, and as it comes."""
+"""Output of functions can be read: after a restart, from any point, and as it comes."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What journals and other versions of a service have written is still read, by the tags of the messages."""
+"""Messages of journals and other versions are still read, by their tags."""
 
 import msgspec
 import pytest

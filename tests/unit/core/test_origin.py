@@ -1,4 +1,4 @@
-"""The addresses of workers: only who has the key makes one that counts."""
+"""The addresses of workers: a valid one needs the key."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a worker says is believed as far as it can be true."""
+"""Messages of a worker are believed only as far as they can be true."""
 
 from math import inf, nan
 

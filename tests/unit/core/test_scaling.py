@@ -1,4 +1,4 @@
-"""Labels into a rule: OpenFaaS's words and defaults, errors that name the label."""
+"""Labels as a scaling rule: OpenFaaS's names and defaults, errors that name the label."""
 
 import pytest
 

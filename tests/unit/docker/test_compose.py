@@ -1,4 +1,4 @@
-"""The compose files: held to what our commands take, and to what we promise of containers. It runs: 'make cluster'."""
+"""The compose files match the options of our commands, and our promises about containers. 'make cluster' runs them."""
 
 import re
 import shutil

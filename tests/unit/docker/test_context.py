@@ -1,4 +1,4 @@
-"""What images are made from."""
+"""The files that images are built from."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What authors may return, and what they are given."""
+"""The author's API: what handlers get, and what they may return."""
 
 from typing import Any
 

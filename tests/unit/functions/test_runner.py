@@ -1,4 +1,4 @@
-"""What the runner says of exceptions, and which it takes for an out of memory."""
+"""How the runner reports exceptions, and which of them it takes for an out of memory."""
 
 import pytest
 

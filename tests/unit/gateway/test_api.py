@@ -501,7 +501,7 @@ async def test_logs_are_lines_of_json(gateway: Gateway) -> None:
         ("name=echo&callId=id-4", 0),
         ("name=echo&since=2020-11-20T22%3A50%3A53Z", 2),
         ("name=echo&since=2020-11-20T22%3A50%3A53.123456789%2B02%3A00", 2),
-        ("name=echo&since=2020-11-20T22:50:53+00:00", 2),  # a plus sign that nobody encoded
+        ("name=echo&since=2020-11-20T22:50:53+00:00", 2),  # a plus sign that is not encoded
         ("name=echo&since=0001-01-01T00%3A00%3A00Z", 2),
         ("name=echo&since=2999-11-20T22%3A50%3A53Z", 0),
     ],

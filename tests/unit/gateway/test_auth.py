@@ -1,4 +1,4 @@
-"""Who is let in: basic auth as OpenFaaS has it, and everything guarded that is not listed."""
+"""Basic auth as in OpenFaaS: every route needs it, except those of a list."""
 
 import base64
 import logging

@@ -1,4 +1,4 @@
-"""`Calls.run`, which runs a call for every front: told in no protocol's words, and without a server."""
+"""`Calls.run`, which runs the calls of all fronts: without a protocol, and without a server."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page at /docs: the OpenAPI document for people, with nothing from elsewhere."""
+"""The page at /docs: the OpenAPI document for people, without external resources."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What nodes provide to functions: the route that says it, and the deployment that is held against it."""
+"""The packages of nodes: the route that shows them, and the deployment that is checked against them."""
 
 from msgspec.structs import replace
 from tests.unit.core.test_environment import environment

@@ -1,4 +1,4 @@
-"""Every error of the platform has a status, and says that it is ours."""
+"""Every error of the platform has a status and our headers."""
 
 import pytest
 

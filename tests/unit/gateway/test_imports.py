@@ -1,4 +1,4 @@
-"""The gateway is installed without torch, and must start without it."""
+"""The gateway is installed without torch, and starts without it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The table in docs/metrics.md, what is exported, and the expressions in deploy/ speak of the same metrics."""
+"""The table in docs/metrics.md, the exported metrics, and the expressions in deploy/ agree."""
 
 import json
 import re

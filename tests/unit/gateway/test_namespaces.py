@@ -1,4 +1,4 @@
-"""Namespaces: made, changed and removed, and functions in them."""
+"""Namespaces: created, changed and removed, and functions in them."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The document at /openapi.json against the routes that there are."""
+"""The document at /openapi.json matches the routes."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""On which devices a function may run: what asks for it, what is refused, and what the scheduler and nodes are told."""
+"""The devices on which a function may run: requests, refusals, and what the scheduler and nodes get."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -219,7 +219,7 @@ async def test_an_image_without_a_request_takes_many_calls_on_a_cpu_device() -> 
 
 
 async def test_an_image_on_a_gpu_has_all_of_it_and_takes_one_call_at_a_time() -> None:
-    """Nobody can hold a container to a share of a GPU, and ``nvidia.com/gpu: 1`` means a whole one elsewhere."""
+    """A container cannot be limited to a share of a GPU, and ``nvidia.com/gpu: 1`` means a whole one elsewhere."""
     platform = Platform(CPU, GPU, device("cuda:1", 12 * GiB))
 
     deployed = await platform.deploy(image=True, limits={"nvidia.com/gpu": "1", "memory": "2Gi"})

@@ -1,4 +1,4 @@
-"""What a connection may cost before it is anybody's request."""
+"""What a connection may cost before it has sent a request."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -124,7 +124,7 @@ async def test_a_head_that_does_not_end_is_given_up(served: Served, monkeypatch:
 async def test_the_rest_of_a_body_that_was_answered_is_not_waited_for(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever sends a byte a minute would otherwise hold the connection for ever, and needs no password for it."""
+    """Otherwise a client that sends a byte a minute holds the connection for ever, without a password."""
     monkeypatch.setattr(protocol, "REST_S", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\na")
@@ -189,7 +189,7 @@ async def read_large(served: Served, pause_s: float) -> int:
 
 
 async def test_a_reader_who_does_not_read_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is whole, and its call over: nobody else would ever end it."""
+    """The answer is complete and its call over: nothing else ends the connection."""
     monkeypatch.setattr(protocol, "READER_S", 0.2)
 
     assert await read_large(served, pause_s=1.0) < LARGE

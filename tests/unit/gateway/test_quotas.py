@@ -1,4 +1,4 @@
-"""Quotas of namespaces: set, shown, kept, and held to by what is deployed and by calls."""
+"""Quotas of namespaces: set, shown, stored, and enforced for deployments and calls."""
 
 import asyncio
 from collections.abc import AsyncIterator

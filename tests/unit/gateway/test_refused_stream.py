@@ -1,4 +1,4 @@
-"""A body that streams to a node that refuses the lease: nothing of it is lost for the next one."""
+"""A streamed body whose node refuses the lease: the next node gets all of it."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Secrets: told once, shown to functions only."""
+"""Secrets: written by clients, readable by functions only."""
 
 import base64
 import logging
@@ -209,7 +209,7 @@ def test_running_functions_see_updates_and_removals(files: SecretFiles) -> None:
 
 
 def test_a_reader_keeps_the_file_that_it_opened(files: SecretFiles) -> None:
-    """Renamed into place: nobody reads half of a value."""
+    """Renamed into place: no reader sees half of a value."""
     files.create("openfaas-fn", "key", b"a" * 100)
     directory = files.mount(R1, "openfaas-fn", ["key"])
 

@@ -1,4 +1,6 @@
-"""What a worker does to itself before a function's code runs. Each in a process of its own: it cannot be undone."""
+"""
+The limits that a worker sets before a function's code runs. Each test has a process of its own: they cannot be undone.
+"""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""What the Docker engine is asked for: told to an engine that only remembers it. The real one: tests/integration."""
+"""The requests to the Docker engine, with an engine that only records them. tests/integration has the real one."""
 
 import asyncio
 from collections.abc import Iterator

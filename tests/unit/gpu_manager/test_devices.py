@@ -1,4 +1,4 @@
-"""Which devices there are: declared ones, and GPUs through the real NVML binding on a library of ours."""
+"""The devices of a node: declared ones, and GPUs through the real NVML binding with a library of ours."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Where a call stands at its node: what the table allows, and that what it does not allow changes nothing."""
+"""The states of a call at its node: a step that the table does not allow changes nothing."""
 
 import asyncio
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""A server in a worker may answer whatever it likes: its call gets a reason, in bounded memory and time."""
+"""A server in a worker may send any bytes: its call fails with a reason, in bounded memory and time."""
 
 import asyncio
 import contextlib

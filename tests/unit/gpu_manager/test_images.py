@@ -1,4 +1,4 @@
-"""Which images may have a newer one in their registry."""
+"""Images of which the registry may have a newer version."""
 
 import pytest
 

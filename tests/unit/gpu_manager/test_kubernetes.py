@@ -1,4 +1,4 @@
-"""Functions as pods: what is asked of Kubernetes, and what is made of what it says. The contract: tests/contract."""
+"""Functions as pods: the requests to Kubernetes, and the effect of its answers. tests/contract has the contract."""
 
 import asyncio
 import sys

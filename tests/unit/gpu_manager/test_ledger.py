@@ -1,4 +1,4 @@
-"""Promises of a device's memory."""
+"""Reservations of a device's memory."""
 
 import pytest
 from hypothesis import given

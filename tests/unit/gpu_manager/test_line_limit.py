@@ -1,4 +1,4 @@
-"""A worker may print as much as it likes: what is kept is bounded, what is not is counted, the rest comes whole."""
+"""A worker may print without end: the kept part is bounded, the rest is counted, and lines are whole."""
 
 import pytest
 

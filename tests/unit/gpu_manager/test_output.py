@@ -1,4 +1,4 @@
-"""A worker's pipe is read in turns: whoever prints without end takes no more of the loop than others."""
+"""Pipes of workers are read in turns: one that prints without end takes no more of the loop than others."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A worker that was reaped has no process any more: whose its process id is by then, nobody here knows."""
+"""A worker that was reaped has no process: another process may have its id."""
 
 import subprocess
 import sys

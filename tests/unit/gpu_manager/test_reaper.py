@@ -1,4 +1,4 @@
-"""A worker that has ended is told of when all that it left behind is gone. Real processes, in one of their own."""
+"""The end of a worker is reported when all its processes are gone. Real processes, started by one of their own."""
 
 import subprocess
 import sys

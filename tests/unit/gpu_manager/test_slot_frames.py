@@ -1,4 +1,4 @@
-"""An author's code has its worker's sockets, and may write whatever it likes: that costs its calls, and no more."""
+"""An author's code has the sockets of its worker, and may write any bytes: only its own calls fail."""
 
 import asyncio
 import struct

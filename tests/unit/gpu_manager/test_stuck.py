@@ -1,4 +1,4 @@
-"""When a fork server that does not answer counts as stuck: decided from what /proc says of it, in looks of a second."""
+"""When a fork server counts as stuck: by its state in /proc, once a second."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A watchdog listens before the server that it passes calls to."""
+"""A watchdog listens before the server behind it."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Loads that fail are tried again after longer and longer times; the function says so, and is never given up."""
+"""Failed loads are tried again with growing pauses; the status says so, and it never stops."""
 
 from tests.unit.scheduler.world import World
 
@@ -181,7 +181,7 @@ def test_a_copy_more_that_does_not_load_leaves_the_others_serving_and_is_tried_a
 
 
 def test_a_node_that_can_start_no_worker_says_nothing_of_the_function() -> None:
-    """Its calls are placed again, and refused when nobody takes them."""
+    """Its calls are placed again, and refused when no node takes them."""
     world = World()
     world.deploy("f")
     world.device("a")

@@ -1,4 +1,4 @@
-"""Figures that are none teach the engine nothing, whoever reports them."""
+"""The engine learns nothing from impossible figures."""
 
 from math import inf, nan
 

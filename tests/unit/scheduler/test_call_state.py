@@ -1,4 +1,4 @@
-"""Where a call stands: what the table allows, and that what it does not allow changes nothing."""
+"""The states of a call: a step that the table does not allow changes nothing."""
 
 import pytest
 from tests.unit.scheduler.world import World, state_of

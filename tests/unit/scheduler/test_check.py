@@ -1,4 +1,4 @@
-"""What of a node's answer is a difference, and what was only on its way."""
+"""Differences between a node and the scheduler, apart from messages that are still on their way."""
 
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall

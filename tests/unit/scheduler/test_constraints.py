@@ -1,4 +1,4 @@
-"""Functions run only on devices that satisfy their constraints; the others might as well not be there."""
+"""Functions run only on devices that satisfy their constraints; other devices have no effect on them."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A device that is drained finishes what it has, gives its copies up, and takes nothing new until it is taken back."""
+"""A drained device completes its calls, evicts its copies, and takes nothing new until the drain is undone."""
 
 import pytest
 

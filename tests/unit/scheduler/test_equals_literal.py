@@ -1,4 +1,4 @@
-"""The engine's indexes change what a decision costs, never which decision it is."""
+"""The engine's indexes change the cost of a decision, never the decision."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush

@@ -1,4 +1,4 @@
-"""Loads that fail, workers that exit, facts that come too late or that concern nothing."""
+"""Failed loads, workers that exit, events that come too late or concern nothing."""
 
 from tests.unit.scheduler.world import World, two_devices
 

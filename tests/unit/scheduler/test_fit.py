@@ -1,4 +1,4 @@
-"""Whether a copy fits, and who leaves for it: one check for what a policy sees and for what the engine enforces."""
+"""Whether a copy fits, and which victims leave: one check for policies and for the engine."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order, and whatever the policy wants: `World.tell` checks after each event."""
+"""Invariants that hold for any events in any order, and any policy. `World.tell` checks after each event."""
 
 import random
 
@@ -96,7 +96,7 @@ def test_no_call_is_lost_and_no_memory_is_promised_twice(
 @given(st.sampled_from(list(POLICIES)), st.booleans(), st.integers(0, 2**32), EVENTS)
 def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: int, events: list[int]) -> None:
     """
-    Nothing breaks here and nobody gives up, so each call is served by a revision that was deployed when it came; or it
+    Nothing breaks here and no caller leaves, so each call is served by a revision that was deployed when it came; or it
     is told at once that a minimum of copies leaves no room for it.
     """
     rng = random.Random(seed)
@@ -145,7 +145,7 @@ def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: 
 def test_every_call_is_served_where_one_device_is_just_large_enough(
     policy: str, replacement: str, seed: int, events: list[int]
 ) -> None:
-    """Nothing breaks and nobody gives up; not a byte more than the largest function needs beside the minima."""
+    """Nothing breaks and no caller leaves; not a byte more than the largest function needs beside the minima."""
     rng = random.Random(seed)
     world = World(policy, limit=3, replacement=replacement)
     functions = [f"f{number}" for number in range(6)]
@@ -253,7 +253,7 @@ def beside(world: World, largest: int) -> None:
 
 
 def drain(world: World) -> None:
-    """Let everything come to its end: where each function fits beside the minima of others, nobody waits for ever."""
+    """Let everything end: if each function fits beside the minima of others, no call waits for ever."""
     for _ in range(1000):
         if not world.running and not world.waiting:
             return
@@ -271,7 +271,7 @@ def drain(world: World) -> None:
 
 
 def rest(world) -> None:  # type: ignore[no-untyped-def]
-    """Without calls it comes to rest: functions do not evict each other in turns, and nobody has copies too many."""
+    """Without calls nothing happens any more: functions do not evict each other, and none has too many copies."""
     for _ in range(100):
         loading = world.loading()
         if not loading:

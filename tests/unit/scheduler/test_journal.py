@@ -1,4 +1,4 @@
-"""A journal replays to the same commands: what happened at a site can be looked at on a desk."""
+"""A journal replays to the same commands, so that an operator can examine what happened."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What measurements of memory and time change."""
+"""The effects of measured memory and times."""
 
 from msgspec.structs import replace
 from tests.unit.scheduler.world import World
@@ -17,7 +17,7 @@ def test_a_measured_peak_becomes_the_reservation_with_headroom() -> None:
     world.tell(m.Measured(FunctionId("f"), DeviceId("a"), 500 * MiB))
 
     expected = 566 * MiB  # 500 * 1.1 + 16
-    assert world.out == []  # what it had beyond that stays lent to it: nobody needs it
+    assert world.out == []  # the rest stays lent to it: no other worker needs it
     assert world.on("a").used == expected
     assert world.model("f", "a").limit == 1000 * MiB
     (learnt,) = world.engine.take_learnt()

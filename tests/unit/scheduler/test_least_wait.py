@@ -1,4 +1,6 @@
-"""What `least-wait` promises: no call waits beyond the bound while later ones pass, and no device idles beside work."""
+"""
+The promises of `least-wait`: no call waits beyond the bound while later ones pass, and no device idles beside work.
+"""
 
 import random
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""The parts of least-wait, each asked alone about a cluster that the test has put together."""
+"""The parts of least-wait, each alone on a cluster that the test builds."""
 
 import pytest
 from tests.unit.scheduler.world import World
@@ -209,7 +209,7 @@ def test_a_call_that_its_holder_will_serve_sooner_than_a_load_is_promised_that()
     two = site()
     two.deploy("f", load_s=30.0, service_s=1.0)
     two.hold(("f", "d0"))
-    two.now += 1000.0  # nobody calls it often enough for a second copy
+    two.now += 1000.0  # it is not called often enough for a second copy
     two.begin("f", "d0")
     call = two.waits("f")
     asked = order(two)

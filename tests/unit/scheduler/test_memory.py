@@ -1,4 +1,4 @@
-"""What a worker may use: reservations that are kept, and free memory that is lent until somebody needs it."""
+"""The memory of a worker: reservations that hold, and free memory that is lent until another worker needs it."""
 
 from tests.unit.scheduler.world import World
 
@@ -57,7 +57,7 @@ def test_who_declares_nothing_may_use_what_is_free() -> None:
     world.finish("c")
 
     assert (world.model("f", "a").memory, world.model("f", "a").limit) == (38 * MiB, 400 * MiB)
-    assert world.on("a").used == 38 * MiB  # what is lent counts for nobody
+    assert world.on("a").used == 38 * MiB  # lent memory is not counted
 
 
 def test_what_is_lent_goes_to_whoever_needs_it_before_anybody_is_evicted() -> None:

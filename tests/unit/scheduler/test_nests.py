@@ -1,4 +1,4 @@
-"""Calls that are made by calls: they run elsewhere, or are refused at once; nothing waits for what waits for it."""
+"""Inner calls: they run elsewhere, or are refused at once; there is no deadlock."""
 
 from random import Random
 
@@ -210,7 +210,7 @@ def test_what_is_said_of_a_worker_that_runs_nothing_counts_for_nothing(nest: Nes
 def test_nests_of_any_shape_drain(seed: int) -> None:
     """
     Calls make calls, which make calls. Each ends once all that it made have ended or were refused, and no other way:
-    so whoever waits for what waits for it shows as a call that is left.
+    so a deadlock shows as a call that is left.
     """
     random = Random(seed)
     nest = Nest(random.choice(sorted(POLICIES)), limit=random.choice([0, 2, 25]))

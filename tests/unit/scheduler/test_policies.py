@@ -1,4 +1,4 @@
-"""The table of policies, and what the engine does with what a policy says."""
+"""The table of policies, and the engine's reaction to their actions."""
 
 from inspect import signature
 

@@ -1,4 +1,4 @@
-"""The index of the queue, where the property test of the whole engine would not say which part is wrong."""
+"""The index of the queue, alone: the property test of the engine would not say which part is wrong."""
 
 from gpufaas_core.model import CallId, Function, FunctionId
 from gpufaas_scheduler.world.changes import Changes

@@ -1,4 +1,4 @@
-"""The control loop: what it measures, and that it says something only when that is to change."""
+"""The control loop of scaling: its measurements, and that it acts only on changes."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the number of copies that a function should have changes."""
+"""The effects of a changed number of copies."""
 
 from tests.unit.scheduler.world import World
 

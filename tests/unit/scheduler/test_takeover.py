@@ -503,7 +503,7 @@ def test_a_node_that_was_away_keeps_its_models_and_its_running_calls() -> None:
 
 
 def test_one_that_comes_back_before_it_was_missed_is_right_about_what_it_runs() -> None:
-    """c1 was answered while nobody listened; it runs no more, and the device is free."""
+    """c1 ended while no scheduler led; it does not run, and the device is free."""
     engine = make_engine(model("f"))
     engine.handle(joined(), 0.0)
     engine.handle(m.Arrived(CallId("c1"), FunctionId("f")), 0.0)
@@ -695,7 +695,7 @@ def test_each_doc_that_an_event_changes_is_named(policy: str, learn: bool, seed:
 @examples(60)
 @given(SEED, STEPS)
 def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: int, steps: int) -> None:
-    """Among all, and among those of functions that were not refused; whoever asks need not look at every device."""
+    """Among all calls, and among those of functions that were not refused, without a look at every device."""
     rng = random.Random(seed)
     site = Site("lb", "lru", False, rng)
     for number in range(4):

@@ -1,4 +1,4 @@
-"""Service times as distributions: what is left of a call that runs, and what few calls say."""
+"""Service times as distributions: the rest of a running call, and the weight of few calls."""
 
 import random
 from math import inf, isfinite, log, nan, sqrt

@@ -1,4 +1,4 @@
-"""How waiting ends without a start: deadlines, cancellations, full queues, functions that fit nowhere."""
+"""Waiting that ends without a start: deadlines, cancellations, full queues, functions that fit nowhere."""
 
 import pytest
 from tests.unit.scheduler.world import World
@@ -76,7 +76,7 @@ def test_a_full_queue_turns_calls_away_and_says_when_to_come_back() -> None:
 
     assert world.rejected == [("late", "overloaded")]
     assert isinstance(world.out[0], m.Reject)
-    # Three calls of 2 s each, and as much more as is enough in three of four cases: nobody knows yet how they vary.
+    # Three calls of 2 s each, and as much more as is enough in three of four cases: their variation is not known yet.
     assert world.out[0].retry_after_s == pytest.approx(6.0 * 1.243, rel=1e-3)
     assert "2 calls waiting" in world.out[0].message
 

@@ -122,7 +122,7 @@ class World:
         if isinstance(event, m.Arrived) and event.call in self.running:
             self._check_choice(self.running[event.call])
         if isinstance(event, m.Arrived | m.Finished | m.CallerLeft | m.Loaded | m.Measured | m.Woken | m.Scaled):
-            for function in self.functions.keys() - self.removed:  # nobody's worker is gone: who would evict it?
+            for function in self.functions.keys() - self.removed:  # a worker whose function is gone must be evicted
                 least = min(self.functions[function].min_copies, copies.get(function, 0))
                 assert self.copies.get(function, 0) >= least, f"{function} has fewer than its minimum"
         return self.out

@@ -1,4 +1,4 @@
-"""What tests of the simulator share: workload files, and the command line."""
+"""Workload files and the command line, for tests of the simulator."""
 
 import json
 from collections.abc import Callable

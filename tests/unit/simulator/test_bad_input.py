@@ -1,4 +1,4 @@
-"""What is wrong with a file is one line that names file, line and remedy; exit code 2; nothing is written."""
+"""An error in a file is one line with file, line and remedy; exit code 2; nothing is written."""
 
 import json
 from collections.abc import Callable

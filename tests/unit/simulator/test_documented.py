@@ -1,4 +1,4 @@
-"""docs/simulator.md says what is so."""
+"""docs/simulator.md is true."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""True times that the scheduler is not told: given with a workload, or drawn about the profiles."""
+"""True times that the scheduler does not know: given with a workload, or drawn about the profiles."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a replay makes of a workload before it sends it."""
+"""The changes that a replay makes to a workload before it sends it."""
 
 from gpufaas_simulator.replay import at_rate, named
 from gpufaas_simulator.synthetic import make_workload

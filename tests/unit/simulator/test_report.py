@@ -1,4 +1,4 @@
-"""The figures, against counting by hand."""
+"""The figures of a report, compared with counts by hand."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What simulated nodes do, through the simulator's short face: times, failures, updates, tiers, tenants."""
+"""Simulated nodes, through the simulator's API: times, failures, updates, tiers, tenants."""
 
 import json
 from collections.abc import Callable

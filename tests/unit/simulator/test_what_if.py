@@ -1,4 +1,4 @@
-"""`gpufaas what-if`: recorded figures, the same simulated, and what a change would have made of them."""
+"""`gpufaas what-if`: recorded figures, the same figures simulated, and the effect of a change."""
 
 import json
 from collections.abc import Callable

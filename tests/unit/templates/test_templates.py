@@ -1,4 +1,4 @@
-"""The packaged templates: found by name, and their skeletons answer as they are."""
+"""The packaged templates are found by name, and their skeletons answer."""
 
 import subprocess
 import sys
