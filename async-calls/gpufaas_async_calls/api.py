@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from gpufaas_async_calls.call import INLINE_BODY, AcceptedCall, Body, CallStatus, Header
 from gpufaas_async_calls.callbacks import check_url
 from gpufaas_async_calls.calls import AsyncCalls
-from gpufaas_async_calls.ports import SpooledBody
+from gpufaas_async_calls.spool_file import SpoolFile
 from gpufaas_core.errors import (
     CallCancelled,
     DeadlineExceeded,
@@ -147,7 +147,7 @@ class AsyncInvocations:
             raise Unavailable(f"{deployed.name} cannot be called: {deployed.unavailable}")
         return deployed
 
-    async def _read(self, deployed: Deployed, caller: Caller) -> tuple[Body, SpooledBody | None]:
+    async def _read(self, deployed: Deployed, caller: Caller) -> tuple[Body, SpoolFile | None]:
         """Return the body, and its file if it is in one: to be discarded unless the call is accepted."""
         pieces: list[bytes] = []
         size, file = 0, None

@@ -23,8 +23,8 @@ from gpufaas_async_calls.call import (
 )
 from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused, Callbacks
 from gpufaas_async_calls.execution import execute
-from gpufaas_async_calls.ports import SpooledBody
 from gpufaas_async_calls.retry import GiveUp, RetryPolicy, Settled, TryAgain, backoff_s, decide, parse_retry_after
+from gpufaas_async_calls.spool_file import SpoolFile
 from gpufaas_core.errors import BadAnswer, GpufaasError, StorageFailed
 from gpufaas_core.units import format_bytes
 from gpufaas_gateway.errors import status_of
@@ -46,7 +46,7 @@ class Attempts:
         callbacks: Callbacks,
         policy_of: Callable[[str], RetryPolicy],
         callback_retry: RetryPolicy,
-        new_file: Callable[[], SpooledBody],
+        new_file: Callable[[], SpoolFile],
         rng: random.Random,
         clock: Callable[[], float],
     ) -> None:
@@ -143,14 +143,14 @@ class Attempts:
 class AnswerKeeper:
     """Keeps an answer: in memory as long as it is small, then in a file. Without a callback, only its size."""
 
-    def __init__(self, new_file: Callable[[], SpooledBody] | None) -> None:
+    def __init__(self, new_file: Callable[[], SpoolFile] | None) -> None:
         self.status = 500
         self.headers: list[Header] = []
         self.begun = False
         self._new_file = new_file
         self._pieces: list[bytes] = []
         self._size = 0
-        self._file: SpooledBody | None = None
+        self._file: SpoolFile | None = None
 
     @property
     def internal(self) -> bool:

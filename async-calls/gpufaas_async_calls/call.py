@@ -13,7 +13,7 @@ each call is executed at least once. What ends is kept for a while, a dead call 
 """
 
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -134,6 +134,39 @@ class Dead(Struct, frozen=True):
 
 
 Outcome: TypeAlias = Done | Retry | Deliver | Redeliver | Dead
+
+
+# --- how a call changes, by the names of its fields in a queue ---
+
+
+def settled(outcome: Outcome) -> dict[str, Any]:
+    """Return what *outcome* changes, but for requests and answers."""
+    match outcome:
+        case Done():
+            ended = {"phase": "done", "due_at": None, "ended_at": outcome.at, "reason": None}
+            return {**ended, "attempts": outcome.attempts, "status": outcome.status}
+        case Dead():
+            ended = {"phase": "dead", "due_at": None, "ended_at": outcome.at, "reason": outcome.reason}
+            return {**ended, "attempts": outcome.attempts, "status": outcome.status}
+        case Retry():
+            waits = {"due_at": outcome.at, "reason": outcome.reason}
+            return {**waits, "attempts": outcome.attempts, "status": outcome.status}
+        case Deliver():
+            waits = {"phase": "callback", "due_at": outcome.at, "reason": outcome.exhausted}
+            done = {"attempts": outcome.attempts, "status": outcome.answer.status, "exhausted": outcome.exhausted}
+            return {**waits, **done}
+        case Redeliver():
+            return {"due_at": outcome.at, "reason": outcome.reason, "deliveries": outcome.deliveries}
+
+
+def cancelled(now: float) -> dict[str, Any]:
+    return {"phase": "cancelled", "due_at": None, "ended_at": now, "reason": "it was cancelled"}
+
+
+def requeued(phase: Phase, now: float) -> dict[str, Any]:
+    """A dead letter waits again in *phase*."""
+    waits = {"phase": phase, "due_at": now, "ended_at": None, "reason": None, "exhausted": None, "deliveries": 0}
+    return waits if phase == "callback" else {**waits, "attempts": 0}
 
 
 class CancelledCall(Struct, frozen=True):

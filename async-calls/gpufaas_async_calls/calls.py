@@ -39,9 +39,10 @@ from gpufaas_async_calls.call import (
 )
 from gpufaas_async_calls.callbacks import Callbacks
 from gpufaas_async_calls.lanes import Backlog, Lane, Wanted
-from gpufaas_async_calls.ports import AsyncQueue, SpooledBody
+from gpufaas_async_calls.ports import AsyncQueue
 from gpufaas_async_calls.retry import RetryPolicy
 from gpufaas_async_calls.settings import AsyncSettings
+from gpufaas_async_calls.spool_file import SpoolFile
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.units import Seconds
 from gpufaas_gateway.request import Run
@@ -174,7 +175,7 @@ class AsyncCalls:
         # A caller that hangs up now has sent it: `_turn` alone decides what becomes of the call.
         await asyncio.shield(durable)
 
-    def new_file(self) -> SpooledBody:
+    def new_file(self) -> SpoolFile:
         return self._queue.new_file()
 
     async def status(self, call: str) -> CallStatus | None:

@@ -1,20 +1,10 @@
 """What asynchronous calls need from outside. Adapters are in `gpufaas_adapters`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from gpufaas_async_calls.call import AcceptedCall, CallStatus, CancelledCall, ClaimedCall, Outcome, Phase, Waiting
-
-
-class SpooledBody(Protocol):
-    """A body that is being written. `keep` gives it to the queue, `discard` removes it. Raises `StorageFailed`."""
-
-    def write(self, piece: bytes, /) -> None: ...
-
-    def keep(self) -> Path: ...
-
-    def discard(self) -> None: ...
+from gpufaas_async_calls.spool_file import SpoolFile
 
 
 class AsyncQueue(Protocol):
@@ -67,7 +57,7 @@ class AsyncQueue(Protocol):
         """Return how many calls have not ended, by phase and function; claimed ones count."""
         ...
 
-    def new_file(self) -> SpooledBody:
+    def new_file(self) -> SpoolFile:
         """Return a file for a body of more than `INLINE_BODY`; it belongs to the call that is written with it."""
         ...
 

@@ -168,15 +168,6 @@ class EtcdSecrets:
 
     # --- for nodes ---
 
-    async def read(self, namespace: str, name: str) -> bytes | None:
-        """
-        Return the value; None: there is none of that name.
-
-        :raises WrongKey: it was sealed with another key, or changed since
-        """
-        item = await self._etcd.get(f"{SECRETS}{namespace}/{name}")
-        return self._open(item, namespace, name) if item else None
-
     async def watch(self, on_trouble: Callable[[StorageFailed], None] | None = None) -> AsyncGenerator[SecretChange]:
         """Yield what is there, then `Listed`, then each change, without end. What cannot be opened is logged."""
         async with aclosing(self._etcd.watch(SECRETS, on_trouble=on_trouble)) as changes:

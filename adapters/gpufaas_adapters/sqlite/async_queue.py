@@ -10,7 +10,7 @@ import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 import msgspec
 
@@ -27,9 +27,10 @@ from gpufaas_async_calls.call import (
     KeptAnswer,
     Outcome,
     Phase,
-    Redeliver,
-    Retry,
     Waiting,
+    cancelled,
+    requeued,
+    settled,
 )
 from gpufaas_async_calls.spool_file import SpoolFile, remove_files
 from gpufaas_core.units import Seconds
@@ -63,7 +64,6 @@ CREATE INDEX calls_ended ON calls (phase, ended_at) WHERE ended_at IS NOT NULL;
 """,
 )
 _STATUS: Final = "id, function, phase, attempts, deliveries, status, reason, accepted_at, ended_at, due_at, key"
-_ENDED: Final = {"due_at": None, "reason": None}
 _NO_REQUEST: Final = {"head": None, "body": None, "body_file": None}
 _NO_ANSWER: Final = {"answer": None, "answer_body": None, "answer_file": None}
 _PRUNED_AT_ONCE: Final = 256
@@ -161,21 +161,17 @@ class SqliteAsyncQueue:
 
     def cancel(self, calls: Sequence[str], now: float) -> list[list[CancelledCall]]:
         unnamed: list[Path] = []
-        cancelled: list[list[CancelledCall]] = []
+        done: list[list[CancelledCall]] = []
         with self._file.transaction() as db:
             for call in calls:
-                rows = db.execute(
-                    "UPDATE calls SET phase = 'cancelled', due_at = NULL, ended_at = ?, reason = 'it was cancelled'"
-                    " WHERE id = ? AND due_at IS NOT NULL RETURNING key, function",
-                    (now, call),
-                ).fetchall()
+                rows = _update(db, cancelled(now), "id = ? AND due_at IS NOT NULL", call)
                 found = [CancelledCall(key, function, key in self._claimed) for key, function in rows]
                 for each in found:
                     if not each.is_claimed:  # one that is may be reading its files
                         unnamed += self._strip(db, each.key)
-                cancelled.append(found)
+                done.append(found)
         remove_files(unnamed)
-        return cancelled
+        return done
 
     def get(self, call: str) -> CallStatus | None:
         with self._file.reading() as db:
@@ -205,11 +201,7 @@ class SqliteAsyncQueue:
             phase: Phase = "callback" if answered else "queued"
             if not answered:
                 unnamed += self._files(file)
-            db.execute(
-                "UPDATE calls SET phase = ?, due_at = ?, ended_at = NULL, attempts = iif(?, attempts, 0),"
-                " deliveries = 0, exhausted = NULL, reason = NULL WHERE key = ?",
-                (phase, now, answered, key),
-            )
+            _update(db, requeued(phase, now), "key = ?", key)
         remove_files(unnamed)
         return Waiting(phase, function, 1, now)
 
@@ -245,38 +237,27 @@ class SqliteAsyncQueue:
             answered = outcome.answer.body if isinstance(outcome, Deliver) else b""
             return self._strip(db, outcome.key) + ([answered] if isinstance(answered, Path) else [])
         unnamed: list[Path] = []
-        changes: dict[str, object] = {"due_at": outcome.at}
+        changes = settled(outcome)
         match outcome:
             case Done():
-                changes = {**_ENDED, **_NO_REQUEST, **_NO_ANSWER, "phase": "done", "ended_at": outcome.at}
-                changes |= {"status": outcome.status, "attempts": outcome.attempts}
+                changes |= {**_NO_REQUEST, **_NO_ANSWER}
                 unnamed = self._files(*row[1:])
-            case Retry():
-                changes |= {"attempts": outcome.attempts, "status": outcome.status, "reason": outcome.reason}
-            case Deliver():
-                answer = outcome.answer
+            case Dead(undelivered=False):
+                changes |= _NO_ANSWER
+                unnamed = self._files(row[2])
+            case Deliver(answer=answer):
                 head = _AnswerHead(answer.status, answer.headers, answer.duration_s, answer.attempts_allowed)
                 file, inline = _columns(answer.body)
-                changes |= {"phase": "callback", "attempts": outcome.attempts, "status": answer.status}
-                changes |= {"exhausted": outcome.exhausted, "reason": outcome.exhausted}
                 changes |= {"answer": _encode(head), "answer_file": file, "answer_body": inline}
-            case Redeliver():
-                changes |= {"deliveries": outcome.deliveries, "reason": outcome.reason}
-            case Dead():
-                changes = {**_ENDED, "phase": "dead", "ended_at": outcome.at, "reason": outcome.reason}
-                changes |= {"attempts": outcome.attempts, "status": outcome.status}
-                if not outcome.undelivered:
-                    changes |= _NO_ANSWER
-                    unnamed = self._files(row[2])
             case _:
-                assert_never(outcome)
-        _update(db, outcome.key, changes)
+                pass
+        _update(db, changes, "key = ?", outcome.key)
         return unnamed
 
     def _strip(self, db: sqlite3.Connection, key: int) -> list[Path]:
         """Forget the request and answer of a call that has ended; return their files."""
         rows = db.execute("SELECT body_file, answer_file FROM calls WHERE key = ?", (key,)).fetchall()
-        _update(db, key, {**_NO_REQUEST, **_NO_ANSWER})
+        _update(db, {**_NO_REQUEST, **_NO_ANSWER}, "key = ?", key)
         return self._files(*(name for row in rows for name in row))
 
     def _prune(self, db: sqlite3.Connection, now: float) -> list[Path]:
@@ -343,9 +324,11 @@ class SqliteAsyncQueue:
             remove_files([path for path in self._folder.iterdir() if path.name not in named])
 
 
-def _update(db: sqlite3.Connection, key: int, changes: Mapping[str, object]) -> None:
+def _update(db: sqlite3.Connection, changes: Mapping[str, object], which: str, *values: object) -> list[Any]:
+    """Return key and function of the calls that were changed."""
     columns = ", ".join(f"{name} = ?" for name in changes)
-    db.execute(f"UPDATE calls SET {columns} WHERE key = ?", (*changes.values(), key))
+    sql = f"UPDATE calls SET {columns} WHERE {which} RETURNING key, function"
+    return db.execute(sql, (*changes.values(), *values)).fetchall()
 
 
 def _head_of(call: AcceptedCall) -> bytes:

@@ -18,7 +18,7 @@ from gpufaas_adapters.etcd.async_queue.records import (
     read_calls,
 )
 from gpufaas_adapters.etcd.client import DoDelete, DoDeletePrefix, DoPut, Etcd, present, unchanged
-from gpufaas_async_calls.call import CallStatus, Phase
+from gpufaas_async_calls.call import CallStatus, Phase, requeued
 from gpufaas_core.units import Seconds
 
 _LOOKED_AT: Final = 100
@@ -53,10 +53,7 @@ class DeadLetters:
         while found := read_calls((await self._etcd.range(by_name(DEAD, name))).items):
             item, key, record = found[-1]
             phase: Phase = "queued" if record.answer is None else "callback"
-            changed = replace(
-                record, phase=phase, due_at=now, ended_at=None, deliveries=0, exhausted=None, reason=None,
-                attempts=record.attempts if record.answer else 0, owner=owner.name,
-            )  # fmt: skip
+            changed = replace(record, owner=owner.name, **requeued(phase, now))
             done = await self._etcd.txn(
                 (unchanged(item.key, item.mod_revision), present(owner.path)),
                 (DoDelete(item.key), DoPut(path_of(CALLS, record.id, key), encode(changed))),

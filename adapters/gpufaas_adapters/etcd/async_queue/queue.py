@@ -28,7 +28,16 @@ from gpufaas_adapters.etcd.async_queue.writer import Writer
 from gpufaas_adapters.etcd.blocking import Blocking
 from gpufaas_adapters.etcd.client import DoPut, DoRange, Etcd, unchanged
 from gpufaas_adapters.etcd.election import TTL_S
-from gpufaas_async_calls.call import AcceptedCall, CallStatus, CancelledCall, ClaimedCall, Outcome, Phase, Waiting
+from gpufaas_async_calls.call import (
+    AcceptedCall,
+    CallStatus,
+    CancelledCall,
+    ClaimedCall,
+    Outcome,
+    Phase,
+    Waiting,
+    cancelled,
+)
 from gpufaas_async_calls.spool_file import SpoolFile
 from gpufaas_core.errors import StorageAway, StorageFailed
 from gpufaas_core.units import Seconds
@@ -189,7 +198,7 @@ class EtcdAsyncQueue:
             return claimed, left[0][0] if left else None
 
     async def _cancel(self, name: str, now: float) -> list[CancelledCall]:
-        cancelled: list[CancelledCall] = []
+        done: list[CancelledCall] = []
         for _ in range(10):  # as often as one was changed meanwhile
             found = read_calls((await self._etcd.range(by_name(CALLS, name))).items)
             if not found:
@@ -203,14 +212,13 @@ class EtcdAsyncQueue:
                     if not is_claimed:
                         self._bodies.remove_files(key)
                     is_ours = record.owner == self.owner.name
-                    cancelled.append(CancelledCall(key, record.function, is_claimed, is_ours))
-        return cancelled
+                    done.append(CancelledCall(key, record.function, is_claimed, is_ours))
+        return done
 
     async def _cancel_one(self, found: Found, now: float) -> bool:
         """Return whether it was done: not if the call was changed meanwhile."""
         item, key, record = found
-        status = replace(record.seen(), state="cancelled", due_at=None, ended_at=now, reason="it was cancelled")
-        operations = await self._writer.ending(key, status)
+        operations = await self._writer.ending(key, replace(record, **cancelled(now)).seen())
         if record.owner != self.owner.name:
             told = await self._etcd.grant_once(_TOLD_S)
             operations.append(DoPut(f"{CANCELLED}{record.owner}/{key:024x}", encode({"id": record.id}), told))

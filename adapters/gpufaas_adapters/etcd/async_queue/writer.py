@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -25,7 +25,7 @@ from gpufaas_adapters.etcd.async_queue.records import (
 )
 from gpufaas_adapters.etcd.async_queue.steps import WriteStep, commit
 from gpufaas_adapters.etcd.client import DoDelete, DoDeletePrefix, DoPut, Etcd, Operation, present, unchanged
-from gpufaas_async_calls.call import AcceptedCall, CallStatus, Dead, Deliver, Done, Outcome, Redeliver, Retry
+from gpufaas_async_calls.call import AcceptedCall, CallStatus, Dead, Deliver, Done, Outcome, Redeliver, Retry, settled
 from gpufaas_core.units import Seconds
 
 log = logging.getLogger(__name__)
@@ -133,37 +133,21 @@ class Writer:
         """Return the call as it goes on waiting (None: it has ended), and the operations that write the outcome."""
         record, key = call.record, call.key
         at = path_of(CALLS, record.id, key)
+        changed = replace(record, **settled(outcome))
         puts: list[DoPut] = []
         match outcome:
             case Done():
-                status = replace(
-                    record.seen(), state="done", due_at=None, ended_at=outcome.at, status=outcome.status,
-                    attempts=outcome.attempts, reason=None,
-                )  # fmt: skip
-                return None, await self.ending(key, status)
+                return None, await self.ending(key, changed.seen())
             case Dead():
                 self._dead_letters.added()
-                dead = replace(
-                    record, phase="dead", due_at=None, ended_at=outcome.at, attempts=outcome.attempts,
-                    status=outcome.status, reason=outcome.reason, answer=record.answer if outcome.undelivered else None,
-                )  # fmt: skip
+                dead = changed if outcome.undelivered else replace(changed, answer=None)
                 of_answer = [] if outcome.undelivered else [DoDeletePrefix(body_of(key, "answer"))]
                 return None, [DoDelete(at), DoPut(path_of(DEAD, record.id, key), encode(dead)), *of_answer]
-            case Retry():
-                changed = replace(
-                    record, due_at=outcome.at, attempts=outcome.attempts, status=outcome.status, reason=outcome.reason
-                )
             case Deliver():
-                answer = outcome.answer
-                body, puts = await self._bodies.store(key, "answer", answer.body)
-                changed = replace(
-                    record, phase="callback", due_at=outcome.at, attempts=outcome.attempts, status=answer.status,
-                    exhausted=outcome.exhausted, reason=outcome.exhausted, answer=AnswerRecord.of(answer, body),
-                )  # fmt: skip
-            case Redeliver():
-                changed = replace(record, due_at=outcome.at, deliveries=outcome.deliveries, reason=outcome.reason)
-            case _:
-                assert_never(outcome)
+                body, puts = await self._bodies.store(key, "answer", outcome.answer.body)
+                changed = replace(changed, answer=AnswerRecord.of(outcome.answer, body))
+            case Retry() | Redeliver():
+                pass
         return changed, [DoPut(at, encode(changed)), *puts]
 
     async def ending(self, key: int, status: CallStatus) -> list[Operation]:
