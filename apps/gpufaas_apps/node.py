@@ -28,7 +28,6 @@ from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cluster.agent import Agent
 from gpufaas_cluster.call_server import CallServer
 from gpufaas_cluster.connection import Identity, split_address
-from gpufaas_core.errors import UnknownName
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.model import NodeId
 from gpufaas_core.origin import Origins
@@ -175,33 +174,16 @@ async def _follow_secrets(etcd: Etcd, key: Path | None, files: SecretFiles) -> N
         return
     sealed = EtcdSecrets(etcd, SecretsKey.read(key))
     await sealed.check_key()
-    seen: set[tuple[str, str]] = set()
+    known: set[tuple[str, str]] = set()
     async with aclosing(sealed.watch()) as changes:
         async for change in changes:
-            match change:
-                case SecretChanged(namespace, name, value):
-                    seen.add((namespace, name))
-                    await asyncio.to_thread(_put_secret, files, namespace, name, value)
-                case SecretRemoved(namespace, name):
-                    seen.discard((namespace, name))
-                    await asyncio.to_thread(_drop_secret, files, namespace, name)
-                case _:
-                    for namespace in await asyncio.to_thread(files.namespaces):
-                        for name in await asyncio.to_thread(files.names, namespace):
-                            if (namespace, name) not in seen:
-                                await asyncio.to_thread(_drop_secret, files, namespace, name)
-
-
-def _put_secret(files: SecretFiles, namespace: str, name: str, value: bytes) -> None:
-    try:
-        files.update(namespace, name, value)
-    except UnknownName:
-        files.create(namespace, name, value)
-
-
-def _drop_secret(files: SecretFiles, namespace: str, name: str) -> None:
-    with contextlib.suppress(UnknownName):
-        files.remove(namespace, name)
+            if isinstance(change, SecretChanged):
+                known.add((change.namespace, change.name))
+                await asyncio.to_thread(files.put, change.namespace, change.name, change.value)
+                continue
+            if isinstance(change, SecretRemoved):
+                known.discard((change.namespace, change.name))
+            await asyncio.to_thread(files.keep_only, known)
 
 
 async def _no_container_listener(_: str, __: str) -> None:

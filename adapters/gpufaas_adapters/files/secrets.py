@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -48,11 +48,6 @@ class SecretFiles:
             for left in root.glob(f"*/{_ASIDE}*"):
                 left.unlink()
 
-    def namespaces(self) -> list[str]:
-        """Return those that have secrets."""
-        with self._translated():
-            return sorted(each.name for each in self._root.iterdir() if each.is_dir())
-
     def names(self, namespace: str) -> list[str]:
         with self._lock, self._translated():
             return self._names(namespace)
@@ -73,6 +68,22 @@ class SecretFiles:
             for mount, mode in self._mounts_of(namespace, name):
                 _write(mount, value, mode)
         log.info("secret.updated name=%s namespace=%s", name, namespace)
+
+    def put(self, namespace: str, name: str, value: bytes) -> None:
+        """`update`, or `create`."""
+        try:
+            self.update(namespace, name, value)
+        except UnknownName:
+            self.create(namespace, name, value)
+
+    def keep_only(self, known: Collection[tuple[str, str]]) -> None:
+        """Remove all but *known*, which are namespaces and names."""
+        with self._lock, self._translated():
+            for namespace in [each.name for each in self._root.iterdir() if each.is_dir()]:
+                for name in self._names(namespace):
+                    if (namespace, name) not in known:
+                        self._remove(namespace, name)
+                        log.info("secret.removed name=%s namespace=%s", name, namespace)
 
     def remove(self, namespace: str, name: str) -> None:
         with self._lock, self._translated():

@@ -241,6 +241,17 @@ def test_mounts_go_with_their_function(tmp_path: Path, files: SecretFiles) -> No
     assert list((tmp_path / "mounts").iterdir()) == [kept]
 
 
+def test_files_are_kept_as_another_place_has_them(tmp_path: Path, files: SecretFiles) -> None:
+    files.put("a", "key", b"1")
+    files.put("a", "key", b"2")
+    files.put("b", "gone", b"3")
+
+    files.keep_only({("a", "key"), ("c", "unknown")})
+
+    assert (files.names("a"), files.names("b")) == (["key"], [])
+    assert (tmp_path / "secrets" / "a" / "key").read_bytes() == b"2"
+
+
 def test_what_a_killed_platform_left_is_removed(tmp_path: Path, files: SecretFiles) -> None:
     files.create("openfaas-fn", "key", b"a")
     files.mount(R1, "openfaas-fn", ["key"])
