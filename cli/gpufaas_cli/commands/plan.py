@@ -11,8 +11,6 @@ from gpufaas_cli import declare, output
 
 
 class _Plan(NamedTuple):
-    module: str
-    """Of `gpufaas_scheduler.plans`: has `Problem`, `solve`, `explain` and `rows`."""
     help: str
     options: tuple[click.Option, ...] = ()
     """Given to `solve` by name."""
@@ -32,21 +30,18 @@ _POLICY: Final = click.Option(
     ["--policy"], type=click.Choice(_POLICIES), default="qa-milp", show_default=True, help="How models are placed."
 )
 _PLANS: Final[Mapping[str, _Plan]] = {
-    "hardware": _Plan("hardware", "Choose the cheapest node type that serves a burst in time (PALDIA)."),
+    "hardware": _Plan("Choose the cheapest node type that serves a burst in time (PALDIA)."),
     "variants": _Plan(
-        "variants",
         "Load and unload variants so that a load is served cheapest (INFaaS).",
         (_limit("until it is proven"),),
     ),
-    "select": _Plan("selection", "Choose the variant and the worker that answer a query (INFaaS)."),
-    "partition": _Plan("partition", "Cut a model into parts that load at once and serve as a pipeline (Flashpoint)."),
+    "select": _Plan("Choose the variant and the worker that answer a query (INFaaS)."),
+    "partition": _Plan("Cut a model into parts that load at once and serve as a pipeline (Flashpoint)."),
     "compute": _Plan(
-        "placement.compute",
         "Place models on devices, with batches and shares (iGniter, Usher, programmes).",
         (_POLICY, _limit("60, of integer programmes")),
     ),
     "size": _Plan(
-        "placement.size",
         "Find the fewest or cheapest devices on which a policy serves everything.",
         (_POLICY, _limit("60, of each placement that is tried")),
     ),
@@ -79,14 +74,14 @@ def command() -> None:
 def _make(name: str, plan: _Plan) -> click.Command:
     @declare.as_json
     def run(file: BinaryIO, as_json: bool, explain: bool, **options: Any) -> None:
-        from gpufaas_scheduler.plans import problem
+        from gpufaas_scheduler.plans import PLANS, problem
 
-        module = importlib.import_module(f"gpufaas_scheduler.plans.{plan.module}")
+        module = importlib.import_module(f"gpufaas_scheduler.plans.{PLANS[name]}")
         try:
             asked = problem.read(file.read(), module.Problem)
             answer = module.solve(asked, **options)
         except problem.BadProblem as exc:
-            raise problem.BadProblem(f"{file.name.strip('<>')}: {exc}") from exc
+            raise problem.BadProblem(f"{getattr(file, 'name', 'stdin').strip('<>')}: {exc}") from exc
         told: list[str] = module.explain(asked, answer) if explain else []
         _show(answer, told, as_json, module.rows)
 

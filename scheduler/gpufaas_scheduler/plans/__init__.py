@@ -4,3 +4,16 @@ The decisions of published systems as pure functions: a problem in, an answer ou
 Each module has a `Problem` (what `gpufaas plan` reads), `solve`, which returns the answer, and `explain`, which tells
 the working in words. The same problem gives the same answer. `problem` reads problems strictly.
 """
+
+from collections.abc import Mapping
+from typing import Final
+
+PLANS: Final[Mapping[str, str]] = {
+    "hardware": "hardware",
+    "variants": "variants",
+    "select": "selection",
+    "partition": "partition",
+    "compute": "placement.compute",
+    "size": "placement.size",
+}
+"""By the name that `gpufaas plan` knows: the module, below this package."""

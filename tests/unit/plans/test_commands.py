@@ -1,0 +1,83 @@
+"""``gpufaas plan`` as it is used: exit codes, output, the examples of the documentation; and in another process."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpufaas_cli.main import cli
+from gpufaas_core.errors import DeadlineExceeded
+from gpufaas_scheduler import solving
+from gpufaas_scheduler.plans import PLANS
+from gpufaas_scheduler.plans.problem import BadProblem
+
+DOCS = Path(__file__).parents[3] / "docs" / "planning.md"
+
+
+def examples() -> dict[str, str]:
+    """Return the first problem of each section of the page."""
+    found = re.findall(r"^## `plan (\w+)`.*?```json\n(.*?)```", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    return dict(found)
+
+
+def run(*args: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(cli, ["plan", *args], input=stdin)
+
+
+def test_every_plan_is_documented_with_a_problem() -> None:
+    assert set(examples()) == set(PLANS)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_documented_problems_are_answered(name: str) -> None:
+    policy = ["--policy", "usher"] if name in ("compute", "size") else []
+    plain, as_json = (run(name, "-", *policy, *more, stdin=examples()[name]) for more in ((), ("--json", "--explain")))
+
+    assert (plain.exit_code, as_json.exit_code) == (0, 0), plain.output + as_json.output
+    assert plain.output.strip()
+    assert json.loads(as_json.output)["explanation"]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_bad_problem_is_one_line_and_exit_code_2(name: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text('{"what": 1}')
+
+    for result in (run(name, "-", stdin="{"), run(name, str(tmp_path / "bad.json")), run(name, str(tmp_path / "none"))):
+        assert result.exit_code == 2
+        assert len(result.output.strip().splitlines()) == 1
+    assert "bad.json: " in run(name, str(tmp_path / "bad.json")).output
+
+
+def test_an_infeasible_problem_ends_well() -> None:
+    variants = {"load": 9, "slo_ms": 1, "variants": [{"name": "a", "cost": 1, "qps": 1, "latency_ms": 5}]}
+    result = run("variants", "-", "--json", stdin=json.dumps(variants))
+
+    assert result.exit_code == 0
+    assert set(json.loads(result.output)) == {"infeasible"}
+
+
+def test_the_same_problem_has_the_same_answer() -> None:
+    first, second = (run("compute", "-", "--json", stdin=examples()["compute"]).output for _ in range(2))
+
+    assert first == second
+
+
+def test_another_process_gives_the_same_answer() -> None:
+    problem = examples()["hardware"]
+
+    answer = asyncio.run(solving.solve("hardware", problem.encode(), limit=60))
+
+    assert json.loads(answer) == json.loads(run("hardware", "-", "--json", stdin=problem).output)
+
+
+def test_another_process_says_what_is_wrong_with_a_problem() -> None:
+    with pytest.raises(BadProblem, match="missing required field"):
+        asyncio.run(solving.solve("hardware", b"{}", limit=60))
+
+
+def test_another_process_is_killed_when_its_time_is_over() -> None:
+    with pytest.raises(DeadlineExceeded, match="no answer after"):
+        asyncio.run(solving.solve("hardware", examples()["hardware"].encode(), limit=0.01))
