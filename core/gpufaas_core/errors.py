@@ -1,34 +1,8 @@
 """
 The errors of the platform, named for what the caller can do about them.
 
-::
-
-    GpufaasError
-    ├── InvalidSpec            what was asked for is malformed: fix it, then ask again
-    │   └── NoDeviceFits       larger than any device: a smaller model, or a larger device
-    ├── UnknownFunction        deploy it first
-    ├── FunctionExists         update it (PUT), or remove it first
-    ├── UnknownName            there is no namespace, secret or node of this name
-    ├── NameTaken              a namespace or secret of this name exists: update it, or remove it first
-    ├── BodyTooLarge           the body is over the limit
-    ├── Overloaded             a queue is full: come back after `retry_after_s`
-    ├── DeadlineExceeded       the time that the caller gave ran out
-    ├── CallCancelled          the caller went away
-    ├── CheckBroken            the check of a deployment was ended from outside, without a result
-    ├── LoadFailed             the model did not load; carries the tail of its stderr
-    ├── OutOfMemory            a call, or a load on the largest device, needs more memory than it may have
-    ├── WorkerCrashed          the worker ended during the call; carries the tail of its stderr
-    ├── BadAnswer              the function's answer cannot be passed on: mend the function
-    ├── LeaseRefused           the node took nothing of the call: it may be placed again
-    ├── NoRoom                 copies that are never evicted hold the memory: lower their minimum
-    ├── NestedCall             a function's call to a function can never start: see the message
-    ├── CorruptArtifact        bytes on disk or on the wire are not those of their digest
-    ├── UnknownArtifact        no bytes of that digest here: upload them
-    ├── FetchFailed            others have the bytes, and could not be read: try again
-    └── StorageFailed          a write failed: the data directory is full or read-only, or etcd refuses
-        └── StorageAway        the storage does not answer: ask again in a while
-
-No error knows HTTP; the gateway holds the only table from these to statuses.
+They know no HTTP: `gpufaas_gateway.errors` has the one table from errors to statuses. The OpenAPI document shows the
+first paragraph of their docstrings to users.
 """
 
 from gpufaas_core._types import Seconds
@@ -39,48 +13,52 @@ class GpufaasError(Exception):
 
 
 class InvalidSpec(GpufaasError):
-    pass
+    """What is asked for is malformed: correct it, then ask again."""
 
 
 class NoDeviceFits(InvalidSpec):
-    pass
+    """The function needs more memory than any device has: use a smaller model, or a larger device."""
 
 
 class UnknownFunction(GpufaasError):
-    pass
+    """The function is not deployed: deploy it first."""
 
 
 class FunctionExists(GpufaasError):
-    pass
+    """The function is deployed already: update it (PUT), or remove it first."""
 
 
 class UnknownName(GpufaasError):
-    pass
+    """There is no namespace, secret or node of this name."""
 
 
 class NameTaken(GpufaasError):
-    pass
+    """A namespace or secret of this name exists: update it, or remove it first."""
 
 
 class BodyTooLarge(GpufaasError):
-    pass
+    """The body is over its limit."""
 
 
 class Overloaded(GpufaasError):
+    """A queue or a quota of calls is full: try again later."""
+
     def __init__(self, message: str, retry_after_s: Seconds = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
 class DeadlineExceeded(GpufaasError):
-    pass
+    """The caller's time limit is over."""
 
 
 class CallCancelled(GpufaasError):
-    pass
+    """The caller hung up."""
 
 
 class LoadFailed(GpufaasError):
+    """The function did not load. The message has the end of its stderr."""
+
     def __init__(self, message: str, retry_after_s: Seconds = 0.0) -> None:
         """:param retry_after_s: until it is tried again at the earliest; 0.0: not known"""
         super().__init__(message)
@@ -88,48 +66,48 @@ class LoadFailed(GpufaasError):
 
 
 class OutOfMemory(GpufaasError):
-    pass
+    """A call, or a load on the largest device, needs more memory than it may use."""
 
 
 class WorkerCrashed(GpufaasError):
-    pass
+    """The worker ended during the call. The message has the end of its stderr."""
 
 
 class CheckBroken(GpufaasError):
-    pass
+    """The check of a deployment was ended from outside, without a result: deploy again."""
 
 
 class BadAnswer(GpufaasError):
-    pass
+    """The function's answer cannot be passed on: correct the function."""
 
 
 class LeaseRefused(GpufaasError):
-    pass
+    """The node took nothing of the call: it may be placed again."""
 
 
 class NoRoom(GpufaasError):
-    pass
+    """Copies that are never evicted hold the memory: lower their minimum."""
 
 
 class NestedCall(GpufaasError):
-    pass
+    """A call of a function by a function can never start: the message says why."""
 
 
 class CorruptArtifact(GpufaasError):
-    pass
+    """Bytes on disk or on the wire have another digest than expected."""
 
 
 class UnknownArtifact(GpufaasError):
-    pass
+    """There are no bytes of this digest: upload them."""
 
 
 class FetchFailed(GpufaasError):
-    pass
+    """Another node has the bytes, but they could not be read: try again."""
 
 
 class StorageFailed(GpufaasError):
-    pass
+    """A write failed: the data directory is full or read-only, or etcd refused it."""
 
 
 class StorageAway(StorageFailed):
-    pass
+    """The storage does not answer: try again later."""

@@ -9,20 +9,21 @@ from gpufaas_core.errors import GpufaasError, UnknownFunction
 from gpufaas_gateway.catalogue import Deployed, replicas_of
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.ports import Scheduler
-from gpufaas_gateway.typed_routes import refuses, router
+from gpufaas_gateway.typed_routes import TEXT, Responses, router
 from gpufaas_gateway.wire import AlertMessage
 
 # OpenFaaS's own defaults (§8).
 _MIN: Final = 1
 _MAX: Final = 20
 _FACTOR: Final = 10
+_FAILED: Final[Responses] = {500: {"description": "Alerts that could not be applied, one line each.", "content": TEXT}}
 
 
 def alert_routes(deployer: Deployer, scheduler: Scheduler) -> APIRouter:
     catalogue = deployer.catalogue
     routes = router(catalogue)
 
-    @routes.post("/system/alert", responses=refuses(GpufaasError))
+    @routes.post("/system/alert", responses=_FAILED)
     async def alert(message: AlertMessage) -> None:
         """AlertManager's webhook."""
         failed = []

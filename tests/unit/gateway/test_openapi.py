@@ -140,6 +140,7 @@ def test_what_a_path_names_is_described_and_every_reference_leads_somewhere(desc
         named = {each["name"] for each in op.get("parameters", ()) if each["in"] == "path"}
         assert named == set(re.findall(r"{(\w+)}", path)), (method, path)
         assert op["responses"], (method, path)
+        assert all(each["description"] for each in op["responses"].values()), (method, path)
 
     references = set(re.findall(r"'#/components/schemas/(\w+)'", repr(described)))
     assert references <= set(described["components"]["schemas"])
