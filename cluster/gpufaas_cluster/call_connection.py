@@ -3,6 +3,7 @@
 from typing import Final, Protocol
 
 from gpufaas_cluster.frame_connection import FrameConnection
+from gpufaas_core.model import NodeId
 from gpufaas_core.units import Bytes
 
 BUFFER: Final[Bytes] = 256 * 1024
@@ -31,6 +32,9 @@ class ConnectionUser(Protocol):
 class ConnectionOwner(Protocol):
     """The node that a connection goes to."""
 
+    @property
+    def id(self) -> NodeId: ...
+
     def release(self, connection: "CallConnection") -> None:
         """It may carry another call."""
 
@@ -41,7 +45,7 @@ class ConnectionOwner(Protocol):
 class CallConnection(FrameConnection):
     def __init__(self, node: ConnectionOwner) -> None:
         super().__init__()
-        self._node = node
+        self.node = node
         self._user: ConnectionUser | None = None
         self._why = ""
 
@@ -69,14 +73,14 @@ class CallConnection(FrameConnection):
         user = self._user
         if user is not None and user.on_frame(kind, header, body):
             self._user = None
-            self._node.release(self)
+            self.node.release(self)
 
     def broken(self, error: Exception) -> None:
         self.abort(f"it sent what is no frame: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._node.forget(self)
+        self.node.forget(self)
         self._end(self._why or (str(exc) if exc else "the node closed the connection"))
 
     def _end(self, why: str) -> None:

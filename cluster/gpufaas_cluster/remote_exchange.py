@@ -135,8 +135,9 @@ class RemoteExchange(AnswerBuffer):
             self._fail_with(LeaseRefused(reason))
 
     def on_lost(self, reason: str) -> None:
+        assert self._connection is not None
+        name = self._connection.node.id
         self._finish()
-        name = self.lease.device.rpartition("/")[0]
         self._fail_with(WorkerCrashed(f"node {name} was lost during the call, which may have run there: {reason}"))
 
     def on_frame(self, kind: int, header: bytes, body: bytes) -> bool:

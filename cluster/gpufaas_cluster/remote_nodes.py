@@ -20,7 +20,7 @@ from gpufaas_cluster.remote_query import RemoteQuery
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Lease
-from gpufaas_core.model import Device, NodeId, NodeView, Seconds
+from gpufaas_core.model import Device, DeviceId, NodeId, NodeView, Seconds
 
 log = logging.getLogger("nodes")
 
@@ -46,6 +46,7 @@ class RemoteNodes:
         """Told when a node came, went, was lost or found."""
         self.loop = asyncio.get_running_loop()
         self._nodes: dict[str, NodeClient] = {}
+        self._of_device: dict[DeviceId, NodeClient] = {}
         self._leaving: dict[str, NodeClient] = {}
         """Gone from the view, while calls run there."""
 
@@ -70,6 +71,7 @@ class RemoteNodes:
                 self._nodes[view.id] = NodeClient(self, view)
             else:
                 found.view = view
+        self._of_device = {device.id: node for node in self._nodes.values() for device in node.view.devices}
         self.changed()
 
     def changed(self) -> None:
@@ -92,11 +94,10 @@ class RemoteNodes:
 
     def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> "RemoteExchange":
         """Begin the call; whether its node is there, and takes it, is said by `RemoteExchange.answer`."""
-        name = lease.device.rpartition("/")[0]
         exchange = RemoteExchange(self.loop, self.on_unreachable, lease, head, body)
-        node = self._nodes.get(name)
+        node = self._of_device.get(lease.device)
         if node is None:
-            exchange.not_sent(f"node {name} is not among those that there are")
+            exchange.not_sent(f"no node has device {lease.device} now")
         else:
             node.begin(exchange)
         return exchange
@@ -177,22 +178,22 @@ class NodeClient:
         :raises NotReached: it is not there, or was lost
         :raises GpufaasError: its error
         """
-        question = RemoteQuery(what, value)
-        self.begin(question)
-        return await question.reply()
+        query = RemoteQuery(what, value)
+        self.begin(query)
+        return await query.reply()
 
     async def ask_lines(self, what: str, value: Any) -> AsyncGenerator[bytes, None]:
         """Yield the lines of an answer in pieces as they come. :raises GpufaasError: as `ask`"""
-        question = RemoteQuery(what, value)
-        self.begin(question)
+        query = RemoteQuery(what, value)
+        self.begin(query)
         rest = b""
         try:
-            while (piece := await question.piece()) is not None:
+            while (piece := await query.chunk()) is not None:
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
                     yield line
         finally:
-            question.cancel()
+            query.cancel()
 
     def forget(self, connection: CallConnection) -> None:
         self._all.discard(connection)

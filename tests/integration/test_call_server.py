@@ -25,7 +25,7 @@ from gpufaas_core.errors import CallCancelled, InvalidSpec, LeaseRefused, Storag
 from gpufaas_core.frames import FILE, INLINE, STREAM, AnswerHead, CallHead
 from gpufaas_core.logs import LogQuery
 from gpufaas_core.messages import Lease
-from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, NodeView
+from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId, NodeView
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 
@@ -402,7 +402,7 @@ async def test_without_a_scheduler_only_a_ready_worker_is_called_and_one_call_at
 async def test_a_node_that_is_not_there_takes_nothing_and_the_scheduler_is_told(rig: Rig) -> None:
     port = rig.processes[0].port
     function = await rig.function("echo", ECHO)
-    rig.nodes.set_nodes([NodeView(NodeId("gone"), "127.0.0.1:1")])
+    rig.nodes.set_nodes([NodeView(NodeId("gone"), "127.0.0.1:1", [Device(DeviceId("gone/cpu:0"), "cpu", 1)])])
 
     for node in ("gone", "never"):
         with pytest.raises(LeaseRefused, match=node):
