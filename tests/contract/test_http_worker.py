@@ -26,12 +26,11 @@ from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.launch.containers import Containers
-from gpufaas_gpu_manager.launch.kubernetes import Pods
+from gpufaas_gpu_manager.launch.kubernetes import Pods, WorkerPod
 from gpufaas_gpu_manager.launch.kubernetes_api import Access
-from gpufaas_gpu_manager.launch.pod import WorkerPod
-from gpufaas_gpu_manager.node import Containers as Engine
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
+from gpufaas_gpu_manager.supervisor import ContainerEngine
 from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_state import WorkerState
 
@@ -101,7 +100,7 @@ class PodImages(Images):
 
 
 class Rig:
-    def __init__(self, launcher: Programs, settings: NodeSettings, containers: Engine | None) -> None:
+    def __init__(self, launcher: Programs, settings: NodeSettings, containers: ContainerEngine | None) -> None:
         self.launcher = launcher
         self.logs = Lines()
         self.facts: list[Event] = []

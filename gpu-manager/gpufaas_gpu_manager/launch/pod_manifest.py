@@ -6,28 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from lightkube.models.core_v1 import (
-    Capabilities,
-    Container,
-    ContainerPort,
-    EmptyDirVolumeSource,
-    EnvVar,
-    LocalObjectReference,
-    PodSecurityContext,
-    PodSpec,
-    ResourceRequirements,
-    SeccompProfile,
-    SecretVolumeSource,
-    SecurityContext,
-    Volume,
-    VolumeMount,
-)
+from lightkube.models import core_v1 as k
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Pod, Secret
 
 from gpufaas_core.model import Bytes
-from gpufaas_gpu_manager.launch.container import PORT
-from gpufaas_gpu_manager.launch.containers import CAPABILITIES, SECRETS
+from gpufaas_gpu_manager.launch.containers import CAPABILITIES, PORT, SECRETS
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.worker import Worker
 
@@ -84,39 +68,39 @@ def pod_of(
     resources = {"memory": str(spec.memory_limit or worker.memory)}
     if spec.cpus:
         resources["cpu"] = f"{round(spec.cpus * 1000)}m"
-    mounts: list[VolumeMount] = []
-    volumes: list[Volume] = []
+    mounts: list[k.VolumeMount] = []
+    volumes: list[k.Volume] = []
     if has_secret:
-        mounts.append(VolumeMount(name="secrets", mountPath=SECRETS, readOnly=True))
+        mounts.append(k.VolumeMount(name="secrets", mountPath=SECRETS, readOnly=True))
         # Readable to all: which user the image runs as is not known, and the pod has one container.
-        volumes.append(Volume(name="secrets", secret=SecretVolumeSource(secretName=name, defaultMode=0o444)))
+        volumes.append(k.Volume(name="secrets", secret=k.SecretVolumeSource(secretName=name, defaultMode=0o444)))
     if spec.read_only:
-        mounts.append(VolumeMount(name="tmp", mountPath="/tmp"))
-        volumes.append(Volume(name="tmp", emptyDir=EmptyDirVolumeSource()))
-    container = Container(
+        mounts.append(k.VolumeMount(name="tmp", mountPath="/tmp"))
+        volumes.append(k.Volume(name="tmp", emptyDir=k.EmptyDirVolumeSource()))
+    container = k.Container(
         name=CONTAINER,
         image=spec.image,
         # "$(NAME)" in a value would be replaced by that variable.
-        env=[EnvVar(name=key, value=value.replace("$(", "$$(")) for key, value in env.items()],
-        ports=[ContainerPort(name="http", containerPort=PORT)],
-        resources=ResourceRequirements(requests=resources, limits=resources),
-        securityContext=SecurityContext(
+        env=[k.EnvVar(name=key, value=value.replace("$(", "$$(")) for key, value in env.items()],
+        ports=[k.ContainerPort(name="http", containerPort=PORT)],
+        resources=k.ResourceRequirements(requests=resources, limits=resources),
+        securityContext=k.SecurityContext(
             allowPrivilegeEscalation=False,
             readOnlyRootFilesystem=spec.read_only,
-            capabilities=Capabilities(drop=["ALL"], add=list(CAPABILITIES)),
+            capabilities=k.Capabilities(drop=["ALL"], add=list(CAPABILITIES)),
         ),
         volumeMounts=mounts,
     )
     return Pod(
         metadata=ObjectMeta(name=name, labels=_labels(worker, instance)),
-        spec=PodSpec(
+        spec=k.PodSpec(
             restartPolicy="Never",
             automountServiceAccountToken=False,
             enableServiceLinks=False,
             terminationGracePeriodSeconds=max(1, int(recipes.settings.term_grace_s)),
             nodeSelector=dict(settings.node_selector),
-            imagePullSecrets=[LocalObjectReference(name=each) for each in settings.pull_secrets],
-            securityContext=PodSecurityContext(seccompProfile=SeccompProfile(type="RuntimeDefault")),
+            imagePullSecrets=[k.LocalObjectReference(name=each) for each in settings.pull_secrets],
+            securityContext=k.PodSecurityContext(seccompProfile=k.SeccompProfile(type="RuntimeDefault")),
             containers=[container],
             volumes=volumes,
         ),

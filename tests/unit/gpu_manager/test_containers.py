@@ -15,10 +15,8 @@ from gpufaas_core.model import Device, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gpu_manager.devices import CpuDevice
 from gpufaas_gpu_manager.enforcement import Enforcement
-from gpufaas_gpu_manager.launch import container as container_module
 from gpufaas_gpu_manager.launch import containers as module
-from gpufaas_gpu_manager.launch.container import ContainerLog
-from gpufaas_gpu_manager.launch.containers import NETWORK, Containers
+from gpufaas_gpu_manager.launch.containers import NETWORK, ContainerLog, Containers
 from gpufaas_gpu_manager.launch.recipes import Recipes
 from gpufaas_gpu_manager.line_limit import Allowance
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -238,7 +236,7 @@ class Streams:
 async def test_lines_are_followed_on_when_their_stream_breaks_and_the_container_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(container_module, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(module, "_AGAIN_S", 0.0)
     containers, lines = Containers("instance", 8080), list[str | None]()
     containers._client, containers._loop = Streams(), asyncio.get_running_loop()
     container: Any = SimpleNamespace(dead=False, on_lines=lambda more, _: lines.extend(more or [None]))
