@@ -27,7 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpufaas_cache_manager.artifacts import ArtifactStore, check_digest, storage_errors
-from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, Manifest, Weights
+from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, Manifest, WeightsFile
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, UnknownArtifact
 from gpufaas_core.units import Bytes, GiB, MiB, format_bytes
 
@@ -140,7 +140,7 @@ class BundleStore:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
-    def _link(self, weights: Weights, directory: Path) -> None:
+    def _link(self, weights: WeightsFile, directory: Path) -> None:
         try:
             artifact = self._artifacts.path(weights.sha256)
         except CorruptArtifact as exc:

@@ -44,7 +44,7 @@ from gpufaas_cli.source_files import IGNORED, NOT_HANDLER, copy_tree, find_extra
 from gpufaas_cli.stack import FUNCTION_NAME
 from gpufaas_cli.subprocess_lines import run_shown
 from gpufaas_cli.target import Target, this_python
-from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Manifest, Needs, Weights
+from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Manifest, Needs, WeightsFile
 from gpufaas_core.environment import misfits
 from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_core.units import MiB, Seconds
@@ -98,7 +98,7 @@ class Built:
     """sha256 of `bundle_tar`."""
     bundle_tar: Path
     manifest: Manifest
-    weights: list[tuple[Weights, Path]]
+    weights: list[tuple[WeightsFile, Path]]
     """Each file of weights, and where it is now."""
     up_to_date: bool
     """It was built before from the same inputs: nothing was done."""
@@ -370,10 +370,10 @@ def _is_pickle(path: Path) -> bool:
     return start == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05")
 
 
-def _hash_weights(function: Path, path: Path) -> Weights:
+def _hash_weights(function: Path, path: Path) -> WeightsFile:
     with open(path, "rb", buffering=0) as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return Weights(f"{FUNCTION_DIR}/{path.relative_to(function).as_posix()}", sha256, path.stat().st_size)
+    return WeightsFile(f"{FUNCTION_DIR}/{path.relative_to(function).as_posix()}", sha256, path.stat().st_size)
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -27,7 +27,7 @@ SITE_DIR = "site"
 Kind = Literal["model", "http", "server"]
 
 
-class Weights(Struct, frozen=True):
+class WeightsFile(Struct, frozen=True):
     """One file of weights. `path` is relative to the bundle: ``function/weights.safetensors``."""
 
     path: str
@@ -55,7 +55,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     template: str
     handler: str = "handler"
     """The module inside ``function/`` that has the handler."""
-    weights: tuple[Weights, ...] = ()
+    weights: tuple[WeightsFile, ...] = ()
     requirements: tuple[str, ...] = ()
     """The packages in ``site/``, as NAME==VERSION."""
     allow_pickle: bool = False

@@ -102,10 +102,10 @@ def end(world: World, call: Call) -> None:
     if not device.marked:
         device.mark()
     owner.running -= 1
-    if calls.by_id.get(call.id) is call:
-        del calls.by_id[call.id]
-    else:
+    if calls.twins and calls.by_id.get(call.id) is not call:
         calls.twins.pop((call.id, device.id), None)
+    else:
+        del calls.by_id[call.id]
     model.running -= 1
     if not model.running:
         if model.limit != model.memory:

@@ -17,10 +17,10 @@ from gpufaas_scheduler.contract import NEVER, CountPass, DeviceView, EnqueueLoca
 DEFAULT_O3_LIMIT: Final = 25
 """The paper's."""
 
-_HIT: Final = Why("2a: the first waiting call whose model the device held")
-_IDLE: Final = Why("3.3.2: another idle device held its model")
-_ONLY: Final = Why("3.3.1: no device held its model")
-_LATE: Final = Why("3.3.4: every holder was late by more than a load takes")
+_HIT: Final = Why("the first waiting call whose model the device held")
+_IDLE: Final = Why("another idle device held its model")
+_ONLY: Final = Why("no device held its model")
+_LATE: Final = Why("every holder was late by more than a load takes")
 
 
 class Locality:
@@ -81,10 +81,10 @@ def place(view: View, call: WaitingCall, device: DeviceView) -> Start | EnqueueL
         if soonest is not None:
             options = (("wait", soonest[0].id, soonest[1]), ("load", device.id, load_s))
             if soonest[1] < load_s:
-                why = Why("3.3.3: a holder finishes before a load would", options)
+                why = Why("a holder finishes before a load would", options)
                 return EnqueueLocal(call.id, soonest[0].id, why, load_s)
             if view.fits(device, call):
-                return Start(call.id, device.id, None, Why("3.3.4: no holder finishes before a load would", options))
+                return Start(call.id, device.id, None, Why("no holder finishes before a load would", options))
             return None
         return Start(call.id, device.id, None, _LATE) if view.fits(device, call) else None
     return Start(call.id, device.id, None, _ONLY) if view.fits(device, call) else None

@@ -14,7 +14,7 @@ from tests.files import sha256, tar_of
 
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleLimits, BundleStore
-from gpufaas_core.bundle import Manifest, Weights
+from gpufaas_core.bundle import Manifest, WeightsFile
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, UnknownArtifact
 
 WEIGHTS = os.urandom(20_000)
@@ -50,7 +50,7 @@ def test_files_that_are_neither_code_nor_weights_are_counted(stores: Stores) -> 
 
 
 def manifest_of(path: str = "function/weights.safetensors", **changes: object) -> Manifest:
-    manifest = Manifest("model", "python3-torch", weights=(Weights(path, sha256(WEIGHTS), len(WEIGHTS)),))
+    manifest = Manifest("model", "python3-torch", weights=(WeightsFile(path, sha256(WEIGHTS), len(WEIGHTS)),))
     return msgspec.structs.replace(manifest, **changes)
 
 

@@ -9,7 +9,7 @@ from typing import IO
 
 from msgspec.structs import replace
 
-from gpufaas_core.bundle import Manifest, Weights, WorkerSpec
+from gpufaas_core.bundle import Manifest, WeightsFile, WorkerSpec
 from gpufaas_core.constraints import Constraint, satisfied
 from gpufaas_core.environment import Environment, grouped
 from gpufaas_core.errors import (
@@ -190,7 +190,7 @@ class FakeWorkers:
 
     def bundle(self, digest: str, *, kind: str = "model", weights: Bytes = 0) -> None:
         """Let the bundle *digest* hold a function of *kind* with so many bytes of weights."""
-        files = (Weights("function/weights.safetensors", "0" * 64, weights),) if weights else ()
+        files = (WeightsFile("function/weights.safetensors", "0" * 64, weights),) if weights else ()
         self.manifests[digest] = Manifest(
             kind="http" if kind == "http" else "model", template="python3-torch", weights=files
         )
