@@ -76,7 +76,7 @@ def read_credentials(directory: Path) -> Credentials:
     """
     user, password = (_read(directory / name) for name in (USER_FILE, PASSWORD_FILE))
     if ":" in user:
-        raise InvalidSpec(f"{directory / USER_FILE}: a user's name has no ':', which ends it in basic auth")
+        raise InvalidSpec(f"{directory / USER_FILE}: the name of a user cannot have a ':', where basic auth ends it")
     return Credentials(user, password)
 
 

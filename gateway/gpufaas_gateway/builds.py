@@ -36,10 +36,10 @@ from gpufaas_core.remote_build import (
 )
 from gpufaas_core.sealing import ALGORITHM, key_id, public_of, unseal
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
-from gpufaas_gateway.answers import encode, pieces
+from gpufaas_gateway.bodies import pieces
 from gpufaas_gateway.errors import BadSignature, BodyTooSlow
 from gpufaas_gateway.ports import ImageBuilder
-from gpufaas_gateway.typed_routes import json_of, lines_of, refuses, router
+from gpufaas_gateway.typed_routes import encode, json_of, lines_of, refuses, router
 from gpufaas_gateway.wire import PublicKey
 
 log = logging.getLogger(__name__)
@@ -311,7 +311,7 @@ def _repack(body: IO[bytes], context: IO[bytes], spool: Path) -> tuple[BuildConf
         raise InvalidSpec(f"the build is not a whole tar: {exc}") from exc
     config = _config(small.get(CONFIG))
     if not has_dockerfile:
-        raise InvalidSpec(f"the build has no {CONTEXT}/{_DOCKERFILE}: that is what an image is built by")
+        raise InvalidSpec(f"the build has no {CONTEXT}/{_DOCKERFILE}: add the one from which the image is built")
     context.flush()
     context.seek(0)
     sealed = small.get(SECRETS)
@@ -332,7 +332,7 @@ def _plain(member: tarfile.TarInfo, path: PurePosixPath) -> tarfile.TarInfo:
     """Return a tar header for *path* that has only size, permissions and time of *member*."""
     if not (member.isdir() or member.isreg()) or member.issparse():
         raise InvalidSpec(
-            f"{CONTEXT}/{path} is neither a file nor a directory: links, devices and the like are not built from"
+            f"{CONTEXT}/{path} is neither a file nor a directory: links, devices and the like are refused"
         )
     plain = tarfile.TarInfo(str(path))
     plain.type = tarfile.DIRTYPE if member.isdir() else tarfile.REGTYPE

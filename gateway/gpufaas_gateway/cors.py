@@ -90,5 +90,5 @@ def _read(text: str, name: str, form: re.Pattern[str], example: str) -> list[str
     found = [each.strip() for each in text.split(",")]
     for each in found:
         if not form.fullmatch(each):
-            raise InvalidSpec(f"annotation {name}: {each[:80]!r} is none: write for example {example}")
+            raise InvalidSpec(f"annotation {name}: {each[:80]!r} is not valid: write for example {example}")
     return found

@@ -18,14 +18,13 @@ from gpufaas_core.errors import (
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.model import FunctionId
 from gpufaas_core.units import Bytes
-from gpufaas_gateway.answers import encode
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.errors import BadQuery, QuotaExceeded
 from gpufaas_gateway.function_state import copies_of, status_of
 from gpufaas_gateway.ports import LogReader, Scheduler
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionSpec
-from gpufaas_gateway.typed_routes import lines_of, refuses, router
+from gpufaas_gateway.typed_routes import encode, lines_of, refuses, router
 from gpufaas_gateway.wire import (
     DeleteFunctionRequest,
     FunctionDeployment,

@@ -82,8 +82,8 @@ def _find(nodes: ClusterNodes, name: str) -> NodeView:
     there = nodes.nodes()
     found = next((each for each in there if each.id == name), None)
     if found is None:
-        names = ", ".join(sorted(each.id for each in there)) or "none"
-        raise UnknownName(f"there is no node {name[:80]!r}: those that are here: {names}")
+        names = ", ".join(sorted(each.id for each in there)) or "no nodes"
+        raise UnknownName(f"there is no node {name[:80]!r}: the cluster has {names}")
     return found
 
 

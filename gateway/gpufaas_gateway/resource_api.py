@@ -63,7 +63,7 @@ def namespace_routes(deployer: Deployer) -> APIRouter:
         if asked is None:
             return Namespace(name)
         if asked.name not in ("", name):
-            raise InvalidSpec(f"name: the body says {asked.name[:80]!r}, the path {name[:80]!r}: which one is meant?")
+            raise InvalidSpec(f"name: the body says {asked.name[:80]!r}, the path {name[:80]!r}: use one name")
         if not name:
             raise InvalidSpec("name is missing")
         return Namespace(name, asked.labels, asked.annotations)
@@ -98,7 +98,7 @@ def quota_routes(deployer: Deployer) -> APIRouter:
         namespaces.get(name)
         if asked.namespace not in (None, name):
             raise InvalidSpec(
-                f"namespace: the body says {asked.namespace[:80]!r}, the path {name[:80]!r}: which one is meant?"
+                f"namespace: the body says {asked.namespace[:80]!r}, the path {name[:80]!r}: use one name"
             )
         with namespaces.entered(name):
             await quotas.put(name, asked.to(Quota))

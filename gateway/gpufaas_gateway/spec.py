@@ -290,7 +290,7 @@ def _check_environment(env: Mapping[str, str]) -> None:
 def _size(text: str) -> Bytes:
     size = parse_bytes(text)
     if size <= 0:
-        raise InvalidSpec(f"{text!r} must be more than nothing: write for example 512Mi")
+        raise InvalidSpec(f"{text!r} must be more than 0: write for example 512Mi")
     return size
 
 

@@ -15,11 +15,13 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
 from gpufaas_core.errors import GpufaasError, InvalidSpec
-from gpufaas_gateway.answers import encode, read_body
+from gpufaas_gateway.bodies import read_body
 from gpufaas_gateway.catalogue import Catalogue
 from gpufaas_gateway.errors import Starting, status_of
 
 Responses = dict[int | str, dict[str, Any]]
+
+encode: Final = msgspec.json.Encoder().encode
 
 SCHEMAS: Final = "x-schemas"
 """Key in the description of an answer: the schemas that it refers to. `openapi` moves them to the components."""

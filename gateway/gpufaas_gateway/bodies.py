@@ -1,10 +1,9 @@
-"""How the bodies of management requests are read, and answers are encoded."""
+"""Reads the bodies of management requests, with bounds on size and time."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
-import msgspec
 from fastapi import Request
 
 from gpufaas_core.errors import BodyTooLarge
@@ -14,8 +13,6 @@ from gpufaas_gateway.errors import BodyTooSlow
 _MAX_JSON: Final[Bytes] = 4 * MiB  # etcd takes at most 1 MB for one value
 _PATIENCE_S: Final[Seconds] = 30.0  # between two pieces of a body
 _MAX_JSON_S: Final[Seconds] = 60.0
-
-encode: Final = msgspec.json.Encoder().encode
 
 
 async def read_body(request: Request) -> bytes:
