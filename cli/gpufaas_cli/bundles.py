@@ -10,7 +10,7 @@ Building a function: from the author's folder to a bundle and its weights.
         bundle.tar                 all of these but the weights; reproducible, so its digest names the function
         .gpufaas-build.json        what it was built from: building the same again does nothing
 
-build.py runs in this Python environment; packages are chosen for that of the nodes (`target`).
+build.py runs in this Python environment; packages are chosen for that of the nodes (`build_target`).
 """
 
 import hashlib
@@ -28,6 +28,7 @@ from typing import IO, Final
 
 import msgspec
 
+from gpufaas_cli.build_target import BuildTarget, this_python
 from gpufaas_cli.handler_check import check_handler
 from gpufaas_cli.requirements import (
     RESERVED,
@@ -43,7 +44,6 @@ from gpufaas_cli.requirements import (
 from gpufaas_cli.source_files import IGNORED, NOT_HANDLER, copy_tree, find_extra, walk
 from gpufaas_cli.stack import FUNCTION_NAME
 from gpufaas_cli.subprocess_lines import run_shown
-from gpufaas_cli.target import Target, this_python
 from gpufaas_core.bundle import FUNCTION_DIR, MANIFEST, SITE_DIR, Manifest, Needs, WeightsFile
 from gpufaas_core.environment import misfits
 from gpufaas_core.errors import InvalidSpec, StorageFailed
@@ -83,7 +83,7 @@ class BuildRequest:
     build_root: Path = Path("build")
     template_dirs: Sequence[Path] = (Path("template"),)
     root: Path = Path()
-    target: Callable[[], Target] = this_python
+    target: Callable[[], BuildTarget] = this_python
     """What it is built for; asked only where there are requirements."""
 
     @property
@@ -177,7 +177,7 @@ class _Build:
     handler: Path
     copies: list[tuple[Path, Path]]
     requirements: list[Requirements]
-    target: Target | None
+    target: BuildTarget | None
     """None: there are no requirements."""
 
     @classmethod

@@ -7,7 +7,7 @@ from gpufaas_cli import output
 
 
 def show(found: Mapping[str, Any] | None, call: str) -> None:
-    """None: the call was never placed."""
+    """:param found: None: the call was never placed"""
     if found is None:
         output.note(f"call {call} was never placed by a policy: it was rejected, or its function is a CPU function")
         return
@@ -50,6 +50,6 @@ def _state(found: Mapping[str, Any]) -> str:
 
 def _calls(named: list[str], count: int) -> str:
     if not count:
-        return "nobody"
+        return "no call"
     more = f", and {count - len(named)} more" if count > len(named) else ""
     return f"{count}: {', '.join(named)}{more}"

@@ -9,7 +9,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 from gpufaas_cli.stack import BadStack, compose, read_text
 
 Entry = Mapping[str, str | Mapping[str, str]]
-"""What a function's entry begins with: plain words, in one line each."""
+"""Keys and values of a function's entry; values are plain words."""
 
 
 def lines_of(entry: Entry) -> list[str]:
@@ -24,7 +24,7 @@ def extended(path: Path, name: str, entry: Entry) -> str:
     """
     Return the text of the stack file *path* with one more function.
 
-    :raises BadStack: it is no stack file, has a function of that name, or is written in a way that we would spoil
+    :raises BadStack: it is no stack file, has a function of that name, or could not be extended without other changes
     """
     text = read_text(path) if path.stat().st_size else "version: 1.0\nprovider:\n  name: openfaas\n"
     root = compose(path, text)
@@ -110,7 +110,7 @@ def _end(node: Node) -> yaml.Mark:
 
 
 def _only_added(before: str, after: str, name: str, entry: Entry) -> bool:
-    """Whether the one is the other and the new function: checked, because YAML can be written in many ways."""
+    """Return whether *after* is *before* and the new function: checked, because YAML can be written in many ways."""
     try:
         old, new = (yaml.load(text, Loader=yaml.BaseLoader) for text in (before, after))
     except yaml.YAMLError:

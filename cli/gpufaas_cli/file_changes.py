@@ -1,6 +1,6 @@
 """
-What changed among files, for ``--watch``. It looks twice a second: the kernel's own watches would be a dependency more,
-another one on each system, blind on network mounts; and looking at the files of a few functions takes a millisecond.
+Finds changed files, for ``--watch``, by looking twice a second: the kernel's watches would need a dependency for each
+system and see nothing on network mounts, and looking at the files of a few functions takes a millisecond.
 """
 
 import os
@@ -21,9 +21,9 @@ def changes(
     paths: Callable[[], Iterable[Path]], every_s: Seconds = _EVERY_S, sleep: Callable[[Seconds], None] = time.sleep
 ) -> Iterator[set[Path]]:
     """
-    Return, for ever, the files below *paths* that were changed, added or removed since this was called.
+    Yield, without end, the files below *paths* that were changed, added or removed since this was called.
 
-    Several that are written together, as by a checkout, come together: it waits until one look finds nothing new.
+    Files that are written together, as by a checkout, come together: it waits until one look finds nothing new.
 
     :param paths: asked at each look, since a stack file may name others after a change
     """
@@ -67,5 +67,5 @@ def _note(seen: dict[Path, tuple[int, int]], file: Path) -> None:
     try:
         status = file.stat()
     except OSError:
-        return  # gone in between, which is a change of its own
+        return  # it was removed meanwhile: a change, too
     seen[file] = status.st_mtime_ns, status.st_size

@@ -9,7 +9,7 @@ from gpufaas_core.errors import GpufaasError
 
 def replace_file(file: Path, text: str, mode: int = 0o600) -> None:
     """
-    Write *text* to *file*, whose folder is made if need be; nobody else can read it before it has *mode*.
+    Write *text* to *file*, and make its folder if need be. Until it has *mode*, only its owner can read it.
 
     :raises GpufaasError: it cannot be written
     """

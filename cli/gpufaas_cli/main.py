@@ -1,9 +1,9 @@
 """
-``gpufaas``: the command line. Commands are found here by name and imported only when asked for, so that ``--help`` is
-quick; each lives in a file of its own under ``commands/``.
+``gpufaas``: the command line. A command is a module of ``commands/``, and is imported only when it is called, so that
+``--help`` is quick.
 
 Exit codes: 0 done, 1 it failed, 2 wrong usage or bad input file, 3 gateway not reachable or not authorised. An error is
-one line on stderr that says what to do; a traceback is a bug of ours.
+one line on stderr that says what to do; a traceback is a bug.
 """
 
 import difflib
@@ -38,7 +38,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "list": "List the functions that are deployed.",
     "describe": "Show all about one function.",
     "invoke": "Call a function; its input comes from stdin.",
-    "async": "Ask what became of asynchronous calls.",
+    "async": "Show, cancel and retry asynchronous calls.",
     "logs": "Show what a function printed.",
     "ready": "Wait until the gateway or a function is ready.",
     "diff": "Compare the stack file with what is deployed.",
@@ -82,7 +82,7 @@ Exit codes: 0 done, 1 it failed, 2 wrong usage or bad input file, 3 gateway not 
 
 
 class Commands(click.Group):
-    """Imports a command when it is asked for, and turns every error into one line and an exit code."""
+    """Imports a command when it is called, and turns every error into one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -96,7 +96,7 @@ class Commands(click.Group):
         return found
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args[:1] == ["namespaces"]:  # of old, this was all that there was
+        if args[:1] == ["namespaces"]:  # faas-cli's older command
             args = ["namespace", "list", *args[1:]]
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
@@ -112,14 +112,14 @@ class Commands(click.Group):
                 formatter.write_dl([(name, str(path)) for name, path in found.items()])
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **more: Any) -> NoReturn:
-        more["standalone_mode"] = False  # its errors are several lines long
+        more["standalone_mode"] = False  # else click prints errors, in several lines
         given = list(sys.argv[1:] if args is None else args)
         try:
             if given and given[0] not in COMMANDS and given[0] not in _ALIASES and given[0] in plugins.installed():
                 plugins.run(plugins.installed()[given[0]], given[1:])
             code = super().main(given, prog_name or "gpufaas", **more)
         except click.exceptions.NoArgsIsHelpError as exc:
-            click.echo(exc.ctx.get_help())  # asked for nothing: what could be asked for is the answer, as of faas-cli
+            click.echo(exc.ctx.get_help())  # as of faas-cli
             code = 0
         except click.UsageError as exc:
             where = exc.ctx.command_path if exc.ctx else "gpufaas"

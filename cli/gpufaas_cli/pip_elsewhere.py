@@ -1,9 +1,9 @@
 """
-pip, for an environment that is not the one that it runs in: ``python -P -m gpufaas_cli.pip_elsewhere FOLDER ...``
+pip, run for another environment than its own: ``python -P -m gpufaas_cli.pip_elsewhere FOLDER ...``
 
-FOLDER is made by `write_environment`. pip finds installed there what the other environment has, and nothing else, and
-evaluates markers as they are there. pip has options for the tags of wheels in another environment, but none for these
-two: it looks for what is installed along `sys.path`, and asks its own interpreter for markers (docs/adr/0029).
+`write_environment` makes FOLDER. pip finds the packages of the other environment there, and no others, and evaluates
+markers with that environment's values. pip has options for the wheels of another environment, but none for these two:
+it looks for installed packages along `sys.path`, and asks its own interpreter for markers (docs/adr/0029).
 """
 
 import importlib
@@ -26,13 +26,13 @@ _EXTRA: Final = re.compile(r"extra\s*==\s*['\"]([-._a-zA-Z0-9]+)['\"]")
 
 
 def write_environment(environment: Environment, folder: Path) -> None:
-    """Write to *folder* what pip needs to know of *environment*: the metadata of what is installed there."""
+    """Write the metadata of the packages of *environment* to *folder*, and the values of its markers."""
     (folder / _MARKERS).write_text(json.dumps(environment.markers))
     for name, each in environment.distributions.items():
         try:
             version = str(Version(each.version))
         except InvalidVersion:
-            continue  # pip passes over such, too
+            continue  # pip ignores it, too
         if not _NAME.fullmatch(name):
             continue
         requires = [" ".join(text.split()) for text in each.requires]

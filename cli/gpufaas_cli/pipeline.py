@@ -20,10 +20,10 @@ import click
 
 from gpufaas import Client, GatewayUnreachable, NotAuthorised, function_path
 from gpufaas_cli import images, output
+from gpufaas_cli.build_target import BuildTargets, Connect
 from gpufaas_cli.bundles import BuildRequest, Built, build
 from gpufaas_cli.remote_builder import RemoteBuilder
 from gpufaas_cli.stack import Stack, StackFunction
-from gpufaas_cli.target import Connect, Targets
 from gpufaas_cli.templating import template_of
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.remote_build import BuildConfig
@@ -182,9 +182,11 @@ def run(
     if steps.deploy or (steps.push and not building.shrinkwrap and makes_bundles(stack, functions)):
         with connect() as client:
             client.info()  # a build may take minutes: say first that the gateway is not there
-            pipeline.run(functions, Targets(lambda: nullcontext(client), building.offline, must_answer=True), client)
+            pipeline.run(
+                functions, BuildTargets(lambda: nullcontext(client), building.offline, must_answer=True), client
+            )
     else:
-        pipeline.run(functions, Targets(connect, building.offline, must_answer=False), None)
+        pipeline.run(functions, BuildTargets(connect, building.offline, must_answer=False), None)
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ class _Pipeline:
     remote: RemoteBuilder | None
     as_json: bool
 
-    def run(self, functions: Sequence[StackFunction], targets: Targets, client: Client | None) -> None:
+    def run(self, functions: Sequence[StackFunction], targets: BuildTargets, client: Client | None) -> None:
         results: list[dict[str, Any]] = [{"name": each.name} for each in functions]
         with self._making(functions, targets, results) as making:
             for function, make, result in zip(functions, making, results, strict=True):
@@ -229,7 +231,7 @@ class _Pipeline:
 
     @contextmanager
     def _making(
-        self, functions: Sequence[StackFunction], targets: Targets, results: Sequence[dict[str, Any]]
+        self, functions: Sequence[StackFunction], targets: BuildTargets, results: Sequence[dict[str, Any]]
     ) -> Iterator[list[Callable[[], _Made]]]:
         """
         Give for each function what builds it: at once when it is called, or in one of ``--parallel`` threads that have
@@ -251,7 +253,7 @@ class _Pipeline:
                 for each in begun:
                     each.cancel()
 
-    def _make(self, function: StackFunction, targets: Targets, result: dict[str, Any], alone: bool) -> _Made:
+    def _make(self, function: StackFunction, targets: BuildTargets, result: dict[str, Any], alone: bool) -> _Made:
         with output.waiting(f"Building {function.name}") if alone else _lines_of(function.name) as shown:
             progress = _unheard if self.building.quiet else shown
             template = template_of(self.stack, function, not self.building.disable_stack_pull, progress)
@@ -272,7 +274,7 @@ class _Pipeline:
         self._say(f"Built: {function.name} {built.digest[:_SHORT]}, {size}, {how}.")
         return built
 
-    def _request(self, function: StackFunction, template: Template | None, targets: Targets) -> BuildRequest:
+    def _request(self, function: StackFunction, template: Template | None, targets: BuildTargets) -> BuildRequest:
         assert function.lang is not None
         assert function.handler is not None
         root = self.stack.root

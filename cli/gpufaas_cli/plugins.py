@@ -1,6 +1,6 @@
 """
-Plugins: executables that are commands of ours by their name. Those of faas-cli are ours too;
-one in ``~/.gpufaas/plugins`` goes before one of that name in ``~/.openfaas/plugins``. Our own commands go before both.
+Plugins: executables that become commands, by their file names. Those of faas-cli are used,
+too: ``~/.gpufaas/plugins`` goes before ``~/.openfaas/plugins``, and our own commands go before both.
 """
 
 import os
@@ -30,7 +30,7 @@ def installed() -> dict[str, Path]:
 
 def run(plugin: Path, arguments: list[str]) -> NoReturn:
     """
-    Become *plugin*: its output and exit status are its own.
+    Replace this process by *plugin*.
 
     :raises GpufaasError: it does not start
     """

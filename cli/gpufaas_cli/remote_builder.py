@@ -1,6 +1,6 @@
 """
 The client's side of a remote builder: OpenFaaS's, or a platform started with
-``--builder-secret``. For who has no docker: the build context goes there, and the log comes back while it is built.
+``--builder-secret``. Building there needs no docker here: the build context is sent, and the log comes back meanwhile.
 """
 
 import base64
@@ -37,7 +37,7 @@ from gpufaas_core.sealing import seal
 from gpufaas_core.units import Seconds
 
 _CONNECT_S: Final[Seconds] = 5.0
-_SILENCE_S: Final[Seconds] = 1800.0  # of a step that says nothing while it compiles
+_SILENCE_S: Final[Seconds] = 1800.0  # a step that compiles may print nothing for so long
 _PIECE: Final = 1 << 20
 _SHOWN_CHARS: Final = 500
 
@@ -45,17 +45,17 @@ _SHOWN_CHARS: Final = 500
 @dataclass(frozen=True, slots=True)
 class RemoteBuilder:
     url: str
-    """Scheme and host; a path is not looked at, as faas-cli has it."""
+    """Scheme and host; a path is ignored, as by faas-cli."""
     payload_secret: bytes = field(repr=False)
     public_key: str | None = None
-    """That build secrets are sealed for; None: the builder is asked for it."""
+    """Key that build secrets are sealed for; None: the builder is asked for it."""
     verify: bool = True
 
     def build(
         self, config: BuildConfig, context: Path, secrets: Mapping[str, Path], progress: Callable[[str], None]
     ) -> None:
         """
-        Have *config*'s image built of the folder *context*; each line of the log is told to *progress*.
+        Have the image of *config* built from the folder *context*; *progress* gets each line of the log.
 
         :param secrets: files that the Dockerfile mounts at build time, by id
         :raises InvalidSpec: the build failed, or something that it needs is not there
@@ -95,7 +95,7 @@ class RemoteBuilder:
             return seal(str(told["public_key"]), values, str(told.get("key_id") or "") or None)
         except (ValueError, LookupError, TypeError, AttributeError, InvalidSpec) as exc:
             raise GpufaasError(
-                f"the builder at {base} tells no key to seal build secrets for ({exc}): name one with "
+                f"the builder at {base} gives no key to seal build secrets for ({exc}): name one with "
                 "--builder-public-key"
             ) from exc
 
@@ -124,14 +124,14 @@ class RemoteBuilder:
                 for text in last.log or ():
                     progress(text.rstrip())
         if last is None or last.status == "in_progress":
-            raise GpufaasError(f"the builder at {base} stopped telling before {image} was built: see its own log")
+            raise GpufaasError(f"the builder at {base} stopped answering before {image} was built: see its own log")
         if last.status != "success":
             raise InvalidSpec(f"the build of {image} failed: {last.error or 'the builder did not say why'}")
 
 
 def pack(body: IO[bytes], config: BuildConfig, context: Path, sealed: str | None) -> None:
     """
-    Write the tar of a build to *body*. Made so that the same sources give the same bytes.
+    Write the tar of a build to *body*. The same sources give the same bytes.
 
     :raises InvalidSpec: there is something in *context* that is neither a file nor a directory
     """
@@ -199,7 +199,7 @@ def _pieces(body: IO[bytes]) -> Iterator[bytes]:
 
 
 class _Told(msgspec.Struct):
-    """A `BuildStatus` as others write it: null for what is empty, and words of their own."""
+    """A `BuildStatus`, where other builders may send null, and other words."""
 
     log: list[str] | None = None
     status: str | None = "in_progress"
@@ -210,4 +210,4 @@ def _told(base: str, line: str) -> _Told:
     try:
         return msgspec.json.decode(line, type=_Told)
     except msgspec.DecodeError as exc:
-        raise GpufaasError(f"the builder at {base} tells what is no status of a build: {line[:_SHOWN_CHARS]}") from exc
+        raise GpufaasError(f"the builder at {base} sends what is no status of a build: {line[:_SHOWN_CHARS]}") from exc

@@ -33,7 +33,7 @@ _CLONE_S: Final = 300.0
 class Pulled:
     written: tuple[str, ...]
     kept: tuple[str, ...]
-    """Were there already, and were not to be overwritten."""
+    """Existed already, and were not overwritten."""
 
 
 def default_repository() -> str:
@@ -44,8 +44,8 @@ def pull(source: str, into: Path, overwrite: bool = True, only: str | None = Non
     """
     Copy the templates of the repository *source*, ``URL[#ref]`` or a path, to the folder *into*.
 
-    :param only: the one template that is wanted, without its ref
-    :raises InvalidSpec: it cannot be cloned, has no templates, or not that one; git's own words are told
+    :param only: copy this template only; its name without ref
+    :raises InvalidSpec: it cannot be cloned, has no templates, or not that one; with git's own words
     :raises StorageFailed: *into* cannot be written
     """
     url, _, ref = source.partition("#")
@@ -80,7 +80,7 @@ def pull(source: str, into: Path, overwrite: bool = True, only: str | None = Non
 
 @contextlib.contextmanager
 def _clone(url: str, ref: str) -> Iterator[tuple[Path, str]]:
-    """Give a clone that is gone afterwards, and its commit."""
+    """Give a clone, which is removed afterwards, and its commit."""
     with tempfile.TemporaryDirectory(prefix="gpufaas-template-") as folder:
         clone = Path(folder, "clone")
         commit = _COMMIT.fullmatch(ref)
@@ -124,7 +124,7 @@ def _is_template(folder: Path) -> bool:
 
 
 def _replace(folder: Path, target: Path, meta: dict[str, str]) -> None:
-    """Beside first, then renamed, so that a template is never half there."""
+    """Copy to a folder aside, then rename it: a template is never incomplete."""
     _check_links(folder)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,13 @@
 """
-A function's requirements, resolved against what the nodes have on which it is to run (`target.Target`).
+A function's requirements, resolved against the packages of the nodes on which it will run (`BuildTarget`).
 
-What is installed there is provided: it is used as it is and never installed again, for torch alone would bring
-gigabytes of CUDA packages into each function. Only what is missing is installed, into a folder of the function's own.
-A requirement that contradicts what is provided is refused with both versions.
+Packages that are installed there are provided: they are used as they are and not installed again, since torch alone
+brings gigabytes of CUDA packages. Only missing packages are installed, into a folder of the function's own. A
+requirement that contradicts a provided version is refused with both versions.
 
-Most functions ask for nothing, or for what is there: that is found out without pip. Otherwise pip resolves, as if it
-ran there (`pip_elsewhere`), held to the provided versions by constraints; its own settings (PIP_INDEX_URL,
-PIP_FIND_LINKS, pip.conf) apply. Where the nodes differ from this machine in Python or platform, only wheels will do.
+Most functions require nothing, or what is provided: then pip is not started. Otherwise pip resolves as if it ran on the
+nodes (`pip_elsewhere`), with the provided versions as constraints; its own settings (PIP_INDEX_URL, PIP_FIND_LINKS,
+pip.conf) apply. Where the nodes differ from this machine in Python or platform, only wheels are taken.
 """
 
 import importlib.metadata
@@ -25,8 +25,8 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from gpufaas_cli.build_target import BuildTarget
 from gpufaas_cli.pip_elsewhere import tag_options, write_environment
-from gpufaas_cli.target import Target
 from gpufaas_core.bundle import Needs
 from gpufaas_core.environment import (
     Distribution,
@@ -40,7 +40,7 @@ from gpufaas_core.environment import (
 from gpufaas_core.errors import InvalidSpec
 
 RESERVED: Final = frozenset(("torch", "numpy", "safetensors"))
-"""The platform's own: where one is not installed, the environment is at fault and not the function."""
+"""Packages that every worker has: where one is not installed, the environment is wrong, and not the function."""
 _SOURCE_OPTIONS: Final = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--pre",
                           "--trusted-host", "--prefer-binary", "--only-binary", "--no-binary")  # fmt: skip
 _OTHER_FILE: Final = re.compile(r"(-r|--requirement|-c|--constraint)[\s=]*(.+)")
@@ -53,7 +53,7 @@ class Missing:
     name: str
     version: str
     url: str | None = None
-    """Where it must come from, when the requirement said so."""
+    """Where it is installed from, if the requirement names a URL."""
     digest: str | None = None
     """sha256 of the file that pip chose; None: it is no file, but a folder or a repository."""
 
@@ -70,7 +70,7 @@ class Requirements:
     """Those that name a distribution, each with its place: FILE:NUMBER."""
     options: tuple[str, ...] = ()
     named: tuple[Path, ...] = ()
-    """Files and folders of this machine that it names, which a build depends on as well."""
+    """Files and folders of this machine that it names: a build depends on them, too."""
     needs_pip: bool = False
     """There are lines that only pip understands: files, URLs, constraints."""
 
@@ -86,7 +86,7 @@ class Provided:
 
     satisfied: bool
     looked_at: frozenset[tuple[str, str | None]]
-    """Every distribution that was met on the way, and its version there: what the answer depends on."""
+    """Every distribution that was looked at, and its version there: the answer depends on them."""
 
 
 def read_requirements(file: Path) -> Requirements:
@@ -136,7 +136,7 @@ def _read_line(text: str, file: Path, where: str, root: Path) -> Requirements:
 
 
 def _read_other(asks: bool, name: str, file: Path, where: str, root: Path, outer: tuple[Path, ...]) -> Requirements:
-    """Read what ``-r`` or ``-c`` names. Constraints are pip's, but what is in them is looked at here for mistakes."""
+    """Read what ``-r`` or ``-c`` names; constraints are only checked for mistakes here, and left to pip."""
     if "://" in name:
         return Requirements(file, needs_pip=True)
     other = file.parent / name
@@ -149,18 +149,18 @@ def _read_other(asks: bool, name: str, file: Path, where: str, root: Path, outer
 
 
 def _place(text: str, root: Path) -> tuple[Path, ...]:
-    """The file or folder that a requirement is, where it is one of this machine."""
+    """Return the file or folder that a requirement names, if it is one of this machine."""
     if "://" in text and not text.startswith("file://"):
         return ()
     path = re.sub(r"\[[^]]*\]$|\s*[;#].*$", "", text.removeprefix("file://").removeprefix("file:")).strip()
     return (root / path,) if path and (root / path).exists() else ()
 
 
-def check_provided(requirements: Requirements, target: Target) -> Provided:
+def check_provided(requirements: Requirements, target: BuildTarget) -> Provided:
     """
     Return whether *target* has all that is required.
 
-    :raises InvalidSpec: a requirement is against the version of something provided; says where, and both versions
+    :raises InvalidSpec: a requirement contradicts a provided version; says where, and both versions
     """
     satisfied = not requirements.needs_pip
     looked_at: dict[tuple[str, str | None], None] = {}
@@ -173,7 +173,9 @@ def check_provided(requirements: Requirements, target: Target) -> Provided:
     return Provided(satisfied, frozenset(looked_at))
 
 
-def find_missing(requirements: Requirements, target: Target, progress: Callable[[str], None]) -> tuple[Missing, ...]:
+def find_missing(
+    requirements: Requirements, target: BuildTarget, progress: Callable[[str], None]
+) -> tuple[Missing, ...]:
     """
     Return what must be installed, sorted by name; asks pip when something is.
 
@@ -212,7 +214,7 @@ def find_missing(requirements: Requirements, target: Target, progress: Callable[
                 )
             if name in RESERVED and name not in one.distributions:
                 raise InvalidSpec(
-                    f"{file} needs {name}, which every worker is to have, but not {target.who} ({one}): install it "
+                    f"{file} needs {name}, which every worker has, but not {target.who} ({one}): install it "
                     "there with `pip install 'gpufaas[node]'`, or build for a platform that has it (--gateway URL)"
                 )
         source = each["download_info"]
@@ -221,7 +223,7 @@ def find_missing(requirements: Requirements, target: Target, progress: Callable[
     return tuple(sorted(missing, key=lambda each: each.name))
 
 
-def install_missing(missing: Sequence[Missing], requirements: Requirements, target: Target, site: Path) -> None:
+def install_missing(missing: Sequence[Missing], requirements: Requirements, target: BuildTarget, site: Path) -> None:
     """Install exactly *missing*, the files that pip chose for them, without dependencies, into the folder *site*."""
     with tempfile.TemporaryDirectory(prefix="gpufaas-build-") as scratch:
         file = Path(scratch, "missing.txt")
@@ -233,7 +235,7 @@ def install_missing(missing: Sequence[Missing], requirements: Requirements, targ
         _pip(arguments, requirements.file, target.shared, target)
 
 
-def find_needs(requirements: Sequence[Requirements], target: Target, site: Path) -> Needs | None:
+def find_needs(requirements: Sequence[Requirements], target: BuildTarget, site: Path) -> Needs | None:
     """
     Return what a function with *requirements*, of which *site* has what was missing, takes from where it runs.
 
@@ -309,21 +311,21 @@ def _logical_lines(file: Path) -> Iterable[tuple[int, str]]:
 
 
 def _absolute(option: str, folder: Path) -> str:
-    """``--find-links wheels`` is meant from the folder of its file."""
+    """Make the folder of ``--find-links`` absolute: it is relative to the file that has the option."""
     name, value = (*re.split(r"[\s=]+", option, maxsplit=1), "")[:2]
     if name in ("-f", "--find-links") and (folder / value).exists():
         return f"{name} {(folder / value).absolute()}"
     return option
 
 
-def _check_conflict(requirement: Requirement, environment: Environment, where: str, target: Target) -> None:
+def _check_conflict(requirement: Requirement, environment: Environment, where: str, target: BuildTarget) -> None:
     name = canonicalize_name(requirement.name)
     have = environment.distributions.get(name)
     if have is not None and not installed(requirement, environment):
         raise InvalidSpec(_conflict(where, str(requirement), name, have.version, environment, target))
 
 
-def _conflict(where: str, wanted: str, name: str, have: str, environment: Environment, target: Target) -> str:
+def _conflict(where: str, wanted: str, name: str, have: str, environment: Environment, target: BuildTarget) -> str:
     return (
         f"{where}: {wanted} conflicts with {name} {have}, which {target.who} provides "
         f"({environment}): ask for a range that has {have} in it or drop the pin, or install that version where the "
@@ -334,7 +336,7 @@ def _conflict(where: str, wanted: str, name: str, have: str, environment: Enviro
 def _is_satisfied(
     requirement: Requirement, environment: Environment, looked_at: dict[tuple[str, str | None], None]
 ) -> bool:
-    """Whether it and all that it needs is installed. Notes every distribution that it met."""
+    """Return whether *requirement* and all that it needs is installed; add every distribution to *looked_at*."""
     satisfied = True
     todo = [requirement]
     done: set[tuple[str, frozenset[str]]] = set()
@@ -352,8 +354,8 @@ def _is_satisfied(
     return satisfied
 
 
-def _pip(arguments: Sequence[str], file: Path, environment: Environment, target: Target) -> None:
-    """Run ``pip install`` with *arguments* beside *file*, for *environment*; its words on failure become the error."""
+def _pip(arguments: Sequence[str], file: Path, environment: Environment, target: BuildTarget) -> None:
+    """Run ``pip install`` with *arguments* beside *file*, for *environment*. :raises InvalidSpec: with pip's words"""
     elsewhere = environment.build_target != measure().build_target
     with tempfile.TemporaryDirectory(prefix="gpufaas-build-") as there:
         write_environment(environment, Path(there))
@@ -374,7 +376,7 @@ def _pip(arguments: Sequence[str], file: Path, environment: Environment, target:
 
 
 def _reason(output: str) -> str:
-    """pip's explanation in one line: what conflicts with what, or its errors."""
+    """Return pip's explanation in one line: what conflicts with what, or its errors."""
     lines = [line.strip() for line in output.splitlines()]
     if "The conflict is caused by:" in lines:
         start = lines.index("The conflict is caused by:") + 1
@@ -385,7 +387,7 @@ def _reason(output: str) -> str:
 
 
 def _of_a_program(lines: Sequence[str]) -> list[str]:
-    """What pip says when git, or the build of a package, has failed: which one, and that one's last words."""
+    """Return what pip says when git, or the build of a package, has failed: the program, and its last line."""
     failed = [line.removeprefix("× ") for line in lines if line.startswith("× ")]
     said = [line for line in lines if line and not line.startswith(("×", "│", "╰", "note:", "error:", "[", "hint:"))]
     return [*failed[:1], *said[-1:]] or [*lines[-3:]]

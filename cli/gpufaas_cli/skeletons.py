@@ -1,4 +1,4 @@
-"""The folder that a new function begins with: a copy of its template's skeleton, or a server with a Dockerfile."""
+"""The folder of a new function: a copy of its template's skeleton, or a server with a Dockerfile."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from gpufaas_core.errors import InvalidSpec, StorageFailed
 from gpufaas_templates import find_template
 
 DOCKERFILE: Final = "dockerfile"
-"""A ``lang`` without a template: the handler folder itself has the Dockerfile."""
+"""The ``lang`` that has no template: the handler folder contains a Dockerfile."""
 _IMAGE_SKELETON: Final[Mapping[str, str]] = {
     "Dockerfile": """\
 # Anything that serves HTTP on port 8080 is a function; SIGTERM asks it to end.

@@ -1,5 +1,5 @@
 """
-The stack file: what is to be built and deployed, read strictly.
+The stack file: functions to build and deploy, read strictly.
 
 The order is that of faas-cli: substitute ``${...}`` in the text, then read the YAML. Unlike it, a key that we do not
 know is an error with its line and the nearest key that we do; keys that begin with ``x-`` are the user's own. Scalars
@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -22,8 +22,6 @@ from gpufaas_cli.substitute import BadSubstitution, substitute
 from gpufaas_core.errors import GpufaasError
 from gpufaas_templates import bounded_yaml
 
-_T = TypeVar("_T")
-
 DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
 FILE_NAMES: Final = ("stack.yaml", "stack.yml")
 FUNCTION_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -31,15 +29,11 @@ FUNCTION_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NULL: Final = "tag:yaml.org,2002:null"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _STACK_KEYS: Final = ("version", "provider", "functions", "configuration")
-_PROVIDER_KEYS: Final = ("name", "gateway", "network")  # network: of old, and ignored
+_PROVIDER_KEYS: Final = ("name", "gateway", "network")  # network: an old key, ignored
 _CONFIGURATION_KEYS: Final = ("templates", "copy")
 _TEMPLATE_KEYS: Final = ("name", "source")
 _RESOURCE_KEYS: Final = ("memory", "cpu", "nvidia.com/gpu", "amd.com/gpu", "intel.com/gpu")
-_FUNCTION_KEYS: Final = (
-    "lang", "handler", "image", "fprocess", "namespace", "environment", "environment_file", "secrets", "constraints",
-    "labels", "annotations", "limits", "requests", "readonly_root_filesystem", "skip_build", "build_args",
-    "build_options", "build_secrets", "platforms", "network", "registry_auth",  # the last two: of old, and ignored
-)  # fmt: skip
+_IGNORED_KEYS: Final = ("network", "registry_auth")  # of a function: old keys, without a meaning
 _BOOLEANS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "": False}
 
 
@@ -60,7 +54,7 @@ class StackFunction:
     fprocess: str | None = None
     namespace: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    """With those of its ``environment_file``, which win."""
+    """With the variables of ``environment_file``, which go before its own."""
     secrets: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -97,12 +91,12 @@ class Stack:
 
     @property
     def folder(self) -> Path:
-        """What paths in it are relative to; of one from a URL, the working directory."""
+        """The folder that paths are relative to; of a stack file from a URL, the working directory."""
         return Path() if url_of(self.path) else self.path.parent
 
     @property
     def root(self) -> Path:
-        """What `copy` is relative to: the stack file's folder; the working directory, where only that has them all."""
+        """The folder that `copy` is relative to: the stack file's; the working directory, if only that has them all."""
         beside, here = self.folder, Path()
         return here if not _has(beside, self.copy) and _has(here, self.copy) else beside
 
@@ -171,14 +165,14 @@ def read_stack(path: Path | None = None, env: Mapping[str, str] | None = None, e
     text = read_text(path)
     if envsubst:
         text = _substituted(path, text, os.environ if env is None else env)
-    return _Reader(path).stack(text)
+    return _StackReader(path).stack(text)
 
 
 def gateway_in(path: Path) -> str | None:
-    """Return the gateway that a stack file names, however wrong the rest of it is; None when it names none."""
+    """Return the gateway that a stack file names, even if the rest of it is wrong; None: it names none."""
     try:
         root = compose(path, _substituted(path, read_text(path), os.environ))
-        reader = _Reader(path)
+        reader = _StackReader(path)
         provider = dict(reader.items(root, "the file"))["provider"]
         return reader.text(dict(reader.items(provider, "provider"))["gateway"], "gateway") or None
     except (BadStack, KeyError):
@@ -246,7 +240,7 @@ def compose(path: Path, text: str) -> Node:
 
 
 def is_own(key: str) -> bool:
-    """Whether *key* is the user's own, not to be read by us."""
+    """Return whether *key* is the user's own, which we do not read."""
     return key.startswith("x-")
 
 
@@ -287,12 +281,21 @@ def _has(folder: Path, paths: Sequence[Path]) -> bool:
     return all((folder / each).exists() for each in paths)
 
 
-class _Reader:
-    """Takes nodes apart by what is expected where, with the line for every complaint."""
+class _StackReader:
+    """Reads nodes as what is expected where; every error has the line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._folder = Path() if url_of(path) else path.parent
+        self._function_keys: Mapping[str, Callable[[Node, str], Any]] = {
+            **dict.fromkeys(("lang", "image", "fprocess", "namespace", "platforms"), self._text_or_none),
+            **dict.fromkeys(("secrets", "constraints", "build_options"), self._list),
+            **dict.fromkeys(("labels", "annotations", "environment", "build_args", "build_secrets"), self._strings),
+            **dict.fromkeys(("limits", "requests"), self._resources),
+            **dict.fromkeys(("readonly_root_filesystem", "skip_build"), self._flag),
+            "handler": self._handler,
+            "environment_file": self._environment_files,
+        }
 
     # --- the file, from the top ---
 
@@ -300,7 +303,6 @@ class _Reader:
         top = self._keys(compose(self._path, text), "the file", _STACK_KEYS)
         if (version := top.get("version")) and self.text(version, "version") not in ("1.0", ""):
             raise self._bad(version, "version must be 1.0, the only one there is")
-        gateway = None
         if "provider" not in top:
             raise BadStack(f"{self._path}:1: provider is missing: add 'provider: {{name: openfaas}}'")
         provider = self._keys(top["provider"], "provider", _PROVIDER_KEYS)
@@ -308,65 +310,32 @@ class _Reader:
             raise self._bad(top["provider"], "provider has no name: it must be openfaas")
         if (name := self.text(provider["name"], "provider.name")) != "openfaas":
             raise self._bad(provider["name"], f"provider.name is {name!r}: it must be openfaas")
-        if "gateway" in provider:
-            gateway = self.text(provider["gateway"], "provider.gateway") or None
-        functions: dict[str, StackFunction] = {}
-        for key, node in self._mapping(top.get("functions"), "functions").items():
-            if not is_own(key):
-                functions[key] = self._function(key, node)
+        gateway = self.text(provider["gateway"], "provider.gateway") if "gateway" in provider else None
+        functions = {
+            key: self._function(key, node)
+            for key, node in self._mapping(top.get("functions"), "functions").items()
+            if not is_own(key)
+        }
         templates, copy = self._configuration(top.get("configuration"))
-        return Stack(path=self._path, gateway=gateway, functions=functions, templates=templates, copy=copy)
+        return Stack(path=self._path, gateway=gateway or None, functions=functions, templates=templates, copy=copy)
 
     def _function(self, name: str, node: Node) -> StackFunction:
         if not FUNCTION_NAME.fullmatch(name):
-            raise self._bad(
-                node,
-                f"{name!r} is not a function name: use at most 63 of a-z, 0-9 and '-', a letter or digit at both ends",
-            )
-        keys = self._keys(node, f"function {name}", _FUNCTION_KEYS)
-
-        def get(key: str, read: Callable[[Node, str], _T], otherwise: _T) -> _T:
-            return read(keys[key], f"{name}.{key}") if key in keys else otherwise
-
-        def string(key: str) -> str | None:
-            return get(key, self.text, "") or None
-
-        lang, handler, image = string("lang"), string("handler"), string("image")
-        skip_build = get("skip_build", self._flag, False)
-        if skip_build and not image:
-            raise self._bad(node, f"function {name} has skip_build but no image: say which image is to be deployed")
-        if not skip_build and not (lang and handler) and not (image and not lang and not handler):
-            missing = "lang" if not lang else "handler"
-            hint = "lang: python3-torch" if missing == "lang" else f"handler: ./{name}"
+            rule = "use at most 63 of a-z, 0-9 and '-', a letter or digit at both ends"
+            raise self._bad(node, f"{name!r} is not a function name: {rule}")
+        nodes = self._keys(node, f"function {name}", (*self._function_keys, *_IGNORED_KEYS))
+        read = {key: read(nodes[key], f"{name}.{key}") for key, read in self._function_keys.items() if key in nodes}
+        read["environment"] = {**read.get("environment", {}), **read.pop("environment_file", {})}
+        found = StackFunction(name=name, where=f"{self._path}:{node.start_mark.line + 1}", **read)
+        if found.skip_build and not found.image:
+            raise self._bad(node, f"function {name} has skip_build but no image: name the image to deploy")
+        only_image = found.image and not found.lang and not found.handler
+        if not found.skip_build and not (found.lang and found.handler) and not only_image:
+            missing, hint = ("handler", f"handler: ./{name}") if found.lang else ("lang", "lang: python3-torch")
             raise self._bad(
                 node, f"function {name} has no {missing}: add '{hint}', or only an image, deployed as it is"
             )
-        environment = dict(self._strings(keys["environment"], f"{name}.environment")) if "environment" in keys else {}
-        what = f"{name}.environment_file"
-        for path, at in self._located_list(keys["environment_file"], what) if "environment_file" in keys else []:
-            environment.update(self._environment_file(path, at))
-        return StackFunction(
-            name=name,
-            where=f"{self._path}:{node.start_mark.line + 1}",
-            lang=lang,
-            handler=_resolve(self._folder, handler) if handler else None,
-            image=image,
-            fprocess=string("fprocess"),
-            namespace=string("namespace"),
-            environment=environment,
-            secrets=get("secrets", self._list, ()),
-            constraints=get("constraints", self._list, ()),
-            labels=get("labels", self._strings, {}),
-            annotations=get("annotations", self._strings, {}),
-            limits=get("limits", self._resources, {}),
-            requests=get("requests", self._resources, {}),
-            readonly_root_filesystem=get("readonly_root_filesystem", self._flag, False),
-            skip_build=skip_build,
-            build_args=get("build_args", self._strings, {}),
-            build_options=get("build_options", self._list, ()),
-            build_secrets=get("build_secrets", self._strings, {}),
-            platforms=string("platforms"),
-        )
+        return found
 
     def _configuration(self, node: Node | None) -> tuple[tuple[TemplateSource, ...], tuple[Path, ...]]:
         if node is None:
@@ -382,13 +351,21 @@ class _Reader:
         copy = self._list(keys["copy"], "configuration.copy") if "copy" in keys else ()
         return tuple(templates), tuple(map(Path, copy))
 
-    def _environment_file(self, name: str, at: Node) -> Mapping[str, str]:
-        path = _resolve(self._folder, name)
-        if not path.is_file():
-            raise self._bad(at, f"environment_file {name} is not there: looked at {path}")
-        inner = _Reader(path)
-        keys = inner._keys(compose(path, read_text(path)), "the file", ("environment",))
-        return inner._strings(keys["environment"], "environment") if "environment" in keys else {}
+    def _handler(self, node: Node, what: str) -> Path | None:
+        text = self.text(node, what)
+        return _resolve(self._folder, text) if text else None
+
+    def _environment_files(self, node: Node, what: str) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        for each in self._sequence(node, what):
+            name = self.text(each, f"an entry of {what}")
+            path = _resolve(self._folder, name)
+            if not path.is_file():
+                raise self._bad(each, f"environment_file {name} is not there: looked at {path}")
+            inner = _StackReader(path)
+            keys = inner._keys(compose(path, read_text(path)), "the file", ("environment",))
+            found |= inner._strings(keys["environment"], "environment") if "environment" in keys else {}
+        return found
 
     # --- shapes ---
 
@@ -398,11 +375,15 @@ class _Reader:
             raise self._bad(node, f"{what} must be text, but is {_shape(node)}")
         return "" if node.tag == _NULL else str(node.value)
 
-    def items(self, node: Node, what: str) -> list[tuple[str, Node]]:
-        """The pairs of a mapping; null is an empty one. What ``<<`` merges comes first, own keys after it."""
-        return self._items(node, what, ())
+    def _text_or_none(self, node: Node, what: str) -> str | None:
+        return self.text(node, what) or None
 
-    def _items(self, node: Node, what: str, merging: tuple[Node, ...]) -> list[tuple[str, Node]]:
+    def items(self, node: Node, what: str, merging: tuple[Node, ...] = ()) -> list[tuple[str, Node]]:
+        """
+        Return the pairs of a mapping; null is an empty one. What ``<<`` merges comes first, own keys after it.
+
+        :param merging: the mappings that merge this one
+        """
         if isinstance(node, ScalarNode) and node.tag == _NULL:
             return []
         if not isinstance(node, MappingNode):
@@ -415,7 +396,7 @@ class _Reader:
             if key.tag == _MERGE:
                 sources = value.value if isinstance(value, SequenceNode) else [value]
                 for source in reversed(sources):  # the first of several wins
-                    merged += self._items(source, f"what {what} merges", (*merging, node))
+                    merged += self.items(source, f"what {what} merges", (*merging, node))
                 continue
             name = self.text(key, f"a key of {what}")
             if name in own:
@@ -432,14 +413,9 @@ class _Reader:
         found = self._mapping(node, what)
         for key, value in found.items():
             if key not in known and not is_own(key):
-                at = self._key_node(node, key) or value
-                raise self._bad(at, f"unknown key {key!r} in {what}{_nearest(key, known)}")
+                keys = [one for one, _ in getattr(node, "value", ()) if getattr(one, "value", None) == key]
+                raise self._bad(keys[0] if keys else value, f"unknown key {key!r} in {what}{_nearest(key, known)}")
         return {key: value for key, value in found.items() if not is_own(key)}
-
-    def _key_node(self, node: Node, name: str) -> Node | None:
-        if not isinstance(node, MappingNode):
-            return None
-        return next((key for key, _ in node.value if isinstance(key, ScalarNode) and key.value == name), None)
 
     def _strings(self, node: Node, what: str) -> Mapping[str, str]:
         return {key: self.text(value, f"{what}.{key}") for key, value in self.items(node, what)}
@@ -454,11 +430,8 @@ class _Reader:
             raise self._bad(node, f"{what} must be a list, but is {_shape(node)}: write '- VALUE' lines, or [A, B]")
         return list(node.value)
 
-    def _located_list(self, node: Node, what: str) -> list[tuple[str, Node]]:
-        return [(self.text(each, f"an entry of {what}"), each) for each in self._sequence(node, what)]
-
     def _list(self, node: Node, what: str) -> tuple[str, ...]:
-        return tuple(text for text, _ in self._located_list(node, what))
+        return tuple(self.text(each, f"an entry of {what}") for each in self._sequence(node, what))
 
     def _flag(self, node: Node, what: str) -> bool:
         text = self.text(node, what)

@@ -1,4 +1,4 @@
-"""Which template a function of the stack file is made from, fetched when it is not here."""
+"""The template of a function of the stack file, pulled when it is missing here."""
 
 import os
 from collections.abc import Callable
@@ -36,10 +36,10 @@ def template_of(
     """
     Return the template of *function*; None for a ``dockerfile``, which has none.
 
-    One that is not here is pulled where the stack file lists it, or the user named a store of their own. Nothing is
-    looked up for a name that may only be mistyped.
+    A missing one is pulled where the stack file lists it, or the user has named a store. Other names are more often
+    mistyped than meant, and no server is asked for them.
 
-    :param fetches: False: it must be here
+    :param fetches: False: nothing is pulled
     :raises InvalidSpec: there is none; says which is near
     """
     assert function.lang is not None

@@ -7,7 +7,7 @@ A gateway's API for Python programs.
         answer = client.invoke("hello", {"text": "hi"})
         print(answer.json(), answer.timing.start, answer.timing.device)
 
-`Client` blocks, `AsyncClient` has the same methods to be awaited; docs/client.md has examples of all.
+`Client` blocks, `AsyncClient` has the same methods as coroutines; docs/client.md has examples of all.
 """
 
 from gpufaas.answer import Answer, AsyncStream, Stream, Timing

@@ -1,4 +1,4 @@
-"""What a function answered: whole, or as it comes; and what the platform says about the call in its headers."""
+"""The answer of a function, whole or as it comes; and the headers in which the platform describes the call."""
 
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -16,15 +16,15 @@ _SHOWN_CHARS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where a call went, and where its time went on the platform. What the answer does not say is None or missing."""
+    """Device and phases of a call. What the answer does not say is None or missing."""
 
     start: str | None
-    """``hit``: its worker was there; ``miss``: it was started for this call."""
+    """``hit``: its worker was running; ``miss``: it was started for this call."""
     device: str | None
     phases: Mapping[str, Seconds]
     """``queue``, ``load`` and ``run``, in this order."""
     parts: Mapping[str, Mapping[str, Seconds]]
-    """Of phases: ``load`` may consist of ``room``, ``fork``, ``import``, ``load``."""
+    """Parts of phases: ``load`` may consist of ``room``, ``fork``, ``import``, ``load``."""
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Self:
@@ -50,7 +50,7 @@ class _Head:
         self.status: int = response.status_code
         self.reason: str = response.reason_phrase
         self.headers: Mapping[str, str] = response.headers
-        """Their names in any case."""
+        """Names are found in upper and lower case."""
 
     @property
     def timing(self) -> Timing:
@@ -58,7 +58,7 @@ class _Head:
 
     @property
     def call_id(self) -> str:
-        """What `explain` and the logs know the call by; empty: a gateway of another make answered."""
+        """The id for `explain` and `logs`; empty: the gateway is not gpufaas."""
         return self.headers.get("X-Call-Id", "")
 
     def __repr__(self) -> str:
@@ -66,7 +66,7 @@ class _Head:
 
 
 class Answer(_Head):
-    """Of a function, to its end; or of the gateway, where it was asked to have the function called later."""
+    """A whole answer of a function."""
 
     @property
     def content(self) -> bytes:
@@ -88,10 +88,10 @@ class Answer(_Head):
 
 
 class Stream(_Head):
-    """An answer whose body is still coming. Iterate over it once, for pieces of the body as the function sent them."""
+    """An answer whose body is still being sent. Iterate over it once, for the pieces of the body."""
 
     def __iter__(self) -> Iterator[bytes]:
-        """:raises BrokeOff: it has no end"""
+        """:raises BrokeOff: the answer broke off in the middle"""
         try:
             yield from self._response.iter_bytes() if self._response.is_stream_consumed else self._response.iter_raw()
         except httpx.HTTPError as exc:

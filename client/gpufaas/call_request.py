@@ -1,4 +1,4 @@
-"""The request that calls a function: its route, and its body with what says how to read it."""
+"""The request that calls a function: its route, its body, and the type of its body."""
 
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -12,9 +12,7 @@ Pairs = Mapping[str, str] | Sequence[tuple[str, str]]
 
 
 def function_path(name: str, namespace: str | None = None, asynchronous: bool = False) -> str:
-    """
-    Return the route of *name*, which may have a path of its own: ``NAME``, ``NAME.NS``, ``NAME/path``.
-    """
+    """Return the route of *name*, which may have a path of its own: ``NAME``, ``NAME.NS``, ``NAME/path``."""
     name, slash, rest = name.partition("/")
     if namespace and not name.endswith(f".{namespace}"):
         name = f"{name}.{namespace}"

@@ -34,7 +34,7 @@ _DEPLOY_S: Final[Seconds] = 600.0  # a deploy checks the import of the handler, 
 
 
 class _Client:
-    """What both clients are told, and how they say it."""
+    """The settings of both clients, and the arguments of their requests."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class _Client:
         hints: Hints = Hints(),  # noqa: B008 (frozen)
     ) -> None:
         """
-        :param gateway: its URL; else OPENFAAS_URL, else http://127.0.0.1:8080. A user and password in it are sent to
-            functions, too, and go before *auth* and *token*
-        :param auth: user and password, or the value of ``Authorization``, for the management routes; functions do not
-            get it
+        :param gateway: its URL; else OPENFAAS_URL, else http://127.0.0.1:8080. A user and password in it are also sent
+            to functions, and go before *auth* and *token*
+        :param auth: user and password, or the value of ``Authorization``; it is sent to the management routes, and not
+            to functions
         :param token: a bearer token, instead of *auth*
-        :param verify: whether the certificate of an https:// gateway must be good
-        :param timeout_s: for each answer, but those of functions
+        :param verify: whether the certificate of an https:// gateway is checked
+        :param timeout_s: for each answer of the gateway; answers of functions have no limit
         :param deploy_s: for a deployment, and for each step of an upload
         :param event_hooks: httpx's
         :raises GatewayUnreachable: *gateway* is no URL
@@ -73,9 +73,9 @@ class _Client:
         self._timeout_s = timeout_s
         self._use(
             event_hooks=event_hooks,
-            # Reading the certificates takes 20 ms and more, and http:// has no use for them.
+            # Reading the certificates takes 20 ms and more, and http:// does not need them.
             verify=ssl.create_default_context() if parts.scheme == "https" and verify else False,
-            # A proxy that serves the world does not reach our own loopback.
+            # A proxy for the internet does not reach this machine's loopback address.
             trust_env=parts.hostname not in LOOPBACK,
             headers={"User-Agent": user_agent},
         )
@@ -85,7 +85,7 @@ class _Client:
         raise NotImplementedError
 
     def _arguments(self, request: Request) -> dict[str, Any]:
-        """Of httpx's ``build_request``, but for the content."""
+        """Return the arguments of httpx's ``build_request``, without the content."""
         headers = list(request.headers)
         if self.authorization and not request.of_function:
             headers.append(("Authorization", self.authorization))
@@ -156,7 +156,7 @@ class Client(_Client):
     """
     A gateway's operations, blocking; one connection pool, safe to use from several threads.
 
-    A gateway that is starting (503) is asked again during 30 s; nothing else is asked twice. Every method raises
+    A gateway that is starting (503) is asked again for up to 30 s; no other request is repeated. Every method raises
     `GatewayUnreachable`, `NotAuthorised` or `Refused`.
     """
 

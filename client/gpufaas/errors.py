@@ -1,18 +1,18 @@
 """
-What can go wrong between a program and a gateway.
+Errors between a program and a gateway.
 
 ::
 
-    GpufaasError               of the whole platform
-    ├── GatewayUnreachable     nothing answers there, or not as a gateway does
-    ├── NotAuthorised          the gateway wants to know who asks, or does not let them
-    ├── Refused                the gateway answered, and said no
-    │   ├── UnknownFunction    it is not deployed
-    │   ├── UnknownCall        it was never accepted, or is forgotten
-    │   └── QuotaExceeded      the namespace may not have more
-    ├── BrokeOff               a function's answer had begun, and has no end
-    ├── FunctionFailed         the function answered, with a status of 400 or more
-    └── NotEnded               an asynchronous call did not end in the time that was given
+    GpufaasError               the root of all errors of gpufaas
+    ├── GatewayUnreachable     nothing answers at this URL, or something that is no gateway
+    ├── NotAuthorised          the gateway needs a login, or refuses this one
+    ├── Refused                the gateway refuses the request
+    │   ├── UnknownFunction    the function is not deployed
+    │   ├── UnknownCall        the call was never accepted, or ended too long ago
+    │   └── QuotaExceeded      the quota of the namespace is used up
+    ├── BrokeOff               the answer of a function broke off in the middle
+    ├── FunctionFailed         the function answered with a status of 400 or more
+    └── NotEnded               an asynchronous call did not end within the time limit
 """
 
 from collections.abc import Mapping
@@ -49,8 +49,8 @@ class FunctionFailed(GpufaasError):
 
 class Refused(GpufaasError):
     """
-    `status` is that of HTTP; `code` says more (``deadline-exceeded``; empty: the gateway does not); `retry_after_s` is
-    when to ask again, None where that is no use.
+    `status` is the HTTP status; `code` names the reason (``deadline-exceeded``; empty: the gateway does not say);
+    `retry_after_s` is the time after which to try again, None: trying again does not help.
     """
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:

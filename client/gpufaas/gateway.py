@@ -1,9 +1,9 @@
 """
-How a gateway is spoken to, without IO: what is sent, what is sent again, and what answers mean.
+The protocol with a gateway, without IO: requests, when they are repeated, and the meaning of answers.
 
-An operation is a generator. It yields each `Request` that is to be sent, gets the answer to it (or the error, thrown),
-and returns what was asked for; `client` and `async_client` send. So that which needs several requests, as a deployment
-or waiting for a call, is written once, and is tested without a socket. httpx's auth flows are written in this way.
+An operation is a generator. It yields each `Request` to send, receives its answer (or the error, thrown), and returns
+the result; `Client` and `AsyncClient` send. Operations of several requests, such as a deployment or waiting for a call,
+are therefore written once, and tested without a socket. httpx's auth flows are written in this way.
 """
 
 import math
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 ENDLESS: Final[Seconds] = math.inf
 STARTING_S: Final[Seconds] = 30.0  # a gateway that starts with a few thousand functions has read them by then
 _LONGEST_PAUSE_S: Final[Seconds] = 5.0
-_SHOWN_CHARS: Final = 1000  # of an error that the gateway tells
+_SHOWN_CHARS: Final = 1000  # of an error message of the gateway
 _INTERNAL: Final = "X-OpenFaaS-Internal"
 
 Content: TypeAlias = bytes | Iterator[bytes] | AsyncIterator[bytes]
@@ -37,13 +37,13 @@ class Request:
     json: object = None
     content: Content | None = None
     timeout_s: Seconds | None = None
-    """Of each step of it; None: the client's usual time."""
+    """For each step of it; None: the client's own limit."""
     of_function: bool = False
-    """A function answers, which is not told who asks."""
+    """A function answers it: the login is not sent."""
     streams: bool = False
-    """The body of the answer is not read; that of a refusal is."""
+    """The caller reads the body of the answer; the body of a refusal is read here."""
     after_s: Seconds = 0.0
-    """How long to wait before it is sent."""
+    """How long to wait before sending it."""
 
 
 Steps: TypeAlias = Generator[Request, httpx.Response, _T]
@@ -51,7 +51,7 @@ Steps: TypeAlias = Generator[Request, httpx.Response, _T]
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What errors say is to be done."""
+    """What messages of errors advise."""
 
     name: str = "give the URL of yours, or set OPENFAAS_URL"
     login: str = "give auth=(user, password) or token=TOKEN"
@@ -67,16 +67,17 @@ class Gateway:
 
     def ask(self, request: Request, missing: type[Refused] | None = None, waits: bool = True) -> Steps[httpx.Response]:
         """
-        Send *request*, again while the gateway starts, and return a good answer.
+        Send *request*, again while the gateway starts, and return the answer.
 
-        :param missing: what a 404 means; None: that this is no gateway, as its routes are always there
-        :param waits: for a gateway that starts: it took nothing of the request, and says when to come back
+        :param missing: the error of a 404; None: then this is no gateway, since its routes always exist
+        :param waits: send it again while the gateway starts: it read nothing of the request, and says when to try again
+        :raises GatewayUnreachable, NotAuthorised, Refused: as of `check`
         """
         waited_s = 0.0
         while True:
             answer = yield request
             after = answer.headers.get("Retry-After", "")
-            # A body that was streamed cannot be sent again.
+            # A streamed body cannot be sent again.
             if answer.status_code != 503 or not waits or not after.isdecimal() or request.content is not None:
                 break
             request = replace(request, after_s=min(float(after), _LONGEST_PAUSE_S))
@@ -87,7 +88,7 @@ class Gateway:
         return answer
 
     def object(self, path: str, missing: type[Refused] | None = None, **params: str | None) -> Steps[Any]:
-        """Get *path*, which is a JSON object. Empty *params* are left out."""
+        """Get the JSON object at *path*. Empty *params* are left out."""
         found = yield from self.json(Request("GET", path, params=given(**params)), missing)
         if not isinstance(found, dict):
             raise self.is_none(path)
@@ -113,11 +114,11 @@ class Gateway:
     # --- what answers and failures mean ---
 
     def is_refusal(self, answer: httpx.Response, of_function: bool) -> bool:
-        """Whether it is the gateway that says no, and not a function."""
+        """Return whether the gateway refuses, and not a function."""
         return not answer.is_success and (not of_function or _INTERNAL in answer.headers)
 
     def check(self, answer: httpx.Response, missing: type[Refused] | None, path: str) -> None:
-        """:raises GatewayUnreachable, NotAuthorised, Refused: *answer* is no good one"""
+        """:raises GatewayUnreachable, NotAuthorised, Refused: *answer* is no success"""
         status = answer.status_code
         if answer.is_success:
             return
@@ -142,9 +143,9 @@ class Gateway:
     @contextmanager
     def translated(self, of_function: bool = False) -> Iterator[None]:
         """
-        Turn httpx's errors into ours.
+        Raise httpx's errors as ours.
 
-        :param of_function: a function's answer has begun
+        :param of_function: the answer of a function has begun
         """
         try:
             yield
@@ -165,5 +166,5 @@ class Gateway:
 
 
 def given(**params: str | None) -> dict[str, str]:
-    """Return what is neither None nor empty."""
+    """Return the parameters that are neither None nor empty."""
     return {name: value for name, value in params.items() if value}

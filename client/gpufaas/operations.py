@@ -1,6 +1,6 @@
 """
-What can be asked of a gateway: one generator each (see `gateway`), from which `Client` and `AsyncClient` have their
-methods of the same names. The first parameter is the client's; of all of them the errors are those of `Gateway.check`.
+The operations of a gateway: one generator each (see `gateway`), from which `Client` and `AsyncClient` have their
+methods of the same names, without the first parameter. All raise the errors of `Gateway.check`.
 """
 
 import base64
@@ -34,7 +34,7 @@ from gpufaas_core._types import Seconds
 
 _CHUNK: Final = 1 << 20
 _FUNCTIONS_ONLY: Final = {"openfaas": "1"}
-"""What makes a namespace one for functions, in OpenFaaS: every client sends it, so every gateway sees it."""
+"""Marks a namespace of functions in OpenFaaS: every client sends it, so that every gateway sees it."""
 _ENDED: Final = ("done", "dead", "cancelled")
 _FIRST_PAUSE_S: Final[Seconds] = 0.05
 _LAST_PAUSE_S: Final[Seconds] = 2.0
@@ -43,7 +43,7 @@ _LAST_PAUSE_S: Final[Seconds] = 2.0
 
 
 def functions(at: Gateway, namespace: str | None = None) -> Steps[list[Function]]:
-    """Return the functions of a namespace, openfaas-fn unless another one is named."""
+    """Return the functions of a namespace; of openfaas-fn if none is named."""
     return at.objects("/system/functions", namespace=namespace)
 
 
@@ -51,7 +51,7 @@ def function(at: Gateway, name: str, namespace: str | None = None, *, usage: boo
     """
     Return all about one function.
 
-    :param usage: also measure what its workers use now
+    :param usage: also measure the CPU and memory that its workers use now
     :raises UnknownFunction: it is not deployed
     """
     path = f"/system/function/{_quoted(name)}"
@@ -62,10 +62,10 @@ def deploy(
     at: Gateway, deployment: Mapping[str, object], *, update: bool = True, replace: bool = False
 ) -> Steps[Outcome]:
     """
-    Update the function, or create it when it is not there.
+    Update the function, or create it if it is not deployed.
 
     :param deployment: a `Deployment`
-    :param update: False: only create it, which is refused (409) when it is there
+    :param update: False: only create it, which is refused (409) if it is deployed
     :param replace: remove it first, then create it
     """
     if replace:
@@ -80,7 +80,7 @@ def deploy(
 
 
 def remove(at: Gateway, name: str, namespace: str | None = None) -> Steps[bool]:
-    """Remove a function; return False when it was not there."""
+    """Remove a function; return False if it was not deployed."""
     body = {"functionName": name, **given(namespace=namespace)}
     try:
         yield from at.ask(Request("DELETE", "/system/functions", json=body), UnknownFunction)
@@ -90,16 +90,17 @@ def remove(at: Gateway, name: str, namespace: str | None = None) -> Steps[bool]:
 
 
 def scale(at: Gateway, name: str, replicas: int, namespace: str | None = None) -> Steps[None]:
-    """Say how many copies a function should have, within its bounds."""
+    """Set the number of copies of a function, within its bounds."""
     body = {"serviceName": name, "replicas": replicas, **given(namespace=namespace)}
     yield from at.ask(Request("POST", f"/system/scale-function/{_quoted(name)}", json=body), UnknownFunction)
 
 
 def environments(at: Gateway, deployment: Mapping[str, object] | None = None) -> Steps[list[Environment] | None]:
     """
-    Return what the nodes provide on which *deployment* may run, or all nodes; None: the gateway does not say.
+    Return the Python environments of the nodes on which *deployment* may run, or of all nodes; None: the gateway does
+    not say.
 
-    :raises Refused: there is no device for what it asks
+    :raises Refused: no device meets its constraints
     """
     try:
         found = yield from at.json(
@@ -126,13 +127,13 @@ def logs(
     call_id: str | None = None,
 ) -> Steps[httpx.Response]:
     """
-    Give the lines that a function printed, and what went wrong when it was deployed or loaded.
+    Give the lines that a function printed, and the errors of its deployments and loads.
 
-    :param follow: go on with what is printed from now on, without end
+    :param follow: go on with new lines, without end
     :param tail: only the last so many lines
-    :param since: with a zone; only lines of that moment or later
+    :param since: with a time zone; only lines of that time or later
     :param instance: only this worker
-    :param call_id: only what this call wrote
+    :param call_id: only the lines of this call
     :raises UnknownFunction: it is not deployed, and left no logs
     """
     params = {
@@ -144,7 +145,7 @@ def logs(
             since=since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if since else None,
         ),
     }  # fmt: skip
-    # Without an end when followed: a function may be silent for days.
+    # No limit when followed: a function may print nothing for days.
     request = Request("GET", "/system/logs", params, timeout_s=ENDLESS if follow else None, streams=True)
     return at.ask(request, UnknownFunction, waits=False)
 
@@ -164,13 +165,13 @@ def invoke(
     timeout_s: Seconds = ENDLESS,
 ) -> Steps[Answer]:
     """
-    Call a function, and return its answer: whatever status it has.
+    Call a function, and return its answer, of any status.
 
     :param name: ``NAME``, or ``NAME/path``
-    :param body: bytes, text, an iterator of bytes, or what JSON can say; a Content-Type in *headers* goes before ours
-    :param timeout_s: between pieces of the answer; without it, only the function's own time limit holds
+    :param body: bytes, text, an iterator of bytes, or a JSON value; a Content-Type in *headers* goes before ours
+    :param timeout_s: longest time between two pieces of the answer; by default only the function's own limit holds
     :raises UnknownFunction, Refused: the gateway answers, and not the function
-    :raises BrokeOff: the answer had begun, and has no end
+    :raises BrokeOff: the answer broke off in the middle
     """
     request = call_request(function_path(name, namespace), body, method, query, headers, timeout_s)
     return Answer((yield from _answered(at, request)))
@@ -190,10 +191,10 @@ def stream(
     check: bool = True,
 ) -> Steps[httpx.Response]:
     """
-    Call a function, and give its answer as it comes; as `invoke`, but for what is said here.
+    Call a function, and give its answer as it comes. Other parameters are those of `invoke`.
 
-    :param later: have it called asynchronously: the answer is the gateway's
-    :param check: False: what the gateway answers instead of the function is given, and not raised
+    :param later: call it asynchronously: the answer is the gateway's
+    :param check: False: an answer of the gateway instead of the function is given, and not raised
     """
     request = call_request(function_path(name, namespace, later), body, method, query, headers, timeout_s, streams=True)
     if check:
@@ -212,9 +213,9 @@ def invoke_later(
     headers: Pairs = (),
 ) -> Steps[str]:
     """
-    Have a function called later, at least once, whatever happens to the platform in between.
+    Have a function called later, at least once, even if the platform is restarted meanwhile.
 
-    :param callback_url: the function's answer is posted there; it can be had in no other way
+    :param callback_url: the answer of the function is posted there, and kept nowhere else
     """
     headers = [*as_pairs(headers), *given(**{"X-Callback-Url": callback_url}).items()]
     request = call_request(function_path(name, namespace, asynchronous=True), body, "POST", query, headers, None)
@@ -224,20 +225,20 @@ def invoke_later(
 
 def call(at: Gateway, call_id: str) -> Steps[CallStatus]:
     """
-    Return what became of an asynchronous call.
+    Return the state of an asynchronous call.
 
-    :raises UnknownCall: it was never accepted, or is forgotten: an hour after its end
+    :raises UnknownCall: it was never accepted, or ended over an hour ago
     """
     return at.object(f"/async/{_quoted(call_id)}", UnknownCall)
 
 
 def wait_for_call(at: Gateway, call_id: str, timeout_s: Seconds = ENDLESS) -> Steps[CallStatus]:
     """
-    Return what became of an asynchronous call once it has ended. It is looked at after 50 ms, then ever less often, at
-    last every two seconds.
+    Wait until an asynchronous call has ended, and return its state. It is looked up after 50 ms, then less and less
+    often, down to every two seconds.
 
-    :raises NotEnded: not within *timeout_s*
-    :raises UnknownCall: it was never accepted, or is forgotten
+    :raises NotEnded: it did not end within *timeout_s*
+    :raises UnknownCall: it was never accepted, or ended over an hour ago
     """
     pause_s, waited_s = 0.0, 0.0
     while True:
@@ -253,16 +254,16 @@ def wait_for_call(at: Gateway, call_id: str, timeout_s: Seconds = ENDLESS) -> St
 
 def cancel_call(at: Gateway, call_id: str) -> Steps[None]:
     """
-    Take an asynchronous call back: one that waits is never executed, one that runs is aborted.
+    Cancel an asynchronous call: one that waits is never executed, one that runs is aborted.
 
-    :raises UnknownCall: it was never accepted, or is forgotten
+    :raises UnknownCall: it was never accepted, or ended over an hour ago
     :raises Refused: it has ended (409)
     """
     yield from at.ask(Request("DELETE", f"/async-function/{_quoted(call_id)}"), UnknownCall)
 
 
 def dead_calls(at: Gateway) -> Steps[list[CallStatus]]:
-    """Return the asynchronous calls that were given up after their last attempt, the oldest first."""
+    """Return the asynchronous calls whose last attempt has failed, the oldest first."""
     return at.objects("/system/async/dead")
 
 
@@ -288,17 +289,17 @@ def explain(at: Gateway, call_id: str) -> Steps[Explanation]:
 
 
 def info(at: Gateway) -> Steps[Info]:
-    """Return what the gateway is, and its version."""
+    """Return the version and the provider of the gateway."""
     return at.object("/system/info")
 
 
 def status(at: Gateway) -> Steps[Status]:
-    """Return devices, what is resident on them, and what waits and runs."""
+    """Return the devices, the copies that are resident on them, and the calls that wait and run."""
     return at.object("/system/status")
 
 
 def is_ready(at: Gateway) -> Steps[bool]:
-    """Whether the gateway and what is behind it say that they are well; False as well when nobody is there."""
+    """Return whether the gateway and its services are healthy; also False if no gateway answers."""
     try:
         yield from at.ask(Request("GET", "/healthz"), Refused, waits=False)
     except GpufaasError:
@@ -316,7 +317,7 @@ def node(at: Gateway, name: str) -> Steps[Node]:
 
 
 def drain_node(at: Gateway, name: str, drain: bool = True) -> Steps[None]:
-    """Let a node take no new calls; with *drain* False, let it take them again."""
+    """Give a node no new calls; with *drain* False, give it calls again."""
     yield from at.ask(Request("POST" if drain else "DELETE", f"/system/nodes/{_quoted(name)}/drain"), Refused)
 
 
@@ -338,9 +339,10 @@ def put_secret(
     raw: bytes | None = None,
 ) -> Steps[Outcome]:
     """
-    Create a secret, or with *update* give it another value; the other of both is refused (409, 404).
+    Create a secret, or with *update* change its value. To create one that exists is refused (409), and to update one
+    that does not (404).
 
-    :param raw: the value as it was before it was made *value*, as faas-cli sends it; nobody reads it
+    :param raw: the untrimmed value, which faas-cli sends as well; gateways do not use it
     """
     raw = value if isinstance(value, bytes) else raw
     text = value if isinstance(value, str) else None
@@ -368,7 +370,7 @@ def put_namespace(
     *,
     update: bool = False,
 ) -> Steps[None]:
-    """Create a namespace; with *update*, let it have these labels and annotations, and no others."""
+    """Create a namespace; with *update*, replace its labels and annotations."""
     body = {
         "name": name,
         "annotations": _FUNCTIONS_ONLY | dict(annotations or {}),
@@ -379,18 +381,18 @@ def put_namespace(
 
 
 def remove_namespace(at: Gateway, name: str) -> Steps[None]:
-    """:raises Refused: it has functions (409), or is not there (404)"""
+    """:raises Refused: it has functions (409), or does not exist (404)"""
     body = {"name": name, "labels": _FUNCTIONS_ONLY}
     yield from at.ask(Request("DELETE", _namespace_path(name), json=body), Refused)
 
 
 def quota(at: Gateway, namespace: str) -> Steps[Quota]:
-    """Return what a namespace may use, and what it uses."""
+    """Return the limits of a namespace, and what it uses."""
     return at.object(f"{_namespace_path(namespace)}/quota", Refused)
 
 
 def put_quota(at: Gateway, namespace: str, limits: Quota) -> Steps[None]:
-    """Let a namespace have these limits, and no others."""
+    """Replace the limits of a namespace."""
     yield from at.ask(Request("PUT", f"{_namespace_path(namespace)}/quota", json=limits), Refused)
 
 
@@ -402,7 +404,7 @@ def remove_quota(at: Gateway, namespace: str) -> Steps[None]:
 
 
 def has_artifact(at: Gateway, sha256: str) -> Steps[bool]:
-    """Whether the gateway has the bytes of this digest."""
+    """Return whether the gateway has the file of this digest."""
     try:
         yield from at.ask(Request("HEAD", f"/system/artifacts/{sha256}"), Refused)
     except Refused as exc:
@@ -415,7 +417,7 @@ def has_artifact(at: Gateway, sha256: str) -> Steps[bool]:
 def put_artifact(
     at: Gateway, sha256: str, path: Path, progress: Callable[[int], object] = lambda _: None
 ) -> Steps[None]:
-    """Upload the file *path*, whose digest is *sha256*; *progress* is told the bytes of each step."""
+    """Upload the file *path*, whose digest is *sha256*; *progress* gets the bytes of each step."""
     try:
         size = path.stat().st_size
     except OSError as exc:
@@ -467,7 +469,7 @@ def _chunks(path: Path, progress: Callable[[int], object]) -> Iterator[bytes]:
 
 
 def log_line(at: Gateway, line: str) -> Any:
-    """:raises GatewayUnreachable: *line* is none of a log"""
+    """:raises GatewayUnreachable: *line* is no line of a log"""
     try:
         entry = json.loads(line)
         if isinstance(entry["timestamp"], str) and isinstance(entry["text"], str):

@@ -1,20 +1,20 @@
 """
-What the gateway tells, as JSON has it: docs/openfaas.md and ``/openapi.json`` say more about each field. A gateway of
-another version, or of OpenFaaS, may leave fields out, and may send others.
+The JSON objects of the gateway: docs/openfaas.md and ``/openapi.json`` describe each field. A gateway of another
+version, or of OpenFaaS, may leave fields out, and send others.
 """
 
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 
 class Outcome(NamedTuple):
-    """How the gateway took a change: ``202 Accepted``."""
+    """The answer to a change: ``202 Accepted``."""
 
     status: int
     reason: str
 
 
 class Deployment(TypedDict):
-    """What is deployed."""
+    """The body of a deployment."""
 
     service: str
     """The function's name."""
@@ -50,9 +50,9 @@ class Function(TypedDict, total=False):
     availableReplicas: int
     invocationCount: int
     usage: dict[str, float]
-    """Only where it was asked for: ``cpu`` in millicores, ``totalMemoryBytes``."""
+    """Only if it was asked for: ``cpu`` in millicores, ``totalMemoryBytes``."""
     gpufaas: dict[str, Any]
-    """Only here: ``state``, ``devices``, ``hits``, ``misses``, ``memory`` in bytes, ``profiles`` …"""
+    """Not from OpenFaaS: ``state``, ``devices``, ``hits``, ``misses``, ``memory`` in bytes, ``profiles`` …"""
 
 
 class Version(TypedDict, total=False):
@@ -80,7 +80,7 @@ class Status(TypedDict, total=False):
     devices: list[dict[str, Any]]
     """Each with ``device``, ``used`` (bytes), ``busy``, ``resident``, ``hits``, ``misses``, ``evictions`` …"""
     queued: dict[str, int]
-    """Calls that wait, by function."""
+    """Waiting calls, by function."""
     running: dict[str, int]
     desired: dict[str, int]
     failing: dict[str, dict[str, Any]]
@@ -123,7 +123,7 @@ class Node(TypedDict):
 
 
 class Environment(TypedDict, total=False):
-    """The Python that functions find on some nodes."""
+    """The Python environment of some nodes."""
 
     python: str
     implementation: str
@@ -148,7 +148,7 @@ class Namespace(TypedDict, total=False):
 
 
 class Quota(TypedDict, total=False):
-    """A limit that is not there does not hold."""
+    """A limit that is missing or None does not hold."""
 
     namespace: str
     maxFunctions: int | None
@@ -160,12 +160,12 @@ class Quota(TypedDict, total=False):
 
 
 class CallStatus(TypedDict, total=False):
-    """Of an asynchronous call."""
+    """The state of an asynchronous call."""
 
     callId: str
     function: str
     state: str
-    """``queued``, ``running``, ``callback``, ``done``, ``dead`` or ``cancelled``; the last three are ends."""
+    """``queued``, ``running``, ``callback``, ``done``, ``dead`` or ``cancelled``; the last three are final."""
     attempts: int
     callbackAttempts: int
     status: int | None

@@ -1,11 +1,10 @@
 """
-Templates: what ``gpufaas new`` copies, and what ``gpufaas build`` puts a function into.
+Templates: ``gpufaas new`` copies their skeletons, and ``gpufaas build`` puts functions into them.
 
-A template is a folder as OpenFaaS has it: ``template.yml`` and a skeleton of the author's folder (``function/``, or
-what ``handler_folder`` says). The packaged ones are folders beside this file; folders that a user has, such as
+A template is a folder as in OpenFaaS: ``template.yml`` and a skeleton of the author's folder (``function/``, or the
+folder that ``handler_folder`` names). The packaged ones are folders beside this file; a user's folders, such as
 ``./template``, go before them. Our own section of ``template.yml`` is ``gpufaas: {kind: model|http|server|image,
-command: .., packages: [..], limits: {memory: ..},
-description: ..}``.
+command: .., packages: [..], limits: {memory: ..}, description: ..}``.
 """
 
 import difflib
@@ -27,11 +26,11 @@ __all__ = ["Template", "find_template", "list_templates"]
 _PACKAGED: Final = Path(__file__).parent
 _FILE: Final = "template.yml"
 _IMAGE: Final = "image"
-"""The kind of a template that only makes container images, whatever is in its folder."""
+"""The kind of a template that only makes container images."""
 _WATCHDOG_ENV: Final = frozenset(
     ("fprocess", "mode", "upstream_url", "http_upstream_url", "PATH", "HOME", "PYTHONPATH")
 )
-"""Set by a template's Dockerfile for its watchdog, which we are, or for its image."""
+"""Variables that a template's Dockerfile sets for its watchdog, which we replace, or for its image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +38,27 @@ class Template:
     name: str
     language: str
     kind: Kind | None
-    """None: it only makes container images; we build no bundles from it."""
+    """None: it makes container images only, and no bundles."""
     description: str
     path: Path
     handler_folder: str = FUNCTION_DIR
     welcome_message: str = ""
     command: tuple[str, ...] = ()
-    """Of a server: the program and its arguments."""
+    """Of a server: its program and arguments."""
     workdir: str = FUNCTION_DIR
-    """Of a server: where it runs; ``.``: beside the template's own files, as in OpenFaaS's images."""
+    """Of a server: its working directory; ``.``: the template's own files are there, as in OpenFaaS's images."""
     port: int = 0
-    """Of a server: the port that its code has fixed; 0: it listens on PORT."""
+    """Of a server: the port in its code; 0: it listens on PORT."""
     env: dict[str, str] = field(default_factory=dict)
-    """Of a server: what its Dockerfile sets."""
+    """Of a server: the variables that its Dockerfile sets."""
     packages: tuple[str, ...] = ()
-    """Of an image: Python packages of ours that its build context has in ``gpufaas/``."""
+    """Of an image: our Python packages that are copied to ``gpufaas/`` in its build context."""
     limits: dict[str, str] = field(default_factory=dict)
-    """What a new function's entry in the stack file begins with: ``memory``."""
+    """Limits of a new function's entry in the stack file: ``memory``."""
 
     @property
     def skeleton(self) -> Path:
-        """The folder that a new function starts with."""
+        """The folder that is copied for a new function."""
         return self.path / self.handler_folder
 
 
@@ -139,8 +138,8 @@ def _read(path: Path) -> Template:
 
 def _as_server(path: Path, fprocess: str) -> dict[str, Any]:
     """
-    Return how an OpenFaaS template for Python runs without its container, if it can: its watchdog is of mode http, and
-    starts a program that listens where ``upstream_url`` says.
+    Return how an OpenFaaS template for Python runs without its container. It can if its watchdog is of mode http, and
+    starts a program that listens at ``upstream_url``.
     """
     if not (path / "index.py").is_file() or not (path / "Dockerfile").is_file():
         return {}

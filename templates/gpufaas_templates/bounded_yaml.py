@@ -1,4 +1,4 @@
-"""YAML that others wrote: what its aliases and merges stand for is bounded before anything expands them."""
+"""YAML of unknown authors: aliases and merges are counted before they are expanded."""
 
 from typing import Any, Final
 
@@ -6,18 +6,18 @@ import yaml
 from yaml.nodes import CollectionNode, Node
 
 MAX_NODES: Final = 1_000_000
-"""What a text may stand for. Nine lines of nine aliases each stand for 400 million, and took minutes and GB."""
+"""Nodes of one text, aliases expanded. Nine lines of nine aliases each are 400 million nodes: minutes and GB."""
 
 
 class TooLarge(yaml.YAMLError):
-    """It stands for more than `MAX_NODES`."""
+    """The text has more than `MAX_NODES` nodes, aliases expanded."""
 
 
 def load(text: str) -> Any:
     """
-    Return what *text* says, as `yaml.safe_load`.
+    Return the content of *text*, as `yaml.safe_load`.
 
-    :raises yaml.YAMLError: it is not YAML, or stands for too much
+    :raises yaml.YAMLError: it is not YAML, or too large
     """
     loader = yaml.SafeLoader(text)
     try:
@@ -33,7 +33,7 @@ def load(text: str) -> Any:
 
 
 def check(root: Node) -> None:
-    """:raises TooLarge: with all aliases written out it would have more than `MAX_NODES` nodes"""
+    """:raises TooLarge: it has more than `MAX_NODES` nodes, aliases expanded"""
     if _count(root, {}) > MAX_NODES:
         raise TooLarge(f"its aliases (*) and merges (<<) stand for more than {MAX_NODES:,} values")
 
@@ -43,7 +43,7 @@ def _count(node: Node, known: dict[int, int]) -> int:
         return 1
     found = known.get(id(node))
     if found is None:
-        known[id(node)] = 1  # of itself inside itself: readers refuse that
+        known[id(node)] = 1  # a node inside itself: readers refuse that
         parts = (part for each in node.value for part in (each if isinstance(each, tuple) else (each,)))
         found = known[id(node)] = 1 + sum(_count(part, known) for part in parts)
     return found

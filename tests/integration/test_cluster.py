@@ -27,8 +27,8 @@ from tests.integration.test_websockets import deploy as deploy_server
 from websockets.sync.client import connect as connect_sync
 
 from gpufaas import Refused
+from gpufaas_cli.build_target import BuildTarget, environments
 from gpufaas_cli.bundles import BuildRequest, build
-from gpufaas_cli.target import Target, environments
 from gpufaas_cluster import control
 
 pytestmark = [
@@ -427,7 +427,7 @@ def test_a_bundle_must_fit_all_nodes_that_its_constraints_allow(cluster: Cluster
         assert [each.nodes for each in environments(gateway.cli) or ()] == [("n1",), ("n2",)]
         assert [each.nodes for each in allowed or ()] == [("n2",)]
         built = build(BuildRequest("fn", HTTP, tmp_path / "fn", build_root=tmp_path / "build",
-                                   target=lambda: Target(tuple(allowed or ()), "the cluster")))  # fmt: skip
+                                   target=lambda: BuildTarget(tuple(allowed or ()), "the cluster")))  # fmt: skip
         gateway.cli.put_artifact(built.digest, built.bundle_tar, lambda _: None)
         body["annotations"] = {"gpufaas.bundle": built.digest}
 

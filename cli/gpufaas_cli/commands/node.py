@@ -10,6 +10,7 @@ import click
 from gpufaas import Client
 from gpufaas_apps.options import DeviceOptions, NodeOptions
 from gpufaas_cli import declare, flags, output
+from gpufaas_cli.build_target import environments
 from gpufaas_cli.cluster_flags import (
     cluster_of,
     cluster_options,
@@ -21,7 +22,6 @@ from gpufaas_cli.cluster_flags import (
     taken,
 )
 from gpufaas_cli.extra import needing
-from gpufaas_cli.target import environments
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.units import format_bytes
 

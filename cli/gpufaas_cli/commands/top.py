@@ -1,4 +1,4 @@
-"""``gpufaas top``: devices, what is resident on them, and how often it was found there."""
+"""``gpufaas top``: devices, the models that are resident on them, hits and misses."""
 
 import sys
 import time

@@ -830,7 +830,7 @@ def test_a_quota_is_shown_set_limit_by_limit_and_cleared() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("none",), 1, "namespace none not found"),
+        (("none",), 1, "there is no namespace none"),
         (("openfaas-fn", "--functions", "-1"), 2, "'-1' is no whole number: write for example 10, or none"),
         (("openfaas-fn", "--memory", "much"), 2, "'much'"),
         (("openfaas-fn", "--clear", "--waiting", "1"), 2, "--clear removes all limits"),

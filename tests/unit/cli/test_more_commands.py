@@ -408,4 +408,4 @@ def test_explanations_are_shown_line_by_line(capsys: pytest.CaptureFixture[str])
     assert "load n1/cpu:0" in shown
     assert "21: b, and 20 more" in shown
     assert "0.400 s (p50 0.310, p90 0.920, 123 calls on cpu, for a size of 512)" in shown
-    assert "nobody" in shown
+    assert "no call" in shown

@@ -151,8 +151,8 @@ def test_a_builder_that_tells_no_key_is_not_sent_secrets(run: Run, builder: Wire
     wrong = publish(run, builder)
 
     assert "build secret token: token.txt: No such file or directory" in missing.stderr
-    assert "tells no key to seal build secrets for (it answers 404)" in none.stderr
-    assert "tells no key to seal build secrets for (it is not a public key" in wrong.stderr
+    assert "gives no key to seal build secrets for (it answers 404)" in none.stderr
+    assert "gives no key to seal build secrets for (it is not a public key" in wrong.stderr
     assert all(each.path == "/publickey" for each in builder.sent)
 
 
@@ -161,9 +161,9 @@ def test_a_builder_that_tells_no_key_is_not_sent_secrets(run: Run, builder: Wire
     [
         (Reply(200, b'{"log":["x"],"status":"failed","error":"no such base"}'), "of me/fn:0.1 failed: no such base"),
         (Reply(200, b'{"status":"failed"}'), "of me/fn:0.1 failed: the builder did not say why"),
-        (Reply(200, b'{"log":["x"],"status":"in_progress"}'), "stopped telling before me/fn:0.1 was built"),
-        (Reply(200, b""), "stopped telling before me/fn:0.1 was built"),
-        (Reply(200, b"<html>"), "tells what is no status of a build: <html>"),
+        (Reply(200, b'{"log":["x"],"status":"in_progress"}'), "stopped answering before me/fn:0.1 was built"),
+        (Reply(200, b""), "stopped answering before me/fn:0.1 was built"),
+        (Reply(200, b"<html>"), "sends what is no status of a build: <html>"),
         (Reply(403, b"wrong\nsecret"), "answers 403: wrong secret"),
     ],
 )

@@ -14,7 +14,7 @@ from tests.unit.cli.conftest import Project, Run, Wheels, content_of
 from tests.unit.cli.wire_log import Reply, WireLog
 from tests.unit.core.test_environment import environment
 
-from gpufaas_cli.target import Target
+from gpufaas_cli.build_target import BuildTarget
 from gpufaas_core.bundle import Needs
 from gpufaas_core.environment import Distribution, Environment, measure
 
@@ -22,9 +22,9 @@ OLD = ("linux_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
 """No machine that runs these tests with a CPU of x86 takes such wheels."""
 
 
-def target(*environments: Environment) -> Callable[[], Target]:
+def target(*environments: Environment) -> Callable[[], BuildTarget]:
     named = [replace(each, nodes=each.nodes or (f"n{number}",)) for number, each in enumerate(environments, 1)]
-    return lambda: Target(tuple(named), "the platform at http://gateway")
+    return lambda: BuildTarget(tuple(named), "the platform at http://gateway")
 
 
 def with_packages(packages: dict[str, str], **requires: tuple[str, ...]) -> Environment:
@@ -182,7 +182,7 @@ def test_a_bundle_is_built_again_when_the_platform_no_longer_fits(project: Proje
 
 
 def test_who_requires_nothing_asks_nobody(project: Project) -> None:
-    def nobody() -> Target:
+    def nobody() -> BuildTarget:
         raise AssertionError("asked")
 
     assert project.build(target=nobody).manifest.needs is None
@@ -266,8 +266,8 @@ def test_where_nobody_says_it_the_clients_packages_are_taken_and_that_is_said(
 
     assert result.exit_code == 0, result.output
     assert why in result.stderr
-    assert "requirements are met beside the packages of this Python environment" in result.stderr
-    assert "deploying checks that" in result.stderr
+    assert "the nodes are assumed to have the packages of this Python environment" in result.stderr
+    assert "the deployment checks that" in result.stderr
 
 
 def test_functions_that_are_built_at_once_ask_too(stack: Path, wire: WireLog, run: Run) -> None:

@@ -1,8 +1,8 @@
 """
-What a bundle is built for: the environments of the nodes on which it may run, as their gateway tells them.
+What a bundle is built for: the Python environments of the nodes on which it may run, which the gateway knows.
 
-Where nobody can be asked, it is this Python environment that is taken for theirs, and that is said. A deployment checks
-again: what a bundle needs is written in it.
+Where no gateway answers, this Python environment is assumed to be theirs, and a line says so. The deployment checks
+that: the manifest of a bundle says what it needs.
 """
 
 import sys
@@ -22,19 +22,19 @@ from gpufaas_core.environment import Environment, measure
 Connect = Callable[[], AbstractContextManager[Client]]
 """Gives a client of the gateway."""
 _ASKED: Final = ("service", "image", "namespace", "constraints", "limits", "requests", "labels", "annotations")
-"""Of a deployment, what says where it may run; its environment variables are nobody's business before."""
+"""The keys of a deployment that say where it may run. Others, such as environment variables, are not sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BuildTarget:
     environments: tuple[Environment, ...]
     """Those of all nodes on which the function may run; at least one."""
     who: str
-    """Whose they are, for people."""
+    """Where they were found, for messages."""
 
     @property
     def shared(self) -> Environment:
-        """What can be relied on with all of them: the first one's, as far as the others have it too."""
+        """What all of them have: the first one's packages and platforms, without those that another one lacks."""
         first, *others = self.environments
         return replace(
             first,
@@ -48,7 +48,7 @@ class Target:
 
 
 def environments(client: Client, deployment: Mapping[str, Any] | None = None) -> list[Environment] | None:
-    """Return what the gateway tells (see `Client.environments`). :raises GatewayUnreachable: it makes no sense"""
+    """Return the answer of `Client.environments`, decoded. :raises GatewayUnreachable: it is none of gpufaas"""
     try:
         return msgspec.convert(client.environments(deployment), list[Environment] | None)
     except msgspec.ValidationError as exc:
@@ -56,19 +56,19 @@ def environments(client: Client, deployment: Mapping[str, Any] | None = None) ->
         raise GatewayUnreachable(f"{what}: {exc}") from exc
 
 
-def this_python() -> Target:
-    """Return this environment as a target, for where it is the platform's."""
-    return Target((measure(),), f"this Python environment ({sys.prefix})")
+def this_python() -> BuildTarget:
+    """Return the environment of this process as a target."""
+    return BuildTarget((measure(),), f"this Python environment ({sys.prefix})")
 
 
-class Targets:
+class BuildTargets:
     """Finds the target of each function; safe to use from several threads."""
 
     def __init__(self, connect: Connect | None, offline: bool, must_answer: bool) -> None:
         """
-        :param connect: gives the gateway; None: there is none to ask
+        :param connect: None: there is no gateway to ask
         :param offline: do not ask
-        :param must_answer: the gateway is needed in any case, so that one that cannot be reached is an error
+        :param must_answer: a later step needs the gateway: it is an error that it cannot be reached
         """
         self._connect = None if offline else connect
         self._why = "--offline" if offline else "no gateway is asked"
@@ -76,14 +76,14 @@ class Targets:
         self._said = False
         self._lock = threading.Lock()
 
-    def of(self, deployment: Mapping[str, Any]) -> Target:
+    def of(self, deployment: Mapping[str, Any]) -> BuildTarget:
         """
         Return what to build *deployment*, the body of one, for.
 
         :raises Refused: there is no device for what it asks
         :raises GatewayUnreachable, NotAuthorised: the gateway must answer, and does not
         """
-        with self._lock:  # one question at a time, and one line where there is no answer
+        with self._lock:  # one request at a time, and one line where there is no answer
             if self._connect is None:
                 return self._assumed()
             try:
@@ -96,19 +96,19 @@ class Targets:
                 self._why = str(exc)
             else:
                 if found:
-                    return Target(tuple(found), f"the platform at {shown}")
+                    return BuildTarget(tuple(found), f"the platform at {shown}")
                 self._why = f"the gateway at {shown} does not say what its nodes provide" + (
                     ", no node answers" if found is not None else ""
                 )
             self._connect = None
             return self._assumed()
 
-    def _assumed(self) -> Target:
+    def _assumed(self) -> BuildTarget:
         target = this_python()
         if not self._said:
             self._said = True
             output.note(
-                f"gpufaas: {self._why}; requirements are met beside the packages of {target.who}, as if it were the "
-                "platform's: deploying checks that"
+                f"gpufaas: {self._why}; the nodes are assumed to have the packages of {target.who}: the deployment "
+                "checks that"
             )
         return target
