@@ -1,7 +1,7 @@
 """
-What runs inside a worker: the author's API (author), the worker's main program (runner), and loaders (loading).
+The code inside a worker: the author's API (author), the worker's main program (runner), loaders of weights (loading).
 
-Authors import from here. Nothing is imported before it is used, so that a CPU function does not pay for torch.
+Authors import from here. Modules are imported when they are used, so that a CPU function does not import torch.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,13 +1,13 @@
 """
-What a function's author meets: the event, the context, and how an answer is read.
+The API of a function's author: the event, the context, and what a handler may return.
 
 Model functions (``python3-torch``) define ``load(device) -> model`` and ``handle(model, event, context)``; CPU
 functions (``python3-http``) define ``handle(event, context)``, as OpenFaaS's template of that name. An answer is
 
 * ``str``, ``bytes`` or None (an empty body), sent as they are;
 * a dict or list, sent as JSON;
-* ``{"statusCode": 200, "body": ..., "headers": {...}}``, any of the three; the body again one of all these;
-* a generator (anything with ``__next__``), streamed as it yields: each str, bytes or JSON-able value is sent at once.
+* ``{"statusCode": 200, "body": ..., "headers": {...}}``, each of the three optional; the body is one of all these;
+* a generator (anything with ``__next__``), which streams: each str, bytes or JSON-able value is sent at once.
 """
 
 import difflib
@@ -70,11 +70,11 @@ class Query(dict[str, str]):
 
 
 class BadBody(msgspec.DecodeError):
-    """What the caller sent is not what the handler asked for: no fault of the handler, and a ValueError."""
+    """The body is not what the handler asked for. A ValueError; it is the caller's fault."""
 
 
 class Event:
-    """One call. `body` is read when it is asked for: a streamed body may be taken piece by piece with `stream`."""
+    """One call. Reading `body` reads all of it; `stream` gives a body that streams piece by piece."""
 
     __slots__ = ("_body", "_file", "_path", "_query", "_raw_headers", "_stream", "method")
 
@@ -95,7 +95,7 @@ class Event:
         self._body = body
         self._stream = stream
         self._file = file
-        """Where a large body waits, if it does."""
+        """The file of a large body; empty: the body is in memory, or streams."""
 
     @property
     def body(self) -> bytes:
@@ -108,7 +108,7 @@ class Event:
         return self._body
 
     def stream(self) -> Iterator[bytes]:
-        """Yield the body in pieces as they arrive, without holding it. Once only; `body` is empty afterwards."""
+        """Yield the body in pieces as they come, without keeping them. Only once; `body` is empty afterwards."""
         if self._body is not None:
             yield self._body
             return
@@ -168,8 +168,8 @@ class Context:
         return os.environ.get("HOSTNAME") or socket.gethostname()
 
 
-class Answer:
-    """An author's return value, ready for the wire: `body` is whole, or None and `chunks` yields it."""
+class HandlerAnswer:
+    """What a handler returned, ready to be sent: `body` is whole, or None if `chunks` yields it."""
 
     __slots__ = ("body", "chunks", "headers", "status")
 
@@ -185,11 +185,11 @@ class Answer:
 _ANSWER_KEYS: Final = frozenset(("statusCode", "body", "headers"))
 
 
-def to_answer(value: Any) -> Answer:
+def to_answer(value: Any) -> HandlerAnswer:
     """
-    Return *value*, what a handler returned, as an `Answer`.
+    Return *value*, which a handler returned, as an answer.
 
-    :raises TypeError: it is nothing that can be sent; says what it was and what may be returned
+    :raises TypeError: it cannot be sent; says what it was and what a handler may return
     """
     status, headers = 200, []
     if type(value) is dict and ("statusCode" in value or "body" in value):
@@ -201,14 +201,14 @@ def to_answer(value: Any) -> Answer:
             headers = _headers(value.get("headers") or {})
             value = value.get("body")
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return Answer(status, _typed(headers, _BINARY), bytes(value), None)
+        return HandlerAnswer(status, _typed(headers, _BINARY), bytes(value), None)
     if isinstance(value, str):
-        return Answer(status, _typed(headers, _TEXT), value.encode(), None)
+        return HandlerAnswer(status, _typed(headers, _TEXT), value.encode(), None)
     if value is None:
-        return Answer(status, headers, b"", None)
+        return HandlerAnswer(status, headers, b"", None)
     if hasattr(value, "__next__"):
-        return Answer(status, _typed(headers, _TEXT), None, (_piece(each) for each in value))
-    return Answer(status, _typed(headers, _JSON), _to_json(value), None)
+        return HandlerAnswer(status, _typed(headers, _TEXT), None, (_piece(each) for each in value))
+    return HandlerAnswer(status, _typed(headers, _JSON), _to_json(value), None)
 
 
 def _not_of_an_answer(unknown: Iterable[object]) -> str:
@@ -270,7 +270,7 @@ def _to_json(value: Any) -> bytes:
 
 
 def _simplify(value: Any) -> Any:
-    """Tensors and arrays become lists, numpy scalars numbers: what handlers return by habit."""
+    """Make lists of tensors and arrays, and numbers of numpy's scalars."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} inside it")

@@ -1,11 +1,12 @@
 """
-Standard output and error of a worker, of which each line says which call wrote it (gpufaas_core.log_marks).
+Standard output and error of a worker. Each line is marked with the call that wrote it (gpufaas_core.log_marks).
 
-A call is known by its context: tasks of asyncio, and whatever else copies contexts, write for the call that began
-them. A worker that runs one call at a time knows whose line it is from any thread. Lines outside of any call have no
-mark, nor has what is written to the file descriptors themselves.
+The call is found by its context: asyncio tasks, and all else that copies contexts, write for the call that started
+them. In a worker that runs one call at a time, every thread writes for that call. Lines outside of calls have no mark,
+nor have lines that are written to the file descriptors directly.
 
-Lines of threads do not mix: the beginning of one is held until its end is there, its thread flushes, or its call ends.
+Lines of several threads do not mix: the start of a line is kept until the line ends, its thread flushes, or its call
+ends.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from typing import Any, Final
 from gpufaas_core.log_marks import mark
 
 _LONGEST: Final = 60 * 1024
-"""Bytes of a line; the reader's limit is a little more, and would cut in the middle of a mark."""
+"""Bytes of a line. The reader's limit is a little higher, and would cut a mark in two."""
 _of_context: Final[ContextVar[str]] = ContextVar("call", default="")
 _running = ""
 """The call of a worker that runs one at a time."""
@@ -28,7 +29,7 @@ _streams: Final[list["CallLines"]] = []
 
 
 def install() -> None:
-    """Have `sys.stdout` and `sys.stderr` write through `CallLines`. Before modules that keep them are imported."""
+    """Let `sys.stdout` and `sys.stderr` write through `CallLines`. Call it before importing modules that keep them."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         before = getattr(sys, name)
         before.flush()
@@ -40,13 +41,13 @@ def install() -> None:
 
 
 def mark_with(secret: str) -> None:
-    """From now on lines of calls are marked; with an empty secret none are."""
+    """Mark lines of calls from now on; an empty *secret* marks none."""
     global _secret
     _secret = secret
 
 
 def begin(call: str, alone: bool) -> None:
-    """What this context writes from now on is of *call*; if it runs *alone*, what every thread writes."""
+    """Mark what this context writes from now on with *call*; if the call runs *alone*, what every thread writes."""
     global _running
     if alone:
         _running = call
@@ -55,19 +56,19 @@ def begin(call: str, alone: bool) -> None:
 
 
 def end(call: str, alone: bool) -> None:
-    """The call that has begun here is over: end the lines that it left without an end."""
+    """Stop marking with *call*, and end the lines that it did not end."""
     global _running
     if alone:
         _running = ""
     else:
         _of_context.set("")
     for each in _streams:
-        if each.unfinished:  # hardly ever, and this is on the way of every call
+        if each.unfinished:  # rarely; every call comes through here
             each.end(call)
 
 
 class CallLines(io.BufferedIOBase):
-    """One of the two streams. Blocks while its pipe is full: that is how one that prints too much is held up."""
+    """One of the two streams. Blocks while its pipe is full, which slows down a function that prints too much."""
 
     def __init__(self, fd: int, name: str) -> None:
         self.name = name
@@ -75,13 +76,13 @@ class CallLines(io.BufferedIOBase):
         self._fd = fd
         self._lock = threading.RLock()  # a signal's handler may print while its thread does
         self._held: dict[tuple[int, str], bytes] = {}
-        """Beginnings of lines, by thread and call."""
+        """Lines without an end, by thread and call."""
         self._open: str | None = None
-        """Whose line is written and not ended; None: all are."""
+        """The call whose line is written and not ended; None: every line is ended."""
         self.unfinished = False
-        """A line may have begun that has no end."""
+        """Some line may have no end yet."""
         self._size = 0
-        """Bytes of the line that is not ended."""
+        """Bytes of the line that is not ended yet."""
         os.register_at_fork(after_in_child=self._forked)
 
     def writable(self) -> bool:
@@ -91,7 +92,7 @@ class CallLines(io.BufferedIOBase):
         return self._fd
 
     def write(self, data: Any) -> int:
-        """:raises OSError: nobody reads any more"""
+        """:raises OSError: the reader is gone"""
         data = bytes(data)
         call = _of_context.get() or _running
         key = threading.get_ident(), call
@@ -115,7 +116,7 @@ class CallLines(io.BufferedIOBase):
                 self._put(call, rest)
 
     def end(self, call: str) -> None:
-        """End each line that *call* has begun, in whatever thread."""
+        """End the lines of *call*, in all threads."""
         with self._lock, contextlib.suppress(OSError):
             for key in [key for key in self._held if key[1] == call]:
                 self._put(call, self._held.pop(key) + b"\n")
@@ -124,7 +125,7 @@ class CallLines(io.BufferedIOBase):
             self.unfinished = bool(self._held) or self._open is not None
 
     def _put(self, call: str, data: bytes) -> None:
-        """Write *data* of *call*: lines, the last of which may lack its end."""
+        """Write *data* of *call*: lines, the last of which may have no end."""
         *whole, rest = data.split(b"\n")
         written = bytearray()
         for line in whole:
@@ -138,7 +139,7 @@ class CallLines(io.BufferedIOBase):
             view = view[os.write(self._fd, view) :]
 
     def _begun(self, call: str, line: bytes) -> bytes:
-        """Return *line* as it goes on the open one, or begins one with its mark; in parts if it is too long."""
+        """Return *line* as a continuation of the open line, or as a new line with its mark; in parts if too long."""
         if self._open == call and self._size + len(line) <= _LONGEST:
             self._size += len(line)
             return line
@@ -149,6 +150,6 @@ class CallLines(io.BufferedIOBase):
         return ended + b"\n".join(before + part for part in parts)
 
     def _forked(self) -> None:
-        """In a child of the function's: what its parent holds is the parent's to write, and so is the lock."""
+        """Forget, in a forked child, the lines that its parent keeps and will write, and the parent's lock."""
         self._lock = threading.RLock()
         self._held.clear()

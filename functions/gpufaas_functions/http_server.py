@@ -1,15 +1,15 @@
 """
-The main program of a container: the handler that also runs in a worker process, over HTTP as OpenFaaS's images do.
+The main program of a container: serves a handler over HTTP, as OpenFaaS's images do.
 
 ``python -m gpufaas_functions.http_server [FOLDER]``; FOLDER, by default ``function``, has handler.py. The author's API
 is `author`'s: ``load(device)`` and ``handle(model, event, context)``, or only ``handle(event, context)``.
 
-It listens at once. ``/_/health`` is 200 while it runs, ``/_/ready`` from when the model is loaded until it is asked to
-end; calls that come before wait for the load. A load that fails ends the process with status 1. Calls are served one at
-a time, since a model has its device to itself; `GPUFAAS_SLOTS` says otherwise. SIGTERM: no new connections, and what
-runs has until `write_timeout`.
+It listens at once. ``/_/health`` is 200 while it runs, ``/_/ready`` while the model is loaded and SIGTERM has not come;
+calls wait for the load. A load that fails ends the process with status 1. Calls are served one at a time, since a model
+has its device to itself, or `GPUFAAS_SLOTS` at a time. After SIGTERM it takes no new connections, and running calls
+have `write_timeout` to end.
 
-The environment, all of it optional: PORT; GPUFAAS_DEVICE and GPUFAAS_DEVICE_MEMORY, which the platform sets
+Environment variables, all optional: PORT; GPUFAAS_DEVICE and GPUFAAS_DEVICE_MEMORY, which the platform sets
 (``cuda:0``, and the bytes that torch's allocator may take of it); GPUFAAS_SLOTS; write_timeout; OPENFAAS_NAME and
 OPENFAAS_NAMESPACE.
 """
@@ -34,7 +34,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.units import Bytes, Seconds, parse_duration
 from gpufaas_functions import call_lines
-from gpufaas_functions.author import Answer, Context, Event, to_answer
+from gpufaas_functions.author import Context, Event, HandlerAnswer, to_answer
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.runner import _in_one_line
 
@@ -52,19 +52,19 @@ _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ContainerSettings:
     folder: Path
     port: int = 8080
     device: str = ""
-    """Empty: a GPU if torch finds one."""
+    """Empty: a GPU if torch finds one, else the CPU."""
     device_memory: Bytes = 0
-    """0: all there is."""
+    """0: all of the device's."""
     slots: int = 1
     drain_s: Seconds = 30.0
     function: str = ""
 
     @classmethod
-    def of(cls, arguments: list[str], env: Mapping[str, str]) -> "Settings":
+    def of(cls, arguments: list[str], env: Mapping[str, str]) -> "ContainerSettings":
         """:raises InvalidSpec: a value cannot be read; names its variable"""
         return cls(
             folder=Path(arguments[0] if arguments else "function").absolute(),
@@ -85,7 +85,7 @@ def _number(env: Mapping[str, str], name: str, otherwise: int, most: int) -> int
 
 
 def _drain_s(text: str) -> Seconds:
-    """As OpenFaaS's watchdogs read it: a bare number is of seconds."""
+    """A bare number is in seconds, as OpenFaaS's watchdogs read it."""
     try:
         return parse_duration(f"{text}s" if text.strip().isdecimal() else text)
     except InvalidSpec as exc:
@@ -93,13 +93,13 @@ def _drain_s(text: str) -> Seconds:
 
 
 class Gone(Exception):
-    """The caller is."""
+    """The caller went away."""
 
 
 class Application:
     """The ASGI application. Handlers run in threads of ours, as many as there are slots."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ContainerSettings) -> None:
         self._settings = settings
         self._pool = concurrent.futures.ThreadPoolExecutor(settings.slots, "slot")
         self._loop = asyncio.get_running_loop()
@@ -107,7 +107,7 @@ class Application:
         self.draining: Callable[[], bool] = lambda: False
 
     async def load(self) -> None:
-        """Make the model, in the thread that will serve with it. Whatever the handler's code raises is passed on."""
+        """Make the model, in a thread that will serve it. Raises what the handler's code raises."""
         self._handle.set_result(await self._loop.run_in_executor(self._pool, self._load))
 
     def _load(self) -> Handle:
@@ -129,10 +129,10 @@ class Application:
             return
         match scope["path"]:
             case "/_/health":
-                await _send_whole(send, Answer(200, _TEXT, b"OK", None))
+                await _send_whole(send, HandlerAnswer(200, _TEXT, b"OK", None))
             case "/_/ready":
                 ready = self._handle.done() and not self.draining()
-                await _send_whole(send, Answer(200 if ready else 503, _TEXT, b"", None))
+                await _send_whole(send, HandlerAnswer(200 if ready else 503, _TEXT, b"", None))
             case _:
                 with contextlib.suppress(Gone):
                     await self._call(scope, receive, send)
@@ -145,7 +145,7 @@ class Application:
         )
         call_id = next((value for name, value in scope["headers"] if name == b"x-call-id"), b"").decode("latin-1")
         context = Context(call_id, self._settings.function, self._device)
-        call = _Call(handle, event, context, send, self._loop)
+        call = _HandlerCall(handle, event, context, send, self._loop)
         listening = asyncio.ensure_future(call.listen(receive))
         try:
             await self._loop.run_in_executor(self._pool, call.run, self._settings.slots == 1)
@@ -153,7 +153,7 @@ class Application:
             listening.cancel()
 
 
-class _Call:
+class _HandlerCall:
     """One call in a slot's thread."""
 
     def __init__(
@@ -164,7 +164,7 @@ class _Call:
         self.gone = False
 
     async def listen(self, receive: _Receive) -> None:
-        """Note when the caller goes away: a generator is closed before its next piece, a call that waits not begun."""
+        """Note when the caller goes away. Its generator is closed before the next piece; if it waits, it never runs."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self.gone = True
@@ -182,7 +182,7 @@ class _Call:
     def _run(self) -> None:
         try:
             answer = to_answer(self._handle(self._event, self._context))
-        except BaseException as exc:  # SystemExit of a handler is its failure, not our end
+        except BaseException as exc:  # a handler that raises SystemExit fails, and does not end this process
             answer = _failure(exc, self._context.device)
         if answer.chunks is None:
             self._wait(_send_whole(self._send, answer))
@@ -204,7 +204,7 @@ class _Call:
         self._wait(self._send({"type": "http.response.body"}))
 
     def _wait(self, sending: Awaitable[None]) -> None:
-        """Have the loop send, and wait until the connection takes more: that is the back-pressure."""
+        """Let the loop send, and wait until the connection takes more, which is the back-pressure."""
         try:
             asyncio.run_coroutine_threadsafe(_awaited(sending), self._loop).result()
         except (OSError, RuntimeError, concurrent.futures.CancelledError):
@@ -227,34 +227,34 @@ async def _whole_body(receive: _Receive) -> bytes:
             return b"".join(pieces)
 
 
-def _start(answer: Answer) -> dict[str, Any]:
+def _start(answer: HandlerAnswer) -> dict[str, Any]:
     headers = [each for each in answer.headers if each[0] not in _OURS]
     if answer.body is not None and answer.status not in _WITHOUT_BODY:
         headers.append((b"content-length", str(len(answer.body)).encode()))
     return {"type": "http.response.start", "status": answer.status, "headers": headers}
 
 
-async def _send_whole(send: _Send, answer: Answer) -> None:
+async def _send_whole(send: _Send, answer: HandlerAnswer) -> None:
     await send(_start(answer))
     body = b"" if answer.status in _WITHOUT_BODY else answer.body
     await send({"type": "http.response.body", "body": body})
 
 
-def _failure(exc: BaseException, device: str) -> Answer:
-    """The exception's own words; the traceback goes to the log."""
+def _failure(exc: BaseException, device: str) -> HandlerAnswer:
+    """Return an answer with the text of the exception, and write the traceback to the log."""
     traceback.print_exception(exc, file=sys.stderr)
     text = _in_one_line(exc)
     if is_out_of_memory(exc):
         if device.startswith("cuda") and "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()
         text = f"out of memory on {device} ({text}): send less at once, or deploy it with a larger gpufaas.memory"
-        return Answer(507, [*_TEXT, (b"x-gpufaas-error", b"out-of-memory")], text.encode(), None)
-    return Answer(500, _TEXT, text.encode(), None)
+        return HandlerAnswer(507, [*_TEXT, (b"x-gpufaas-error", b"out-of-memory")], text.encode(), None)
+    return HandlerAnswer(500, _TEXT, text.encode(), None)
 
 
-def _prepare(settings: Settings) -> str:
+def _prepare(settings: ContainerSettings) -> str:
     """
-    Return the device that `load` is given; hold torch to its share of it and of the processors.
+    Return the device for `load`, and limit torch to its share of that device and of the processors.
 
     :raises InvalidSpec: the container was given a GPU that torch does not find
     """
@@ -287,7 +287,7 @@ def _cores() -> int:
         return 0
 
 
-async def serve(settings: Settings) -> int:
+async def serve(settings: ContainerSettings) -> int:
     """Serve until SIGTERM; return the exit status."""
     application = Application(settings)
     server = uvicorn.Server(
@@ -317,7 +317,7 @@ def main() -> None:
     call_lines.install()
     call_lines.mark_with(os.environ.pop(MARK_VARIABLE, ""))
     try:
-        settings = Settings.of(sys.argv[1:], os.environ)
+        settings = ContainerSettings.of(sys.argv[1:], os.environ)
     except InvalidSpec as exc:
         sys.exit(f"gpufaas: {exc}")
     for number in (signal.SIGTERM, signal.SIGINT):

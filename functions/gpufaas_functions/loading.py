@@ -1,9 +1,10 @@
 """
-Loading weights: what an author's `load` calls. torch is imported inside, so that importing this costs nothing.
+Loaders of weights, for an author's `load`. torch is imported inside the functions, so that importing this is cheap.
 
-The fast way is a module built on the meta device (no memory, no initialisation) whose parameters then *are* the mapped
-file: nothing is copied, and pages come in when they are first used. On CPU safetensors maps privately and writable
-(``rw-p``): untouched pages are the page cache's, but the whole mapping counts in VmData, so also against RLIMIT_DATA.
+The fast way builds the module on the meta device (no memory, no initialisation) and makes the mapped file its
+parameters: nothing is copied, and pages are read when they are first used. On CPU safetensors maps privately and
+writable (``rw-p``): untouched pages belong to the page cache, but the whole mapping counts in VmData, and so against
+RLIMIT_DATA.
 """
 
 import contextlib
@@ -25,10 +26,10 @@ def load_module(build: "Callable[[], nn.Module]", path: str | Path, device: str 
     """
     Return the module that *build* makes, with the weights in the safetensors file *path*, in eval mode on *device*.
 
-    *build* is called on the meta device, so it must not need values of tensors that it makes. Buffers that are not
-    saved with the weights (``persistent=False``) get their values from a second call that allocates only them.
+    *build* is called on the meta device, so it must not use values of the tensors that it makes. Buffers that are not
+    saved with the weights (``persistent=False``) get their values from a second call, which allocates only buffers.
 
-    :raises LoadFailed: the weights do not fit the module; names what is missing, too much or of another shape
+    :raises LoadFailed: the weights do not fit the module; names what is missing, unknown or of another shape
     :raises FileNotFoundError: no such file
     """
     import torch
@@ -54,10 +55,10 @@ def load_weights(path: str | Path, device: str = "cpu") -> Any:
     Return what the file *path* holds, ready on *device*.
 
     ``.safetensors``: a dict of tensors, mapped, not copied, on CPU. ``.pt2`` (torch.export): a module to call.
-    ``.onnx``: an onnxruntime session. Pickles: what ``torch.load`` gives, when the author allowed it.
+    ``.onnx``: an onnxruntime session. Pickles, if the author allows them: what ``torch.load`` returns.
 
-    :raises InvalidSpec: of a kind that is not known, or refused; says why and what to do
-    :raises LoadFailed: damaged
+    :raises InvalidSpec: the kind of file is unknown or refused; says why and what to do
+    :raises LoadFailed: the file is damaged
     :raises FileNotFoundError: no such file
     """
     path = Path(path)
@@ -119,7 +120,7 @@ def _load_pickle(path: Path, device: str) -> Any:
 
 @contextlib.contextmanager
 def _damage(path: Path) -> Iterator[None]:
-    """Readers of archives raise what they like at a broken one; memory that runs out stays what it is."""
+    """Raise `LoadFailed` for all errors but a lack of memory: readers of archives have no common one for damage."""
     try:
         yield
     except MemoryError:
@@ -149,7 +150,7 @@ def _few(names: list[str]) -> str:
 
 def _no_filling() -> Any:
     """
-    Let initialisers leave tensors on the meta device alone: there is nothing to fill.
+    Keep initialisers from tensors on the meta device, which have no memory to fill.
 
     Without this the first ``normal_`` there (each nn.Embedding has one) imports torch's decompositions and sympy: 1 s
     and 65 MB in every worker, measured on `embed`.
@@ -177,7 +178,7 @@ _FILLS: Final = frozenset(
 
 @contextlib.contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Let modules have real buffers while each parameter goes to the meta device as soon as it is registered."""
+    """Move each parameter to the meta device when it is registered, so that only buffers take memory."""
     from torch import nn
 
     register = nn.Module.register_parameter

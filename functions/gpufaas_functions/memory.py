@@ -1,7 +1,7 @@
 """
-What a worker occupies of its device's memory, measured from inside, and what tells that there was no more of it.
+The memory of a worker on its device, measured by the worker itself, and how a lack of memory is recognised.
 
-What is there at the fork belongs to the zygote, and is not counted: see `mark_fork_point`.
+Memory that exists at the fork belongs to the zygote and is not counted: see `mark_fork_point`.
 """
 
 import contextlib
@@ -13,12 +13,12 @@ from typing import Final
 import msgspec
 
 THREAD_STACK: Final = 2 * 1024 * 1024
-"""Of each thread but the main one, the author's too. Stacks are writable memory: they count against the limit whole,
-and the default of 8 MiB is that of a program with a few threads and no limit."""
+"""Stack of each thread but the main one, in bytes. The whole stack counts against the memory limit, and the default of
+8 MiB is too much under a limit."""
 
 
 def use_small_stacks() -> None:
-    """Let threads that say nothing of their stack have `THREAD_STACK`: Python's, and those of native libraries."""
+    """Make `THREAD_STACK` the default for new threads, Python's and those of native libraries."""
     threading.stack_size(THREAD_STACK)
     libc = ctypes.CDLL(None)
     attributes = ctypes.create_string_buffer(64)  # pthread_attr_t: 56 bytes with glibc and musl, on 64 bits
@@ -30,20 +30,20 @@ def use_small_stacks() -> None:
 
 class CpuMemory:
     """
-    Occupation of this process on a CPU device: what it added since the fork.
+    Occupation of this process on a CPU device: the memory that it added since the fork.
 
-    Peak growth of the resident set over the fork point (private data and mapped weights), and the pages of the zygote
-    that it has made its own by writing to them, which the resident set does not show. Never less than the private
-    writable memory that it has asked for: that is what the kernel holds against its limit.
+    The peak growth of the resident set (private data and mapped weights), plus the zygote's pages that it copied by
+    writing to them, which the resident set does not show. At least the private writable memory that it has allocated,
+    since the kernel compares that with the limit.
     """
 
     def __init__(self, slots: int = 1) -> None:
-        """:param slots: for the threads of these the limit has room on top of the reservation"""
+        """:param slots: the limit has room for the stacks of their threads, beside the reservation"""
         self._slots = slots
         self._seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def synchronize(self) -> None:
-        """Nothing runs behind our back on a CPU."""
+        """Do nothing: on a CPU no work goes on in the background."""
 
     def peak(self) -> int:
         self._seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -54,7 +54,7 @@ class CpuMemory:
         return max(growth, now.data - _FORK_POINT.data - stacks) + copied
 
     def grown(self) -> int:
-        """Return the new peak if it is one, else 0: a single system call when nothing grew."""
+        """Return the new peak, or 0 if nothing grew, which costs one system call."""
         # 256 KiB of growth (ru_maxrss is in KiB) is noise of the allocator; reading smaps for it would cost every call.
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss <= self._seen + 256:
             return 0

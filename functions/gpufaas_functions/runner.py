@@ -3,7 +3,7 @@ The main program of a worker: import the handler, load the model, then serve cal
 
 It runs in a process of its own, forked from the zygote (gpufaas_gpu_manager.zygote) with torch already imported. Each
 slot is a unix socket with one blocking thread; a model function has one slot, served by the main thread. The worker
-ends when its sockets close: its manager has ended, or wants it to.
+ends when its manager closes the sockets, or ends.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ from gpufaas_core.frames import (
     encode_prefix,
 )
 from gpufaas_functions import call_lines
-from gpufaas_functions.author import Answer, BadBody, Context, Event, to_answer
+from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, to_answer
 from gpufaas_functions.memory import CpuMemory, CudaMemory, fork_point, is_out_of_memory
 
 _SAID: Final = 2000
-"""Characters of an exception that its caller is told. An exception's text may be a whole array's."""
+"""Characters of an exception's text that the caller gets. The text may hold a whole array."""
 _OURS: Final = frozenset(
     (__file__, importlib.__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 )
@@ -46,7 +46,7 @@ _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 
 
 class WorkerStart(msgspec.Struct, frozen=True):
-    """What the zygote hands to a new worker, beside its sockets."""
+    """What the zygote gives a new worker, with its sockets."""
 
     function: str
     bundle: str
@@ -58,10 +58,10 @@ class WorkerStart(msgspec.Struct, frozen=True):
     slots: int
     threads: int
     limit: int
-    """Bytes of private data that it may add over the fork point; 0: no limit of the kernel's."""
+    """Private memory in bytes that the worker may add after the fork; 0: the kernel sets no limit."""
     env: dict[str, str]
     check: bool = False
-    """Import the handler, say whether that worked, and end."""
+    """Only import the handler, and report whether that worked."""
     label: str = ""
     """The device's short name (``cpu:0``), for the process list."""
     cuda_share: float = 0.0
@@ -73,7 +73,7 @@ class Closed(Exception):
 
 
 class Cancel(BaseException):
-    """The caller is gone: raised inside a generator's loop, never inside the author's own code."""
+    """The caller is gone. Raised in the loop over a generator, never in the author's own code."""
 
 
 def run(start: WorkerStart, slots: list[socket.socket]) -> int:
@@ -101,7 +101,7 @@ def run(start: WorkerStart, slots: list[socket.socket]) -> int:
         else:
             handle = handler.handle
     except BaseException as exc:
-        # Whatever ends a load ends this worker: the manager gets the reason, and the log all of it.
+        # Every error of a load ends this worker. The manager gets a summary, the log the whole traceback.
         text = _utf8("".join(traceback.format_exception(_from_the_author(exc))))
         with contextlib.suppress(OSError):
             sys.stderr.write(text)
@@ -113,10 +113,10 @@ def run(start: WorkerStart, slots: list[socket.socket]) -> int:
     occupation = memory.peak()
     if len(slots) > 1:
         for index, slot in enumerate(slots[1:], 1):
-            serving = Slot(slot, handle, start, memory, alone=False)
+            serving = SlotServer(slot, handle, start, memory, alone=False)
             threading.Thread(target=serving.serve, name=f"slot-{index}", daemon=True).start()
     control.sendall(encode_frame(Kind.READY, ReadyHead(occupation, phases, fork_point().data)))
-    Slot(control, handle, start, memory, alone=len(slots) == 1).serve()
+    SlotServer(control, handle, start, memory, alone=len(slots) == 1).serve()
     return 0
 
 
@@ -135,8 +135,8 @@ def import_handler(start: WorkerStart) -> Any:
     return module
 
 
-class Slot:
-    """One socket, one thread, one call at a time."""
+class SlotServer:
+    """Serves the calls of one slot: one socket, one thread, one call at a time."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Slot:
         *,
         alone: bool,
     ) -> None:
-        """:param alone: there is no other slot"""
+        """:param alone: the worker has no other slot"""
         self._sock = sock
         self._handle = handle
         self._function = start.function
@@ -171,7 +171,7 @@ class Slot:
                         self._call(head, body)
                     finally:
                         call_lines.end(head.call, self._alone)
-                # A CANCEL, BODY or BODY_END here belongs to a call that was over before it came.
+                # A CANCEL, BODY or BODY_END that comes here belongs to a call that has ended.
         except (Closed, OSError):
             return
 
@@ -200,7 +200,7 @@ class Slot:
             run_s = time.perf_counter() - began
             length = -1
             if head.method == "HEAD":
-                # Its body is left out: what it would have, as the handler says, or as it is if there is one.
+                # The body is left out: its length is what the handler declares, or that of the body it returned.
                 declared = _declared_length(answer.headers)
                 length = declared if declared >= 0 else len(answer.body) or -1
             answer_head = AnswerHead(
@@ -210,7 +210,7 @@ class Slot:
             return
         self._stream_answer(answer, began, stream, head.method)
 
-    def _stream_answer(self, answer: Answer, began: float, stream: "_BodyStream | None", method: str) -> None:
+    def _stream_answer(self, answer: HandlerAnswer, began: float, stream: "_BodyStream | None", method: str) -> None:
         error, out_of_memory = "", False
         length = _declared_length(answer.headers) if answer.body is None else len(answer.body)
         self._send(encode_frame(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length)))
@@ -222,7 +222,7 @@ class Slot:
             chunks = _exactly(length, chunks)
         try:
             for chunk in chunks:
-                # While the body still comes, its reader is the one who meets a CANCEL.
+                # While the body still comes, its reader reads a CANCEL too.
                 if (stream is None or stream.ended) and self._cancelled():
                     raise Cancel
                 for piece in _pieces(chunk) if len(chunk) > CHUNK_BYTES else (chunk,):
@@ -247,28 +247,28 @@ class Slot:
         self._send(encode_frame(Kind.END, end))
 
     def _send(self, piece: bytes | memoryview) -> None:
-        """Send a part of a stream. An OSError would look like one of the author's generator, which ends no worker."""
+        """Send a part of a stream. An OSError would look like an error of the author's generator: raise `Closed`."""
         try:
             self._sock.sendall(piece)
         except OSError:
             raise Closed from None
 
-    def _failure(self, exc: BaseException) -> Answer:
+    def _failure(self, exc: BaseException) -> HandlerAnswer:
         """
-        Answer 500 with the exception's own words; the traceback goes to the function's log. A body that is not what
-        the handler asked for is the caller's fault: 400, and nothing in the log.
+        Return an answer 500 with the text of the exception, and write the traceback to the function's log.
 
-        Of one that ran out of memory they are only for the manager, which knows how much there is.
+        A body that is not what the handler asked for is the caller's fault: 400, and nothing in the log. If memory ran
+        out, the manager replaces the text, since it knows how much there is.
         """
         if isinstance(exc, BadBody):
-            return Answer(400, [(b"content-type", b"text/plain; charset=utf-8")], str(exc).encode(), None)
+            return HandlerAnswer(400, [(b"content-type", b"text/plain; charset=utf-8")], str(exc).encode(), None)
         traceback.print_exception(_from_the_author(exc), file=sys.stderr)
         if is_out_of_memory(exc):
             self._memory.release()
-        return Answer(500, [(b"content-type", b"text/plain; charset=utf-8")], _in_one_line(exc).encode(), None)
+        return HandlerAnswer(500, [(b"content-type", b"text/plain; charset=utf-8")], _in_one_line(exc).encode(), None)
 
     def _cancelled(self) -> bool:
-        """Whether a CANCEL has come: asked between chunks, so that an answer that never ends can be stopped."""
+        """Whether a CANCEL has come. Asked between chunks, to stop an answer that never ends."""
         if self._filled == self._at:
             try:
                 if not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
@@ -280,7 +280,7 @@ class Slot:
         kind, _, _ = self._read()
         return bool(kind == Kind.CANCEL)
 
-    # Reading: one recv for a small frame; a large body is received into its own place.
+    # Reading: one recv for a small frame; a large body is received into its own buffer.
 
     def _read(self) -> tuple[int, bytes, bytes]:
         self._need(16)
@@ -294,7 +294,7 @@ class Slot:
         return kind, self._take(header_bytes), self._take(body_bytes)
 
     def _need(self, size: int) -> None:
-        """Have at least *size* (at most a buffer) bytes ready at `_at`."""
+        """Receive until *size* bytes, at most those of the buffer, are ready at `_at`."""
         ready = self._filled - self._at
         if ready >= size:
             return
@@ -329,12 +329,12 @@ class Slot:
 
 class _BodyStream:
     """
-    The body of a streamed call: what came with the CALL, then BODY frames.
+    The body of a call that streams: what came with the CALL, then BODY frames until BODY_END.
 
-    Ends with BODY_END, or breaks off when the caller goes.
+    Reading it raises ConnectionAbortedError if the caller goes away before the end.
     """
 
-    def __init__(self, slot: Slot, first: bytes) -> None:
+    def __init__(self, slot: SlotServer, first: bytes) -> None:
         self._slot = slot
         self._first = first
         self.ended = False
@@ -354,7 +354,7 @@ class _BodyStream:
                 self.ended = True
 
     def drain(self) -> None:
-        """Read what the handler left, so that the next call begins at its own frame."""
+        """Read what the handler did not, so that the next frame is a CALL."""
         with contextlib.suppress(ConnectionAbortedError):
             for _ in self.chunks():
                 pass
@@ -366,7 +366,7 @@ def _pieces(body: bytes | memoryview) -> Iterator[memoryview]:
 
 
 def _declared_length(headers: list[tuple[bytes, bytes]]) -> int:
-    """Return the Content-Length that a handler gave; -1: none, or none that is a number."""
+    """Return the Content-Length that a handler gave; -1: none, or not a number."""
     for name, value in headers:
         if name == b"content-length" and value.isdigit():
             return int(value)
@@ -375,9 +375,9 @@ def _declared_length(headers: list[tuple[bytes, bytes]]) -> int:
 
 def _exactly(length: int, chunks: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """
-    Yield *chunks*, which its caller was told to be *length* bytes.
+    Yield *chunks*.
 
-    :raises ValueError: they are not
+    :raises ValueError: together they do not have *length* bytes
     """
     left = length
     try:
@@ -395,7 +395,7 @@ def _exactly(length: int, chunks: Iterator[bytes | memoryview]) -> Iterator[byte
 
 
 def _from_the_author(exc: BaseException) -> BaseException:
-    """Take off the frames of ours, and of the import, that lead to the author's first: they explain nothing."""
+    """Remove the frames of the runner and of the import that come before the author's: they explain nothing."""
     trace = exc.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next
@@ -404,8 +404,8 @@ def _from_the_author(exc: BaseException) -> BaseException:
 
 def _in_one_line(exc: BaseException) -> str:
     """
-    The exception's type and words in one line. Of several lines the last alone may be advice (CUDA) or a note, and of a
-    syntax error the first ones are the place, which is indented.
+    Return the type and the text of *exc* in one line. The last line alone would not do: it may be advice (CUDA) or a
+    note. Indented lines at the beginning are the place of a syntax error, and are left out.
     """
     lines = _utf8("".join(traceback.format_exception_only(exc))).rstrip().splitlines()
     begin = next((at for at, line in enumerate(lines) if line.strip() and not line[0].isspace()), 0)
@@ -413,5 +413,5 @@ def _in_one_line(exc: BaseException) -> str:
 
 
 def _utf8(text: str) -> str:
-    """Escape what has no UTF-8: parts of file names that are not text stand in messages as lone surrogates."""
+    """Escape lone surrogates, which have no UTF-8: a file name in a message may have them."""
     return text.encode(errors="backslashreplace").decode()

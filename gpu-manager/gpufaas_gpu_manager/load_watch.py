@@ -1,4 +1,4 @@
-"""Whether a load gets on: one that does nothing, or reads its files again and again, is ended."""
+"""Watches loads: ends one that makes no progress, or reads its files again and again."""
 
 import asyncio
 from typing import Final, Protocol
@@ -8,10 +8,10 @@ from gpufaas_core.model import Bytes
 from gpufaas_gpu_manager.enforcement import WorkerLimits
 from gpufaas_gpu_manager.proc import progress_of
 from gpufaas_gpu_manager.timers import Timers
-from gpufaas_gpu_manager.worker_calls import Place, Running
+from gpufaas_gpu_manager.worker_calls import DevicePort, Running
 
 _LOOK_S: Final = 1.0
-"""Between two looks at whether a load thrashes."""
+"""Time between two checks for thrashing."""
 
 
 class Loading(Protocol):
@@ -26,7 +26,7 @@ class Loading(Protocol):
     timers: Timers
 
     @property
-    def device(self) -> Place: ...
+    def device(self) -> DevicePort: ...
 
     def kill(self, reason: str) -> None: ...
 
@@ -34,13 +34,13 @@ class Loading(Protocol):
 
 
 def watch_load(worker: Loading) -> None:
-    """Look at *worker* every so often, by its timers "progress" and "thrashing"."""
+    """Check *worker* repeatedly, by its timers "progress" and "thrashing", until they are cancelled."""
     loop = asyncio.get_running_loop()
     seen: tuple[int, ...] = ()
     seen_at = loop.time()
 
     def check_progress() -> None:
-        """Loading may take as long as it takes, as long as something happens: CPU time, bytes read, memory."""
+        """A load may take any time as long as it uses CPU time, reads, or changes its memory."""
         nonlocal seen, seen_at
         now, stall_s = loop.time(), worker.spec.stall_s
         progress = progress_of(worker.pid) if worker.pid else ()
@@ -53,7 +53,7 @@ def watch_load(worker: Loading) -> None:
         worker.timers.later("progress", stall_s / 4, check_progress)
 
     def check_thrashing() -> None:
-        """A load that reads its files again and again would take minutes or hours: it is told as out of memory."""
+        """End a load that reads its files again and again, as out of memory: it would take minutes or hours."""
         may_have_more = (
             not worker.scratch and not worker.spec.memory_limit and worker.memory < worker.device.ledger.capacity
         )

@@ -19,7 +19,7 @@ _SETTLE_S: Final = 2.0
 
 
 class WorkerDevice:
-    """See module. `Place` of its workers."""
+    """See module. `DevicePort` of its workers."""
 
     def __init__(self, source: NodeDevice) -> None:
         self.source = source

@@ -16,7 +16,7 @@ from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink
 from gpufaas_gpu_manager.proc import cpu_seconds, usage_of
 from gpufaas_gpu_manager.room import WorkerDevice
-from gpufaas_gpu_manager.worker import Worker, WorkerPlace
+from gpufaas_gpu_manager.worker import Worker, WorkerDevicePort
 from gpufaas_gpu_manager.worker_calls import Running
 
 
@@ -91,7 +91,7 @@ class Supervisor:
         return list(self._workers.values())
 
     def make(
-        self, device: WorkerPlace, spec: WorkerSpec, memory: Bytes, copy: int = 0, *, scratch: bool = False
+        self, device: WorkerDevicePort, spec: WorkerSpec, memory: Bytes, copy: int = 0, *, scratch: bool = False
     ) -> Worker:
         self._last_number += 1
         worker = Worker(self, device, spec, memory, self._last_number, copy, scratch=scratch)

@@ -23,7 +23,7 @@ from gpufaas_gpu_manager.open_files import OpenFiles
 from gpufaas_gpu_manager.output import LogSink, Output
 from gpufaas_gpu_manager.proc import state_of
 from gpufaas_gpu_manager.timers import Timers
-from gpufaas_gpu_manager.worker_calls import CallsHost, Place, Running, WorkerCalls
+from gpufaas_gpu_manager.worker_calls import CallsHost, DevicePort, Running, WorkerCalls
 from gpufaas_gpu_manager.worker_end import Cause, WorkerEnd
 from gpufaas_gpu_manager.worker_fetch import WorkerFetch
 from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
@@ -33,7 +33,7 @@ _TOLD_WITHIN_S: Final = 0.25
 """Within this a scheduler says what a worker that has just loaded may use; while no scheduler leads, none does."""
 
 
-class WorkerPlace(Place, Protocol):
+class WorkerDevicePort(DevicePort, Protocol):
     def leave(self, worker: "Worker") -> None:
         """*worker* is reaped: its memory is free when the device says so, too."""
 
@@ -68,7 +68,7 @@ class Worker(SlotOwner):
     def __init__(
         self,
         host: WorkerHost,
-        device: WorkerPlace,
+        device: WorkerDevicePort,
         spec: WorkerSpec,
         memory: Bytes,
         number: int,

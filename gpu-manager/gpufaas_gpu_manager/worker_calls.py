@@ -1,4 +1,4 @@
-"""The calls of one worker: which wait for a slot, which run, and what becomes of them when it, or their slot, ends."""
+"""The calls of one worker: those that wait for a slot, those that run, and what happens when it or a slot fails."""
 
 import time
 from collections import deque
@@ -18,50 +18,50 @@ from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.timers import Timers
 
 _SAID: Final[Bytes] = 2000
-"""Of what an exception says."""
+"""Bytes of an exception's text in an error."""
 
 
 class Running(Protocol):
     """
     How one worker runs: a process forked from the zygote, a program, a container.
 
-    It tells its worker: `on_started` when there is a process, `on_slots` before `on_ready`, `on_failed` with what it
-    knows of a failure, `on_reaped` once, when nothing of it is left; that follows `start` whatever happens, unless
-    `start` raised.
+    It calls its worker: `on_started` when there is a process; `on_slots`, then `on_ready`; `on_failed` with the reason
+    of a failure; `on_reaped` once, when nothing of it is left. After `start`, unless that raised, `on_reaped` always
+    comes.
     """
 
     waits_for: str
-    """What a load that makes no progress has not done, for the error: ``to listen on port 8080``. Empty: nothing."""
+    """What the error says that a stuck load has not done: ``to listen on port 8080``. Empty: nothing."""
 
     death_known_s: Seconds
     """
-    How long its end may take to be known here. A connection that breaks mostly means that the worker is dead, and the
-    caller is to hear of what.
+    How long it may take until its end is known here. A broken connection mostly means that the worker died: the error
+    for the caller waits so long for the reason.
     """
 
     async def start(self) -> None:
-        """:raises GpufaasError, OSError: it cannot be started, and nothing was"""
+        """:raises GpufaasError, OSError: nothing was started"""
 
     def end(self) -> None:
-        """It was evicted, and is idle: end it, politely but soon."""
+        """End it in an orderly way: it was evicted, and runs no call."""
 
     def kill(self) -> None:
-        """End it and all that it started, at once. May be asked for again, and before it has begun."""
+        """End it and all that it started, at once. May be called repeatedly, and before there is a process."""
 
     def said_all(self) -> bool:
-        """Whether a worker that is gone has nothing left that was not read yet."""
+        """Whether all output of a worker that is gone was read."""
 
     def limit_to(self, memory: Bytes) -> None: ...
 
     def in_use(self) -> Bytes:
-        """What its limit holds it to and it has now, in bytes; 0 where nobody knows."""
+        """Return the memory that counts against its limit now, in bytes; 0: unknown."""
         return 0
 
     def close(self) -> None:
-        """Give up what this side holds; the worker is gone, or the node closes."""
+        """Release what this side holds; the worker is gone, or the node closes."""
 
 
-class Place(Protocol):
+class DevicePort(Protocol):
     """The device of a worker."""
 
     source: NodeDevice
@@ -70,18 +70,18 @@ class Place(Protocol):
 
 
 class CallsHost(Protocol):
-    """What the calls of a worker ask of its node, and tell it."""
+    """The node, as the calls of its workers use it."""
 
     settings: NodeSettings
     report: Callable[[Event], None]
-    """Takes a fact for the scheduler."""
+    """Sends a fact to the scheduler."""
 
     over: Callable[[Exchange], None]
-    """Takes an exchange that has no worker any more."""
+    """Called with an exchange that has no worker any more."""
 
 
 class CallsWorker(Protocol):
-    """What calls need of their worker."""
+    """A worker, as its calls use it."""
 
     spec: WorkerSpec
     copy: int
@@ -93,7 +93,7 @@ class CallsWorker(Protocol):
     timers: Timers
 
     @property
-    def device(self) -> Place: ...
+    def device(self) -> DevicePort: ...
 
     @property
     def takes_calls(self) -> bool: ...
@@ -106,15 +106,15 @@ class WorkerCalls:
 
     def __init__(self, worker: CallsWorker, host: CallsHost) -> None:
         self.exchanges: dict[CallId, Exchange] = {}
-        """All that hold a lease on the worker and are not over."""
+        """Those that have a lease on the worker and are not over."""
         self.unbound: deque[Exchange] = deque()
-        """Those of them whose frames wait for it to become ready, or for a slot."""
+        """Those of them that wait until the worker is ready, or a slot is free."""
         self._worker = worker
         self._host = host
         self._free: list[Slot] = []
 
     def on_slots(self, slots: Sequence[Slot]) -> None:
-        """Through these they go, once the worker is ready."""
+        """Use *slots* for calls, once the worker is ready."""
         self._free = list(slots[::-1])  # slot 0, the main thread, is taken first
 
     def bind(self, exchange: Exchange) -> None:
@@ -142,7 +142,7 @@ class WorkerCalls:
             self.bind(self.unbound.popleft())
 
     def watch_abandoned(self) -> None:
-        """An abandoned call may end by itself; if all that runs here is abandoned too long, the worker is killed."""
+        """Kill the worker if all calls that it runs are abandoned and do not end by themselves in time."""
         self._worker.timers.later("abandoned", self._host.settings.abort_grace_s, self._end_abandoned)
 
     def _end_abandoned(self) -> None:
@@ -154,9 +154,9 @@ class WorkerCalls:
 
     def on_call_lost(self, slot: Slot, exchange: Exchange, reason: str) -> None:
         """
-        The connection of a call broke before its answer, or was never made.
+        The connection of a call broke before its answer, or could not be made.
 
-        If the worker lives on, its caller is told why; a call of which nothing was taken is placed again.
+        If the worker lives on, a call that it has not touched is placed again, and another one fails with *reason*.
         """
 
         timer = f"call {exchange.lease.call}"
@@ -178,13 +178,13 @@ class WorkerCalls:
         self._worker.timers.later(timer, self._worker.run.death_known_s, fail)
 
     def refuse(self, exchange: Exchange, reason: str) -> None:
-        """Nothing of the call was taken: the scheduler, and then the gateway, place it again."""
+        """Have the call, of which the worker took nothing, placed again."""
         lease = exchange.lease
         self._host.report(NodeRefused(lease.call, lease.device, reason))
         exchange.fail(LeaseRefused(f"{lease.device} could not give call {lease.call} to its worker: {reason}"))
 
     def ran_out(self, said: bytes) -> OutOfMemory:
-        """A call hit the limit, as its exception *said*: what it had, what there is, what to do."""
+        """Return the error of a call that hit the memory limit; *said* is the text of its exception."""
         worker, spec = self._worker, self._worker.spec
         ledger = worker.device.ledger
         return OutOfMemory(
@@ -196,11 +196,11 @@ class WorkerCalls:
 
     def conclude(self, error: GpufaasError, *, again: bool, was_ready: bool, ended: bool) -> list[Exchange]:
         """
-        The worker is gone: *error* answers its calls. Return those that are to be placed again, and refuse them then.
+        The worker is gone: fail its calls with *error*. Return the calls to `refuse`, which can be placed again.
 
-        :param again: it is no fault of theirs, nor of their function: all of them
-        :param was_ready: what it has not touched can be placed again
-        :param ended: it was told to end: the engine knows, unless calls were on it as their function was taken away
+        :param again: neither the calls nor their function are at fault: all can be placed again
+        :param was_ready: calls that the worker has not touched can be placed again
+        :param ended: the worker was told to end, so the engine expects no calls on it: report them as finished
         """
         exchanges, self.exchanges = self.exchanges, {}
         self.unbound.clear()

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_functions.http_server import Settings
+from gpufaas_functions.http_server import ContainerSettings
 from gpufaas_templates import find_template
 
 LIMIT_S = 60.0
@@ -328,8 +328,8 @@ def test_a_container_that_was_given_a_gpu_which_torch_does_not_find_says_so(serv
 
 def test_settings_are_read_from_the_environment() -> None:
     env = {"PORT": "80", "GPUFAAS_DEVICE": "cuda:0", "GPUFAAS_DEVICE_MEMORY": "1024", "write_timeout": "1m"}
-    assert Settings.of([], {}).port == 8080
-    read = Settings.of(["/f"], env)
+    assert ContainerSettings.of([], {}).port == 8080
+    read = ContainerSettings.of(["/f"], env)
     assert (read.folder, read.port, read.device, read.device_memory, read.drain_s) == (
         Path("/f"),
         80,
@@ -337,7 +337,7 @@ def test_settings_are_read_from_the_environment() -> None:
         1024,
         60,
     )
-    assert Settings.of([], {"write_timeout": "5"}).drain_s == 5.0
+    assert ContainerSettings.of([], {"write_timeout": "5"}).drain_s == 5.0
     for wrong in ({"PORT": "0"}, {"PORT": "70000"}, {"PORT": "-1"}, {"write_timeout": "soon"}, {"GPUFAAS_SLOTS": "0"}):
         with pytest.raises(InvalidSpec, match=next(iter(wrong))):
-            Settings.of([], wrong)
+            ContainerSettings.of([], wrong)

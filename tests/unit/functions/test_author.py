@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpufaas_functions.author import Answer, Event, to_answer
+from gpufaas_functions.author import Event, HandlerAnswer, to_answer
 
 
-def plain(answer: Answer) -> tuple[int, dict[str, str], bytes]:
+def plain(answer: HandlerAnswer) -> tuple[int, dict[str, str], bytes]:
     body = answer.body if answer.body is not None else b"|".join(answer.chunks or ())
     return answer.status, {name.decode(): value.decode() for name, value in answer.headers}, body
 
