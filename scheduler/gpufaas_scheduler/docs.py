@@ -76,7 +76,7 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
                 limit=each.limit if each.limit != each.memory else 0,
                 asked=each.asked != NOT_ASKED,
             )
-            for each in device.models
+            for each in device.residency
         ),
         order=device.order,
         running=running,

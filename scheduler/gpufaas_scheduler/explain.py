@@ -128,7 +128,7 @@ def status(world: World, now: Seconds) -> EngineStatus:
 def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
     return DeviceStatus(
         device=device.device,
-        used=device.device.memory - device.models.free - device.models.held,
+        used=device.device.memory - device.residency.free - device.residency.held,
         busy=device.busy,
         resident=tuple(
             ResidentStatus(
@@ -142,7 +142,7 @@ def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
                 copy=each.copy,
                 limit=each.limit,
             )
-            for each in device.models
+            for each in device.residency
         ),
         local_queue=len(device.local),
         served=device.served,

@@ -83,10 +83,10 @@ class _Residency(_Part):
     __slots__ = ()
 
     def holds(self, device: DeviceState, call: Call) -> bool:
-        return call.function in device.models.models
+        return call.function in device.residency.models
 
     def holds_function(self, device: DeviceState, function: FunctionState) -> bool:
-        return function.id in device.models.models
+        return function.id in device.residency.models
 
     def held(self, call: Call) -> bool:
         return bool(call.owner.holders)
@@ -105,13 +105,13 @@ class _Residency(_Part):
         return [each for each in islice(holders.values(), limit) if each.idle_key is not None]
 
     def residents(self, device: DeviceState) -> Collection[Model]:
-        return device.models.models.values()
+        return device.residency.models.values()
 
     def evictable(self, resident: Model, others: int = 0) -> bool:
         return evictable(resident, others)
 
     def free(self, device: DeviceState) -> Bytes:
-        return device.models.free
+        return device.residency.free
 
     def occupation(self, device: DeviceState, function: FunctionState) -> Bytes | None:
         need = function.need(device)
@@ -193,7 +193,7 @@ class ClusterView(_Fleet, _Residency, _Costs):
         return self._cluster.now
 
     def first_hit(self, device: DeviceState) -> Call | None:
-        models = device.models.models
+        models = device.residency.models
         best = NEVER
         found: FunctionState | None = None
         for model in models.values():
@@ -215,7 +215,7 @@ class ClusterView(_Fleet, _Residency, _Costs):
         if (limit is None or len(idle) <= limit) and _FEW * len(idle) <= waiting.functions:
             # The models on these few devices give the same answer as all that waits, at less cost.
             for _, _, device in idle:
-                for model in device.models.models.values():
+                for model in device.residency.models.values():
                     owner = model.owner
                     head = owner.queue.head
                     if head < best and owner.exclusive and device.id in owner.holders and owner.id not in without:

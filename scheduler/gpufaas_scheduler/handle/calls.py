@@ -196,7 +196,7 @@ def _kept_out(world: World, call: Call) -> m.Reject | None:
         need = owner.need(device)
         if isinstance(need, Reason) or need > device.device.memory:
             continue
-        kept = in_the_way(device.models, need, lambda each: each in each.owner.draining)
+        kept = in_the_way(device.residency, need, lambda each: each in each.owner.draining)
         if not kept:
             return None
         names.update(dict.fromkeys(each.owner.id for each in kept))
@@ -310,11 +310,11 @@ def refused(world: World, event: m.NodeRefused) -> None:
         device.hits -= 1
     elif not event.opened:
         device.misses -= 1
-        if model.loading and device.models.models.get(model.key) is model:
+        if model.loading and device.residency.models.get(model.key) is model:
             drop(world, device, model)
             # The node may not have evicted the victims yet, and their memory is promised: evict them now.
             for function, copy in call.victims:
-                if copy_id(function, copy) not in device.models.models:
+                if copy_id(function, copy) not in device.residency.models:
                     world.out.append(m.Evict(function, device.id, copy))
     place_again(world, call, event.reason)
     if owner.exclusive:

@@ -19,7 +19,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
         return f"there is no device {action.device}"
     if device.run is not None or device.preload is not None:
         return _busy(device)
-    model = device.models.models.get(call.function)
+    model = device.residency.models.get(call.function)
     victims: tuple[Model, ...] = ()
     if model is None:
         found = world.cluster.fits(device, call.owner, action.victims)
@@ -53,7 +53,7 @@ def try_enqueue(world: World, action: contract.EnqueueLocal) -> str | None:
         return f"there is no device {action.device}"
     if not device.busy:
         return f"device {device.id} is idle: nothing would end its local queue's wait"
-    model = device.models.models.get(call.function)
+    model = device.residency.models.get(call.function)
     if model is None or device.id not in call.owner.holders:
         return f"device {device.id} does not hold {call.function}, or not for new calls"
     if world.nested and world.nests.holds(device):
@@ -85,7 +85,7 @@ def try_load(world: World, action: contract.Load) -> str | None:
         return _busy(device)
     if owner.backoff is not None:
         return f"the last load of {owner.id} failed: a call has to try it first"
-    if owner.id in device.models.models:
+    if owner.id in device.residency.models:
         return f"device {device.id} holds {owner.id} already"
     if owner.max_copies and owner.copies >= owner.max_copies:
         return f"{owner.id} has {owner.copies} copies, and may have {owner.max_copies}"

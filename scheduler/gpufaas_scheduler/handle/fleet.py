@@ -30,7 +30,7 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
         return
     for call in list(device.local):
         return_local(world, device, call)
-    for model in list(device.models):
+    for model in list(device.residency):
         owner = model.owner
         if model in owner.draining:
             pass
@@ -47,10 +47,10 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
 
 
 def leave(world: World, device: DeviceState) -> None:
-    owners = [model.owner for model in device.models]
+    owners = [model.owner for model in device.residency]
     for call in world.runs_at(device):
         end(world, call)
-    for model in list(device.models):
+    for model in list(device.residency):
         drop(world, device, model)
     world.cluster.leave(device)
     for owner in owners:

@@ -26,12 +26,12 @@ def start(world: World, call: Call, device: DeviceState, model: Model | None, vi
         call.victims = tuple([(each.owner.id, each.copy) for each in victims])
         device.misses += 1
     else:
-        device.models.touch(model, now)
+        device.residency.touch(model, now)
         cluster.asked = None
         device.hits += 1
     model.running += 1
     if model.running == 1 and model.limit != model.memory:
-        device.models.hold(model)
+        device.residency.hold(model)
     call.state = after
     call.device = device
     call.model = model
@@ -109,7 +109,7 @@ def end(world: World, call: Call) -> None:
     model.running -= 1
     if not model.running:
         if model.limit != model.memory:
-            device.models.let_go(model)
+            device.residency.let_go(model)
         if model.asked == ANSWERED:
             model.asked = NOT_ASKED
     if device.run is call:
@@ -142,7 +142,7 @@ def next_local(world: World, device: DeviceState) -> None:
         return
     if device.local:
         call = device.local[0]
-        model = device.models.models[call.function]
+        model = device.residency.models[call.function]
         take_local(world, device, call)
         start(world, call, device, model, ())
     elif device.idle_key is None and not device.closed:
@@ -159,7 +159,7 @@ def take_local(world: World, device: DeviceState, call: Call) -> None:
         local.remove(call)
     # Of an empty queue it is exactly 0, whatever was rounded.
     device.local_s = device.local_s - call.estimate_s if local else 0.0
-    device.models.models[call.function].queued -= 1
+    device.residency.models[call.function].queued -= 1
 
 
 def return_local(world: World, device: DeviceState, call: Call) -> None:

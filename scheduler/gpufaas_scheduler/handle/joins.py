@@ -97,7 +97,7 @@ def adopt(
         cluster.close(state, closed=True)
     exclusive: list[tuple[Call, RunningCall]] = []
     for each in snapshot.running:
-        model = state.models.models.get(copy_id(each.function, each.copy))
+        model = state.residency.models.get(copy_id(each.function, each.copy))
         if model is None:
             continue  # it is on its way out, and its calls with it
         call = _adopt_call(world, state, model, each, at, calls, waiting)
@@ -127,7 +127,7 @@ def _adopt_run(
     since: Seconds,
 ) -> None:
     """Set the call or load that has the device: of the running calls of model functions, the one in *doc*, if any."""
-    preload = None if doc is None or doc.preload is None else state.models.models.get(doc.preload)
+    preload = None if doc is None or doc.preload is None else state.residency.models.get(doc.preload)
     if exclusive:
         has = doc.running[0].call if doc is not None and doc.running else None
         exclusive.sort(key=lambda each: (each[0].id != has, not each[1].begun, -each[1].age_s))
@@ -145,13 +145,13 @@ def _adopt_run(
 
 def _adopt_local(world: World, state: DeviceState, local: list[Call]) -> list[Call]:
     """Put the calls of *local* whose model is there into the local queue, and return them."""
-    waits = [call for call in local if call.function in state.models.models]
+    waits = [call for call in local if call.function in state.residency.models]
     for call in waits:
         world.calls.wait(call)
         world.calls.enqueue(call, state)
         state.local.append(call)
         state.local_s += call.estimate_s
-        state.models.models[call.function].queued += 1
+        state.residency.models[call.function].queued += 1
         world.calls.watch(call)
     return waits
 
@@ -175,8 +175,8 @@ def _adopt_residents(
             or owner.costs[state.kind] is None
             or not owner.allows(state)
             or (owner.exclusive and each.copy)
-            or each.memory > state.models.unpromised
-            or key in state.models.models
+            or each.memory > state.residency.unpromised
+            or key in state.residency.models
         ):
             over -= each.memory
             world.out.append(m.Evict(each.function, state.id, each.copy))
@@ -192,7 +192,7 @@ def _adopt_residents(
         model.asked = ANSWERED if model.running and before is not None and before.asked else NOT_ASKED
         if before is not None and before.loading == each.loading:
             model.ready_at = since + before.ready_in_s
-        state.models.insert(model)
+        state.residency.insert(model)
         world.lending.note(state, model)
         closed = doc is not None and doc.closed
         owner.adopt(model, state, draining=closed or (before is not None and before.draining))

@@ -23,7 +23,7 @@ def _resident(
 ) -> tuple[DeviceState, Model] | None:
     """Return the device and the copy of *event*; None: the engine has removed the copy."""
     state = world.devices.get(event.device)
-    model = None if state is None else state.models.models.get(copy_id(event.function, event.copy))
+    model = None if state is None else state.residency.models.get(copy_id(event.function, event.copy))
     return None if state is None or model is None else (state, model)
 
 

@@ -89,7 +89,7 @@ class Cluster:
         if device.idle_key is not None:
             self.set_busy(device)
         self.constrained -= device.closed
-        for model in list(device.models):
+        for model in list(device.residency):
             self.evict(device, model, lost=True)
         del self.devices[device.id]
         device.forget()
@@ -118,10 +118,10 @@ class Cluster:
 
     def insert(self, device: DeviceState, owner: FunctionState, memory: Bytes, load_s: Seconds) -> Model:
         copy = 0
-        while copy_id(owner.id, copy) in device.models.models:
+        while copy_id(owner.id, copy) in device.residency.models:
             copy += 1
         model: Model = Resident(owner, memory, self.now, self.now + load_s, copy)
-        device.models.insert(model)
+        device.residency.insert(model)
         owner.add(model, device)
         owner.loading += 1
         if self.hits.asked:
@@ -137,7 +137,7 @@ class Cluster:
         if not device.marked:
             device.mark()
         device.evictions += not lost
-        device.models.remove(model.key)
+        device.residency.remove(model.key)
         if model in owner.active:
             owner.drop(model)
         else:
@@ -164,7 +164,7 @@ class Cluster:
             return self._answer
         need = owner.need(device)
         leaving = self.replacement if victims is None else tuple(victims)
-        found = need if isinstance(need, Reason) else fits(device.models, need, owner, leaving)
+        found = need if isinstance(need, Reason) else fits(device.residency, need, owner, leaving)
         if victims is None:
             self.asked, self._answer = (owner, device), found
         return found
@@ -183,13 +183,13 @@ class Cluster:
         best_key: tuple[bool, int, Seconds, Bytes, int] | None = None
         held = Counter(owner.active.values())
         for device in self.devices.values() if among is None else among:
-            if owner.exclusive and owner.id in device.models.models:
+            if owner.exclusive and owner.id in device.residency.models:
                 continue
             found = self.fits(device, owner)
             if isinstance(found, Reason):
                 continue
             reload_s = sum(model.owner.load_s(device.kind) for model in found.victims)
-            key = (bool(found.victims), held[device], reload_s, -device.models.free, device.order)
+            key = (bool(found.victims), held[device], reload_s, -device.residency.free, device.order)
             if best_key is None or key < best_key:
                 best, best_key = (device, found.victims), key
         return best

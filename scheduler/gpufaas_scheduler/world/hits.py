@@ -43,7 +43,7 @@ class Hits:
             return candidates
         for device in self._idle.values():
             if device.idle_key is not None:
-                for model in device.models.models.values():
+                for model in device.residency.models.values():
                     owner = model.owner
                     if owner.queue.head != NEVER and owner.exclusive:
                         candidates[owner.id] = owner

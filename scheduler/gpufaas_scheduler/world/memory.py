@@ -66,13 +66,13 @@ class Lending:
 
     def take_back(self, device: DeviceState, need: Bytes) -> list[m.Resize]:
         """Take back from idle workers until *need* bytes are unpromised. By the charges they are free."""
-        if device.models.unpromised >= need:
+        if device.residency.unpromised >= need:
             return []
-        return [resize_of(device, each) for each in device.models.take_back(need)]
+        return [resize_of(device, each) for each in device.residency.take_back(need)]
 
     def resize(self, device: DeviceState, model: Model, wanted: Bytes) -> list[m.Resize]:
         """Charge *model* with *wanted*, as far as there is room, and raise its limit to that if it is lower."""
-        models, limit = device.models, model.limit
+        models, limit = device.residency, model.limit
         room = limit if model.asked == ASKED else models.room_of(model)  # a new limit must not cross the node's answer
         memory = min(wanted, room)
         grown = max(limit, memory)
@@ -85,7 +85,7 @@ class Lending:
 
     def lend(self, device: DeviceState, model: Model) -> list[m.Resize]:
         """Let *model* use all free memory of its device."""
-        models = device.models
+        models = device.residency
         if device.kind != _LENT_ON or model.asked == ASKED:
             return []
         limit = models.room_of(model)
@@ -98,7 +98,7 @@ class Lending:
 
     def outgrown(self, device: DeviceState, model: Model) -> list[Model]:
         """Return the idle copies to evict so that *model*, which ran out, can be lent `_OUTGROWN` times its limit."""
-        cluster, models = self._cluster, device.models
+        cluster, models = self._cluster, device.residency
         if device.kind != _LENT_ON or model.asked == ASKED:
             return []
         missing = min(model.limit * _OUTGROWN, device.device.memory) - models.room_of(model)
@@ -120,10 +120,11 @@ class Lending:
         """
         cluster, asked = self._cluster, []
         for device in sorted(self.lenders.values(), key=lambda each: each.order):
-            if cluster.devices.get(device.id) is not device or all(each.limit == each.memory for each in device.models):
+            lends = any(each.limit > each.memory for each in device.residency)
+            if not lends or cluster.devices.get(device.id) is not device:
                 del self.lenders[device.id]
                 continue
-            lent = [each for each in device.models if each.running and not each.asked and each.limit > each.memory]
+            lent = [each for each in device.residency if each.running and not each.asked and each.limit > each.memory]
             if lent and any(self._lacks(device, owner) for owner in self._seekers(homeless)):
                 for model in lent:
                     model.asked = ASKED
@@ -160,5 +161,5 @@ def answered(device: DeviceState, model: Model, memory: Bytes) -> bool:
     limit = max(model.memory, min(model.limit, memory))
     if limit == model.limit:
         return False
-    device.models.resize(model, model.memory, limit)
+    device.residency.resize(model, model.memory, limit)
     return True

@@ -42,7 +42,7 @@ class Nests:
         the new call is not nested. O(running calls of the function).
         """
         device = self._cluster.devices.get(said.device)
-        model = None if device is None else device.models.models.get(copy_id(said.function, said.copy))
+        model = None if device is None else device.residency.models.get(copy_id(said.function, said.copy))
         if device is None or model is None or not model.running:
             return None, None
         running = runs_on(model, device)
@@ -141,7 +141,7 @@ class Nests:
             return None
         room = device.device.memory
         waits = _holder(device, held) is not None
-        for model in device.models:
+        for model in device.residency:
             if models[model]:
                 # What it was lent counts as free, unless it has answered that it uses it.
                 room -= model.limit if model.asked == ANSWERED else model.memory

@@ -281,7 +281,7 @@ class DeviceState(Marked):
 
     __slots__ = (
         "busy_s", "busy_since", "closed", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind", "local",
-        "local_s", "misses", "models", "noted_at", "order", "others", "preload", "run", "served", "starts",
+        "local_s", "misses", "noted_at", "order", "others", "preload", "residency", "run", "served", "starts",
     )  # fmt: skip
 
     def __init__(self, device: Device, order: int, changes: Changes) -> None:
@@ -291,7 +291,8 @@ class DeviceState(Marked):
         self.kind = device.kind
         self.order = order
         """The number of devices that joined before it."""
-        self.models: Residency[FunctionState] = Residency(device.memory, device.kind)
+        self.residency: Residency[FunctionState] = Residency(device.memory, device.kind)
+        """The copies in its memory, and the ledger of it."""
         self.run: Call | None = None
         """The call of a model function that has the device."""
         self.others: list[Call] = []

@@ -30,7 +30,7 @@ def device(memory: int, *held: FunctionState, kind: str = "gpu") -> DeviceState:
         assert not isinstance(need, Reason)
         model = Resident(owner, need, 0.0, 0.0)
         model.loading = False
-        state.models.insert(model)
+        state.residency.insert(model)
         owner.add(model, state)
     return state
 
@@ -41,7 +41,7 @@ def ask(
     """Who leaves, or why it does not fit."""
     need = owner.need(state)
     names = tuple(CopyId(each) for each in leaving) if isinstance(leaving, tuple) else leaving
-    found = need if isinstance(need, Reason) else fits(state.models, need, owner, names)
+    found = need if isinstance(need, Reason) else fits(state.residency, need, owner, names)
     if isinstance(found, Fit):
         return tuple(each.key for each in found.victims)
     return found.say(owner.id, state.id, state.kind)
@@ -63,14 +63,14 @@ def test_copies_within_their_minimum_are_in_the_way_also_once_all_calls_have_end
     elsewhere = device(30, x)
 
     def kept(need: int, state: DeviceState, *leaving: Resident[FunctionState]) -> list[str]:
-        return [each.key for each in in_the_way(state.models, need * MiB, lambda each: each in leaving)]
+        return [each.key for each in in_the_way(state.residency, need * MiB, lambda each: each in leaving)]
 
     assert kept(20, state) == [], "x has a second copy elsewhere: either may leave"
-    x.drop(next(iter(elsewhere.models)))
+    x.drop(next(iter(elsewhere.residency)))
     assert kept(20, state) == [], "y leaves"
     assert kept(21, state) == ["x"]
-    assert kept(21, state, next(iter(state.models))) == [], "x drains"
-    for each in state.models:
+    assert kept(21, state, next(iter(state.residency))) == [], "x drains"
+    for each in state.residency:
         each.running = 1
     assert kept(20, state) == [], "calls end"
 
@@ -78,7 +78,7 @@ def test_copies_within_their_minimum_are_in_the_way_also_once_all_calls_have_end
 def test_a_reason_says_what_is_the_case() -> None:
     kept, pinned, idle = function("kept", min_copies=1), function("pinned"), function("idle")
     state = device(40, kept, pinned, idle)
-    state.models.models[CopyId("pinned")].running = 1
+    state.residency.models[CopyId("pinned")].running = 1
     new = function("new", 25)
 
     assert ask(state, function("huge", 50)) == "huge needs 50 MiB, device d0 has 40 MiB"
@@ -127,13 +127,13 @@ def test_what_fits_in_the_replacement_order_fits_with_the_same_victims_named(
     """Whatever the view says that fits, the commit of an action takes; what does not, it refuses."""
     owners = [function(f"f{number}", size, least) for number, (size, least, _) in enumerate(held)]
     state = device(100 if sum(size for size, _, _ in held) <= 100 else 180, *owners)
-    for model, (_, _, pinned) in zip(list(state.models), held, strict=True):
+    for model, (_, _, pinned) in zip(list(state.residency), held, strict=True):
         model.queued = pinned
     new = function("new", need)
 
     found = ask(state, new, order)
 
-    everyone = tuple(each.key for each in state.models if evictable(each))
+    everyone = tuple(each.key for each in state.residency if evictable(each))
     if isinstance(found, tuple):
         assert ask(state, new, found) == found
         assert isinstance(ask(state, new, everyone), tuple)
@@ -145,7 +145,7 @@ def test_what_fits_in_the_replacement_order_fits_with_the_same_victims_named(
 def test_copies_leave_down_to_the_minimum(others: int, may: bool) -> None:
     owner = function("f", min_copies=1)
     for number in range(3):
-        device(10, owner).models.models[CopyId("f")].copy = number
+        device(10, owner).residency.models[CopyId("f")].copy = number
 
     assert owner.copies == 3
     assert evictable(next(iter(owner.active)), others) is may
