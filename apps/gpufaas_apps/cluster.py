@@ -1,4 +1,4 @@
-"""What the services of a cluster share: who they are, etcd, and the addresses at which they find each other."""
+"""What the services of a cluster share: their identity, etcd, and the addresses at which they find each other."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ _MIN_TOKEN: Final = 16
 
 
 def identity(options: ClusterOptions, role: control.Role) -> Identity:
-    """:raises InvalidSpec: the token file, or a certificate, is not there or no good"""
+    """Return the identity of this process. :raises InvalidSpec: the token file or a certificate is missing or bad"""
     try:
         token = options.token_file.read_bytes().strip()
     except OSError as exc:
@@ -40,7 +40,7 @@ def identity(options: ClusterOptions, role: control.Role) -> Identity:
 
 
 def _tls(options: ClusterOptions) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
-    """Return the contexts for connections that are made and taken; both ends show a certificate of the cluster's CA."""
+    """Return the contexts for outgoing and incoming connections: both ends show a certificate of the cluster's CA."""
     given = (options.tls_ca, options.tls_cert, options.tls_key)
     if not any(given):
         return None, None
@@ -73,22 +73,22 @@ def etcd_settings(options: ClusterOptions) -> EtcdSettings:
 
 @contextlib.asynccontextmanager
 async def opened(options: ClusterOptions) -> AsyncGenerator[Etcd]:
-    """Give etcd once it answers and what it has is ours, saying meanwhile what is waited for."""
+    """Yield etcd when it answers and its keys are ours; meanwhile, log what is waited for."""
     async with Etcd(etcd_settings(options)) as etcd:
         await open_store(etcd, lambda line: log.warning("etcd.waits %s", line))
         yield etcd
 
 
 async def leader_addresses(etcd: Etcd) -> AsyncIterator[str]:
-    """Yield where the scheduler that leads listens, after each change; empty: nobody leads."""
+    """Yield the address of the scheduler that leads, after each change; empty: none leads."""
     async for leader in watch_leader(etcd):
         yield "" if leader is None else leader.address
 
 
 def listening(listen: str, advertise: str, port: int) -> str:
     """
-    Return where to listen: at *listen* if that is said; at all addresses, if *advertise* says that others come from
-    elsewhere; or else where only this machine comes.
+    Return where to listen: *listen* if it is given; all addresses if *advertise* names one that is not this machine's
+    own; else the loopback address.
     """
     if listen:
         return listen
@@ -98,9 +98,9 @@ def listening(listen: str, advertise: str, port: int) -> str:
 
 def advertised(listen: str, advertise: str, port: int) -> str:
     """
-    Return where others reach what listens at *listen*, whose port turned out to be *port*.
+    Return the address at which others reach this service, which listens at *listen*; *port*: the port that it got.
 
-    :raises InvalidSpec: it listens on all addresses, and nobody said by which others know this machine
+    :raises InvalidSpec: it listens on all addresses, and this machine's name has no address
     """
     if advertise:
         host, given = split_address(advertise)
@@ -112,7 +112,7 @@ def advertised(listen: str, advertise: str, port: int) -> str:
             socket.getaddrinfo(host, None)
         except OSError:
             raise InvalidSpec(
-                f"--listen {listen} is every address, and this machine's name ({host}) has none: say with --advertise "
-                "HOST:PORT where the other services reach it"
+                f"--listen {listen} is every address, and this machine's name ({host}) has none: give with --advertise "
+                "HOST:PORT the address at which the other services reach it"
             ) from None
     return f"{host}:{port}"

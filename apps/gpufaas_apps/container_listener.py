@@ -1,9 +1,9 @@
 """
-The gateway for functions in containers: it listens on this machine's address in their Docker network as well, so that
-they reach ``gateway.openfaas`` while everybody else meets loopback only.
+The gateway for functions in containers: it also listens on this machine's address in their Docker network, so that
+they reach ``gateway.openfaas`` while others reach loopback only.
 
-Who comes in here must be in that network, and be it a function: without a password it gets what is public
-(`auth.PUBLIC`) and nothing else, also where the platform asks nobody on loopback for one.
+A peer must be in that network. Without a password it reaches public routes only (`auth.PUBLIC`), even if the platform
+asks for no password on loopback.
 """
 
 import ipaddress
@@ -33,7 +33,7 @@ _STRANGER: Final = b"this address is for functions in containers\n"
 
 class ContainerListener:
     """
-    :param host: where the platform listens besides; an address of all interfaces leaves nothing to do
+    :param host: where the platform listens already; if that is all interfaces, nothing is left to do
     :param guarded: the app asks for a password itself
     """
 
@@ -49,7 +49,7 @@ class ContainerListener:
         self._open = False
 
     def serve(self, app: ASGIApp, server: "Server", configured: "Callable[[ASGIApp], Config]") -> None:
-        """:param configured: gives the settings of a server of an app: those that *server* has for *app*"""
+        """:param configured: returns the server settings of an app, as *server* has them"""
         self._app, self._server, self._configured = app, server, configured
 
     async def found(self, address: str, subnet: str) -> None:
@@ -58,7 +58,7 @@ class ContainerListener:
         await self.open()
 
     async def open(self) -> None:
-        """Listen, once the network is found and the server has started. What cannot be is said, and is no failure."""
+        """Listen, once the network is found and the server has started. If that fails, log it and go on."""
         import asyncio
 
         server = self._server

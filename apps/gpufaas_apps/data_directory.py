@@ -1,4 +1,4 @@
-"""The data directory of a gateway: had by one process, with the credentials and the build key that are made in it."""
+"""The data directory of a gateway: locked by one process, with the credentials and the build key made in it."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ from gpufaas_gateway.builds import Builds, BuildSettings
 @contextlib.contextmanager
 def owned(data: Path) -> Iterator[Path]:
     """
-    Have the data directory for this process alone; give its directory of spooled bodies, emptied.
+    Lock the data directory for this process; yield its directory of spooled bodies, emptied.
 
     :raises StorageFailed: another process has it, or it cannot be used
     """
@@ -54,7 +54,7 @@ def _unusable(data: Path, exc: OSError) -> StorageFailed:
 
 
 def credentials_of(options: FrontOptions) -> Credentials | None:
-    """Return the user and password to ask for, made if need be; None: nobody is asked."""
+    """Return the user and password to ask for, made if need be; None: ask for none."""
     if options.auth == "off" or (options.auth == "auto" and is_loopback(options.host)):
         return None
     if options.auth_dir is None:
@@ -63,12 +63,12 @@ def credentials_of(options: FrontOptions) -> Credentials | None:
 
 
 def auth_dir_of(options: FrontOptions) -> Path:
-    """Return where the user and password are."""
+    """Return the directory of the user and password."""
     return options.auth_dir or options.data / "auth"
 
 
 def builds_of(options: FrontOptions, spool: Path) -> Builds | None:
-    """Return what builds images of sources; None: nobody does."""
+    """Return what builds images of sources; None: this process builds none."""
     if options.builder_secret is None:
         return None
     try:
@@ -80,7 +80,7 @@ def builds_of(options: FrontOptions, spool: Path) -> Builds | None:
 
 
 def _build_key(directory: Path) -> str:
-    """Return the private key that build secrets are sealed for, made if need be."""
+    """Return the private key that opens build secrets, made if need be."""
     file = directory / "key"
     try:
         if not file.exists():

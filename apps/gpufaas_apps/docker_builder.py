@@ -1,4 +1,4 @@
-"""`ImageBuilder` of the gateway by docker: what ``gpufaas serve --builder-secret`` builds with."""
+"""`ImageBuilder` of the gateway by docker, for ``gpufaas serve --builder-secret``."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,9 @@ _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 class DockerBuilder:
     """
-    The docker command on this machine. An image stays in the engine that built it, which is the one that runs it.
+    Builds with the docker command of this machine. An image stays in the engine that built it, which also runs it.
 
-    :param pushes: also to the registry in its name, unless the client asks not to
+    :param pushes: push images to the registries in their names, unless the client asks not to
     """
 
     def __init__(self, pushes: bool) -> None:
@@ -38,7 +38,7 @@ class DockerBuilder:
             await asyncio.to_thread(docker_command.check_engine, f"building the image {config.image}")
             if secrets and not await asyncio.to_thread(docker_command.has_buildkit):
                 raise InvalidSpec(
-                    f"the secrets of {config.image} need BuildKit, which this builder's docker has not: install "
+                    f"the secrets of {config.image} need BuildKit, which this builder's docker lacks: install "
                     "docker-buildx there, or leave build_secrets out"
                 )
         except docker_command.NoDocker as exc:
@@ -78,7 +78,7 @@ async def _docker(arguments: list[str], what: str, given: IO[bytes] | None = Non
     """
     Yield what the docker command prints; it is killed when the iterator is closed.
 
-    :raises InvalidSpec: it failed; with its last words
+    :raises InvalidSpec: it failed; the message has its last line
     """
     try:
         process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""What runs functions that have only an image, as ``--functions`` says: the engine of containers, or none."""
+"""The container engine that ``--functions`` asks for: it runs functions that have only an image."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -13,8 +13,8 @@ def container_engine(
     """
     Return the engine for *functions*, not connected yet; None: functions of images do not run here.
 
-    :param instance: whose containers these are; `connect` removes what an earlier run of it left behind
-    :param on_network: told the address of this machine in the functions' network, and that network
+    :param instance: names the platform that owns the containers; `connect` removes those of its earlier run
+    :param on_network: called with the address of this machine in the functions' network, and that network
     :raises InvalidSpec: Kubernetes is asked for, and this is not a pod, or its client is not installed
     """
     if functions == "process":

@@ -1,4 +1,4 @@
-"""What etcd tells a gateway: the functions, namespaces and quotas there are, and what other gateways counted."""
+"""What a gateway learns from etcd: functions, namespaces, quotas, and the counts of other gateways."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ log = logging.getLogger("gateway")
 
 
 class EtcdFeed:
-    """Keeps what a gateway knows as etcd has it, while `run` runs."""
+    """Keeps a gateway's functions, namespaces and quotas as they are in etcd, while `run` runs."""
 
     def __init__(self, etcd: Etcd, deployer: Deployer) -> None:
         self._etcd = etcd
@@ -49,7 +49,7 @@ class EtcdFeed:
                         for each in catalogue.everywhere():
                             if each.full_name not in seen:
                                 self._deployer.dropped(each.full_name)
-                        await self._limited.wait()  # no call gets past a quota because it is an early one
+                        await self._limited.wait()  # or early calls would pass quotas
                         catalogue.complete()
                         self.listed.set()
 

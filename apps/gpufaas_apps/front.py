@@ -1,7 +1,7 @@
 """
-The gateway's side of a serving process: HTTP in, the invocation path, the management API, asynchronous calls, the stop.
+The gateway of a serving process: HTTP, the invocation path, the management API, asynchronous calls, the stop.
 
-`serve` composes it with a scheduler and a node in the same process, `gateway` with ones that are elsewhere.
+`serve` composes it with a scheduler and a node in the same process, `gateway` with those of a cluster.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ from gpufaas_gateway.websocket_calls import WebSocketCalls
 
 
 class PlacingScheduler(Scheduler, PlacementPort, Protocol):
-    """What a gateway asks of a scheduler, whole."""
+    """All that a gateway asks of a scheduler."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +61,9 @@ class Parts:
     """What a gateway is composed of: in one process the objects themselves, in a cluster what reaches them."""
 
     credentials: Credentials | None
-    """The user that management routes ask for. None: they ask for none."""
+    """What management routes ask for; None: nothing."""
     spool: Path
-    """Where large bodies of running calls are."""
+    """The directory for large bodies of running calls."""
     store: Store
     artifacts: Artifacts
     secrets: SecretStore
@@ -192,7 +192,7 @@ class Front:
             raise failures[0]
 
     async def _stopping(self) -> None:
-        """The port is about to close: end what would hold it open for the whole grace."""
+        """The port is about to close: end what would keep connections open for the whole grace."""
         self._parts.end_logs()
         self.async_calls.stop()
         if self._parts.builds is not None:

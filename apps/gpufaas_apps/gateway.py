@@ -97,8 +97,8 @@ class GatewayApp:
 
     async def run(self, listening: socket.socket, stop: asyncio.Event) -> None:
         """
-        Serve until the process is asked to stop, which ends the wait for etcd, and which the server hears once it runs.
-        The port is closed and calls are drained; then the gateway leaves the cluster.
+        Serve until the process is asked to stop: by *stop* while it waits for etcd, by the server's own signal handler
+        once it serves. The port is closed and calls are drained; then the gateway leaves the cluster.
         """
         front, status_port = self._options.front, self._options.cluster.status_port
         async with status_served(self._status, front.host, status_port) as port:
@@ -165,7 +165,7 @@ class GatewayApp:
         )
 
     async def _take_part(self, etcd: Etcd, front: Front, feed: EtcdFeed, async_queue: EtcdAsyncQueue) -> None:
-        """Be a gateway of the cluster until the server has stopped. One task that fails ends all."""
+        """Run the tasks of a gateway in a cluster until the server has stopped. If one task fails, all end."""
         leaders = self._scheduler.leaders
         try:
             await first_of(
@@ -210,7 +210,7 @@ class GatewayApp:
 
 
 def _own_name(options: GatewayOptions) -> str:
-    """Return by which name nodes reach this machine."""
+    """Return the name by which nodes reach this machine."""
     if options.advertise:
         return options.advertise
     host = options.front.host
@@ -227,7 +227,7 @@ async def _secrets(etcd: Etcd, key_file: "Path | None") -> SecretStore:
 
 
 class _NoSecrets:
-    """Of a cluster that was given no key to seal them with."""
+    """A gateway without --secrets-key has none."""
 
     def names(self, namespace: str) -> list[str]:  # noqa: ARG002 - the port's
         return []

@@ -42,7 +42,7 @@ from gpufaas_gpu_manager.supervisor import ContainerEngine
 log = logging.getLogger("node")
 
 _FINISH_S = 8.0
-"""Calls that run when the node is told to stop may take so long; whoever stops containers waits 10 s."""
+"""Calls may run on for so long when the node is told to stop. Docker and Kubernetes wait 10 s or more."""
 
 
 def run(options: NodeOptions) -> None:
@@ -101,8 +101,8 @@ class NodeApp:
 
     async def run(self, stop: asyncio.Event) -> None:
         """
-        Serve until *stop*. First no scheduler hears of this node any more, so that nothing new comes; then calls that
-        run may end; then workers and logs are closed.
+        Serve until *stop*. First the node leaves its scheduler, so that no new calls come; then calls that run may end;
+        then workers and logs are closed.
         """
         options = self._options
         listen = listening(options.listen, options.advertise, DEFAULT_NODE_PORT)
@@ -129,7 +129,7 @@ class NodeApp:
         await self._calls.close()
 
     async def _take_part(self, status_port: int) -> None:
-        """Be a node of the cluster, without end. One background task that fails ends all."""
+        """Run the tasks of a node in a cluster, without end. If one task fails, all end."""
         address = self._agent.address
         async with opened(self._options.cluster) as etcd:
             registration = await self._register(etcd)
@@ -168,7 +168,7 @@ class NodeApp:
 
 
 async def _follow_secrets(etcd: Etcd, key: Path | None, files: SecretFiles) -> None:
-    """Keep *files* as the secrets are in etcd; running functions see what changes. Without a *key*, do nothing."""
+    """Keep *files* equal to the secrets in etcd; running functions see changes. Without a *key*, do nothing."""
     if key is None:
         await asyncio.Event().wait()
         return

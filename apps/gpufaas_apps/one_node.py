@@ -10,7 +10,7 @@ from gpufaas_gateway.ports import Workers
 
 class OneNode:
     """
-    The node of `gpufaas serve`, as a gateway describes the nodes of a cluster (`node_api.ClusterNodes`).
+    The node of `gpufaas serve`, as gateways describe the nodes of a cluster (`node_api.ClusterNodes`).
 
     :param gone: a line for each device that was given up
     :param makes: returns what functions of images run as; see `NodeView`

@@ -1,4 +1,4 @@
-"""What the services are asked for: written by the commands of the CLI, read by the services."""
+"""The options of the services: the CLI's commands fill them in, the services read them."""
 
 import os
 from collections.abc import Mapping
@@ -20,17 +20,16 @@ DEFAULT_MAX_BODY: Final = 100 * MiB
 
 @dataclass(frozen=True, kw_only=True)
 class FrontOptions:
-    """What every process with a gateway in it is told."""
+    """The options of every process with a gateway in it."""
 
     port: int = DEFAULT_PORT
     host: str = "127.0.0.1"
     auth: Literal["on", "off", "auto"] = "auto"
     """Whether the management routes ask for a password; auto: unless only this machine reaches them."""
     auth_dir: Path | None = None
-    """Where the user and password are (``basic-auth-user``, ``basic-auth-password``). None: in *data*, made if need
-    be."""
+    """The directory of ``basic-auth-user`` and ``basic-auth-password``. None: in *data*, made if need be."""
     data: Path = Path()
-    """Everything durable: functions, artifacts, logs."""
+    """The directory of all that is durable: functions, artifacts, logs."""
     profiles: tuple[str, ...] = ()
     """``NAME=CONSTRAINT[,CONSTRAINT]``: what the annotation ``com.openfaas.profile`` may name, beside gpu and
     nvidia-gpu."""
@@ -45,14 +44,14 @@ class FrontOptions:
     builder_secret: Path | None = None
     """File with the payload secret that builds are signed with. None: no images are built here."""
     builder_push: bool = False
-    """Whether built images go to their registries too."""
+    """Whether built images are pushed to their registries."""
     max_body: Bytes = DEFAULT_MAX_BODY
     """Largest request body, in bytes, unless the function says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """How decisions are made."""
+    """The policy that decides, and its parameters."""
 
     policy: str = DEFAULT_POLICY
     o3_limit: int = DEFAULT_O3_LIMIT
@@ -66,7 +65,7 @@ class PolicyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """What a node runs functions on."""
+    """The devices of a node, and how it runs functions."""
 
     devices: tuple[str, ...] = ()
     """``cpu:0=2GiB``, ``cuda:0``, ``cuda:0=20GiB``. Empty: the CUDA devices there are, else two CPU devices from
@@ -86,7 +85,7 @@ class ServeOptions(FrontOptions, DeviceOptions, PolicyOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """What every service of a cluster is told: who it is, and where etcd and the others are."""
+    """The options of every service of a cluster: its name, etcd, the token, certificates and the status port."""
 
     id: str
     etcd: tuple[str, ...] = ("127.0.0.1:2379",)
@@ -97,13 +96,13 @@ class ClusterOptions:
     etcd_user: str = ""
     etcd_password_file: Path | None = None
     token_file: Path = Path()
-    """Has the cluster's token: who has it may join."""
+    """The file with the cluster's token; a service that has it may join."""
     tls_ca: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     status_port: int = 0
     status_host: str = "127.0.0.1"
-    """Where ``/healthz``, ``/readyz`` and ``/metrics`` are."""
+    """The address of ``/healthz``, ``/readyz`` and ``/metrics``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +110,9 @@ class SchedulerOptions:
     cluster: ClusterOptions
     policy: PolicyOptions
     listen: str = ""
-    """Empty: the loopback address, or all if `advertise` names one that is not this machine's own."""
+    """Empty: the loopback address, or all addresses if `advertise` names one that is not this machine's own."""
     advertise: str = ""
-    """Where gateways and nodes reach it; empty: the listening address, if that says a host."""
+    """The address at which gateways and nodes reach it; empty: the listening address, if that names a host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +125,7 @@ class NodeOptions:
     object_store: str = ""
     secrets_key: Path | None = None
     gateway_url: str = ""
-    """What functions find in OPENFAAS_URL."""
+    """The value of OPENFAAS_URL for functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

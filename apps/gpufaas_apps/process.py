@@ -1,4 +1,4 @@
-"""What every process that serves does: event loop and log, the stop, its port, its directory."""
+"""What every process that serves does: event loop, log, signals, port and directory."""
 
 import asyncio
 import logging
@@ -17,16 +17,16 @@ from gpufaas_core.model import Seconds
 
 
 def prepare_process(level: int = logging.INFO) -> None:
-    """Have log lines on stderr, and as many descriptors as may be had."""
+    """Log to stderr, and raise the limit of open files."""
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    # uvicorn complains about half answers and lost connections as of errors: the gateway reports them itself.
+    # uvicorn logs half answers and lost connections as errors; the gateway reports them itself.
     for noisy in ("httpx", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     raise_descriptors()
 
 
 def run_loop(main: Coroutine[Any, Any, None], grace_s: Seconds = 0.0) -> None:
-    """Run *main* on uvloop. *grace_s*: how long calls may run on once the process is asked to stop."""
+    """Run *main* on uvloop. *grace_s*: how long calls may run on when the process is asked to stop."""
     import uvloop
 
     if sys.version_info >= (3, 12):
@@ -60,7 +60,7 @@ def listen(host: str, port: int, option: str) -> socket.socket:
     """
     Return a socket that listens at *host* and *port*; 0 is any port that is free.
 
-    :param option: sets the port; for the message
+    :param option: the option that sets the port, for the message
     :raises GpufaasError: the port is taken, or the address is not one of this machine
     """
     try:
@@ -78,9 +78,9 @@ def listen(host: str, port: int, option: str) -> socket.socket:
 
 def own_directory(path: Path, option: str) -> None:
     """
-    Make the directory *path* if it is not there, and keep others out of it.
+    Make the directory *path* if it is not there, and keep other users out of it.
 
-    :raises InvalidSpec: it cannot be written; names *option*, which says where it is
+    :raises InvalidSpec: it cannot be written; the message names *option*
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a process that serves takes for itself at its start: descriptors, and a directory that is its own."""
+"""What a serving process sets up at its start: its limit of open files, and a private directory."""
 
 import logging
 import resource
@@ -8,15 +8,15 @@ from typing import Final
 log = logging.getLogger("resources")
 
 _ENOUGH: Final = 65_536
-"""Descriptors: some thousand functions and connections. Not more, since old programs close all that there may be."""
+"""Open files, for some thousand functions and connections. Not more: old programs close every possible descriptor."""
 _FEW: Final = 4096
 
 
 def raise_descriptors() -> None:
     """
-    Have as many descriptors as the system lets this process have, up to `_ENOUGH`; what it starts has as many.
+    Raise this process's limit of open files as far as the system allows, up to `_ENOUGH`; child processes inherit it.
 
-    The usual limit of 1,024 is for programs that use select(2), and was reached by the 111th CPU function.
+    The usual limit of 1,024 is for programs that use select(2); the 111th CPU function reached it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
@@ -27,7 +27,7 @@ def raise_descriptors() -> None:
 
 
 def keep_private(directory: Path) -> None:
-    """Let nobody but our user into *directory*, which is there: bundles, logs, secrets and calls' bodies are in it."""
+    """Close the existing *directory* to other users: it has bundles, logs, secrets and bodies of calls."""
     mode = directory.stat().st_mode
     if mode & 0o077:
         try:

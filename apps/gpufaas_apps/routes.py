@@ -1,4 +1,4 @@
-"""Which part of a gateway answers a request: the plain ASGI app that its server runs."""
+"""The ASGI app of a gateway's server: passes each request to the part that answers it."""
 
 from collections.abc import Awaitable
 
@@ -14,7 +14,7 @@ from gpufaas_gateway.websocket_calls import WebSocketCalls, refuse_elsewhere
 
 class Routes:
     """
-    Calls of functions, which are public and on the hot path, go straight to their shells.
+    Calls of functions go straight to their handlers: they are public, and on the hot path.
 
     :param management: answers all other requests
     """

@@ -1,7 +1,7 @@
 """
-``gpufaas scheduler``: waits until nobody leads, then leads: the engine, and where gateways and nodes connect to.
+``gpufaas scheduler``: waits until no scheduler leads, then leads: runs the engine, and serves gateways and nodes.
 
-What it needs is in etcd (functions, profiles, what the last leader wrote behind) and with the nodes (what they hold).
+All that it needs is in etcd (functions, profiles, what the last leader wrote behind) and at the nodes (what they hold).
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class SchedulerApp:
         self._address = ""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until *stop*. First it resigns, so that another one leads at once; then its port is closed."""
+        """Serve until *stop*. Then resign, so that another scheduler leads at once, and close the port."""
         options = self._options
         listen = listening(options.listen, options.advertise, DEFAULT_SCHEDULER_PORT)
         host, _ = split_address(listen)
@@ -61,7 +61,7 @@ class SchedulerApp:
             await first_of(self._take_part(), stop.wait())
 
     async def _take_part(self) -> None:
-        """Be a scheduler of the cluster, without end. An engine that fails ends it."""
+        """Run the tasks of a scheduler in a cluster, without end. An engine that fails ends them."""
         async with opened(self._options.cluster) as etcd:
             self._status.ready = lambda: ""  # a standby is ready to take over
             await first_of(self._lead_in_turn(etcd), self._follow_leader(etcd))
@@ -80,7 +80,7 @@ class SchedulerApp:
             try:
                 await Term(self._options.policy, self._server, etcd, leadership).run()
             except StorageAway as exc:
-                # It went between the election and the first look at what is there: nothing was decided yet.
+                # etcd went away after the election and before the state was read: nothing was decided yet.
                 log.warning("leader.cannot_begin epoch=%d reason=%s", leadership.epoch, exc)
             finally:
                 self._server.step_down()

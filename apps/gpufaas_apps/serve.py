@@ -1,8 +1,8 @@
 """
 ``gpufaas serve``: the whole platform in one process tree. The composition root of embedded mode.
 
-The serving process holds gateway, scheduler and GPU manager as one would in a cluster, composed in one event loop; the
-zygote beside it has torch, and forks the workers. Nothing here decides anything.
+The serving process has gateway, scheduler and GPU manager in one event loop; the zygote beside it has torch imported,
+and forks the workers.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from gpufaas_scheduler.service import SchedulerService
 
 _COLLECT_EVERY_S: Final[Seconds] = 3600.0
 _KEEP_UNUSED_S: Final[Seconds] = 86_400.0
-"""For so long a revision that was replaced or removed can be deployed again without another upload."""
+"""For so long, a revision that was replaced or removed can be deployed again without another upload."""
 _MAX_QUEUE_IN_ALL: Final = 10_000
 _NODE: Final = NodeId("local")
 
@@ -201,7 +201,7 @@ class ServeApp:
         await self._collect()  # only what is loaded is known to be used
 
     async def _collect(self) -> None:
-        """Remove what no function uses any more, once at the start and every hour."""
+        """Remove artifacts that no function uses any more, at the start and every hour."""
         stores, stopped = self._stores, self._front.stopped
         while not stopped.is_set():
             used = {each.spec.digest for each in self._front.catalogue.everywhere() if not each.spec.image}
@@ -217,7 +217,7 @@ class ServeApp:
             self._front.keeper.learn(each)
 
     def _watched(self) -> dict[str, Watched]:
-        """Return the functions whose labels say something about scaling, and their load."""
+        """Return the functions that have a scaling rule, and their load."""
         front = self._front
         ruled = [(each, each.options.scaling) for each in front.catalogue.everywhere() if each.unavailable is None]
         by_cpu = any(rule is not None and rule.type == "cpu" for _, rule in ruled)
@@ -233,7 +233,7 @@ class ServeApp:
         }  # fmt: skip
 
     async def _start_workers(self) -> None:
-        """Start the zygote once the port is open: importing torch takes a second, for which no caller has to wait."""
+        """Start the zygote once the port is open: it imports torch for a second, which no caller has to wait for."""
         if not await self._front.server.opened():
             return
         await self._node.start()
@@ -293,7 +293,7 @@ def greet(options: ServeOptions, credentials: Credentials | None, node: Node) ->
         print(f"! {node.enforcement.why}", file=sys.stderr, flush=True)
     if credentials is None and not is_loopback(options.host):
         print(
-            f"! whoever reaches {options.host}:{options.port} can deploy code: --auth is off",
+            f"! anyone who reaches {options.host}:{options.port} can deploy code: --auth is off",
             file=sys.stderr,
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""The HTTP server of a gateway: uvicorn with our bounds, and a start and a stop that others can take part in."""
+"""The HTTP server of a gateway: uvicorn with our bounds, and callbacks at its start and stop."""
 
 import asyncio
 import contextlib
@@ -33,15 +33,15 @@ class GatewayServer(uvicorn.Server):
         self._start_ended = asyncio.Event()
 
     async def opened(self) -> bool:
-        """Return once the port is open; False: it will not be."""
+        """Return when the port is open; False: the start failed, or a stop was asked for."""
         await self._start_ended.wait()
         return self.started and not self.should_exit
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """
-        As uvicorn's, which raises what it caught again when it has served: the watchdog would take that for a second
-        signal. Once it has served, what comes is the watchdog's alone, so that we end whole.
+        Handle signals as uvicorn does, but do not raise them again after serving: the watchdog would take that for a
+        second signal. After serving, only the watchdog sees signals, so that the process ends in order.
         """
         numbers = (signal.SIGTERM, signal.SIGINT)
         for number in numbers:
@@ -72,12 +72,12 @@ def configured(app: Any) -> uvicorn.Config:
         http=BoundedHttp,
         ws=BoundedWebSocket,
         ws_max_size=MAX_MESSAGE,
-        ws_per_message_deflate=False,  # a context for each connection; what is worth it compresses its messages
+        ws_per_message_deflate=False,  # costs memory for each connection; functions may compress their messages
         lifespan="off",
         access_log=False,
         log_config=None,
         server_header=False,
-        proxy_headers=False,  # X-Forwarded-* are passed on as they came
+        proxy_headers=False,  # X-Forwarded-* are passed on unchanged
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_S,
         backlog=2048,

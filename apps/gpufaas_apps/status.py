@@ -1,4 +1,4 @@
-"""The status port of a service: ``/healthz``, ``/readyz``, ``/metrics``, and what else it serves there."""
+"""The status port of a service: ``/healthz``, ``/readyz``, ``/metrics``, and other paths of its own."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 @dataclass
 class Status:
-    """What the status port says. `ready` returns why it is not, or an empty text."""
+    """What the status port answers. `ready` returns why the service is not ready; empty: it is."""
 
     ready: Callable[[], str] = lambda: ""
     metrics: Callable[[], bytes] = lambda: b""
@@ -54,7 +54,7 @@ class _StatusServer(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def status_served(status: Status, host: str, port: int) -> AsyncGenerator[int]:
     """
-    Serve *status* meanwhile; give the port.
+    Serve *status* within the context; yield the port.
 
     :raises GpufaasError: the port is taken
     """

@@ -1,4 +1,4 @@
-"""One term of a scheduler that leads: the engine, what it is told from etcd, and what is written behind it."""
+"""One term of a scheduler that leads: the engine, what it learns from etcd, and what is written behind to etcd."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ _NODES: Final = "v1/nodes/"
 
 
 class Term:
-    """From the election of this scheduler until another one may lead. Made for one `run`."""
+    """Lasts from the election of this scheduler until another one may lead. `run` it once."""
 
     def __init__(self, options: PolicyOptions, server: SchedulerServer, etcd: Etcd, leadership: Leadership) -> None:
         self._server = server
@@ -48,7 +48,7 @@ class Term:
         self._journal = options.journal
         self._deployed = DeployedFunctions(etcd)
         self._entries: dict[str, FunctionEntry] = {}
-        """What the engine was told is deployed, by full name."""
+        """The functions that the engine knows, by full name."""
         self._listed = asyncio.Event()
         """All functions of etcd are in `_entries`."""
         self._drains: asyncio.Queue[tuple[NodeId, bool]] = asyncio.Queue()
@@ -94,11 +94,11 @@ class Term:
                 await behind.flush()  # for the next leader
 
     async def _decide(self, awaited: set[NodeId], behind: WriteBehind) -> None:
-        """Begin to decide once all functions are known; from then on write down what the engine knows."""
+        """Begin to decide when all functions are known; from then on write the engine's state behind."""
         await self._listed.wait()
         self._leader.lead(awaited, await read_state(self._etcd, TTL_S))
         await behind.run()
-        await asyncio.Event().wait()  # the lead is lost, which `leadership.lost` is about to say
+        await asyncio.Event().wait()  # the lead is lost: `leadership.lost` is set soon
 
     async def _save_drains(self) -> None:
         while True:
@@ -109,7 +109,7 @@ class Term:
                 log.warning("drain.not_kept node=%s reason=%s", node, exc)
 
     async def _save_profiles(self, service: SchedulerService) -> None:
-        """Save what was learnt every so often; what is not saved is learnt again."""
+        """Save learnt profiles every few seconds; what is not saved is learnt again."""
         while True:
             await asyncio.sleep(_SAVE_EVERY_S)
             for each in service.engine.take_learnt():

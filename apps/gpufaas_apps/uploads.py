@@ -11,7 +11,7 @@ from gpufaas_gateway.ports import ArtifactWriter
 
 
 class GatewayArtifacts:
-    """Uploads to this gateway (`ports.Artifacts`): kept here, announced, and in the object store once whole."""
+    """Uploads to this gateway (`ports.Artifacts`). A complete one is announced and put in the object store."""
 
     def __init__(self, artifacts: ArtifactStore, weights: Weights, loop: asyncio.AbstractEventLoop) -> None:
         self._artifacts = artifacts
@@ -21,7 +21,7 @@ class GatewayArtifacts:
     def has(self, digest: str) -> bool:
         if self._artifacts.has(digest) and digest not in self._weights.unpublished:
             return True
-        # Called from a thread, as all of this port: whoever else has it will do.
+        # Methods of this port run in threads. Any other holder will do.
         holders = asyncio.run_coroutine_threadsafe(self._weights.holders(digest), self._loop).result()
         if holders:
             return True
@@ -37,5 +37,5 @@ class GatewayArtifacts:
     def _writer(self, digest: str) -> Generator[ArtifactWriter]:
         with self._artifacts.writer(digest) as writer:
             yield writer
-        # The block ends in a thread, as it begins in one.
+        # The context is left in a thread, as it was entered in one.
         asyncio.run_coroutine_threadsafe(self._weights.publish(digest), self._loop).result()

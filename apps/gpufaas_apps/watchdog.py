@@ -1,13 +1,13 @@
 """
-A thread beside the event loop. It sees whether the loop turns, says where it stands when it does not, and ends the
-process when that was asked for and does not happen.
+A thread that watches the event loop. It logs where the loop stands when it does not turn, and ends the process when
+that was asked to stop and does not.
 
-Signals reach it whatever the loop does: the interpreter writes their numbers to a descriptor, which is this thread's;
-it passes them on to the loop. Only code that holds the interpreter's lock without end is beyond it, since this thread
-needs that, too: systemd's watchdog is for that (``WatchdogSec=``), and pings come only while the loop turns.
+Signals reach the thread whatever the loop does: the interpreter writes their numbers to a descriptor that this thread
+reads, and it passes them on to the loop. It cannot run while other code holds the interpreter's lock without end; for
+that there is systemd's watchdog (``WatchdogSec=``), which is pinged only while the loop turns.
 
-Ending is `os._exit`: the fork server and all workers die with this process (PR_SET_PDEATHSIG), and containers are
-removed by the next start.
+The process ends by `os._exit`: the fork server and all workers die with it (PR_SET_PDEATHSIG), and the next start
+removes containers.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ from gpufaas_core.model import Seconds
 log = logging.getLogger("watchdog")
 
 STALL_S: Final[Seconds] = 10.0
-"""A loop that does not turn for so long stands still, and what it stands in goes to the log, once."""
+"""If the loop does not turn for so long, the stacks of all threads are logged, once."""
 OVERDUE_S: Final[Seconds] = 10.0
-"""So long after running calls had their grace, a process that was asked to stop is ended."""
+"""A process that was asked to stop is ended so long after the grace of its running calls."""
 _TICK_S: Final[Seconds] = 1.0
 _ONE_S: Final[Seconds] = 0.2
-"""Signals within this are one: a terminal's, and the same passed on by what started us."""
+"""Signals within this count as one: a terminal's, and the same one passed on by our parent process."""
 _LATE_S: Final[Seconds] = 2.0
 _SAYING_S: Final[Seconds] = 1.0
 _ASKS: Final = frozenset((signal.SIGTERM, signal.SIGINT))
 
 
 async def watched(main: Coroutine[Any, Any, None], grace_s: Seconds) -> None:
-    """Run *main* under a watchdog. For the main thread. *grace_s*: what running calls may take once we are stopped."""
+    """Run *main* under a watchdog, on the main thread. *grace_s*: how long calls may run after a stop was asked for."""
     watchdog = Watchdog(asyncio.get_running_loop(), grace_s)
     watchdog.start()
     try:
@@ -50,7 +50,7 @@ async def watched(main: Coroutine[Any, Any, None], grace_s: Seconds) -> None:
 
 
 def notify(state: str) -> None:
-    """Tell systemd, if it started us and wants to know: ``READY=1``, ``STOPPING=1`` (sd_notify(3))."""
+    """Send *state* (``READY=1``, ``STOPPING=1``) to systemd, if it started us (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -62,7 +62,7 @@ def notify(state: str) -> None:
 
 
 class Watchdog:
-    """See module. Started and stopped on the main thread, by what runs in *loop*."""
+    """See module. Start and stop it on the main thread, in *loop*."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, grace_s: Seconds, *, stall_s: Seconds = STALL_S,
@@ -80,7 +80,7 @@ class Watchdog:
         self._loops_fd = -1
         self._over = False
         self._asked_at: Seconds | None = None
-        """When the loop was asked for a sign of life that it has not given yet."""
+        """When `_turn` was scheduled on the loop; None: it has run."""
         self._standing = False
         self._signalled_at: Seconds | None = None
         self._says: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
@@ -91,7 +91,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """The loop is about to end. What ends with it is still watched, if the process was asked to stop."""
+        """The loop is about to end. If the process was asked to stop, its end is still watched."""
         with self._lock:
             self._over = True
             signal.set_wakeup_fd(self._loops_fd)
@@ -132,7 +132,7 @@ class Watchdog:
             self._says.put(f"loop.stands for {now - asked_at:.1f} s; all threads:\n{_stacks()}")
 
     def _turn(self) -> None:
-        """On the loop: it turns."""
+        """Runs on the loop, so the loop turns."""
         asked_at, self._asked_at = self._asked_at, None
         if self._standing and asked_at is not None:
             self._standing = False
@@ -162,11 +162,11 @@ class Watchdog:
         said = threading.Event()
         self._says.put(f"process.ended at once: {why}; all threads:\n{_stacks()}")
         self._says.put(said)
-        said.wait(_SAYING_S)  # a log that nobody reads must not keep us
+        said.wait(_SAYING_S)  # a log that is not read must not stop us
         os._exit(status)
 
     def _say(self) -> None:
-        """A thread of its own: where the log goes may be what everybody waits for."""
+        """Write the log in a thread of its own: the log itself may be what blocks."""
         while True:
             line = self._says.get()
             if isinstance(line, threading.Event):
@@ -176,7 +176,7 @@ class Watchdog:
 
 
 def _pings() -> Seconds:
-    """Return within what time systemd wants a ping; 0.0: it wants none."""
+    """Return the interval within which systemd wants a ping; 0.0: it wants none."""
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return 0.0
     try:
@@ -186,7 +186,7 @@ def _pings() -> Seconds:
 
 
 def _stacks() -> str:
-    """Return where all threads are, outermost call first. Reads no file: the disk may be what is waited for."""
+    """Return the stacks of all threads, outermost call first. Reads no file: the disk may be what blocks."""
     names = {each.ident: each.name for each in threading.enumerate()}
     lines = []
     for ident, frame in sys._current_frames().items():

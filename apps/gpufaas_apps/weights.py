@@ -1,8 +1,8 @@
 """
-Where a service's bytes come from, and who is told that it has them: artifacts and bundles of a cluster.
+Artifacts and bundles of a cluster: where a service gets them, and how it announces those that it has.
 
-A holder of bytes says so in etcd under its lease (``v1/artifacts/SHA256/HOLDER``) and serves them on its status port,
-to whoever has the cluster's token.
+A service that holds an artifact announces it in etcd under its lease (``v1/artifacts/SHA256/HOLDER``), and serves it on
+its status port to services with the cluster's token.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ _KEYS = "v1/artifacts/"
 
 
 def peer_token(me: Identity) -> str:
-    """Return what peers show each other over HTTP: not the cluster's token itself, which stays off that wire."""
+    """Return the token for HTTP between peers. It is derived: the cluster's token itself is never sent."""
     return hashlib.sha256(b"gpufaas artifacts\0" + me.token).hexdigest()
 
 
 class Weights:
-    """See module. `open` first, and `join` before anything is fetched or announced; `run` beside the service."""
+    """See module. Call `open` first, then `join`; fetches wait for it. `run` announces and prefetches."""
 
     def __init__(self, me: Identity, artifacts: ArtifactStore, bundles: BundleStore, object_store: str) -> None:
         self._me = me
@@ -55,40 +55,40 @@ class Weights:
         self._joined = asyncio.Event()
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
         self.unpublished: set[str] = set()
-        """What is here, and did not come into the object store: uploads that were told so and are to come again."""
+        """Uploads that failed to get into the object store: their clients were told, and upload them again."""
         self._new: asyncio.Queue[str] = asyncio.Queue()
 
     async def open(self) -> None:
         """
-        See that the object store can be used: that it cannot is told at the start, and not at the first deploy.
+        Check that the object store can be used, at the start rather than at the first deploy.
 
-        :raises StorageFailed: it cannot; says why
+        :raises StorageFailed: it cannot; the message says why
         """
         if self.store is not None:
             await self.store.open()
 
     def join(self, etcd: "Etcd", registration: "Registration", url: str) -> None:
-        """From now on others can be found, and find this one at *url*."""
+        """From now on other holders can be found, and find this one at *url*."""
         self._etcd, self._registration, self._url = etcd, registration, url
         for digest in self._artifacts.digests():
             self.announce(digest)
         self._joined.set()
 
     def announce(self, digest: str) -> None:
-        """The bytes of *digest* are here."""
+        """Announce that this service has the bytes of *digest*."""
         self._new.put_nowait(digest)
 
     async def fetch(self, spec: WorkerSpec) -> None:
         """
-        Have the bundle of *spec*, and its weights, here.
+        Get the bundle of *spec* and its weights, unless they are here.
 
-        :raises GpufaasError: nobody has them, or they could not be written
+        :raises GpufaasError: no service has them, or they could not be written
         """
         if not spec.image:
             await self._fetcher.ensure_bundle(spec.digest)
 
     def prefetch(self, spec: WorkerSpec) -> None:
-        """Have it here soon: a call may come, and the others that have it may go."""
+        """Get the bundle of *spec* soon: a call may come, and other holders may go."""
         if not spec.image:
             self._wanted.put_nowait(spec.digest)
 
@@ -132,7 +132,7 @@ class Weights:
     # --- uploads to a gateway ---
 
     async def publish(self, digest: str) -> None:
-        """An upload is whole: others may have it from here, and the object store keeps it if there is one."""
+        """An upload is complete: announce it, and keep it in the object store if there is one."""
         if self.store is not None:
             try:
                 await publish(self._artifacts, self.store, digest)

@@ -1,8 +1,8 @@
 """
-A node's end of the link to the scheduler: facts go up, commands come down.
+A node's end of the link to the scheduler that leads: events go up, commands come down.
 
-The link is made anew whenever it breaks, to whoever leads then, and begins with a snapshot of what is here. Facts of
-the time between are not kept: the snapshot has what is left of them. The node goes on serving calls that have a lease.
+A new link begins with a snapshot of what the node holds. Events that happen while there is no link are dropped: the
+next snapshot has what is left of them. The node goes on serving calls that have a lease.
 """
 
 import asyncio
@@ -29,9 +29,7 @@ _USED_EVERY_S: Final[Seconds] = 1.0
 
 class Agent:
     """
-    `leaders` keeps the link; `report` is what the node is given to tell its facts to. One event loop owns it.
-
-    `connected` says whether a scheduler hears us.
+    `leaders` keeps the link. The node reports its events to `report`. One event loop owns it.
     """
 
     def __init__(
@@ -44,7 +42,7 @@ class Agent:
     ) -> None:
         """
         :param address: where gateways reach the node
-        :param prepare: told of revisions whose bundle should be here soon, whether or not anybody calls them
+        :param prepare: called with revisions whose bundle should be here soon, called or not
         """
         self.me = me
         self.address = address
@@ -63,12 +61,12 @@ class Agent:
         return self._link is not None
 
     def report(self, fact: Event) -> None:
-        """Tell the scheduler; nothing is kept while there is none."""
+        """Send *fact* to the scheduler, if there is a link."""
         if self._link is not None:
             self._link.send(control.NodeEvent(fact))
 
     def tell(self, note: str) -> None:
-        """Have people see *note* beside this node; empty: it is over."""
+        """Show *note* in ``gpufaas node describe``. Empty: no note any more."""
         self.note = note
         if self._link is not None:
             self._link.send(control.NodeNote(note))
@@ -92,7 +90,7 @@ class Agent:
             self._telling = None
 
     async def _tell_used(self, link: Link, node: Node) -> None:
-        """CPU time of the workers, which some scaling rules go by; said only when it changed."""
+        """Send the CPU time of the workers when it changed; some scaling rules need it."""
         before: dict[FunctionId, Seconds] = {}
         while True:
             await asyncio.sleep(_USED_EVERY_S)
@@ -136,7 +134,7 @@ class Agent:
         task.add_done_callback(self._tasks.discard)
 
     async def _pull(self, node: Node, spec: WorkerSpec) -> None:
-        """Have the image here before somebody calls it."""
+        """Pull the image before the first call."""
         try:
             await node.functions.define(spec)
         except GpufaasError as exc:

@@ -1,20 +1,20 @@
 """
 The call protocol: what a gateway and a node say to each other about calls. Sans-IO.
 
-The frames are those of `frames.py`, and so is their order; what a node knows beside is put in front. A connection
-carries one call, or one question, at a time::
+Frames and their order are those between node and worker (`core/frames.py`), with the lease in front. A connection
+carries one call, or one query, at a time::
 
     → CALL (call, body inline)             or  CALL with body_mode STREAM or UPGRADE, BODY*, BODY_END
                                            or  CALL with body_mode FILE, BODY*, BODY_END: the node keeps it in a file
-    ← ROOM (bytes): so much of a body that streams may be sent; the first says that the call was taken
+    ← ROOM (bytes): so much of a streamed body may be sent; the first says that the node took the call
     ← ANSWER (answer, body inline)         or  HEAD, CHUNK*, END
     ← REFUSED: nothing was taken           or  ERROR, instead of the rest
-    → CANCEL at any time: the caller is gone; the node still says one of the above, and the connection is free then
+    → CANCEL at any time: the caller is gone; the node still sends one of the above, then the connection is free
 
     → ASK (what, value)     ← REPLY (value)  or  CHUNK*, END  or  ERROR
 
-What the node says last (ANSWER, END, REFUSED, ERROR, REPLY) ends the call: of its body, what is still on its way is
-skipped. Bodies that stream go by `ROOM` and not by a socket that is full, so that CANCEL never waits behind them.
+The node's last frame (ANSWER, END, REFUSED, ERROR, REPLY) ends the call; it skips what still comes of the body. A
+streamed body is limited by `ROOM` and not by a full socket, so that CANCEL never waits behind it.
 """
 
 from enum import IntEnum
@@ -27,7 +27,7 @@ from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.messages import Lease
 
 WINDOW: Final[Bytes] = 1024 * 1024
-"""Of a body that streams, at most so much is on its way to the worker, or waits for it at the node."""
+"""Of a streamed body, at most so much is on its way to the worker or waits for it at the node."""
 
 
 class NodeKind(IntEnum):
@@ -54,7 +54,7 @@ class NodeAnswerHead(msgspec.Struct, array_like=True, frozen=True):
     load_s: Seconds = 0.0
     phases: tuple[tuple[str, Seconds], ...] = ()
     lease: Lease | None = None
-    """That it ran under, if it is not the one that came with it."""
+    """The lease that the call ran under, if it is not the one that came with it."""
 
 
 class WindowHead(msgspec.Struct, array_like=True, frozen=True):

@@ -1,7 +1,7 @@
 """
-The two ends of a control connection: handshake, framing, beats. On asyncio; what is said is in `control.py`.
+The two ends of a control connection, on asyncio: handshake, framing, heartbeats. Its messages are in `control.py`.
 
-Writes of one turn of the event loop go out together: under load, many messages share one system call.
+Messages of one turn of the event loop are written together: under load, many share one system call.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final[Seconds] = 5.0
 _LATE_S: Seconds = 1.0
-"""A timer of ours that is so late says that we stood still, or the machine; it is less on one that is only busy."""
+"""If a timer of ours is so late, this process or its machine was suspended. On a busy machine it is less late."""
 MAX_UNPROVEN: Final = 4096
 """
-So many connections may be in their handshake at once at one address of ours, or a quarter of the open files that this
-process may have, if that is less; from one peer's address, a quarter of them.
+At most so many connections to one listening address are in their handshake at once, or a quarter of the open files
+that this process may have, if that is less. Of these, at most a quarter come from one peer's address.
 """
 _CROWDED_EVERY_S: Final[Seconds] = 10.0
 _HIGH: Final = 32 * 1024 * 1024
-"""Bytes that the other end has not taken: it is not reading, and is given up."""
+"""If so many bytes wait to be sent, the other end does not read, and the link is closed."""
 
 
 class TurnedAway(GpufaasError):
-    """The other end does not want us; `code` and `leader` as in `control.Turned`."""
+    """The other end refused the connection; `code` and `leader` as in `control.Turned`."""
 
     def __init__(self, code: str, message: str, leader: str = "") -> None:
         super().__init__(message)
@@ -42,12 +42,12 @@ class TurnedAway(GpufaasError):
 
 
 class NotReached(GpufaasError):
-    """Nobody answered there."""
+    """No service answered at the address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this process is, and what shows that it belongs to the cluster."""
+    """The name of this process, and what proves that it belongs to the cluster."""
 
     role: control.Role
     id: str
@@ -55,9 +55,9 @@ class Identity:
     token: bytes
     version: str = ""
     tls: ssl.SSLContext | None = None
-    """For connections that this process makes; None: they are not encrypted."""
+    """For outgoing connections; None: they are not encrypted."""
     tls_served: ssl.SSLContext | None = None
-    """For those that it takes."""
+    """For incoming connections."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -70,20 +70,20 @@ def split_address(address: str) -> tuple[str, int]:
 
 class Link(asyncio.Protocol):
     """
-    One end, after and during the handshake. `on_message` gets every message but the handshake's and beats; `on_lost`
-    is told once when it is over, and why.
+    One end, during and after the handshake. `on_message` gets each message, but for handshake and heartbeats;
+    `on_lost` is called once, with the reason, when the link is over.
     """
 
     def __init__(self, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
         self.on_message = on_message
         self.on_lost = on_lost
         self.peer: control.ClientHello | None = None
-        """Who connected to us."""
+        """The introduction of the process that connected to us."""
         self.epoch = 0
-        """Of whom we connected to."""
+        """Of the scheduler that we connected to."""
         self.peer_id = ""
         self.successor: asyncio.Protocol | None = None
-        """Who gets the connection after the welcome, in place of this; set by `Accept`."""
+        """The protocol that gets the connection after the welcome; set by `Accept`."""
         self.early: list[Any] = []
         self._loop = asyncio.get_running_loop()
         self._reader = control.MessageReader()
@@ -100,7 +100,7 @@ class Link(asyncio.Protocol):
         return self._over
 
     def attend(self, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
-        """From now on these are told; what came since the handshake is told at once."""
+        """Set the listeners; they get at once what came since the handshake."""
         self.on_message, self.on_lost = on_message, on_lost
         early, self.early = self.early, []
         for each in early:
@@ -109,7 +109,7 @@ class Link(asyncio.Protocol):
             on_lost(self._why or "it was closed")
 
     def send(self, message: control.Message) -> None:
-        """Send it with whatever else this turn of the loop has to say. Quietly nothing once it is over."""
+        """Send it, together with the other messages of this turn of the loop. Does nothing once the link is over."""
         if self._over:
             return
         out = self._out
@@ -118,7 +118,7 @@ class Link(asyncio.Protocol):
         out.append(control.encode(message))
 
     def close(self, why: str = "closed here") -> None:
-        """End it; what was sent before still goes out."""
+        """Close the link after what was sent before."""
         if self._over:
             return
         self._why = self._why or why
@@ -127,14 +127,14 @@ class Link(asyncio.Protocol):
             self._transport.close()
 
     def abort(self, why: str) -> None:
-        """End it at once: the other end does not answer."""
+        """Close the link at once: the other end does not answer."""
         self._why = self._why or why
         if self._transport is not None:
             self._transport.abort()
 
     def hand_over(self, successor: asyncio.Protocol) -> None:
         """
-        Give the connection to another protocol: this end sees and says nothing more.
+        Give the connection to *successor*; this link is over.
 
         :raises NotReached: it is closed already
         """
@@ -148,7 +148,7 @@ class Link(asyncio.Protocol):
         successor.connection_made(self._transport)
 
     def start_beats(self) -> None:
-        """From now on the other end is to be heard every so often, and hears us."""
+        """Begin to send heartbeats, and to expect them."""
         self._heard = self._loop.time()
         self._next_beat(control.BEAT_S)
 
@@ -164,7 +164,7 @@ class Link(asyncio.Protocol):
     def _on_beat(self) -> None:
         now = self._loop.time()
         if now - self._due > _LATE_S:
-            # We stood still ourselves: what it said meanwhile waits in the socket, and is looked at first.
+            # This process was suspended: what the other end sent meanwhile waits in the socket, and is read first.
             self._heard = min(now, self._heard + now - self._due)
         if now - self._heard > control.SILENCE_S:
             self.abort(f"nothing was heard for {now - self._heard:.1f} s")
@@ -206,11 +206,11 @@ async def connect(
     address: str, me: Identity, timeout_s: Seconds = HANDSHAKE_S, successor: asyncio.Protocol | None = None
 ) -> Link:
     """
-    Return a link to *address*, which is to be given its listeners by `Link.attend`.
+    Return a link to *address*. The caller sets its listeners with `Link.attend`.
 
-    :param successor: gets the connection, which is to carry calls: `Link.hand_over`
-    :raises NotReached: nobody is there, or nobody answers
-    :raises TurnedAway: they do not want us, or cannot show that they have the token
+    :param successor: the connection will carry calls, and is handed over to this protocol
+    :raises NotReached: nothing listens there, or it does not answer
+    :raises TurnedAway: it refused us, or did not prove that it has the token
     """
     # Made here: the other end may speak before `create_connection` returns.
     link = _Connecting(address, me, calls=successor is not None)
@@ -242,7 +242,7 @@ class _Connecting(Link):
     """
     The end that connects. It answers the challenge; what comes after the other end's `answer` waits for `attend`.
 
-    :param calls: this connection is to carry calls
+    :param calls: this connection will carry calls
     """
 
     def __init__(self, address: str, me: Identity, calls: bool) -> None:
@@ -256,9 +256,9 @@ class _Connecting(Link):
 
     def check_welcome(self, said: Any) -> None:
         """
-        Take *said*, the answer, as a welcome: set `epoch` and `peer_id`.
+        Check the answer *said*; set `epoch` and `peer_id`.
 
-        :raises TurnedAway: it is none, or does not show that the other end has the token; the link is closed
+        :raises TurnedAway: it is no welcome, or does not prove that the other end has the token; the link is closed
         """
         if isinstance(said, control.Turned):
             self.close()
@@ -301,14 +301,14 @@ class _Connecting(Link):
 
 Accept = Callable[[Link, control.ClientHello], int | control.Turned]
 """
-Gets each that has the token: sets its `on_message` and `on_lost` and returns our epoch, or why it is turned away. It
-may say something itself already, which follows the welcome, or name who gets the connection then (`successor`).
+Called with each link whose peer has the token: sets its `on_message` and `on_lost` and returns our epoch, or why the
+peer is turned away. It may send messages, which follow the welcome, or set the link's `successor`.
 """
 
 
 async def listen(address: str, me: Identity, accept: Accept) -> asyncio.Server:
     """
-    Take connections at *address*, and give those that have the token to *accept*.
+    Listen at *address*; call *accept* with each link whose peer has the token.
 
     :raises GpufaasError: the address cannot be had
     """
@@ -325,7 +325,7 @@ async def listen(address: str, me: Identity, accept: Accept) -> asyncio.Server:
 
 
 class _Taken(Link):
-    """The listening end. Until its peer has shown the token, it is listened to for `control.MAX_HELLO` bytes."""
+    """The listening end. It reads at most `control.MAX_HELLO` bytes before its peer has proved to have the token."""
 
     def __init__(self, me: Identity, accept: Accept, unproven: "_Unproven") -> None:
         super().__init__(self._on_hello, self._end_handshake)
@@ -370,7 +370,7 @@ class _Taken(Link):
             self.send(decided)
             self.close()
             return
-        # The welcome goes first, whatever `accept` has said already.
+        # The welcome goes first, before what `accept` has sent.
         said, self._out = self._out, []
         self.send(
             control.Welcome(decided, control.proof(self._me.token, hello.nonce, "server", self._me.id), self._me.id)
@@ -407,7 +407,7 @@ class _Unproven:
     """
     Connections in their handshake, oldest first.
 
-    When there are too many, the oldest goes: whoever means well is through within a round trip, and strangers that hold
+    When there are too many, the oldest is closed: an honest peer is done within a round trip, and strangers that hold
     connections open push out each other.
     """
 

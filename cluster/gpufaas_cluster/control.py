@@ -1,5 +1,5 @@
 """
-What gateways, schedulers and nodes say to each other: the messages of the control plane. Sans-IO.
+The control protocol: the messages between gateways, schedulers and nodes. Sans-IO.
 
 A message is a msgpack array whose first item is its number, behind a length of 4 bytes (little endian). Numbers and the
 order of fields are the protocol: fields are only added at the end, with a default, and a message that is not known is
@@ -25,19 +25,19 @@ from gpufaas_core.messages import Command, Event, Lease, Outer
 from gpufaas_core.model import CallId, DeviceId, EngineStatus, FunctionId, NodeId, NodeView
 
 PROTOCOL: Final = 1
-"""Both ends must have the same: a newer release that changes what messages mean counts it up."""
+"""Both ends must have the same number. A release that changes what messages mean increments it."""
 MAX_MESSAGE: Final[Bytes] = 64 * 1024 * 1024
 BEAT_S: Final[Seconds] = 0.5
-"""Every so often each end of a connection that has nothing to say says so."""
+"""An end that sends nothing else sends a heartbeat so often."""
 SILENCE_S: Final[Seconds] = 2.5
-"""Who was not heard for so long is gone: five beats."""
+"""A peer that sends nothing for so long, five heartbeats, is gone."""
 
 MAX_HELLO: Final[Bytes] = 4096
-"""Nobody who has not shown that he has the token is listened to for more."""
+"""At most so much is read from a peer that has not proved to have the token."""
 
 Role = Literal["gateway", "node", "scheduler"]
 Name = Annotated[str, Meta(pattern=r"\A[-.a-zA-Z0-9]{1,64}\Z")]
-"""Of a process, or of its run: it stands in logs, in keys and at the end of the ids of calls."""
+"""Of a process, or of its run. It is part of logs, of keys and of the ids of calls."""
 
 
 class Message(Struct, frozen=True, array_like=True, tag=0):
@@ -47,11 +47,11 @@ class Message(Struct, frozen=True, array_like=True, tag=0):
     """
 
 
-# --- who is there -----------------------------------------------------------------------------------------------------
+# --- handshake --------------------------------------------------------------------------------------------------------
 
 
 class Challenge(Message, frozen=True, array_like=True, tag=1):
-    """The first that whoever listens says."""
+    """The listening end's first message."""
 
     product: str
     protocol: int
@@ -59,35 +59,35 @@ class Challenge(Message, frozen=True, array_like=True, tag=1):
 
 
 class ClientHello(Message, frozen=True, array_like=True, tag=2):
-    """What whoever connects answers."""
+    """The connecting end's answer."""
 
     protocol: int
     role: Role
     id: Name
     boot: Name
-    """A random text of this run of its process: one that was restarted is another one."""
+    """A random text of this run of the process: after a restart it is another one."""
     nonce: bytes
     proof: bytes
     version: Annotated[str, Meta(max_length=64)] = ""
     """Of the release, for people."""
     calls: bool = False
-    """After the welcome this connection carries calls (`call_frames.py`), and no messages."""
+    """After the welcome, this connection carries calls (`call_frames.py`) instead of messages."""
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=3):
     epoch: int
-    """Of the engine; 0: there is none here (at a node)."""
+    """Of the engine; 0: a node, which has none."""
     proof: bytes
     id: str = ""
 
 
 class Turned(Message, frozen=True, array_like=True, tag=4):
-    """Turned away; the connection is closed."""
+    """The peer is turned away; the connection is closed."""
 
     code: Literal["token", "protocol", "not_leader", "duplicate", "stopping"]
     message: str
     leader: str = ""
-    """Where the scheduler that leads listens, if it is known."""
+    """The address of the scheduler that leads, if it is known."""
 
 
 class Beat(Message, frozen=True, array_like=True, tag=5):
@@ -98,15 +98,15 @@ class Beat(Message, frozen=True, array_like=True, tag=5):
 
 
 class RunningCalls(Message, frozen=True, array_like=True, tag=32):
-    """The first that a gateway says: those of its calls that have a lease. All others of its calls are forgotten."""
+    """A gateway's first message: its calls that have a lease. The scheduler forgets all others of its calls."""
 
     running: list[CallId]
 
 
 class PlaceCall(Message, frozen=True, array_like=True, tag=33):
     """
-    Ask for a lease. `age_s`: how long it waited already, under another scheduler or over another connection; `size`: of
-    the request, see `Arrived`.
+    Asks for a lease. `age_s`: how long the call has waited already, under another scheduler or over another connection;
+    `size`: of the request, see `Arrived`.
     """
 
     call: CallId
@@ -123,13 +123,13 @@ class CancelCall(Message, frozen=True, array_like=True, tag=34):
 
 
 class PlaceAgain(Message, frozen=True, array_like=True, tag=35):
-    """The node refused the lease that this gateway was granted; the next one is waited for."""
+    """The node refused the lease of this call; the gateway waits for the next one."""
 
     call: CallId
 
 
 class NodeUnreachable(Message, frozen=True, array_like=True, tag=36):
-    """The node of a lease could not be reached, and took nothing: as if it had refused."""
+    """The gateway did not reach the node of a lease. Nothing was sent, as if the node had refused."""
 
     call: CallId
     device: str
@@ -142,13 +142,13 @@ class ScaleFunction(Message, frozen=True, array_like=True, tag=39):
 
 
 class CallCounts(Message, frozen=True, array_like=True, tag=40):
-    """Calls of the functions that have a scaling rule: (begun, finished, in flight, asynchronous ones that wait)."""
+    """Calls of functions that have a scaling rule: (begun, finished, in flight, asynchronous calls that wait)."""
 
     functions: dict[str, tuple[int, int, int, int]]
 
 
 class Query(Message, frozen=True, array_like=True, tag=41):
-    """A question that is answered by `QueryReply` of the same number. `what`: ``explain``, ``drain``, ``node``."""
+    """Answered by the `QueryReply` of the same number. `what`: ``explain``, ``drain`` or ``undrain``."""
 
     number: int
     what: str
@@ -173,13 +173,13 @@ class CallRejected(Message, frozen=True, array_like=True, tag=49):
 
 
 class CallUnknown(Message, frozen=True, array_like=True, tag=50):
-    """The scheduler has no such call (any more): place it as a new one."""
+    """The scheduler does not know the call (any more): place it as a new one."""
 
     call: CallId
 
 
 class ClusterState(Message, frozen=True, array_like=True, tag=51):
-    """What the scheduler sees, sent when it changes, at most every half second."""
+    """The state of the cluster; sent when it changes, at most every half second."""
 
     nodes: list[NodeView]
     status: EngineStatus
@@ -196,12 +196,12 @@ class QueryReply(Message, frozen=True, array_like=True, tag=52):
 
 
 class NodeJoins(Message, frozen=True, array_like=True, tag=64):
-    """The first that a node says. `snapshot`: msgpack of a `snapshot.NodeSnapshot`."""
+    """A node's first message. `snapshot`: msgpack of a `snapshot.NodeSnapshot`."""
 
     address: str
     snapshot: msgspec.Raw
     wall: float = 0.0
-    """Its clock, Unix seconds: to be compared, and never to be decided by."""
+    """Its clock, Unix seconds: shown if it is off, and used for no decision."""
     makes: str = ""
     """See `NodeView`."""
 
@@ -211,13 +211,13 @@ class NodeEvent(Message, frozen=True, array_like=True, tag=65):
 
 
 class CpuUsed(Message, frozen=True, array_like=True, tag=66):
-    """CPU time of its living workers, by function, in seconds; sent when somebody scales by it."""
+    """CPU time of its living workers, by function, in seconds; sent when it changed."""
 
     cpu_s: dict[FunctionId, Seconds]
 
 
 class NodeNote(Message, frozen=True, array_like=True, tag=67):
-    """Something that people should see in ``gpufaas node describe``; empty: it is over."""
+    """A note for ``gpufaas node describe``; empty: no note any more."""
 
     note: str
 
@@ -232,7 +232,7 @@ class NodeHoldings(Message, frozen=True, array_like=True, tag=68):
 
 
 class DefineFunction(Message, frozen=True, array_like=True, tag=80):
-    """Leases of this revision may come. `fetch`: have its bundle here soon, so that it survives the loss of others."""
+    """Leases of this revision may come. `fetch`: get its bundle soon, so that it survives the loss of other nodes."""
 
     worker: WorkerSpec
     fetch: bool = False
@@ -248,8 +248,8 @@ class ExecuteCommand(Message, frozen=True, array_like=True, tag=82):
 
 class CheckNode(Message, frozen=True, array_like=True, tag=83):
     """
-    Say what you hold, after all that came before this. Of the calls in `doubted` (call, device), which the last answers
-    lacked, those that are not there have ended: a lease of theirs that comes later is refused.
+    Asks what the node holds, after all earlier messages. `doubted`: calls that the last answers lacked, with their
+    devices. Those that are not there have ended: the node refuses a lease of theirs that comes later.
     """
 
     number: int
@@ -270,7 +270,7 @@ _KNOWN: Final = frozenset(each.__struct_config__.tag for each in _MESSAGES)
 
 
 class BrokenMessage(Exception):
-    """The other end said something that is no message: close the connection."""
+    """The other end sent what is no message: close the connection."""
 
 
 def encode(message: Message) -> bytes:
@@ -279,7 +279,7 @@ def encode(message: Message) -> bytes:
 
 
 class MessageReader:
-    """Takes bytes as they come, gives messages."""
+    """Turns bytes, in pieces of any size, into messages."""
 
     __slots__ = ("_left",)
 
@@ -290,7 +290,7 @@ class MessageReader:
         """:raises BrokenMessage: the bytes are no message"""
         left = self._left
         if left:
-            # Nothing is copied out of it before its first message is whole, which may come in a thousand pieces.
+            # Nothing is copied before the first message is whole: it may come in a thousand pieces.
             left += data
             if len(left) < 4 or len(left) < 4 + _length(left, 0):
                 return
@@ -330,7 +330,7 @@ def _is_newer(piece: bytes) -> bool:
 
 
 def proof(token: bytes, nonce: bytes, role: str, id_: str) -> bytes:
-    """Return what shows that one has *token*, for somebody who chose *nonce*."""
+    """Return the proof of having *token*, for a peer that chose *nonce*."""
     return hmac.digest(token, b"gpufaas\0" + nonce + b"\0" + role.encode() + b"\0" + id_.encode(), hashlib.sha256)
 
 

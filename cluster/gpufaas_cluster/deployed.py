@@ -1,5 +1,5 @@
 """
-The functions that the scheduler that leads knows, and that its nodes are told of. It learns of them from etcd only.
+The functions that a leading scheduler knows and tells its nodes of. It learns of them from etcd only.
 
 A gateway may learn of a function from etcd before the scheduler does. What it asks for then waits until the scheduler
 knows the function, `KNOWN_WITHIN_S` at most.
@@ -16,7 +16,7 @@ from gpufaas_core.model import Function, FunctionId, Seconds
 from gpufaas_scheduler.service import SchedulerService
 
 KNOWN_WITHIN_S: Final[Seconds] = 2.0
-"""etcd tells all who watch within milliseconds; after so long a function is not there."""
+"""etcd tells all its watchers within milliseconds; after so long, the function does not exist."""
 _REMOVED_KEPT: Final = 10_000
 
 

@@ -141,7 +141,7 @@ class GatewaySessions:
             self._forget_others(gateway, {call for each, call in early if each is gateway})
         for gateway, call in early:
             if call not in answered and (service.engine.runs(call) or not service.engine.knows(call)):
-                # The last leader granted a lease that never arrived: nobody waits under that id.
+                # The last leader granted a lease that never arrived: no caller waits under that id.
                 service.cancel(call)
                 gateway.link.send(control.CallUnknown(call))
         return len(early)

@@ -35,7 +35,7 @@ class Leader:
 
     :param may_act: whether we still lead; asked before anything is decided, since a process may have stood still
     :param drained: nodes that take no new calls
-    :param on_drain: told when a node is drained, or taken back, so that a next leader knows too
+    :param on_drain: called when a node is drained or taken back, so that the next leader knows it
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Leader:
         if awaited:
             self._after(HOLD_S, self._time_is_up)
         else:
-            self._serve("nobody is waited for")
+            self._serve("no nodes are waited for")
         self._after(VIEW_EVERY_S, self._push_view)
         self._after(CHECK_EVERY_S, self._check)
 

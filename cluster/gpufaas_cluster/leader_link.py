@@ -1,8 +1,9 @@
 """
-The link that a gateway or node keeps to the scheduler that leads, made anew whenever it breaks or another one leads.
+The link that a gateway or node keeps to the scheduler that leads. It connects again when the link breaks, or when
+another scheduler leads.
 
-Who leads is told by `follow`, and by schedulers that turn us away because they do not. A link to one of an older epoch
-than was seen is given up: it does not know yet that another one leads.
+`follow` says which scheduler leads, and so do schedulers that turn us away because they do not lead. A link to a
+scheduler of an older epoch than was seen is closed: that one does not know yet that another one leads.
 """
 
 import asyncio
@@ -18,22 +19,22 @@ log = logging.getLogger(__name__)
 
 _BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 _STANDBY_RETRY_S: Final[Seconds] = 0.1
-"""It is there, and may lead in a moment."""
+"""A standby may lead in a moment."""
 _OLDER_RETRY_S: Final[Seconds] = 0.2
 
 
 TWIN_S: Seconds = 10.0
-"""Our own predecessor is missed after 3 s: who is still there then lives, and one of the two has to go."""
+"""The scheduler notices within 3 s that our own earlier run is gone. What has our id after so long is alive."""
 
 
 class Party(Protocol):
-    """Whose link it is."""
+    """The gateway or node that has the link."""
 
     def begin(self, link: Link) -> None:
-        """A leader hears us: say what it needs to know."""
+        """There is a link to a leader: send what it needs to know."""
 
     def heard(self, message: Any) -> None:
-        """The leader says something; what it had said before `end` may still come."""
+        """A message of the leader. Messages that it sent before `end` may still come."""
 
     def end(self) -> None:
         """The link is over."""
@@ -45,9 +46,9 @@ class LeaderLink:
     def __init__(self, me: Identity, party: Party) -> None:
         self.me = me
         self.leader = ""
-        """Address of the scheduler that leads; empty: none is known."""
+        """The address of the scheduler that leads; empty: none is known."""
         self.refused = ""
-        """Why there is no link, as far as that was said; empty while there is one."""
+        """Why there is no link, if that is known; empty while there is one."""
         self.epoch = 0
         """The highest that was seen."""
         self._party = party
@@ -55,7 +56,7 @@ class LeaderLink:
         self._changed = asyncio.Event()
 
     async def follow(self, leaders: AsyncIterator[str]) -> None:
-        """Learn from *leaders* who leads: addresses, empty while nobody does."""
+        """Follow *leaders*: the addresses of schedulers that lead; empty while none does."""
         async for address in leaders:
             self.leader = address
             self._changed.set()
@@ -93,7 +94,7 @@ class LeaderLink:
             log.warning("scheduler.lost address=%s reason=%s", address, why)
 
     async def _wait_after(self, exc: NotReached | TurnedAway, address: str, tries: int) -> int:
-        """Wait for as long as is due after one more vain try; return how many there were in a row."""
+        """Wait after a failed try; return how many have failed in a row."""
         is_standby = isinstance(exc, TurnedAway) and exc.code == "not_leader"
         if isinstance(exc, TurnedAway) and is_standby:
             if exc.leader:
@@ -109,10 +110,10 @@ class LeaderLink:
             await asyncio.wait_for(self._changed.wait(), delay_s * random.uniform(0.8, 1.2))
         except TimeoutError:
             return tries + 1
-        return 0  # somebody else leads, and may be about to begin
+        return 0  # another scheduler leads
 
     async def _attend(self, link: Link, address: str) -> str:
-        """Hear the leader behind *link* for as long as it is there and leads; return why that ended."""
+        """Use *link* as long as it lives and its scheduler leads; return why that ended."""
         lost: asyncio.Future[str] = self._loop.create_future()
         self.epoch, self.refused = link.epoch, ""
         self._changed.clear()
@@ -130,10 +131,11 @@ class LeaderLink:
 
     async def _connect(self, address: str) -> Link:
         """
-        Return a link to *address*, as long as it is the leader's: one that stands still takes connections, too.
+        Return a link to the leader at *address*. Stop when another one leads: a suspended scheduler still takes
+        connections, and does not answer.
 
-        :raises NotReached: nobody answers, or somebody else leads now
-        :raises TurnedAway: it does not want us
+        :raises NotReached: it does not answer, or another one leads now
+        :raises TurnedAway: it refused us
         """
         connecting = self._loop.create_task(connect(address, self.me))
         moved = self._loop.create_task(self._moved(address))
@@ -147,7 +149,7 @@ class LeaderLink:
             connecting.cancel()
 
     async def _moved(self, address: str) -> None:
-        """Return when somebody else leads. That nobody does is no reason to leave: the store may be down."""
+        """Return when another scheduler leads. If none does, wait: etcd may be down."""
         while self.leader in ("", address):
             self._changed.clear()
             await self._changed.wait()

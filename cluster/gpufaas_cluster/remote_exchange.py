@@ -1,4 +1,4 @@
-"""A call at a node elsewhere, as its gateway sees it (port: `ports.CallExchange`)."""
+"""A call at a node elsewhere: the gateway's end (port: `ports.CallExchange`)."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _decode_room: Final = msgspec.msgpack.Decoder(WindowHead).decode
 _decode_failure: Final = msgspec.msgpack.Decoder(ErrorHead).decode
 
 OnUnreachable = Callable[[CallId, str, str], None]
-"""Told of a call whose node, by its device, could not be reached, and why: nothing of it was taken."""
+"""Called with a call, its device and a reason when the node could not be reached: nothing was sent."""
 
 
 class RemoteExchange(AnswerBuffer):
@@ -46,23 +46,23 @@ class RemoteExchange(AnswerBuffer):
         self._head = head
         self._body = body
         self._connection: CallConnection | None = None
-        """While it has one."""
+        """While the call has one."""
         self._over = False
-        """The node has said the last of it, or is gone."""
+        """The node has sent the last frame, or is gone."""
         self._cancelled = False
         self._room = 0
-        """So many bytes of a body that streams the node takes now."""
+        """So many bytes of a streamed body may be sent now."""
         self._roomy: asyncio.Future[None] | None = None
-        """Whoever sends the body, and waits for room."""
+        """The sender of the body waits for room."""
         self._sender: asyncio.Task[None] | None = None
 
     # --- the gateway's side ---
 
     async def send_body(self, piece: bytes) -> None:
         """
-        Send a piece of a streamed body; waits while the worker does not read. Quietly nothing once it is over.
+        Send a piece of a streamed body; wait while the worker does not read. Does nothing once the call is over.
 
-        :raises LeaseRefused: nothing was taken, and this piece is to be sent again under the next lease
+        :raises LeaseRefused: nothing was taken; send this piece again under the next lease
         """
         for at in range(0, len(piece), CHUNK_BYTES):
             if not await self._may_send():
@@ -79,7 +79,7 @@ class RemoteExchange(AnswerBuffer):
             self._connection.write(encode_frame(Kind.BODY_END))
 
     def fail(self, error: GpufaasError) -> None:
-        """Whoever waits gets *error*, and the node is told that nobody waits."""
+        """Raise *error* to readers and senders, and cancel the call at the node."""
         if self._error is None:
             self._error = error
         if not self._over and not self._cancelled:

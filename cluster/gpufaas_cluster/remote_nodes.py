@@ -1,9 +1,8 @@
 """
-Calls to nodes elsewhere: straight to them, over connections that are kept (`gpufaas_cluster.call_frames`).
+Calls to nodes elsewhere: straight from gateway to node, over connections that are kept (`call_frames.py`).
 
-Each node has one link, which says that both ends are alive: when it is lost, so is every call there, and the node is
-dialled again until it is no longer among those that the scheduler sees. A warm call is one write and one read, without
-a task.
+Each node has one link, whose heartbeats say that both ends are alive. When it is lost, every call there fails, and the
+gateway dials the node again for as long as the scheduler sees it. A warm call is one write and one read, and no task.
 """
 
 import asyncio
@@ -25,33 +24,33 @@ from gpufaas_core.model import Device, DeviceId, NodeId, NodeView, Seconds
 log = logging.getLogger("nodes")
 
 DIAL_S: Final[Seconds] = 2.0
-"""A node that does not take a connection within this is not there, as far as the call goes that wanted it."""
+"""A node that does not take a connection within this is unreachable."""
 _IDLE: Final = 128
 """Connections to a node that are kept for later calls."""
 _TRIM_S: Final[Seconds] = 5.0
-"""Every so often, those that were not needed since the last time are closed, but for one."""
+"""So often, idle connections that were not needed since the last time are closed, but for one."""
 _DIALS: Final = 16
-"""To one node, at once."""
+"""Connections that are made to one node at once."""
 _FIRST_RETRY_S: Final[Seconds] = 0.1
 _LONGEST_RETRY_S: Final[Seconds] = 3.0
 
 
 class RemoteNodes:
-    """`NodePort`. `set_nodes` says which nodes there are; calls of others are refused."""
+    """`ports.NodePort`. `set_nodes` says which nodes there are; calls to others are refused."""
 
     def __init__(self, me: Identity, on_unreachable: OnUnreachable = lambda *_: None) -> None:
         self.me = me
         self.on_unreachable = on_unreachable
         self.watchers: set[Callable[[], None]] = set()
-        """Told when a node came, went, was lost or found."""
+        """Called when a node came, went, was lost or is reached again."""
         self.loop = asyncio.get_running_loop()
         self._nodes: dict[str, NodeClient] = {}
         self._of_device: dict[DeviceId, NodeClient] = {}
         self._leaving: dict[str, NodeClient] = {}
-        """Gone from the view, while calls run there."""
+        """Nodes that left the view while calls run there."""
 
     def set_nodes(self, views: Iterable[NodeView]) -> None:
-        """These are the nodes that there are; calls of one that is no longer among them run on while it lives."""
+        """Set the nodes that there are. Calls at a node that is no longer among them run on while it lives."""
         seen = {view.id: view for view in views}
         for id_, node in list(self._nodes.items()):
             view = seen.get(NodeId(id_))
@@ -64,7 +63,7 @@ class RemoteNodes:
             found = self._nodes.get(view.id)
             left = self._leaving.get(view.id)
             if found is None and left is not None and left.address == view.address:
-                # The same link: with another one, the node would take the calls that run there for given up.
+                # Keep its link: if the gateway makes another one, the node gives up the calls that run there.
                 found = self._nodes[view.id] = self._leaving.pop(view.id)
                 found.come_back()
             if found is None:
@@ -83,7 +82,7 @@ class RemoteNodes:
         return list(self._nodes.values())
 
     def unlinked(self) -> list[NodeId]:
-        """Return those that cannot be reached."""
+        """Return the nodes that cannot be reached."""
         return sorted(node.id for node in self._nodes.values() if node.down)
 
     def get(self, id_: str) -> "NodeClient | None":
@@ -93,7 +92,7 @@ class RemoteNodes:
         return [device for node in self._nodes.values() for device in node.view.devices]
 
     def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> "RemoteExchange":
-        """Begin the call; whether its node is there, and takes it, is said by `RemoteExchange.answer`."""
+        """Begin the call. `RemoteExchange.answer` raises if its node is not there or refuses it."""
         exchange = RemoteExchange(self.loop, self.on_unreachable, lease, head, body)
         node = self._of_device.get(lease.device)
         if node is None:
@@ -118,13 +117,13 @@ class NodeClient:
         self.view = view
         self.address = view.address
         self.down = ""
-        """Why it cannot be reached; empty: it can, or that is not known yet."""
+        """Why it cannot be reached; empty: it can, or it was not tried yet."""
         self.tasks: set[asyncio.Task[None]] = set()
         self._nodes = nodes
         self._idle: list[CallConnection] = []
-        """The last used last, and taken first."""
+        """In the order of their last use; the last one is taken first."""
         self._least_idle = 0
-        """Never since the last trim were fewer idle."""
+        """The smallest number of idle ones since the last trim."""
         self._trim = nodes.loop.call_later(_TRIM_S, self._close_idle)
         self._all: set[CallConnection] = set()
         self._waiting: deque[ConnectionUser] = deque()
@@ -143,7 +142,7 @@ class NodeClient:
         return self._link is not None
 
     def begin(self, user: ConnectionUser) -> None:
-        """Give *user* a connection: at once if there is one, else as soon as there is."""
+        """Give *user* a connection: at once if one is idle, else as soon as there is one."""
         while self._idle:
             connection = self._idle.pop()
             if len(self._idle) < self._least_idle:
@@ -160,7 +159,7 @@ class NodeClient:
             self._spawn(self._dial())
 
     def release(self, connection: CallConnection) -> None:
-        """The call of *connection* is over: it may carry another."""
+        """The call of *connection* is over: it may carry another one."""
         while self._waiting:
             user = self._waiting.popleft()
             if not user.gone:
@@ -204,7 +203,7 @@ class NodeClient:
             self.close()
 
     def leave(self) -> None:
-        """It is no longer among the nodes: no new call comes, and those that run go on."""
+        """The node is no longer in the view: take no new calls; those that run go on."""
         self._left = True
         self._refuse_waiting(f"node {self.id} left")
         for connection in list(self._idle):
@@ -214,11 +213,11 @@ class NodeClient:
             self.close()
 
     def come_back(self) -> None:
-        """It is among the nodes again, before all that ran there was over."""
+        """The node is in the view again, and calls of before still run there."""
         self._left = False
 
     def close(self) -> None:
-        """End it all: what runs there fails."""
+        """End all connections: calls that run there fail."""
         self._left = self.closed = True
         self._trim.cancel()
         if self._link is not None:
@@ -237,7 +236,7 @@ class NodeClient:
         return task
 
     async def _dial(self) -> None:
-        """Make connections as long as somebody waits for one."""
+        """Make connections while calls wait for one."""
         try:
             while self._waiting:
                 connection = CallConnection(self)
@@ -250,7 +249,7 @@ class NodeClient:
             self._dials -= 1
 
     async def _keep_link(self) -> None:
-        """Hold the link, and make it again whenever it is lost."""
+        """Keep the link; connect again when it is lost."""
         retry_s = _FIRST_RETRY_S
         while not self._left or self._all:
             try:
@@ -275,7 +274,7 @@ class NodeClient:
                 self._link = None
             log.warning("node %s is lost: %s", self.id, why)
             self.down = why
-            self._nodes.changed()  # first: the scheduler, if it is told by this, places no call there again
+            self._nodes.changed()  # first: this tells the scheduler, which then places no call there again
             self._lost(why)
 
     def _close_idle(self) -> None:
@@ -288,7 +287,7 @@ class NodeClient:
         self._trim = self._nodes.loop.call_later(_TRIM_S, self._close_idle)
 
     def _lost(self, why: str) -> None:
-        """It is gone: whoever waits for something from it is told at once."""
+        """The node is gone: fail all that waits for it."""
         self._refuse_waiting(why)
         self._idle.clear()
         self._least_idle = 0

@@ -1,8 +1,8 @@
 """
 Calls that a scheduler at the other end of a link places (port: `ports.PlacementPort`).
 
-While there is no leader, calls to models that the last view shows ready go straight to their node (`_without_leader`);
-the others wait for one, within `PATIENCE_S`.
+While no scheduler leads, calls of functions that the last view shows ready go straight to their node
+(`_without_leader`). Others wait for a leader, `NO_LEADER_S` at most.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from gpufaas_core.model import CallId, DeviceId, FunctionId, Seconds, gateway_of
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S: Final[Seconds] = 10.0
-"""How long a call waits for a scheduler that leads."""
+NO_LEADER_S: Final[Seconds] = 10.0
+"""How long a call waits for a scheduler to lead."""
 WITHOUT_LEADER: Final = -1
 """The number of a lease that no scheduler granted."""
 
@@ -47,7 +47,7 @@ class _Waiting:
 
 
 class RemotePlacement:
-    """The calls of one gateway. `RemoteScheduler` says when there is a link, and what came on it."""
+    """The calls of one gateway. `RemoteScheduler` has the link, and passes on what comes on it."""
 
     def __init__(self) -> None:
         self.view: control.ClusterState | None = None
@@ -66,7 +66,7 @@ class RemotePlacement:
         """Leases that came before the refusal of the one before."""
         self._serial = 0
         self._ready: dict[FunctionId, list[tuple[DeviceId, int]]] | None = None
-        """Copies that the view shows ready; None: it was not read yet."""
+        """Copies that the view shows ready; None: look at the view first."""
         self._direct: dict[DeviceId, int] = {}
 
     def place(
@@ -86,7 +86,7 @@ class RemotePlacement:
             if lease is not None:
                 self._running[call] = function
                 return lease
-            self._loop.call_later(min(PATIENCE_S, timeout_s), self._give_up, future)
+            self._loop.call_later(min(NO_LEADER_S, timeout_s), self._give_up, future)
         waiting = self._waiting[call] = _Waiting(
             call, call, function, now, now + timeout_s, future, size, outer, endless
         )
@@ -99,21 +99,21 @@ class RemotePlacement:
         sent = self._sent.get(call, call)
         for each in self._waiting.values():
             if each.call == call:
-                return each.future  # it was granted anew already, or is about to be
+                return each.future  # the next lease was granted already, or will be
         function = self._running.pop(sent, None) or self._running.pop(call, None)
         future: asyncio.Future[Lease] = self._loop.create_future()
         if function is None:
             future.set_exception(LeaseRefused(f"call {call} is not known any more: call again"))
             return future
         now = self._loop.time()
-        self._waiting[sent] = _Waiting(call, sent, function, now, now + PATIENCE_S * 6, future)
+        self._waiting[sent] = _Waiting(call, sent, function, now, now + NO_LEADER_S * 6, future)
         granted = self._early.pop(sent, None)
         if granted is not None:
             self._granted(granted)
         elif self._link is not None:
             self._link.send(control.PlaceAgain(sent))
         else:
-            self._loop.call_later(PATIENCE_S, self._give_up, future)
+            self._loop.call_later(NO_LEADER_S, self._give_up, future)
         return future
 
     def cancel(self, call: CallId) -> None:
@@ -128,22 +128,22 @@ class RemotePlacement:
         sent = self._sent.pop(call, call) if self._sent else call
         self._running.pop(sent, None)
         if self._early and self._early.pop(sent, None) is not None and self._link is not None:
-            self._link.send(control.CancelCall(sent))  # nobody will open it
+            self._link.send(control.CancelCall(sent))  # no call will open it
 
     def unreachable(self, call: CallId, device: DeviceId, reason: str) -> None:
-        """The node of a lease could not be reached. *call* as in the lease."""
+        """Report that the node of a lease could not be reached. *call* as in the lease."""
         if self._link is not None:
             self._link.send(control.NodeUnreachable(call, device, reason))
 
     def _resend(self, link: Link, is_new: bool) -> None:
-        """Place those that wait again, by a scheduler that *is_new* or by the one that was lost."""
+        """Place the calls that wait again. *is_new*: another scheduler leads than before."""
         now = self._loop.time()
         waiting, self._waiting = self._waiting, {}
         for each in sorted(waiting.values(), key=lambda each: each.since):
             if not is_new:
                 self._place_anew(each, now)
             elif not each.future.done():
-                # What its predecessor left has this id, and with it the call's place in the queue.
+                # The last leader's state has this id, and with it the call's place in the queue.
                 self._waiting[each.sent] = each
                 link.send(each.message(now))
         if waiting:
@@ -163,9 +163,9 @@ class RemotePlacement:
         self._link.send(waiting.message(now))
 
     def _go_on_without(self) -> None:
-        """Let those that can do without a leader do so; the others have until their patience is over."""
+        """Send calls that need no leader straight to their node; have the others wait for one."""
         for sent, each in list(self._waiting.items()):
-            # By another id: the scheduler that we lost may have granted this one elsewhere, and would wait for its end.
+            # By another id: the scheduler that we lost may have granted this one elsewhere, and waits for its end.
             lease = self._without_leader(self._another_id(each.call), each.function)
             if lease is not None:
                 del self._waiting[sent]
@@ -174,19 +174,21 @@ class RemotePlacement:
                 if not each.future.done():
                     each.future.set_result(lease)
             else:
-                self._loop.call_later(PATIENCE_S, self._give_up, each.future)
+                self._loop.call_later(NO_LEADER_S, self._give_up, each.future)
 
     def _give_up(self, future: asyncio.Future[Lease]) -> None:
         if not future.done() and self._link is None:
             future.set_exception(
-                LeaseRefused(f"no scheduler leads since {PATIENCE_S:g} s, and no copy is known to be ready: call again")
+                LeaseRefused(
+                    f"no scheduler leads since {NO_LEADER_S:g} s, and no copy is known to be ready: call again"
+                )
             )
 
     def _granted(self, lease: Lease) -> None:
         waiting = self._waiting.pop(lease.call, None)
         if waiting is None:
             if lease.call in self._running:
-                # Granted anew before its refusal is known here.
+                # The next lease came before the refusal of the last one.
                 self._early[lease.call] = lease
             elif self._link is not None:
                 self._link.send(control.CancelCall(lease.call))  # its caller went while the lease was on its way
@@ -211,10 +213,10 @@ class RemotePlacement:
 
     def _without_leader(self, call: CallId, function: FunctionId) -> Lease | None:
         """
-        Return a lease of our own for a copy that was ready when a scheduler was last heard; None: there is none.
+        Return a lease of our own for a copy that the last view shows ready; None: there is no such copy.
 
-        The node serves it only if the copy is there and ready, one call at a time where the device is exclusive; so no
-        memory is promised, and nothing is loaded, without a scheduler.
+        The node serves it only if the copy is there and ready, one call at a time where the device is exclusive. So
+        without a scheduler no memory is promised, and nothing is loaded.
         """
         if self.view is None:
             return None

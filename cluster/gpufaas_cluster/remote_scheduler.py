@@ -1,9 +1,9 @@
 """
 The scheduler at the other end of a link (ports: `ports.PlacementPort`, `ports.Scheduler`).
 
-One connection to the scheduler that leads, with any number of calls in flight on it (`remote_placement`). A new
-connection, to the same scheduler or to the next, begins with what this gateway has: calls that run are named, those
-that wait are placed again with their age.
+There is one link to the scheduler that leads, with any number of calls in flight on it (`remote_placement.py`). A new
+link, to the same scheduler or to the next, begins with what this gateway has: it names the calls that run, and places
+those that wait again, with their age.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ import msgspec
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Identity, Link
 from gpufaas_cluster.leader_link import LeaderLink
-from gpufaas_cluster.remote_placement import PATIENCE_S, RemotePlacement
+from gpufaas_cluster.remote_placement import NO_LEADER_S, RemotePlacement
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import InvalidSpec, LeaseRefused
 from gpufaas_core.model import CallId, EngineStatus, Explanation, Function, FunctionId, NodeId, NodeView
 
-_NOBODY: Final = EngineStatus("", (), {}, {})
+_NO_STATUS: Final = EngineStatus("", (), {}, {})
 
 
 class RemoteScheduler(RemotePlacement):
     """See module. `leaders` keeps the connection; one event loop owns it."""
 
     def __init__(self, me: Identity, *, on_view: Callable[[control.ClusterState], None] = lambda _: None) -> None:
-        """:param on_view: told of nodes and residents when they change"""
+        """:param on_view: called with the state of the cluster when it changes"""
         super().__init__()
         self.me = me
         self.name = f"{me.id}.{me.boot}"
@@ -61,8 +61,8 @@ class RemoteScheduler(RemotePlacement):
             self._link.send(control.CallCounts(functions))
 
     def status(self) -> EngineStatus:
-        """As the scheduler last said it: at most half a second old while one leads."""
-        return _NOBODY if self.view is None else self.view.status
+        """Return what the scheduler last sent: at most half a second old while one leads."""
+        return _NO_STATUS if self.view is None else self.view.status
 
     async def explain(self, call: CallId) -> Explanation | None:
         found: Explanation | None = msgspec.json.decode(await self.ask("explain", call), type=Explanation | None)
@@ -82,7 +82,7 @@ class RemoteScheduler(RemotePlacement):
         future = self._asked[number] = self._loop.create_future()
         self._link.send(control.Query(number, what, value))
         try:
-            answer: bytes = await asyncio.wait_for(future, PATIENCE_S)
+            answer: bytes = await asyncio.wait_for(future, NO_LEADER_S)
         except TimeoutError:
             raise LeaseRefused("the scheduler does not answer: ask again in a few seconds") from None
         finally:

@@ -1,4 +1,4 @@
-"""What the management routes ask of nodes elsewhere: to define and check functions, their use, and their logs."""
+"""What the management routes ask of nodes elsewhere: to define and check functions; their usage and logs."""
 
 import asyncio
 import heapq
@@ -24,9 +24,9 @@ log = logging.getLogger("nodes")
 T = TypeVar("T")
 
 _ASK_S: Final[Seconds] = 10.0
-"""A node that has not answered within this is left out of what is gathered from all."""
+"""A node that has not answered within this is left out."""
 _LINES: Final = 100
-"""Lines of a log that wait for its reader; nodes wait beyond that."""
+"""Lines of a log that wait for their reader; beyond that, nodes wait."""
 _decode_manifest: Final = msgspec.msgpack.Decoder(Manifest).decode
 _decode_environment: Final = msgspec.msgpack.Decoder(Environment).decode
 _decode_usage: Final = msgspec.msgpack.Decoder(tuple[float, Bytes] | None).decode
@@ -35,12 +35,12 @@ _decode_line: Final = msgspec.json.Decoder(LogLine).decode
 
 
 class RemoteWorkers:
-    """`ports.Workers`: one node defines and checks a function, all that are to run it are told by the scheduler."""
+    """`ports.Workers`: one node defines and checks a function; the scheduler tells all nodes that may run it."""
 
     def __init__(self, nodes: RemoteNodes) -> None:
         self._nodes = nodes
         self._defined: dict[FunctionId, str] = {}
-        """On which node a revision was defined from here."""
+        """The node on which this gateway defined a revision."""
 
     async def define(self, spec: WorkerSpec) -> Manifest:
         """
@@ -78,7 +78,7 @@ class RemoteWorkers:
             raise Unavailable(f"{spec.name} cannot be checked now: {exc}; try again") from exc
 
     async def forget(self, function: FunctionId) -> None:
-        """As `ports.Workers.forget`; the scheduler tells the nodes of what was deployed, we ours of what was not."""
+        """As `ports.Workers.forget`: on the node that defined it. The scheduler tells the others."""
         node = self._nodes.get(self._defined.pop(function, ""))
         if node is not None and not node.down:
             try:
@@ -115,9 +115,9 @@ class RemoteWorkers:
 
 class RemoteLogs:
     """
-    `ports.LogReader` over all nodes that are there, by time; a node's lines are with the node.
+    `ports.LogReader` over all nodes, in the order of time; each node keeps its own lines.
 
-    `query`, `known` and `drop` block, for any thread but the event loop's own.
+    `query`, `known` and `drop` block: call them from any thread but the event loop's.
     """
 
     def __init__(self, nodes: RemoteNodes) -> None:
@@ -135,7 +135,7 @@ class RemoteLogs:
         self._wait(_ask_all(self._nodes, "drop", LogQuery(name, namespace)))
 
     async def follow(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
-        """Yield what `query` returns, then each line as it comes, also from nodes that come, or are back, later."""
+        """Yield what `query` returns, then each line as it comes, also from nodes that come (back) later."""
         lines: asyncio.Queue[LogLine | None] = asyncio.Queue(_LINES)
         readers: dict[str, asyncio.Task[None]] = {}
         begin_at: dict[str, datetime] = {}
@@ -148,7 +148,7 @@ class RemoteLogs:
                     await lines.put(line)
                     begin_at[node.id] = _after(line)
             except GpufaasError:
-                pass  # it is gone; if it comes back, it is read on from here
+                pass  # it is gone; if it comes back, reading goes on from here
 
         def look() -> None:
             for node in self._nodes.nodes:
@@ -172,7 +172,7 @@ class RemoteLogs:
                 reader.cancel()
 
     def end_followers(self) -> None:
-        """End everyone who follows: a server that stops must not wait for them."""
+        """End all followers: a server that stops must not wait for them."""
         for lines in self._followers:
             if lines.full():
                 lines.get_nowait()
@@ -182,7 +182,7 @@ class RemoteLogs:
         return _merged((await self._query_each(query)).values(), query.tail)
 
     async def _query_each(self, query: LogQuery) -> dict[str, list[LogLine]]:
-        """Return the lines by node; those that cannot be reached are left out."""
+        """Return the lines by node; nodes that cannot be reached are left out."""
 
         async def lines_of(node: NodeClient) -> list[LogLine]:
             return [_decode_line(line) async for line in node.ask_lines("logs", query)]
@@ -196,13 +196,13 @@ class RemoteLogs:
 
 
 async def _ask_all(nodes: RemoteNodes, what: str, value: Any) -> list[bytes]:
-    """Return the answers of the nodes that give one."""
+    """Return the answers of the nodes that answer."""
     answers = await _gather([node.ask(what, value) for node in nodes.nodes if not node.down])
     return [each for each in answers if each is not None]
 
 
 async def _gather(work: Sequence[Coroutine[Any, Any, T]]) -> list[T | None]:
-    """Return what each gives; None: its node is gone, or fails, or takes too long."""
+    """Return each result; None: its node is gone, or fails, or takes too long."""
 
     async def within(each: Coroutine[Any, Any, T]) -> T | None:
         try:
@@ -221,5 +221,5 @@ def _merged(by_node: Iterable[list[LogLine]], tail: int) -> list[LogLine]:
 
 
 def _after(line: LogLine) -> datetime:
-    """Return the moment after *line*: those of a function on a node strictly grow."""
+    """Return the moment after *line*: timestamps of a function's lines on a node strictly grow."""
     return datetime.fromisoformat(line.timestamp) + timedelta(microseconds=1)

@@ -1,4 +1,4 @@
-"""What a scheduler of its own tells Prometheus; the gateways' metrics count calls and their outcomes."""
+"""The metrics of a scheduler in a process of its own. Those of gateways count calls and their outcomes."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Where gateways and nodes connect to a scheduler. One that does not lead tells them who does."""
+"""Listens for gateways and nodes. A scheduler that does not lead tells them the address of the one that does."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from gpufaas_cluster.leader import Leader
 
 
 class SchedulerServer:
-    """Takes links: for `leads` while this scheduler leads. One event loop owns it."""
+    """Accepts links, and passes them to `leads` while this scheduler leads. One event loop owns it."""
 
     def __init__(self, me: Identity) -> None:
         self.me = me

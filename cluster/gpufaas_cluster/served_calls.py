@@ -1,8 +1,8 @@
 """
 The calls of one connection at a node, one after the other.
 
-No call costs a task: the exchange tells when there is something of an answer. Only a body that streams has one, for it
-waits for the worker.
+A call needs no task: the exchange calls back when there is something of an answer. Only a streamed body has a task,
+since it waits for the worker.
 """
 
 import asyncio
