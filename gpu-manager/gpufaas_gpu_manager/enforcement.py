@@ -68,8 +68,10 @@ class Enforcement:
         """
         self._left = [each for each in self._left if not each.remove()]
         group = self._groups.make(f"worker-{number}") if self._groups else None
+        if group is not None:
+            group.limit_pids(self._pids)
         hard = 0 if self.hard_is_soft else capacity
-        return WorkerLimits(number, memory, group, self._watch, self._left, self._pids, hard, on_over)
+        return WorkerLimits(number, memory, group, self._watch, self._left, hard, on_over)
 
     def close(self) -> None:
         """Kill what is left of workers."""
@@ -94,7 +96,6 @@ class WorkerLimits:
         group: Group | None,
         watch: MemoryWatch | None,
         left: list[Group],
-        pids: int,
         hard: Bytes,
         on_over: Callable[[str], None],
     ) -> None:
@@ -107,11 +108,9 @@ class WorkerLimits:
         self._event = -1
         self._read_again = self._thrashed = 0
         self.confine = Confine(group.entries if group else (), may(CAP_SYS_ADMIN), hard)
-        if group is not None:
-            group.limit_pids(pids)
-            if memory:
-                group.limit_memory(group_limit(memory))
-                self._event = group.oom_event()
+        if group is not None and memory:
+            group.limit_memory(group_limit(memory))
+            self._event = group.oom_event()
         if self._event >= 0:
             asyncio.get_running_loop().add_reader(self._event, self._out_of_memory)
 

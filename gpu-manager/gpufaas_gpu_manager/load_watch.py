@@ -14,7 +14,7 @@ _LOOK_S: Final = 1.0
 """Time between two checks for thrashing."""
 
 
-class Loading(Protocol):
+class LoadingWorker(Protocol):
     """A worker that loads."""
 
     spec: WorkerSpec
@@ -33,7 +33,7 @@ class Loading(Protocol):
     def on_over_memory(self, reason: str) -> None: ...
 
 
-def watch_load(worker: Loading) -> None:
+def watch_load(worker: LoadingWorker) -> None:
     """Check *worker* repeatedly, by its timers "progress" and "thrashing", until they are cancelled."""
     loop = asyncio.get_running_loop()
     seen: tuple[int, ...] = ()

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from gpufaas_core.units import Bytes, MiB, Seconds
@@ -32,14 +33,14 @@ _NEAR: Final = 0.7
 """Below this share of its reservation, the cheap figures suffice for a worker."""
 
 
+@dataclass(slots=True)
 class _Watched:
-    def __init__(self, pid: int, memory: Bytes, zygote: int | None, over: Callable[[Bytes, Bytes], None]) -> None:
-        self.pid = pid
-        self.memory = memory
-        self.zygote = zygote
-        self.over = over
-        self.base = _status(zygote)[0] if zygote is not None else 0
-        self.used = 0
+    pid: int
+    memory: Bytes
+    zygote: int | None
+    over: Callable[[Bytes, Bytes], None]
+    base: Bytes
+    used: Bytes = 0
 
 
 class MemoryWatch:
@@ -63,7 +64,8 @@ class MemoryWatch:
         :param zygote: the process that it was forked from: memory shared with that does not count
         """
         with self._lock:
-            self._watched[worker] = _Watched(pid, memory, zygote, over)
+            base = _status(zygote)[0] if zygote is not None else 0
+            self._watched[worker] = _Watched(pid, memory, zygote, over, base)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
                 self._thread.start()

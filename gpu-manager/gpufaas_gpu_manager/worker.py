@@ -24,7 +24,7 @@ from gpufaas_gpu_manager.output import LogSink, Output
 from gpufaas_gpu_manager.proc import state_of
 from gpufaas_gpu_manager.timers import Timers
 from gpufaas_gpu_manager.worker_calls import CallsHost, DevicePort, Running, WorkerCalls
-from gpufaas_gpu_manager.worker_end import Cause, WorkerEnd
+from gpufaas_gpu_manager.worker_end import Cause, end_of
 from gpufaas_gpu_manager.worker_fetch import WorkerFetch
 from gpufaas_gpu_manager.worker_state import WorkerEvent, WorkerState, advance
 
@@ -272,9 +272,9 @@ class Worker(SlotOwner):
         if before is not WorkerState.GONE:
             self.state = WorkerState.GONE if before is WorkerState.WAITING else advance(before, WorkerEvent.REAPED)
         self.close()
-        end = WorkerEnd(
-            spec=self.spec, device=self.device.id, copy=self.copy, memory=self.memory,
-            capacity=self.device.ledger.capacity, before=before, how=how, cause=self._cause,
+        end = end_of(
+            self.spec, self.device.id, self.copy, before, how, self._cause,
+            self.memory, self.device.ledger.capacity, self.output.tail(),
         )  # fmt: skip
         if self.scratch:
             self.broken_check = end.blameless
@@ -283,10 +283,9 @@ class Worker(SlotOwner):
             return
         self.host.gone(self)
         refused = self.calls.conclude(
-            end.error(self.output.tail()), again=end.place_again,
-            was_ready=before is WorkerState.READY, ended=end.asked_for,
-        )  # fmt: skip
-        for fact in end.facts():
+            end.error, again=end.place_again, was_ready=before is WorkerState.READY, ended=end.asked_for
+        )
+        for fact in end.facts:
             self.host.report(fact)
         for exchange in refused:
             self.calls.refuse(exchange, end.reason)

@@ -38,81 +38,59 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnd:
-    spec: WorkerSpec
-    device: DeviceId
-    copy: int
-    memory: Bytes
-    """What was reserved for it."""
-    capacity: Bytes
-    """Of its device."""
-    before: WorkerState
-    how: str
-    """How its process or container ended, in words."""
-    cause: Cause
+    """What follows from the end of a worker."""
 
-    @property
-    def summary(self) -> str:
-        return self.cause.failure.summary if self.cause.failure else self.how
+    summary: str
+    """Its failure, or how its process ended."""
+    reason: str
+    """For its callers: as `summary`, or why the node killed it; with the limit that it exceeded."""
+    blameless: bool
+    """It ended, or was not started, through no fault of its function."""
+    asked_for: bool
+    """The engine had it end, and knows."""
+    place_again: bool
+    """Its calls may run elsewhere, or here with more memory."""
+    error: GpufaasError
+    """What its calls get."""
+    facts: tuple[Event, ...]
+    """What the scheduler is told."""
 
-    @property
-    def blameless(self) -> bool:
-        """It ended, or was not started, through no doing of its function."""
-        killed = self.cause.failure is None and not self.cause.killed_for and self.how in _KILLED
-        return killed or self.cause.no_files
 
-    @property
-    def asked_for(self) -> bool:
-        """The engine had it end, and knows."""
-        return self.before in (WorkerState.ENDING, WorkerState.GONE)
-
-    @property
-    def loading(self) -> bool:
-        return self.before in (WorkerState.STARTING, WorkerState.WAITING)
-
-    @property
-    def ran_out(self) -> bool:
-        return self.cause.failure is not None and self.cause.failure.out_of_memory
-
-    @property
-    def again_with_more(self) -> bool:
-        # One that is held to limits.memory gets no more, whatever is reserved for it.
-        return self.loading and self.ran_out and not self.spec.memory_limit
-
-    @property
-    def place_again(self) -> bool:
-        """Whether its calls may run elsewhere, or here with more memory."""
-        return self.again_with_more or self.cause.no_files
-
-    @property
-    def reason(self) -> str:
-        reason = self.cause.killed_for or self.summary
-        if self.ran_out:
-            reason += (
-                f" at its limit of {format_bytes(self.memory)} (the device has "
-                f"{format_bytes(self.capacity)}; the annotation gpufaas.memory says what it needs)"
-            )
-        return reason
-
-    def error(self, last_lines: str) -> GpufaasError:
-        """
-        Return what its calls get.
-
-        :param last_lines: what it printed last
-        """
-        name = f"{self.spec.name}.{self.spec.namespace}"
-        if self.loading:
-            text = f"{name} did not load on {self.device}: {self.reason}{'' if self.cause.failure else last_lines}"
-            return (OutOfMemory if self.ran_out else LoadFailed)(text)
-        out_of_memory = self.ran_out or self.how.startswith(_KILLED_FOR_MEMORY)
-        text = f"the worker of {name} died: {self.reason}{last_lines}"
-        return (OutOfMemory if out_of_memory else WorkerCrashed)(text)
-
-    def facts(self) -> list[Event]:
-        """Return what the scheduler is told."""
-        function, device, copy = self.spec.function, self.device, self.copy
-        if self.asked_for:
-            return []
-        if self.loading:
-            return [CopyFailed(function, device, self.reason, self.again_with_more, copy, self.cause.no_files)]
-        exited = WorkerExited(function, device, self.reason, copy)
-        return [Measured(function, device, 0, copy, out_of_memory=True), exited] if self.ran_out else [exited]
+def end_of(
+    spec: WorkerSpec, device: DeviceId, copy: int, before: WorkerState, how: str, cause: Cause,
+    memory: Bytes, capacity: Bytes, last_lines: str,
+) -> WorkerEnd:  # fmt: skip
+    """
+    :param how: its process or container ended, in words
+    :param memory: its reservation; *capacity* is its device's
+    :param last_lines: what it printed last
+    """
+    failure, killed_for = cause.failure, cause.killed_for
+    loading = before in (WorkerState.STARTING, WorkerState.WAITING)
+    asked_for = before in (WorkerState.ENDING, WorkerState.GONE)
+    ran_out = failure is not None and failure.out_of_memory
+    summary = failure.summary if failure else how
+    reason = killed_for or summary
+    if ran_out:
+        reason += (
+            f" at its limit of {format_bytes(memory)} (the device has {format_bytes(capacity)}; "
+            "the annotation gpufaas.memory says what it needs)"
+        )
+    # One that is held to limits.memory gets no more, whatever is reserved for it.
+    again_with_more = loading and ran_out and not spec.memory_limit
+    facts: tuple[Event, ...] = ()
+    if loading:
+        kind: type[GpufaasError] = OutOfMemory if ran_out else LoadFailed
+        text = f"{spec.name}.{spec.namespace} did not load on {device}: {reason}{'' if failure else last_lines}"
+        facts = (CopyFailed(spec.function, device, reason, again_with_more, copy, cause.no_files),)
+    else:
+        kind = OutOfMemory if ran_out or how.startswith(_KILLED_FOR_MEMORY) else WorkerCrashed
+        text = f"the worker of {spec.name}.{spec.namespace} died: {reason}{last_lines}"
+        if not asked_for:
+            facts = (WorkerExited(spec.function, device, reason, copy),)
+            if ran_out:
+                facts = (Measured(spec.function, device, 0, copy, out_of_memory=True), *facts)
+    return WorkerEnd(
+        summary=summary, reason=reason, blameless=cause.no_files or (not failure and not killed_for and how in _KILLED),
+        asked_for=asked_for, place_again=again_with_more or cause.no_files, error=kind(text), facts=facts,
+    )  # fmt: skip
