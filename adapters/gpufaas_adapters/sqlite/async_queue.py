@@ -6,6 +6,7 @@ so one fsync. Bodies too large for a row are files beside it, written aside, syn
 names them is; a file that no row names is removed at the next start. That a call is claimed is kept in memory only.
 """
 
+import functools
 import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -164,7 +165,9 @@ class SqliteAsyncQueue:
         done: list[list[CancelledCall]] = []
         with self._file.transaction() as db:
             for call in calls:
-                rows = _update(db, cancelled(now), "id = ? AND due_at IS NOT NULL", call)
+                rows = _update(
+                    db, cancelled(now), "id = ? AND due_at IS NOT NULL RETURNING key, function", call
+                ).fetchall()
                 found = [CancelledCall(key, function, key in self._claimed) for key, function in rows]
                 for each in found:
                     if not each.is_claimed:  # one that is may be reading its files
@@ -324,11 +327,13 @@ class SqliteAsyncQueue:
             remove_files([path for path in self._folder.iterdir() if path.name not in named])
 
 
-def _update(db: sqlite3.Connection, changes: Mapping[str, object], which: str, *values: object) -> list[Any]:
-    """Return key and function of the calls that were changed."""
-    columns = ", ".join(f"{name} = ?" for name in changes)
-    sql = f"UPDATE calls SET {columns} WHERE {which} RETURNING key, function"
-    return db.execute(sql, (*changes.values(), *values)).fetchall()
+def _update(db: sqlite3.Connection, changes: Mapping[str, object], which: str, *values: object) -> sqlite3.Cursor:
+    return db.execute(_updating(which, *changes), (*changes.values(), *values))
+
+
+@functools.cache  # they are few
+def _updating(which: str, *columns: str) -> str:
+    return f"UPDATE calls SET {', '.join(f'{name} = ?' for name in columns)} WHERE {which}"
 
 
 def _head_of(call: AcceptedCall) -> bytes:
