@@ -6,9 +6,7 @@ tell what became of a call (docs/async.md).
 """
 
 import asyncio
-import random
 import time
-import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, cast
@@ -27,12 +25,11 @@ from gpufaas_core.errors import (
     DeadlineExceeded,
     GpufaasError,
     StorageFailed,
-    UnknownFunction,
 )
 from gpufaas_gateway.call_body import Caller, too_large
-from gpufaas_gateway.call_headers import told_size
+from gpufaas_gateway.call_headers import new_call_id, told_size
 from gpufaas_gateway.catalogue import Catalogue, Deployed
-from gpufaas_gateway.errors import BadQuery, CallEnded, Unavailable, UnknownCall
+from gpufaas_gateway.errors import BadQuery, CallEnded, UnknownCall
 from gpufaas_gateway.invoke import AsgiCaller, send_whole
 from gpufaas_gateway.request import Answer, refusal
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE
@@ -60,17 +57,12 @@ class AsyncInvocations:
         *,
         served_by: str,
         allow_local_callbacks: bool = False,
-        rng: random.Random | None = None,
     ) -> None:
-        """
-        :param served_by: our product token, ``NAME/VERSION``
-        :param rng: of call ids, which name and guard nothing
-        """
+        """:param served_by: our product token, ``NAME/VERSION``"""
         self._catalogue = catalogue
         self._calls = calls
         self._served_by = served_by.encode()
         self._allow_local = allow_local_callbacks
-        self._rng = rng or random.Random()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start_ns = time.time_ns()
@@ -94,7 +86,7 @@ class AsyncInvocations:
                     size = value
                 elif key == b"x-forwarded-for":
                     forwarded = True
-        call_id = call_id or str(uuid.UUID(int=self._rng.getrandbits(128), version=4)).encode()
+        call_id = call_id or new_call_id().encode()
         answered: list[Header] = [
             (b"x-call-id", call_id), (b"x-start-time", b"%d" % start_ns), (b"x-served-by", self._served_by),
         ]  # fmt: skip
@@ -104,7 +96,9 @@ class AsyncInvocations:
         asked = name.decode("latin-1")
         answer = Answer(202, [(b"content-length", b"0"), *answered])
         try:
-            deployed = self._find(asked)
+            deployed = self._catalogue.find(asked)
+            if deployed is None or deployed.unavailable is not None:
+                raise self._catalogue.why_not(asked)
             if url is not None:
                 check_url(url, self._allow_local)
             if size:
@@ -136,16 +130,6 @@ class AsyncInvocations:
             if file is not None:
                 file.discard()
             raise
-
-    def _find(self, name: str) -> Deployed:
-        deployed = self._catalogue.find(name)
-        if deployed is None:
-            if not self._catalogue.loaded:
-                raise Unavailable("the platform is starting: its functions are not all loaded; try again in a second")
-            raise UnknownFunction(f"there is no function {name[:200]!r}: deploy it (gpufaas up), or see gpufaas list")
-        if deployed.unavailable is not None:
-            raise Unavailable(f"{deployed.name} cannot be called: {deployed.unavailable}")
-        return deployed
 
     async def _read(self, deployed: Deployed, caller: Caller) -> tuple[Body, SpoolFile | None]:
         """Return the body, and its file if it is in one: to be discarded unless the call is accepted."""

@@ -36,7 +36,7 @@ from gpufaas_gateway.call_headers import (
 from gpufaas_gateway.call_life import CallLife
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.cors import preflight
-from gpufaas_gateway.errors import METHODS, MethodNotAllowed, NoWebSocket, Unavailable, status_of
+from gpufaas_gateway.errors import METHODS, MethodNotAllowed, NoWebSocket, status_of
 from gpufaas_gateway.ports import CallExchange, NodePort, PlacementPort
 from gpufaas_gateway.quotas import Passage
 from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, refusal
@@ -191,13 +191,11 @@ class Calls:
     def _find(self, request: Request) -> Deployed:
         deployed = self._catalogue.find(request.name)
         if deployed is None:
-            if not self._catalogue.loaded:
-                raise Unavailable("the platform is starting: its functions are not all loaded; try again in a second")
-            raise UnknownFunction(f"there is no function {request.name!r}: deploy it (gpufaas up), or see gpufaas list")
+            raise self._catalogue.why_not(request.name)
         if request.method not in METHODS:
             raise MethodNotAllowed(f"{request.method} is not forwarded to functions: use one of {', '.join(METHODS)}")
         if deployed.unavailable is not None:
-            raise Unavailable(f"{deployed.name} cannot be called: {deployed.unavailable}")
+            raise self._catalogue.why_not(request.name)
         if request.upgrade and deployed.spec.kind != "server":
             raise NoWebSocket(
                 f"{deployed.name} does not speak WebSocket: functions with a handle() take plain HTTP calls; "

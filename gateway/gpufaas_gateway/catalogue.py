@@ -7,9 +7,11 @@ The deployed functions by name. Calls look them up here in O(1).
 from dataclasses import dataclass, field
 
 from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.errors import GpufaasError, UnknownFunction
 from gpufaas_core.model import EngineStatus, Function, FunctionId, Profile
 from gpufaas_core.units import Bytes, Seconds
 from gpufaas_gateway.cors import Cors
+from gpufaas_gateway.errors import Unavailable
 from gpufaas_gateway.metrics import Metrics
 from gpufaas_gateway.quotas import Gate
 from gpufaas_gateway.spec import DEFAULT_NAMESPACE, FunctionRecord, Options
@@ -91,6 +93,14 @@ class Catalogue:
     def find(self, name: str) -> Deployed | None:
         """Return the function ``NAME`` or ``NAME.NAMESPACE``. O(1)."""
         return self._called.get(name)
+
+    def why_not(self, name: str) -> GpufaasError:
+        """Return why ``NAME`` or ``NAME.NAMESPACE`` cannot be called."""
+        if (found := self._called.get(name)) is not None:
+            return Unavailable(f"{found.name} cannot be called: {found.unavailable}")
+        if not self.loaded:
+            return Unavailable("the platform is starting: its functions are not all loaded; try again in a second")
+        return UnknownFunction(f"there is no function {name[:200]!r}: deploy it (gpufaas up), or see gpufaas list")
 
     def get(self, full_name: str) -> Deployed | None:
         """Return the function ``NAME.NAMESPACE``."""
