@@ -1,8 +1,8 @@
 """
-What has come of an answer and was not read yet: bounded, since a slow reader must not fill this process's memory.
+The part of an answer that has come and was not read yet. Bounded, so that a slow reader cannot fill the memory.
 
-Both ends of a call have one: the node between a worker and whoever reads, the gateway between a node and its caller.
-There, what a caller has kept waiting for a second goes to a file (`keep_for`), so that the function need not wait.
+Both ends of a call have one: the node between worker and gateway, the gateway between node and caller. In the gateway
+an answer whose caller makes the function wait for a second goes to a file (`keep_for`).
 """
 
 import asyncio
@@ -15,18 +15,17 @@ from gpufaas_core.errors import GpufaasError, StorageFailed
 from gpufaas_core.frames import AnswerHead, EndHead
 
 Piece = tuple[AnswerHead, bytes, bool] | bytes
-"""First head, body and whether that is all; then pieces of the body."""
+"""First the head, the body and whether that is all; then pieces of the body."""
 SLOW_S: Final[Seconds] = 1.0
-"""A source that was made to wait so long has a slow reader."""
+"""A reader who makes the source wait longer is slow."""
 _JOINED: Final[Bytes] = 64 * 1024
 _PIECE_COST: Final[Bytes] = 64
-"""Of memory for each piece, beside its bytes: a function may send single ones."""
+"""Memory of each piece beside its bytes: a function may send single bytes."""
 
 
 class AnswerBuffer:
     """
-    See module. `load_s` is the time that the call waited for its worker to become ready, in seconds, and `phases` what
-    that consisted of.
+    See module. `load_s`: seconds that the call waited until its worker was ready; `phases`: the parts of that time.
     """
 
     __slots__ = (
@@ -35,7 +34,7 @@ class AnswerBuffer:
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: Bytes) -> None:
-        """:param limit: beyond so many bytes the source is asked to pause, until half of them are read"""
+        """:param limit: beyond so many bytes the source pauses, until half of them are read"""
         self.end: EndHead | None = None
         self.load_s: Seconds = 0.0
         self.phases: tuple[tuple[str, Seconds], ...] = ()
@@ -51,11 +50,11 @@ class AnswerBuffer:
         self._waiter: asyncio.Future[None] | None = None
         """The reader waits for it. It has no deadline: the gateway's timer of the call ends it through `fail`."""
 
-    # --- whoever reads ---
+    # --- the reader ---
 
     @property
     def loading_s(self) -> Seconds:
-        """How long it has waited for a worker that still loads; 0.0: it does not, or nobody here knows."""
+        """How long it has waited for a worker that still loads; 0.0: the worker is ready, or it is unknown here."""
         return 0.0
 
     async def answer(self) -> tuple[AnswerHead, bytes, bool]:
@@ -76,7 +75,7 @@ class AnswerBuffer:
 
     async def chunk(self) -> bytes | None:
         """
-        Return the next piece of a streamed answer, all that is there of it up to a bound; None at its end.
+        Return the next piece of an answer that streams: all that has come, up to a bound. None at its end.
 
         :raises GpufaasError: it broke off
         """
@@ -84,7 +83,7 @@ class AnswerBuffer:
             if self._chunks:
                 return self._joined()
             if self._spooled is not None and (piece := self._from_file(self._spooled)):
-                await asyncio.sleep(0)  # nothing else here waits if the reader is quick, and there may be a lot
+                await asyncio.sleep(0)  # a quick reader would otherwise keep the loop until the file is empty
                 return piece
             if self._error is not None:
                 raise self._error
@@ -94,7 +93,7 @@ class AnswerBuffer:
             await self._waiter
 
     def take(self) -> Piece | None:
-        """Return what `answer` and then `chunk` would return if they need not wait; None: nothing is there now."""
+        """Return what `answer`, then `chunk`, would return now; None: they would wait."""
         if not self._chunks:
             return None
         if type(self._chunks[0]) is bytes:
@@ -102,13 +101,13 @@ class AnswerBuffer:
         return self._chunks.popleft()
 
     def keep_for(self, spool: AnswerSpool) -> None:
-        """Let the source not wait for a slow reader: what is beyond the limit goes to *spool*, until `close`."""
+        """Keep the source from waiting for a slow reader: what is over the limit goes to *spool*, until `close`."""
         self._spool = spool
         if self._paused:
             self._watch_reader()
 
     def close(self) -> None:
-        """Nobody will read on: what is in a file is dropped."""
+        """Drop what is in a file: nobody will read it."""
         self._spool = None
         if self._slow is not None:
             self._slow.cancel()
@@ -118,19 +117,19 @@ class AnswerBuffer:
 
     @property
     def unread(self) -> Bytes:
-        """What waits for the reader, about."""
+        """About how many bytes wait for the reader."""
         return self._buffered + (0 if self._spooled is None else self._spooled.size)
 
     @property
     def error(self) -> GpufaasError | None:
-        """Why nothing more will come than is there, if that is so."""
+        """Why nothing more will come; None: more may come."""
         return self._error
 
-    # --- whoever fills it ---
+    # --- the source ---
 
     def _keep(self, piece: bytes) -> None:
         if self._spooled is not None:
-            self._spooled.write(piece)  # also when it is empty just now: this reader is slow
+            self._spooled.write(piece)  # also if the file is empty now: the reader is slow
             full = self._spooled.full
         else:
             self._chunks.append(piece)
@@ -142,7 +141,7 @@ class AnswerBuffer:
                 self._watch_reader()
 
     def _joined(self) -> bytes:
-        """Take as many of the pieces as make a good one: each costs its reader far more than its bytes do."""
+        """Join small pieces: a piece costs its reader far more than its bytes do."""
         chunks = self._chunks
         piece = chunks.popleft()
         assert type(piece) is bytes
@@ -178,12 +177,12 @@ class AnswerBuffer:
             self._slow = self._loop.call_later(SLOW_S, self._spool_rest)
 
     def _spool_rest(self) -> None:
-        """The source waits for its reader, and need not."""
+        """Move the rest to a file: the source waits for its reader."""
         self._slow = None
         if self._spool is None or not self._paused:
             return
         if not self._spool.has_room:
-            self._watch_reader()  # others have it all: perhaps a second later
+            self._watch_reader()  # other answers fill the spool: try again in a second
             return
         try:
             self._spooled = SpooledAnswer(self._spool)
@@ -204,7 +203,7 @@ class AnswerBuffer:
             self._waiter.set_result(None)
 
     def _pause_source(self) -> bool:
-        """Let nothing more come for now; False: that cannot be done."""
+        """Pause the source; False: it cannot be paused."""
         raise NotImplementedError
 
     def _resume_source(self) -> None:

@@ -1,8 +1,7 @@
 """
-Files for answers whose callers read them more slowly than they are made, so that no function waits for its readers.
+Files for answers whose callers read more slowly than the functions write, so that the functions need not wait.
 
-Bounded: what one answer may have, and all of them together. Beyond that a function does wait, as long as its call may
-take and its reader is patient.
+The space of one answer is bounded, and that of all together. Beyond it a function waits, within its time limit.
 """
 
 import os
@@ -19,7 +18,7 @@ _PIECE: Final[Bytes] = 256 * 1024
 
 
 class AnswerSpool:
-    """The files of one process, in *directory*, which it does not outlive: they have no names."""
+    """The files of one process, in *directory*. They have no names, so they end with the process."""
 
     def __init__(self, directory: Path, *, each: Bytes = ANSWER_BYTES, whole: Bytes = ALL_BYTES) -> None:
         self.directory = directory
@@ -34,32 +33,32 @@ class AnswerSpool:
 
 class SpooledAnswer:
     """
-    First in, first out. `size` bytes are in it and were not read yet.
+    First in, first out. `size` bytes wait in it.
 
-    The file is a ring: an answer without end, whose reader never catches up, takes no more of the disk than that.
+    The file is a ring, so an answer without end, whose reader never catches up, takes bounded space on disk.
     """
 
     def __init__(self, spool: AnswerSpool) -> None:
-        """:raises OSError: there can be no file"""
+        """:raises OSError: the file cannot be made"""
         self.size: Bytes = 0
         self._spool = spool
         self._file: IO[bytes] = tempfile.TemporaryFile(prefix="answer-", dir=spool.directory, buffering=0)  # noqa: SIM115
         self._read_at = self._write_at = 0
-        """Bytes since it was empty."""
+        """Bytes read and written since it was empty."""
         self._taken = 0
-        """Of the disk."""
+        """Space on disk, in bytes."""
         self._rest: deque[bytes] = deque()
-        """What the file had no room for. Little: the function is made to wait."""
+        """Pieces that the file had no room for. They are few, since the function then waits."""
 
     @property
     def full(self) -> bool:
-        """It takes what comes nevertheless, but nothing more should."""
+        """Whether the source should pause. `write` takes what comes nevertheless."""
         return bool(self._rest) or self.size >= self._spool.each or not self._spool.has_room
 
     @property
     def half_empty(self) -> bool:
         if not self.size:
-            return True  # whatever others have: nothing else will wake the function
+            return True  # even if other answers fill the spool: nothing else would wake the function
         return not self._rest and self.size <= self._spool.each // 2 and self._spool.has_room
 
     def write(self, piece: bytes) -> None:
@@ -74,7 +73,7 @@ class SpooledAnswer:
                 self._taken = max(self._taken, at + written)
                 view = view[written:]
         except OSError:
-            pass  # no room there
+            pass  # the disk is full
         if view:
             self._rest.append(bytes(view))
 

@@ -1,11 +1,11 @@
 """
-What functions print: kept on disk, so that it survives the worker that printed it and a restart of the platform.
+The output of functions. It is kept on disk, so that it survives the worker and a restart of the platform.
 
 One file of JSON lines per function, ``NAME.NAMESPACE.jsonl``, in the shape that OpenFaaS clients read (openfaas.md
-§4.5). At `max_bytes` it becomes ``NAME.NAMESPACE.jsonl.1`` in place of the one before, so a function never holds more
-than twice that. The last lines are in memory too: most readers want only those.
+§4.5). At `max_bytes` it replaces ``NAME.NAMESPACE.jsonl.1``, so a function never has more than twice that. The last
+lines are in memory too, since most readers want only those.
 
-Timestamps have a fixed width and strictly grow within a function, so comparing two as text compares their order.
+The timestamps of a function have a fixed width and strictly grow: their order is that of their texts.
 """
 
 import asyncio
@@ -38,18 +38,18 @@ _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{,199}")  # with its
 
 
 class Printed(NamedTuple):
-    """What a function wrote as one line."""
+    """One line that a function printed."""
 
     text: str
     stream: str = ""
-    """``stdout`` or ``stderr``; empty: it is not known, or the platform says it."""
+    """``stdout`` or ``stderr``; empty: unknown, or a line of the platform."""
     call: str = ""
-    """X-Call-Id of the call that wrote it; empty: it was outside of any, or that is not known."""
+    """X-Call-Id of the call that printed it; empty: unknown, or outside of calls."""
 
 
 class LogLine(Struct, frozen=True, omit_defaults=True, rename={"call": "callId"}):
     """
-    One line, as clients read it; those of OpenFaaS ignore `stream` and `callId`, for which see `Printed`.
+    One line as clients read it. Those of OpenFaaS ignore `stream` and `callId`; see `Printed`.
 
     `timestamp` is RFC 3339 in UTC with six fractional digits.
     """
@@ -64,21 +64,21 @@ class LogLine(Struct, frozen=True, omit_defaults=True, rename={"call": "callId"}
 
 
 class LogQuery(Struct, array_like=True, frozen=True):
-    """Which lines of a function are wanted; a gateway sends it to nodes as it is."""
+    """Selects lines of a function. A gateway sends it to nodes unchanged."""
 
     name: str
     namespace: str
     since: datetime | None = None
-    """With a zone; only lines of that moment or later."""
+    """Only lines of that moment or later. Has a time zone."""
     tail: int = 0
-    """Only the last so many; 0 or less: all."""
+    """Only the last `tail` lines; 0 or less: all."""
     instance: str = ""
-    """Only lines of this worker; empty: of all."""
+    """Only lines of this worker; empty: of all workers."""
     call: str = ""
-    """Only lines of the call with this X-Call-Id; empty: of all, and those of none."""
+    """Only lines of the call with this X-Call-Id; empty: all lines."""
 
     def wants(self, line: LogLine) -> bool:
-        """Whether *line* is of the worker and the call that were asked for."""
+        """Whether *line* is of that worker and that call."""
         return (not self.instance or line.instance == self.instance) and (not self.call or line.call == self.call)
 
 
@@ -90,8 +90,8 @@ class FunctionLogs:
     """
     The logs of all functions, under one directory. Safe from any thread; followers are woken in their own loops.
 
-    A function is ``NAME.NAMESPACE`` here. A disk that is full costs the file its lines, never the caller: what is in
-    memory is still read and followed.
+    A function is ``NAME.NAMESPACE`` here. When the disk is full, lines are missing in the file; those in memory can
+    still be read and followed.
     """
 
     def __init__(self, root: Path, max_bytes: int = MAX_FILE_BYTES) -> None:
@@ -104,7 +104,7 @@ class FunctionLogs:
 
     def append(self, function: str, instance: str, text: str) -> None:
         """
-        Keep one line that *instance* of *function* printed, and wake who follows it. Some 10 us.
+        Keep one line that *instance* of *function* printed, and wake its followers. Some 10 us.
 
         A trailing newline is dropped; a line over 64 Ki characters is cut. After `close` it does nothing.
         """
@@ -130,9 +130,9 @@ class FunctionLogs:
 
     def query(self, query: LogQuery) -> list[LogLine]:
         """
-        Return the lines of a function, oldest first; none when it never printed.
+        Return the lines of a function, oldest first; none if it never printed.
 
-        Answers from memory when that has all that is asked for, else reads up to 20 MB: not for an event loop.
+        Reads up to 20 MB of files, unless the memory has all of them: do not call it in an event loop.
         """
         return self._query(query, until=None)
 
@@ -158,7 +158,7 @@ class FunctionLogs:
             for number, line in enumerate(stored, 1):
                 yield line
                 if number % _TURN_LINES == 0:
-                    await asyncio.sleep(0)  # its reader may never have to wait
+                    await asyncio.sleep(0)  # a reader that never waits would keep the loop
             del stored
             earliest = _stamp_of(query.since) if query.since is not None else ""
             async for line in follower.lines_as_they_come():
@@ -244,7 +244,7 @@ class FunctionLogs:
         return self._root / f"{function}.jsonl"
 
     def _files(self, function: str) -> list[int]:
-        """Open the files to read, older first. Opened under the lock, so that a rotation takes nothing away."""
+        """Open the files to read, older first. Call it under the lock, so that no file is rotated meanwhile."""
         fds = []
         for path in (_older(self._path(function)), self._path(function)):
             with contextlib.suppress(OSError):
@@ -264,7 +264,7 @@ class FunctionLogs:
 
 
 class _Log:
-    """One function's lines: the file being appended to, the last lines, and who follows. Owned by the lock above."""
+    """One function's lines: the file to append to, the last lines, the followers. `FunctionLogs` has the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -272,7 +272,7 @@ class _Log:
         self.size = 0
         self.lines: deque[LogLine] = deque()
         self._chars = 0
-        # Only a file that never was holds no more than the memory does.
+        # A file that exists may hold more than the memory does.
         self.complete = not path.exists()
         self.keep(_tail_of(path))
         self.followers: list[_Follower] = []
@@ -285,7 +285,7 @@ class _Log:
         return self.lines[-1].timestamp if self.lines else ""
 
     def keep(self, lines: Sequence[LogLine]) -> None:
-        """Have them in memory, the oldest ones no more where that is too much."""
+        """Add *lines* to those in memory, and drop the oldest if there are too many."""
         self.lines.extend(lines)
         self._chars += sum(len(line.text) for line in lines)
         while len(self.lines) > MEMORY_LINES or (self._chars > _MEMORY_CHARS and len(self.lines) > 1):
@@ -297,7 +297,7 @@ class _Log:
         self._chars = 0
 
     def stamp(self) -> str:
-        """Return the next timestamp: now, or just after the last one when the clock has not moved on."""
+        """Return the next timestamp: now, or just after the last one if the clock has not moved."""
         self._micros = micros = max(time.time_ns() // 1000, self._micros + 1)
         second, fraction = divmod(micros, 1_000_000)
         if second != self._second:
@@ -336,7 +336,7 @@ class _Log:
             return  # the disk is full; the lines are in memory
 
     def _flush(self, data: bytearray) -> None:
-        """One write of whole lines: what the platform dies with is whole lines, too."""
+        """Write whole lines at once, so that a crash leaves whole lines."""
         assert self.fd is not None
         if data:
             self.size += os.write(self.fd, data)
@@ -344,7 +344,7 @@ class _Log:
 
     def _rotate(self) -> None:
         assert self.fd is not None
-        with contextlib.suppress(FileNotFoundError):  # an earlier try got only so far
+        with contextlib.suppress(FileNotFoundError):  # an earlier rotation stopped halfway
             os.replace(self.path, _older(self.path))
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.close(self.fd)
@@ -352,7 +352,7 @@ class _Log:
 
 
 class _Follower:
-    """Lines on their way to one reader, in its loop."""
+    """Lines on their way to one reader, in the reader's loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -382,7 +382,7 @@ class _Follower:
                 self._chars -= len(line.text)
                 given += 1
                 if given % _TURN_LINES == 0:
-                    await asyncio.sleep(0)  # its reader may never have to wait
+                    await asyncio.sleep(0)  # a reader that never waits would keep the loop
                 if self._left_out:
                     text = f"gpufaas: {self._left_out} lines are left out here, because the reader was too slow"
                     yield msgspec.structs.replace(line, text=text, instance="", stream="", call="")

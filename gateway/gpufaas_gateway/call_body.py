@@ -1,7 +1,7 @@
 """
 The body of a call on its way from the caller to the function: whole in memory, in a file, or as it comes.
 
-A model function's body is read whole before a device is asked for: a slow client must not hold one.
+The body of a model function's call is whole before a device is asked for: a slow caller must not hold a device.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from gpufaas_gateway.errors import BodyTooSlow
 from gpufaas_gateway.ports import CallExchange
 
 SPOOL_ABOVE: Final[Bytes] = 1024 * 1024
-"""A body that is read whole and is larger waits on disk. One of a CPU function that may be larger streams."""
+"""A larger body waits on disk. If a body for a CPU function may be larger, it streams."""
 BODY_BYTES_PER_S: Final = 500
-"""A body that streams and comes more slowly uses up its caller's patience (Apache's measure too)."""
+"""A body that streams more slowly uses up its `gpufaas.body-patience` (Apache has the same rate)."""
 _HELD_BYTES: Final[Bytes] = 64 * 1024
-"""Of a body that streams, kept while its call waits; as much again stays with the server, and then with the caller."""
+"""Bytes of a body that streams, kept while its call waits. The server keeps as many, then the caller has to wait."""
 
 
 class Caller(Protocol):
-    """The one who made a call: a connection, or a file for a call that was accepted earlier."""
+    """The caller of a call: a connection, or a file of an asynchronous call."""
 
     async def receive(self) -> tuple[bytes, bool]:
         """
@@ -98,10 +98,10 @@ def remove(path: str) -> None:
 
 class BodyStream:
     """
-    The rest of a body that streams: held while its call waits, then passed on as it comes.
+    The rest of a body that streams: kept while its call waits, then passed on as it comes.
 
-    Meanwhile the call has a slot, so its caller must go on: his patience (`gpufaas.body-patience`) is used up by the
-    time in which we wait for him, and comes back with what he sends, and with each piece of an answer.
+    A call that runs holds a slot, so its body must go on: the time for which we wait for the caller is limited
+    (`gpufaas.body-patience`). Each piece of the body gives some of that time back, each piece of an answer all.
     """
 
     def __init__(self, caller: Caller, deployed: Deployed, size: Bytes, fail: Callable[[GpufaasError], None]) -> None:
@@ -118,13 +118,13 @@ class BodyStream:
         self._task: asyncio.Task[None] | None = None
         self._pace: asyncio.TimerHandle | None = None
         self._awaits = False
-        """The function could take more, and the caller sends nothing."""
+        """We wait for the caller; the function could take more."""
         self._due = 0.0
-        """When the caller's patience is used up, unless something comes."""
+        """When the wait for the caller ends, unless a piece comes."""
 
     async def hold(self) -> None:
         """
-        Receive while the call waits, up to a bound: beyond it, the caller is not heard until the call is placed.
+        Receive while the call waits, up to a bound. Beyond it a caller who leaves is noticed when the call is placed.
 
         :raises CallCancelled: the caller went away
         """
@@ -142,7 +142,7 @@ class BodyStream:
         self._task = self._loop.create_task(self._pass_on(exchange))
 
     def end(self) -> None:
-        """Stop; what was not taken stays, for another `begin`."""
+        """Stop. What the exchange did not take is kept for another `begin`."""
         self._stop_pace()
         if self._task is not None:
             self._task.cancel()
@@ -155,7 +155,7 @@ class BodyStream:
             self._due = time.perf_counter() + self._deployed.body_patience_s
 
     async def _pass_on(self, exchange: CallExchange) -> None:
-        """Pass it on as it comes, then listen for the caller's hanging up."""
+        """Pass the body on as it comes, then listen to the caller, who may hang up."""
         held, size, deployed = self._held, self._size, self._deployed
         while True:
             if not held:
@@ -166,7 +166,7 @@ class BodyStream:
                     self._fail(error)
                     return
                 self._awaits = False
-            piece, more = held[0]  # until the node has taken it: a lease that is refused comes again
+            piece, more = held[0]  # kept until the node has taken it: after a refusal it is sent again
             size += len(piece)
             if size > deployed.max_body:
                 self._fail(too_large(deployed, size))
@@ -174,7 +174,7 @@ class BodyStream:
             try:
                 if piece:
                     due = self._due - time.perf_counter()
-                    await exchange.send_body(piece)  # what this takes is not the caller's fault
+                    await exchange.send_body(piece)  # this time is the function's, not the caller's
                     patience_s = min(deployed.body_patience_s, due + len(piece) / BODY_BYTES_PER_S)
                     self._due = time.perf_counter() + patience_s
                 if not more:
@@ -185,7 +185,7 @@ class BodyStream:
             held.popleft()
 
     def _keep_pace(self) -> None:
-        """The caller's patience may be used up; if it is not, look again when it can be."""
+        """Fail the call if its caller was waited for too long; else look again when that can be."""
         patience_s = self._deployed.body_patience_s
         left_s = self._due - time.perf_counter()
         if left_s <= 0.0 and self._awaits:

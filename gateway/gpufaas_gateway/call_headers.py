@@ -1,7 +1,7 @@
 """
-Headers of a call: what is read of a request, what a function is given, what its caller gets.
+Headers of a call: those that the platform reads, those that the function gets, those that the caller gets.
 
-Pure functions over pairs of bytes with lower-case names, as every front has them. The rules are in docs/openfaas.md.
+Pure functions of pairs of bytes; names are in lower case. The rules are in docs/openfaas.md.
 """
 
 import math
@@ -25,14 +25,14 @@ HOP_BY_HOP: Final = frozenset((
     b"trailer", b"transfer-encoding", b"upgrade",
 ))  # fmt: skip
 BODILESS: Final = frozenset((204, 304))
-"""An answer with one of these has no body: a client would read one as the beginning of the connection's next answer."""
+"""Statuses without a body: a client would take a body for the start of the connection's next answer."""
 _NOTED: Final = HOP_BY_HOP | {
     b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-forwarded-for", b"x-forwarded-host",
     b"x-timeout", b"x-gpufaas-size", b"host",
 }  # fmt: skip
 """Request headers that are read here, or not passed on."""
 _DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-served-by"}
-"""Of a function's answer."""
+"""Headers of a function's answer that are not passed on."""
 _HIT: Final = (b"x-gpufaas-start", b"hit")
 _MISS: Final = (b"x-gpufaas-start", b"miss")
 _NOT_VERSION: Final = ~(0xF000 << 64 | 0xC000 << 48)
@@ -90,7 +90,7 @@ def _forwarded_for(client: tuple[str, int]) -> Header:
 
 
 def answer_headers(given: list[Header], answered: list[Header]) -> list[Header]:
-    """Return the headers of an answer as its function gives them, with ours; those of its connection are dropped."""
+    """Return *given*, a function's headers, without those of its connection, and then *answered*."""
     if len(given) == 1 and given[0][0] == b"content-type":  # nearly every answer
         return [given[0], *answered]
     return [pair for pair in given if pair[0] not in _DROPPED] + answered
@@ -100,8 +100,8 @@ def call_headers(answer: AnswerHead, asked: list[Header], run_s: Seconds) -> lis
     """
     Return the headers of a function's answer.
 
-    One without a type has that of the request, else text/plain, as OpenFaaS's provider has it; how
-    long it took is said by its watchdog, or by us.
+    Without a Content-Type it gets that of the request, else text/plain, as with OpenFaaS's provider.
+    X-Duration-Seconds is the watchdog's if the function has one, else ours.
     """
     given = answer.headers
     if len(given) == 1 and given[0][0] == b"content-type":  # nearly every answer
@@ -142,7 +142,7 @@ def _on_device(device: DeviceId) -> Header:
 
 
 def timing(queue_s: Seconds, load_s: Seconds, run_s: Seconds, phases: tuple[tuple[str, Seconds], ...] = ()) -> Header:
-    """Return Server-Timing, in ms; after a miss also what its load consisted of, as ``load-room`` and so on."""
+    """Return Server-Timing, in ms; after a miss also the phases of the load, as ``load-room`` and so on."""
     value = b"queue;dur=%.3f, load;dur=%.3f, run;dur=%.3f" % (queue_s * 1e3, load_s * 1e3, run_s * 1e3)
     for name, seconds in phases:
         value += b", load-%s;dur=%.3f" % (name.encode(), seconds * 1e3)
@@ -150,7 +150,7 @@ def timing(queue_s: Seconds, load_s: Seconds, run_s: Seconds, phases: tuple[tupl
 
 
 def asked_timeout(text: bytes) -> Seconds:
-    """Return the seconds that an X-Timeout asks for; a value that is none asks for nothing, as with OpenFaaS."""
+    """Return the seconds that an X-Timeout asks for; infinity if it cannot be read, as with OpenFaaS."""
     try:
         return parse_duration(text.decode("latin-1")) or math.inf
     except InvalidSpec:
@@ -159,9 +159,9 @@ def asked_timeout(text: bytes) -> Seconds:
 
 def told_size(text: bytes) -> float:
     """
-    Return what an X-Gpufaas-Size says.
+    Return the number in an X-Gpufaas-Size.
 
-    :raises InvalidSpec: it is no number that a size can be
+    :raises InvalidSpec: it is not a number, or negative, or infinite
     """
     try:
         size = float(text)
@@ -174,6 +174,6 @@ def told_size(text: bytes) -> float:
 
 
 def new_call_id() -> str:
-    """Return a random UUID, version 4. It names a call and guards nothing, so it needs no system call for entropy."""
+    """Return a random UUID, version 4. It protects nothing, so its random bits need no system call."""
     text = "%032x" % (_random.getrandbits(128) & _NOT_VERSION | _VERSION_4)  # a third of an f-string's time
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

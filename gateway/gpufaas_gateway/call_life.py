@@ -1,4 +1,4 @@
-"""What can end a call from outside while it waits: its time limit, its caller's hanging up, the server's stop."""
+"""What ends a call from outside while it waits: its time limit, a caller who hangs up, the stop of the server."""
 
 import asyncio
 import time
@@ -14,51 +14,51 @@ from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.ports import CallExchange
 
 READ_BYTES_PER_S: Final = 32 * 1024
-"""What is left of an answer when its call's time is up, and its function is done, has so much more time."""
+"""If the function has ended when the time is up, the caller may read the rest of the answer at this rate or faster."""
 
 
 class CallLife(Struct, eq=False, kw_only=True):
     """
-    One call's time, and what it waits for at the moment.
+    The time of one call, and what it waits for now.
 
-    A quick call costs no task and no timer here: `Calls` calls `watch` for those that are not quick.
+    A quick call costs no task and no timer here: `Calls` calls `watch` for the others.
     """
 
     caller: Caller | None
     owner: asyncio.Task[Any] | None
-    """Runs it."""
+    """The task that runs it."""
     began: float
-    """By `time.perf_counter`."""
+    """On the clock of `time.perf_counter`, as `ends`."""
     ends: float = 0.0
     """When its time is up."""
     deployed: Deployed | None = None
     stream: BodyStream | None = None
-    """The rest of its body, if that streams."""
+    """The rest of its body, if it streams."""
     at_caller: bool = True
-    """It reads from its caller or writes to him, who may do nothing for ever: only a cancellation ends that."""
+    """It reads from its caller or writes to it, which may take for ever: only a cancellation ends that."""
     future: asyncio.Future[Lease] | None = None
     exchange: CallExchange | None = None
     error: GpufaasError | None = None
     """Why it was ended."""
     timeout_s: Seconds = 0.0
     whose: str = "its time limit (annotation gpufaas.timeout, or environment exec_timeout)"
-    """Whose limit `timeout_s` is."""
+    """Where `timeout_s` comes from, for the error."""
     what: str = "did not answer"
     watched: bool = False
-    """It is not a quick one."""
+    """It is not quick."""
     status: int = 500
-    """What it is counted with."""
+    """HTTP status that it is counted with."""
     queue_s: Seconds = 0.0
     load_s: Seconds = 0.0
     run_s: Seconds = 0.0
     _timer: asyncio.TimerHandle | None = None
     _task: asyncio.Task[None] | None = None
-    """Listens for its caller's hanging up."""
+    """Listens to its caller, who may hang up."""
     _reads_on: bool = False
-    """Its time is up, and only its caller is waited for."""
+    """Its time is up, and the caller reads the rest of the answer."""
 
     def fail(self, error: GpufaasError) -> None:
-        """End it with *error*, whatever it waits for. The first error counts."""
+        """End the call with *error*, whatever it waits for. Only the first error counts."""
         if self.error is not None:
             return
         self.error = error
@@ -71,27 +71,27 @@ class CallLife(Struct, eq=False, kw_only=True):
             self.future.set_exception(error)
 
     def was_cancelled_by_us(self) -> bool:
-        """Whether a cancellation that just arrived is that of `fail`, which it then no longer is."""
+        """Return whether `fail` made the cancellation that just arrived; take that back then."""
         if self.error is None or self.owner is None or not self.at_caller:
             return False
         self.owner.uncancel()
         return True
 
     def watch(self) -> None:
-        """It is not a quick one: from now on its caller is listened to, and its time limit counts."""
+        """Listen to the caller from now on, and let the time limit end the call: it is not quick."""
         self.watched = True
         self._count_down()
         if self.exchange is not None or self.future is not None:
             self.listen()
 
     def listen(self) -> None:
-        """Hear when its caller hangs up."""
-        # One whose body is being passed on is heard by that.
+        """Listen to the caller from now on, who may hang up."""
+        # While its body is passed on, `BodyStream` listens.
         if self._task is None and self.caller is not None and (self.stream is None or self.exchange is None):
             self._task = asyncio.get_running_loop().create_task(self._until_gone(self.caller))
 
     def begin_stream(self, exchange: CallExchange) -> None:
-        """The body is passed on from now on."""
+        """Pass the body on to *exchange* from now on."""
         assert self.stream is not None
         self.watched = True
         self.stop_watching()
@@ -99,7 +99,7 @@ class CallLife(Struct, eq=False, kw_only=True):
         self.stream.begin(exchange)
 
     def end_within(self, seconds: Seconds) -> None:
-        """A call of a call ends before that does. Does nothing if its own limit is earlier."""
+        """End the call in *seconds*, when the call that made it ends, if its own limit is not earlier."""
         ends = time.perf_counter() + seconds
         if ends < self.ends:
             self.ends, self.timeout_s = ends, ends - self.began
@@ -107,7 +107,7 @@ class CallLife(Struct, eq=False, kw_only=True):
             self.watch()
 
     def stop_watching(self) -> None:
-        """Neither its time limit nor its caller ends it any more."""
+        """Let neither time limit nor caller end the call any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -126,7 +126,7 @@ class CallLife(Struct, eq=False, kw_only=True):
     def _expire(self) -> None:
         exchange = self.exchange
         if exchange is not None and exchange.end is not None and not self._reads_on:
-            # The function is done: its caller has the time that a slow line takes, but does not keep a file for hours.
+            # The function has ended. A slow caller may read on, but not keep a file for hours.
             self._reads_on = True
             left = exchange.unread + SPOOL_ABOVE  # about so much is with the server and the kernel
             self._timer = asyncio.get_running_loop().call_later(left / READ_BYTES_PER_S, self._expire)

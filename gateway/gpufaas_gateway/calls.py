@@ -1,9 +1,9 @@
 """
 `Calls.run`: runs one call of a function. All fronts (HTTP, WebSocket, asynchronous calls) run their calls here.
 
-Find the function, read the body, ask the scheduler for a lease, hand head and body to the node, return the answer.
-Nothing here polls, sleeps, asks a database or parses a body. A call that is quick costs no task and no timer; one that
-takes longer than `WATCH_AFTER_S` has its caller listened to and its time limit counted (`call_life`).
+Find the function, read the body, ask the scheduler for a lease, give head and body to the node, return the answer.
+Nothing here polls, sleeps, asks a database or parses a body. A quick call costs no task and no timer. One that takes
+longer than `WATCH_AFTER_S` is watched: `call_life` listens to its caller and counts its time limit.
 
 Every error becomes an answer in one place, `Calls._refused`; `errors` has the status of each.
 """
@@ -42,7 +42,7 @@ from gpufaas_gateway.quotas import Passage
 from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, refusal
 
 WATCH_AFTER_S: Final[Seconds] = 0.025
-"""A call that takes longer is watched; it may be twice as long until it is."""
+"""A call that takes longer is watched, after twice this time at the latest."""
 _OVER: Final = CallCancelled("the call is over")
 
 
@@ -62,7 +62,7 @@ class Calls:
         """
         :param spool: a directory for large bodies, emptied when the platform starts
         :param served_by: our product token, ``NAME/VERSION``
-        :param call_suffix: ends every id that the scheduler is told, so that those of several gateways differ
+        :param call_suffix: ends the scheduler's ids of calls, so that those of several gateways differ
         """
         self._catalogue = catalogue
         self._scheduler = scheduler
@@ -74,16 +74,16 @@ class Calls:
         self._loop = asyncio.get_running_loop()
         self._serial = 0
         self._young: set[_Call] = set()
-        """Calls that began since the last sweep."""
+        """Calls that began after the last sweep."""
         self._older: set[_Call] = set()
-        """Those that began before it: the next one watches them."""
+        """Calls that began before it. The next sweep watches them."""
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def run(self, request: Request) -> Answer:
         """
-        Run one call. What may go wrong becomes an answer.
+        Run one call. Its errors become answers.
 
-        :raises CallCancelled: the caller went away: nobody is there to be answered
+        :raises CallCancelled: the caller went away, so nobody gets an answer
         """
         call = self._new_call(request)
         self._young.add(call)
@@ -136,7 +136,7 @@ class Calls:
     # --- before it is placed ---
 
     def _new_call(self, request: Request) -> "_Call":
-        """Give it an id, which its caller may have chosen; the scheduler's is unique whatever callers send."""
+        """Give the call an id. The caller may choose it; the scheduler's is unique even if two choose the same."""
         began, started_ns = time.perf_counter(), time.time_ns()
         passed, public_id, length, timeout, size = read_head(request.headers, request.client)
         outer = request.outer
@@ -157,7 +157,7 @@ class Calls:
         )  # fmt: skip
 
     def _admit(self, call: "_Call", deployed: Deployed) -> None:
-        """:raises GpufaasError: the call cannot be made, or not now"""
+        """:raises GpufaasError: the call cannot run, or not now"""
         request = call.request
         call.deployed = deployed
         deployed.stats.started()
@@ -204,7 +204,7 @@ class Calls:
         return deployed
 
     def _crossing(self, call: "_Call", found: Deployed) -> Answer | None:
-        """Note what a page of another origin must be told; return the answer if that is all that the call asks for."""
+        """Note the headers for a page of another origin (CORS); return the answer if the call only asks for them."""
         if call.request.upgrade:
             return None
         answer = preflight(found.cors, call.request.method, call.passed)
@@ -225,27 +225,27 @@ class Calls:
         try:
             return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless)
         except UnknownFunction:
-            # It was updated while its body came: the new revision answers.
+            # The function was updated while the body came: the new revision answers.
             call.deployed = self._find(call.request)
             return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless)
 
     async def _granted(self, call: "_Call", placed: "asyncio.Future[Lease]") -> Lease:
-        """Wait for the lease."""
+        """Return the lease that *placed* promises."""
         while True:
             if call.passage is not None:
                 try:
                     call.passage.wait()
                 except GpufaasError:
-                    placed.cancel()  # nobody will ask it
+                    placed.cancel()  # so that the scheduler grants no lease
                     raise
             call.future = placed
             if call.watched or not self._suffix:
-                # Where the scheduler is another process, every call waits for it, but few wait long.
+                # If the scheduler is another process, every call waits for it, but few wait long.
                 call.listen()
             try:
                 lease = await placed
             except UnknownFunction:
-                # It was updated meanwhile, and the scheduler is not in this process.
+                # The function was updated meanwhile; the scheduler is another process.
                 newer = self._catalogue.find(call.request.name)
                 if newer is None or newer is call.deployed or newer.unavailable or call.error is not None:
                     raise
@@ -266,19 +266,19 @@ class Calls:
         )
         exchange = call.exchange = self._node.call(lease, head, call.body)
         if call.error is not None:
-            exchange.fail(call.error)  # it came between the lease and here, where there was nothing to end
+            exchange.fail(call.error)  # it came after the lease and before there was an exchange to fail
         call.queue_s = time.perf_counter() - call.began
         if call.stream is not None:
             call.begin_stream(exchange)
         elif call.watched:
-            call.listen()  # nobody did while its body came
+            call.listen()  # while its body came, `watch` had nothing to listen for
         return exchange
 
     def _place_again(self, call: "_Call", error: LeaseRefused | OutOfMemory) -> "Lease | asyncio.Future[Lease]":
         """
-        Place a call again that its node, or a worker that was gone, did not take, or that ran out of memory.
+        Place a call again that its node or worker did not take, or that ran out of memory.
 
-        :raises GpufaasError: *error*, if it may not run again, or the one that ended it meanwhile
+        :raises GpufaasError: *error*, if the call may not run again; or the error that ended the call meanwhile
         """
         assert call.deployed is not None
         if isinstance(error, LeaseRefused):
@@ -291,7 +291,7 @@ class Calls:
         once = call.deployed.idempotent and call.stream is None and call.mode != UPGRADE
         if not once or call.ran_out or call.error is not None:
             raise error
-        # Its worker was given more room meanwhile, if there is any.
+        # Its worker has got more memory meanwhile, if the device had any.
         call.ran_out, call.exchange = True, None
         self._scheduler.over(call.id)
         call.id = CallId(f"{new_call_id()}#{self._suffix}" if self._suffix else new_call_id())
@@ -302,7 +302,7 @@ class Calls:
     def _whole(self, call: "_Call", exchange: CallExchange, answer: AnswerHead, body: bytes) -> Answer:
         call.lease, call.load_s, call.run_s, call.status = exchange.lease, exchange.load_s, answer.run_s, answer.status
         headers = self._headers(call, answer, exchange)
-        call.exchange = None  # it has ended, and has nothing to be let go of
+        call.exchange = None  # it has ended, and has nothing to release
         if answer.status in BODILESS:
             body = b""
         elif call.request.method != "HEAD":
@@ -359,7 +359,7 @@ class Calls:
             error = call.error
         else:
             call.status = status_of(CallCancelled())
-            raise exc  # the server stops, or the one who called us gave up
+            raise exc  # the server stops, or our task was cancelled from outside
         call.status = status_of(error)
         if isinstance(error, CallCancelled):
             raise error
@@ -370,7 +370,7 @@ class Calls:
         return refusal(error, more)
 
     def _end(self, call: "_Call") -> None:
-        """It is over: give up all that it had, and count it."""
+        """Release all that the call has, and count it."""
         self._young.discard(call)
         self._older.discard(call)
         self._scheduler.over(call.id)
@@ -388,7 +388,7 @@ class Calls:
             call.deployed.stats.observe(call.status, seconds, hit, call.queue_s, call.load_s, call.run_s)
 
     def _sweep(self) -> None:
-        """Watch the calls that have run since before the last sweep."""
+        """Watch the calls that began before the last sweep."""
         older, self._older, self._young = self._older, self._young, set()
         for call in older:
             if not call.watched:
@@ -403,18 +403,18 @@ class _Call(CallLife, eq=False, kw_only=True):
     name: str
     """X-Call-Id: the caller's, or ours."""
     id: CallId
-    """The scheduler's name for it."""
+    """The scheduler's id of the call."""
     passed: list[Header]
-    """What its function is given."""
+    """The headers that the function gets."""
     length: int
     """Content-Length, -1: unknown."""
     timeout: bytes
     told_size: bytes
-    """X-Timeout and X-Gpufaas-Size, as they came."""
+    """X-Timeout and X-Gpufaas-Size as they came."""
     ours: list[Header]
-    """The headers that every answer to it has."""
+    """Headers of every answer to it."""
     crossing: bool = False
-    """The platform, and not the function, says which origins may read the answer."""
+    """The platform's headers say which origins may read the answer; the function's are dropped."""
     passage: Passage | None = None
     outer: Outer | None = None
     body: bytes = b""
@@ -425,6 +425,6 @@ class _Call(CallLife, eq=False, kw_only=True):
     asked_size: float | None = None
     lease: Lease | None = None
     ran_out: bool = False
-    """It runs for the second time, since it ran out of memory."""
+    """It ran out of memory once, and runs again."""
     answered: AnswerStream | None = None
-    """What is to end it, if its answer streams."""
+    """The answer, if it streams: its end ends the call."""

@@ -45,7 +45,7 @@ class Invocations:
             with stream:
                 await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
                 if method == "HEAD":
-                    stream.cancel()  # nobody is to see the body, which may have no end
+                    stream.cancel()  # an answer to HEAD has no body, and the function's may have no end
                 else:
                     while (piece := await stream.chunk()) is not None:
                         await send({"type": "http.response.body", "body": piece, "more_body": True})

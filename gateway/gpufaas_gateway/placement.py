@@ -1,12 +1,12 @@
 """
-On which devices a function may run: what its deployment asks for, in OpenFaaS's several ways, as constraints.
+The devices on which a function may run: what its deployment asks for, in each of OpenFaaS's ways, as constraints.
 
 A GPU is asked for by ``limits: {nvidia.com/gpu: 1}``, by our annotation ``gpufaas.device``, by the annotation
 ``com.openfaas.profile``, or by constraints such as ``gpu=true``. Each becomes a constraint on the labels of devices,
-and all of them must hold: none is preferred to another, and none is ignored.
+and all of them must hold.
 
-Where nothing asks for one, a function made of a template runs on any device. An image runs on CPU devices only: it
-cannot be told from outside whether it would use a GPU that it is given.
+If nothing asks for a device, a function made from a template runs on any device, and an image on CPU devices only:
+whether an image would use a GPU cannot be seen from outside.
 """
 
 import difflib
@@ -33,7 +33,7 @@ _ANNOTATED: Final[Mapping[str, tuple[Constraint, ...]]] = {"cuda": (ON_A_GPU,), 
 Profiles = Mapping[str, tuple[Constraint, ...]]
 
 PROFILES: Final[Profiles] = {"gpu": (ON_A_GPU,), "nvidia-gpu": (ON_A_GPU,)}
-"""What every platform has; its operator may add more."""
+"""The profiles of every platform. Its operator may add more."""
 
 _PROFILE_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _VALUES_SHOWN: Final = 8
@@ -41,7 +41,7 @@ _VALUES_SHOWN: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One constraint, and which field of the deployment asks for it."""
+    """One constraint, and the field of the deployment that asks for it."""
 
     constraint: Constraint
     source: str
@@ -52,22 +52,22 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a deployment asks of its devices."""
+    """The devices that a deployment asks for."""
 
     asked: tuple[Asked, ...] = ()
     gpu: bool = False
-    """It may be on a CUDA device because it said so: for images, which otherwise may not."""
+    """The deployment asks for a GPU, or for any device. Without that, images run on CPU devices only."""
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
         return tuple(dict.fromkeys(each.constraint for each in self.asked))
 
     def among(self, devices: Sequence[Device]) -> list[Device]:
-        """Return those that it may run on."""
+        """Return those on which the function may run."""
         return [each for each in devices if satisfied(self.constraints, each.labels)]
 
     def check(self, name: str, devices: Sequence[Device]) -> None:
-        """:raises InvalidSpec: none of *devices*, if there are any, will do; says what is asked and what there is"""
+        """:raises InvalidSpec: there are devices, and none of them will do; says what is asked and what there is"""
         if not self.asked or not devices or self.among(devices):
             return
         alone = [each for each in self.asked if not any(each.constraint.satisfied_by(dev.labels) for dev in devices)]
@@ -99,10 +99,10 @@ def read_placement(
     image: bool = False,
 ) -> Placement:
     """
-    Return what the fields of a deployment ask for; *image*: it has no bundle. What is an annotation may also be
-    a label: people mix them up.
+    Return what the fields of a deployment ask for. A label counts as an annotation: people mix them up.
 
-    :raises InvalidSpec: one of them is malformed, unknown or cannot be had; names it
+    :param image: the deployment has no bundle
+    :raises InvalidSpec: a field is malformed, unknown or cannot be satisfied; names it
     """
     annotations = {
         **{name: labels[name] for name in (DEVICE_ANNOTATION, PROFILE_ANNOTATION) if name in labels},
@@ -122,9 +122,9 @@ def read_placement(
 
 def check_needs(name: str, needs: Needs, environments: Sequence[Environment]) -> None:
     """
-    Check what the bundle of *name* needs against all nodes on which it may run, those that said what they provide.
+    Check what the bundle of *name* needs against the nodes on which it may run and whose environment is known.
 
-    :raises InvalidSpec: one of them does not fit; says which, and why
+    :raises InvalidSpec: the bundle does not fit one of them; says which, and why
     """
     for each in environments:
         if reasons := misfits(needs, each):
@@ -136,9 +136,9 @@ def check_needs(name: str, needs: Needs, environments: Sequence[Environment]) ->
 
 def read_profiles(given: Sequence[str]) -> Profiles:
     """
-    Return the profiles of a platform: the shipped ones, and those in *given*, each ``NAME=CONSTRAINT[,CONSTRAINT]``.
+    Return the profiles of a platform: `PROFILES`, and those in *given*, each ``NAME=CONSTRAINT[,CONSTRAINT]``.
 
-    :raises InvalidSpec: one is malformed, or there are two of a name
+    :raises InvalidSpec: one is malformed, or two have the same name
     """
     profiles = dict(PROFILES)
     for text in given:

@@ -31,26 +31,26 @@ MAX_HEADERS: Final = 1000
 HEAD_S: Final[Seconds] = 30.0
 """From the connection, or from the first byte of a later head on it, to the head's end."""
 REST_S: Final[Seconds] = 30.0
-"""For what is left of a body when its request was answered: clients that write before they read need us to take it."""
+"""Time for the rest of a body whose request was answered: some clients write all before they read."""
 READER_S: Final[Seconds] = 30.0
 READER_BYTES_PER_S: Final = 500
-"""A caller whose answer waits for him, and who over `READER_S` takes less of it than this, is cut off."""
+"""A caller who reads a waiting answer more slowly than this, over `READER_S`, is cut off."""
 _MAX_UNREAD: Final[Bytes] = 1 * MiB
-"""Answers to a caller's pings that he does not read: nobody who means well has a thousand."""
+"""Bytes of answers to pings that the caller does not read."""
 
 TURN_BYTES: Final[Bytes] = 2048
-"""Of what came on a WebSocket are parsed in one turn of the loop: it may be three hundred messages."""
+"""Bytes of a WebSocket that are parsed in one turn of the loop. They may be three hundred messages."""
 
 _FULL_EVERY_S: Final[Seconds] = 10.0
 _VERSIONS: Final = ("1.1", "1.0")
-"""The parser also knows 0.9, which has no headers, and 2.0, which it cannot read."""
+"""The parser also accepts 0.9, which has no headers, and 2.0, which it cannot read."""
 
 _OF_UPGRADES: Final = (b"upgrade", b"http2-settings")
-"""Header fields that offer another protocol, and what Connection says of them."""
+"""Headers that offer another protocol, also as options of Connection."""
 
 
 class _Dropped(list[tuple[bytes, bytes]]):
-    """Where trailers go: nobody asks for them."""
+    """A list that drops trailers, which nobody reads."""
 
     def append(self, _: tuple[bytes, bytes], /) -> None:
         pass
@@ -65,7 +65,7 @@ class BoundedHttp(HttpToolsProtocol):
     _rest_timer: asyncio.TimerHandle | None = None
     _reader: "_SlowReader | None" = None
     _refusal: tuple[int, str, str] | None = None
-    """Status, phrase and reason, of a head that was read and is not taken."""
+    """Status, phrase and reason of the refusal of the head that was just read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -91,7 +91,7 @@ class BoundedHttp(HttpToolsProtocol):
             elif self._head_timer is None:
                 self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
         elif self.timeout_keep_alive_task is None and self._is_idle():
-            # The server stops its timer at every byte; these were the rest of a body, or line breaks.
+            # The server stops its timer at every byte. These bytes were the rest of a body, or line breaks.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -114,8 +114,8 @@ class BoundedHttp(HttpToolsProtocol):
         """
         Return the head that was just read, without the offer to switch protocols.
 
-        RFC 9110 §7.8: a server may ignore Upgrade, and goes on with the request. The parser would take what follows
-        such a head, its body, for another protocol. Java's HttpClient and curl --http2 offer h2c in every first one.
+        RFC 9110 §7.8: a server may ignore Upgrade and serve the request. The parser would take the body of such a
+        request for another protocol. Java's HttpClient and curl --http2 offer h2c in each first request.
         """
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         for name, value in self.headers:
@@ -129,7 +129,7 @@ class BoundedHttp(HttpToolsProtocol):
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _get_upgrade(self) -> bytes | None:
-        """Return what is offered; the parser has seen that Connection says so, on whichever of its lines."""
+        """Return the protocol that is offered. The parser has checked that Connection names Upgrade."""
         return next((value.lower() for name, value in self.headers if name == b"upgrade"), None)
 
     def on_message_begin(self) -> None:
@@ -152,7 +152,7 @@ class BoundedHttp(HttpToolsProtocol):
             raise ValueError(self._refusal[2])  # to the parser, which stops; `send_400_response` answers with it
         super().on_headers_complete()
         if not self.parser.should_upgrade():
-            self.headers = _Dropped()  # the request has its own by now
+            self.headers = _Dropped()  # the request has its own list by now
 
     def on_message_complete(self) -> None:
         if self._read_twice():
@@ -161,7 +161,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def _read_twice(self) -> bool:
-        """Whether this head offers to switch to a protocol that we do not speak: `_read_again`."""
+        """Whether this head offers a protocol that we do not speak: `_read_again` then."""
         return self.parser.should_upgrade() and not self._should_upgrade()
 
     def on_response_complete(self) -> None:
@@ -192,11 +192,11 @@ class BoundedHttp(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._head_timer = None
         if self._answering():
-            self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)  # it began to send its next request early
+            self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)  # the next request has begun already
         elif self._in_head:
             self._refuse(408, "Request Timeout", f"the headers did not come within {HEAD_S:g} s")
         else:
-            self.transport.close()  # it never began: nothing to answer
+            self.transport.close()  # no request has begun: there is nothing to answer
 
     def _refuse(self, status: int, phrase: str, reason: str, *, quiet: bool = False) -> None:
         self._in_head = False
@@ -216,7 +216,7 @@ class BoundedHttp(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _is_idle(self) -> bool:
-        """Whether it is between two requests. One that became a WebSocket is not ours any more."""
+        """Whether the connection is between two requests, and no WebSocket."""
         return self.cycle is not None and not self._answering() and self in self.connections
 
     def _stop_timer(self) -> None:
@@ -235,7 +235,7 @@ def _log(client: tuple[str, int] | None, status: int, reason: str) -> None:
 
 
 def why_not_taken(headers: list[tuple[bytes, bytes]], version: str, target: int) -> tuple[int, str, str] | None:
-    """Return status, phrase and reason of the refusal of a head; None: it is taken."""
+    """Return status, phrase and reason of the refusal of a head; None: it is accepted."""
     names = [name for name, _ in headers]
     hosts = names.count(b"host")
     if hosts > 1 or (not hosts and version == "1.1"):
@@ -252,7 +252,7 @@ def why_not_taken(headers: list[tuple[bytes, bytes]], version: str, target: int)
 
 
 class _SlowReader:
-    """Cuts off a caller who does not read his answer."""
+    """Cuts off a caller who does not read the answer."""
 
     def __init__(self, transport: asyncio.Transport, peer: str, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -277,7 +277,7 @@ class _SlowReader:
         self._transport.abort()
 
     def _count_unread(self) -> Bytes:
-        """Return what waits here and in the kernel, which takes megabytes: what is gone from there was taken by him."""
+        """Return the bytes that wait here and in the kernel, which takes megabytes. The caller has read the others."""
         unread = self._transport.get_write_buffer_size()
         sock = self._transport.get_extra_info("socket")
         try:
@@ -290,7 +290,7 @@ _full_said_at: Seconds = -_FULL_EVERY_S
 
 
 def _said_full(now: Seconds) -> bool:
-    """Whether it was said a moment ago; if not, it is said now."""
+    """Return whether the log said so a moment ago; if not, it says so now."""
     global _full_said_at
     if now - _full_said_at < _FULL_EVERY_S:
         return True
@@ -302,11 +302,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     """For `uvicorn.Config(ws=...)`."""
 
     _left: bytes = b""
-    """What came and was not parsed yet."""
+    """Bytes that came and were not parsed yet."""
 
     def data_received(self, data: bytes) -> None:
         if self._left:
-            self._left += data  # once: reading is paused by now
+            self._left += data  # only once: reading is paused by now
         elif len(data) <= TURN_BYTES:
             self._parse(data)
         else:
@@ -314,7 +314,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._parse_some()
 
     def _parse_some(self) -> None:
-        """Others come between the pieces: a caller may send many thousand messages at once."""
+        """Parse piece by piece, so that other connections get their turns: it may be many thousand messages."""
         piece, self._left = self._left[:TURN_BYTES], self._left[TURN_BYTES:]
         if piece:
             self._parse(piece)
@@ -339,13 +339,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         left, self._left = self._left, b""
         if left:
-            self._parse(left)  # a message or a goodbye may be in it
+            self._parse(left)  # it may hold a message or a Close frame
         super().connection_lost(exc)
 
     def _parse(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_complete:
-            # A head that is refused while it is read is no event: nobody else would answer it.
+            # A head that the library refuses while it reads makes no event: answer it here.
             self._refuse()
 
     def handle_connect(self, event: Request) -> None:
@@ -361,11 +361,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def keepalive_timeout(self) -> None:
         if self.read_paused:
-            # It is we who do not read: the answer may lie there.
+            # We have paused reading: the answer to the ping may wait in the socket.
             self.pong_timer = self.loop.call_later(self.ping_timeout or 0.0, self.keepalive_timeout)
         else:
             super().keepalive_timeout()
-            self.transport.abort()  # closing would wait for him to read
+            self.transport.abort()  # to close would wait until the caller reads
 
     def _refuse(self) -> None:
         self.handshake_complete = self.close_sent = True

@@ -1,4 +1,4 @@
-"""A call as a front and `calls.Calls` pass it to each other, in no protocol's words."""
+"""A call between a front and `calls.Calls`: request and answer, without types of a protocol."""
 
 import asyncio
 import time
@@ -31,40 +31,40 @@ class Request(Struct):
     headers: Sequence[Header] = ()
     """Names in lower case; not changed."""
     body: bytes | None = b""
-    """All of it; None: it comes from `caller`."""
+    """The whole body; None: it comes from `caller`."""
     caller: Caller | None = None
-    """May go away before there is an answer; None: waits in any case."""
+    """Who may go away before there is an answer; None: nobody can."""
     client: tuple[str, int] | None = None
-    """Its address and port, if it has one."""
+    """The caller's address and port, if there is a connection."""
     outer: Outer | None = None
-    """The worker that makes the call, if one does."""
+    """The worker that makes the call; None: the call comes from outside."""
     upgrade: Sequence[Header] = ()
     """
-    Headers that ask the function to switch protocols: the answer is then a stream in both directions, and the call has
-    a time limit only until it begins.
+    Headers that ask the function to switch protocols. The answer is then a stream in both directions, and the time
+    limit of the call holds only until it begins.
     """
 
 
 class Answer(Struct):
-    """What a call is answered: the function's answer, or the platform's own where there is none."""
+    """The function's answer, or the platform's own if there is an error."""
 
     status: int
     headers: list[Header]
     body: bytes = b""
-    """All of it, unless there is a `stream`."""
+    """The whole body, unless there is a `stream`."""
     stream: "AnswerStream | None" = None
     error: GpufaasError | None = None
-    """Why there is no answer of the function's; `body` is its text then."""
+    """Why the function has not answered; `body` is its text."""
 
 
 def refusal(error: GpufaasError, more: list[Header]) -> Answer:
-    """Return the platform's answer to a call that ends with *error*: its text, and its headers and *more*."""
+    """Return the platform's answer to a call that ends with *error*; *more* are headers beside those of the error."""
     text = str(error).encode()
     return Answer(status_of(error), error_headers(error, len(text)) + more, text, error=error)
 
 
 class BrokenAnswer(Exception):
-    """An answer broke off after it had begun: its caller must see that it is half. Not an error of the platform's."""
+    """An answer broke off after it had begun. The caller must see that it is not whole. Not a bug of the platform."""
 
 
 Run = Callable[[Request], Awaitable[Answer]]
@@ -73,10 +73,9 @@ Run = Callable[[Request], Awaitable[Answer]]
 
 class AnswerStream:
     """
-    What comes of an answer after its head; a context, within which it is read.
+    The body of an answer that streams. Use it as a context, and read it within that.
 
-    What is not read until the context's end is given up. An error in it, also one of the reader's own, ends it with
-    `BrokenAnswer`.
+    At the end of the context the rest is given up. A `GpufaasError` within it becomes `BrokenAnswer`.
     """
 
     def __init__(
@@ -91,11 +90,11 @@ class AnswerStream:
         on_end: Callable[[], None],
     ) -> None:
         """
-        :param first: of the body, what came with the head
-        :param whole: that is all of it
+        :param first: the part of the body that came with the head
+        :param whole: *first* is all of it
         :param switched: the function has switched protocols
-        :param on_cancel: told once that the rest is not wanted
-        :param on_end: told at the end of the context
+        :param on_cancel: called once, when nobody wants the rest
+        :param on_end: called at the end of the context
         """
         self._call = call
         self._exchange = exchange
@@ -138,19 +137,19 @@ class AnswerStream:
         return None
 
     async def send(self, data: bytes) -> None:
-        """Send to a function that has switched protocols; returns when there is room for more."""
+        """Send *data* to a function that has switched protocols; return when there is room for more."""
         await self._exchange.send_body(data)
 
     def fail(self, error: GpufaasError) -> None:
-        """Who reads it gets *error*."""
+        """Raise *error* in the reader."""
         self._call.fail(error)
 
     def count_as(self, status: int) -> None:
-        """Let its call be counted with *status*, and not with that of its head."""
+        """Count the call with *status* in place of the answer's."""
         self._call.status = status
 
     def cancel(self) -> None:
-        """Nobody will read what has not come yet: the call's place is free from now on."""
+        """Give up the rest of the answer, and the call's place."""
         if not self._ended and not self._cancelled:
             self._cancelled = True
             self._call.stop_watching()

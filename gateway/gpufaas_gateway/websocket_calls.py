@@ -1,12 +1,13 @@
 """
 WebSockets to functions: the websocket scope of ``/function/NAME[/path]``, a plain ASGI application.
 
-A connection is one call: it waits for a slot, holds it while it lives, and is counted once. The server has the caller's
-side of the protocol. The function's side is here: its worker is asked to switch protocols like any client asks, after
-which the exchange carries bytes, and the frames in them are made and read by the library's sans-IO half.
+A connection is one call: it waits for a slot, holds it while it lives, and is counted once. The server speaks the
+protocol with the caller. Here is the function's side: the worker is asked to switch protocols, as by any client. Then
+the exchange carries bytes, whose frames the websockets library (its part without IO) makes and reads.
 
-Two pumps, each of which waits for the side that it writes to: `_to_function` is a task, `_to_caller` runs in the call's
-own. The function's time limit bounds the handshake, and how long a side may take no message; not the connection.
+Two loops pass messages on, each of which waits for the side that it writes to: `_to_function` in a task of its own,
+`pump` in the task of the call. The function's time limit bounds the handshake, and the time in which a side takes no
+message; not the connection.
 """
 
 import asyncio
@@ -33,15 +34,15 @@ from gpufaas_gateway.protocol import TURN_BYTES
 from gpufaas_gateway.request import SWITCHED, Answer, AnswerStream, Request, Run, refusal
 
 MAX_MESSAGE: Final[Bytes] = 16 * MiB
-"""Either way: a message is held whole, twice for a moment."""
+"""In both directions. A message is held whole, and twice for a moment."""
 _CLOSE_S: Final[Seconds] = 5.0
-"""How long a function may take to end its connection once one side has said goodbye."""
+"""How long a function may take to end its connection after a Close frame."""
 _REFUSAL: Final[Bytes] = 64 * 1024
-"""Of the body of an answer that is not a WebSocket: it is held whole."""
+"""The part of the body of an answer without a WebSocket that is passed on. It is held whole."""
 _MAX_CONTROL: Final[Bytes] = 1 * MiB
-"""Answers to a function's pings that it does not read."""
+"""Bytes of answers to pings that the function does not read."""
 _TURN_MESSAGES: Final = 64
-"""Are passed on in one turn of the loop."""
+"""Messages that are passed on in one turn of the loop."""
 _MAX_REASON: Final[Bytes] = 123
 _NOT_PASSED: Final = frozenset((b"content-length", b"expect"))
 _OURS: Final = frozenset((b"x-call-id", b"x-start-time", b"x-served-by"))
@@ -57,7 +58,7 @@ class WebSocketCalls:
         self._open: defaultdict[FunctionId, set[_Connection]] = defaultdict(set)
 
     def close_old(self, function: FunctionId) -> None:
-        """*function*, a revision, was replaced by another: its callers are asked to connect again."""
+        """Ask the callers of *function*, a revision that was replaced, to connect again."""
         for connection in list(self._open.get(function, ())):
             connection.restart()
 
@@ -96,7 +97,7 @@ class WebSocketCalls:
             connection.end()
 
     async def _join(self, connection: "_Connection", stream: AnswerStream) -> None:
-        """Pass on what both sides say until one has ended."""
+        """Pass messages on until one side has ended."""
         deployed = stream.deployed
         self._open[deployed.function_id].add(connection)
         current = self._catalogue.find(deployed.full_name)
@@ -124,7 +125,7 @@ class WebSocketCalls:
 
 
 class _Connection:
-    """A caller's connection, and what joins it to that of the function. It is a `Caller`."""
+    """Joins a caller's connection and that of the function. A `Caller`."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -144,21 +145,21 @@ class _Connection:
         self._pieces: list[bytes | bytearray | memoryview] = []
         self._text = False
         self._told = False
-        """The caller's side is closed, or about to be: nothing more goes there."""
+        """The caller's side is closed, or closing: nothing more is sent there."""
 
     async def receive(self) -> tuple[bytes, bool]:
-        """Hear whether the caller leaves before there is an answer."""
+        """Wait until the caller leaves before there is an answer."""
         message = await asyncio.shield(self._first)
         if message["type"] == "websocket.disconnect":
             raise CallCancelled("the caller went away")
-        await asyncio.Event().wait()  # what he says is for the function
+        await asyncio.Event().wait()  # its messages are for the function
         raise AssertionError
 
     async def accept(self, answer: Answer, stream: AnswerStream, key: bytes, offered: list[str]) -> None:
         """
-        Pass the function's consent on.
+        Pass the function's answer 101 on.
 
-        :raises WorkerCrashed: it is not one
+        :raises WorkerCrashed: the answer breaks the protocol
         """
         self._stream, deployed = stream, stream.deployed
         self._name, self._timeout_s = deployed.name, deployed.timeout_s
@@ -250,12 +251,12 @@ class _Connection:
         except TimeoutError:
             self._told = True
             raise CallCancelled(f"the caller took no message for {self._timeout_s:g} s") from None
-        except (OSError, RuntimeError) as exc:  # RuntimeError: uvicorn's, when its own goodbye was just before ours
+        except (OSError, RuntimeError) as exc:  # RuntimeError: of uvicorn, if it has just sent a Close frame itself
             self._told = True
             raise CallCancelled("the caller went away") from exc
 
     async def tell(self, code: int, reason: str) -> None:
-        """Say goodbye to the caller, if nobody did."""
+        """Close the caller's side, if it is open."""
         if not self._told:
             self._told = True
             try:
@@ -278,7 +279,7 @@ class _Connection:
                 await self._part(CloseCode.GOING_AWAY)
                 return
             if self._function.state is not OPEN:
-                return  # it has said goodbye, and so will we
+                return  # the function closes the connection
             if text is None:
                 self._function.send_binary(data)
             else:
@@ -296,7 +297,7 @@ class _Connection:
             await self._part(message.get("code", CloseCode.NO_STATUS_RCVD), message.get("reason") or "")
 
     async def _part(self, code: int, reason: str = "") -> None:
-        """Say goodbye to the function, which then ends its connection, or has it ended."""
+        """Send a Close frame to the function, and end its connection if it does not."""
         self._end_within(_CLOSE_S)
         if self._function.state is OPEN:
             if code == CloseCode.NO_STATUS_RCVD:
@@ -316,8 +317,8 @@ class _Connection:
 
     def _answer_control(self, frames: int) -> None:
         """
-        Send what the protocol itself answers. Waiting for room here would stop us from reading, for which the function
-        may wait in turn: a task of its own does that, and there is at most one.
+        Send the protocol's own answers. A task does it, at most one at a time: to wait for room here would stop the
+        reading, for which the function may wait in turn.
         """
         assert self._group is not None
         if self._control is None or self._control.done():
@@ -332,7 +333,7 @@ class _Connection:
     # --- the end ---
 
     def restart(self) -> None:
-        """The function was updated: ask both sides to go, the caller for the new revision."""
+        """Close both sides: the function was updated, and the caller shall connect to the new revision."""
         if self._group is not None and not self._told:
             self._group.create_task(self._restart())
 
@@ -357,7 +358,7 @@ class _Connection:
 
 
 class _TooBig(GpufaasError):
-    """A function's message is larger than we hold."""
+    """A message of the function is larger than `MAX_MESSAGE`."""
 
 
 async def _next(receive: Receive) -> MutableMapping[str, Any]:
@@ -365,7 +366,7 @@ async def _next(receive: Receive) -> MutableMapping[str, Any]:
 
 
 def _passed(scope: Scope) -> list[Header]:
-    """Return the caller's headers, but for those that belong to his connection."""
+    """Return the caller's headers without those of its connection."""
     return [
         pair
         for pair in scope["headers"]
@@ -374,7 +375,7 @@ def _passed(scope: Scope) -> list[Header]:
 
 
 async def _pass_refusal(scope: Scope, send: Send, answer: Answer, stream: AnswerStream) -> None:
-    """Pass on the answer of a function that does not switch protocols."""
+    """Pass on the answer of a function that did not switch protocols."""
     body = b""
     while len(body) < _REFUSAL and (piece := await stream.chunk()) is not None:
         body += piece
@@ -383,7 +384,7 @@ async def _pass_refusal(scope: Scope, send: Send, answer: Answer, stream: Answer
 
 
 async def _refuse(scope: Scope, send: Send, status: int, headers: list[Header], body: bytes) -> None:
-    """Answer a handshake with an HTTP answer, or as near to it as the server can."""
+    """Answer a handshake with an HTTP answer, or with a Close frame if the server cannot."""
     try:
         if "websocket.http.response" in scope.get("extensions", {}):
             headers = [pair for pair in headers if not pair[0].startswith(_HANDSHAKE) and pair[0] != b"content-length"]
@@ -392,18 +393,18 @@ async def _refuse(scope: Scope, send: Send, status: int, headers: list[Header], 
         else:
             await send({"type": "websocket.close", "code": CloseCode.POLICY_VIOLATION, "reason": ""})
     except OSError:
-        pass  # he went away
+        pass  # the caller went away
 
 
 async def refuse_elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
-    """For every other path: only functions speak WebSocket."""
+    """Refuse a handshake on any other path: only functions speak WebSocket."""
     await receive()
     headers = [(name.lower().encode(), value.encode()) for name, value in headers_of().items()]
     await _refuse(scope, send, 400, headers, b"WebSockets are for functions: /function/NAME\n")
 
 
 def _status_at_end(error: GpufaasError) -> int:
-    """Return what a connection that was accepted is counted as: one that ends without a fault of ours went well."""
+    """Return the status that an accepted connection is counted with when it ends with *error*."""
     return SWITCHED if isinstance(error, CallCancelled | UnknownFunction) else status_of(error)
 
 

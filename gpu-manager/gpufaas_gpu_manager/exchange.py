@@ -1,8 +1,8 @@
 """
-One call between a gateway and a worker's slot: the body goes down, the answer comes up through a bounded buffer.
+One call between a gateway and a slot of a worker. The answer goes through a bounded buffer.
 
-An exchange is over for its worker when the model is done (`Finished` is reported then, and the slot is free), although
-its caller may still be reading: a device is held for the model's work, not for slow clients.
+An exchange is over for its worker when the handler has ended: `Finished` is reported then, and the slot is free. Its
+caller may still be reading, but holds no device.
 """
 
 import asyncio
@@ -39,19 +39,19 @@ _decode_ready: Final = msgspec.msgpack.Decoder(ReadyHead).decode
 _decode_failed: Final = msgspec.msgpack.Decoder(FailedHead).decode
 
 MODEL_BUFFER: Final = 8 * 1024 * 1024
-"""Bytes of an answer that a node holds for a slow reader before the model has to wait for him."""
+"""Bytes of an answer that a node holds for a slow reader before the model has to wait."""
 STREAM_BUFFER: Final = 256 * 1024
-"""The same for CPU functions, which may wait: they hold no device."""
+"""The same for CPU functions, which hold no device and so may wait."""
 
 
 class Slot(Protocol):
-    """What carries one call at a time to a worker: a socket with frames, or a connection that speaks HTTP."""
+    """Carries one call at a time to a worker: a socket with frames, or a connection that speaks HTTP."""
 
     def begin(self, exchange: "Exchange", head: CallHead, body: bytes | memoryview) -> None:
-        """Send the call. What becomes of it goes to the exchange, and first of all to the slot's owner (`on_done`)."""
+        """Send the call. Its answer or failure goes first to the slot's owner (`on_done`), then to the exchange."""
 
     def cancel(self) -> None:
-        """Nobody waits for the call any more: stop it as far as that can be done."""
+        """Stop the call, as far as that is possible: nobody waits for its answer."""
 
     async def send_body(self, piece: bytes) -> None:
         """Send a piece of a streamed body; returns when there is room for another."""
@@ -59,7 +59,7 @@ class Slot(Protocol):
     async def end_body(self) -> None: ...
 
     def pause(self) -> None:
-        """Take nothing more of the answer for now."""
+        """Stop reading the answer, until `resume`."""
 
     def resume(self) -> None: ...
 
@@ -81,33 +81,33 @@ class Exchange(AnswerBuffer):
         self.body: bytes | memoryview = b""
         self.slot: Slot | None = None
         self.state: int = states.OPENED
-        """One of `exchange_state`, by whose steps alone it changes."""
+        """One of `exchange_state`, and changed only by its steps."""
         self.opened_at = now
         self.bound_at = now
         self.watcher: Callable[[], None] | None = None
-        """Whoever takes the answer by `take`, and is called when there may be more of it."""
+        """Called when there may be more of the answer to `take`."""
         self._bound: asyncio.Future[None] | None = None
-        """Whoever sends a streamed body, and does so beside the one who reads: waits for a slot."""
+        """The sender of a body that streams waits for a slot. It runs beside the reader of the answer."""
 
     @property
     def finished(self) -> bool:
-        """Its worker is done with it, or gone."""
+        """Whether its worker has finished it, or is gone."""
         return self.state >= states.FINISHED
 
     @property
     def abandoned(self) -> bool:
-        """Nobody waits for the answer."""
+        """Whether nobody waits for its answer."""
         return self.state in states.GIVEN_UP
 
     @property
     def untouched(self) -> bool:
-        """Its call can be placed again."""
+        """Whether its call can be placed again."""
         return self.state in states.UNTOUCHED
 
     # --- the gateway's side ---
 
     def arrive(self, head: CallHead, body: bytes | memoryview) -> None:
-        """Its call has come."""
+        """Take its call, which has come."""
         self.state = states.ARRIVE[self.state]
         self.head, self.body = head, body
 
@@ -116,7 +116,7 @@ class Exchange(AnswerBuffer):
         return time.monotonic() - self.opened_at if self.worker.ready_head is None else 0.0
 
     async def send_body(self, piece: bytes) -> None:
-        """Send a piece of a streamed body; waits while the worker does not read. Quietly nothing once it is over."""
+        """Send a piece of a body that streams; wait while the worker does not read. Nothing, once the call is over."""
         slot = self.slot or await self._slot()
         if slot is not None and not self.finished:
             await slot.send_body(piece)
@@ -127,14 +127,14 @@ class Exchange(AnswerBuffer):
             await slot.end_body()
 
     def fail(self, error: GpufaasError) -> None:
-        """Whoever waits gets *error*: the worker is gone, or the caller's time has run out."""
+        """Raise *error* in those who wait for the exchange."""
         if self._error is None:
             self._error = error
         self._wake()
         self._wake_sender()
 
     async def _slot(self) -> Slot | None:
-        """Return the slot once there is one; None: there will be none, the call is over."""
+        """Wait for a slot and return it; None: the call ended before it got one."""
         if self._error is None and not self.finished:
             self._bound = self._loop.create_future()
             await self._bound
@@ -192,7 +192,7 @@ class Exchange(AnswerBuffer):
 
     def on_end(self, end: EndHead) -> None:
         self.end = end
-        self._resume()  # its last pieces may have paused the slot, which is another call's from here on
+        self._resume()  # the last pieces may have paused the slot, which takes another call from now on
         if end.error and end.error != "cancelled":
             self.fail(_broke_off(end.error))
         self._wake()
@@ -203,7 +203,7 @@ def _broke_off(reason: str) -> GpufaasError:
 
 
 class SlotProtocol(asyncio.Protocol):
-    """The manager's end of one slot's socket."""
+    """The node's end of the socket of one slot."""
 
     def __init__(self, worker: "SlotOwner", index: int) -> None:
         self.index = index
@@ -212,17 +212,17 @@ class SlotProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._spoke = False
-        """It has said how its load went."""
+        """READY or FAILED has come."""
         self._answering = False
-        """The head of the answer has come, its end has not."""
+        """HEAD has come, END has not."""
         self._left = -1
-        """Of the Content-Length that it declared; -1: it declared none."""
+        """Bytes that are left of the declared Content-Length; -1: none was declared."""
         self._bodiless = False
         self._broken = False
         self._writable: asyncio.Future[None] | None = None
         self._full = False
         self._closed = False
-        """By us."""
+        """This end closed it."""
         self.lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -234,18 +234,18 @@ class SlotProtocol(asyncio.Protocol):
         if self._transport.is_closing():
             if head.body_mode != STREAM:
                 exchange.state = states.HOLD[exchange.state]
-            return  # the worker has died, or will be killed for this; what becomes of the call is decided then
+            return  # the worker has died, or will be killed for this: then its calls are failed or placed again
         self._bodiless = head.method == "HEAD"
         frame = encode_prefix(Kind.CALL, head, len(body))
         if len(body) <= 16 * 1024:
             self._transport.write(frame + body)
         else:
-            # Two writes: the kernel takes what it can at once, the rest is kept as it is and not copied into the head.
+            # Two writes: to join a large body to its head would copy it.
             self._transport.write(frame)
             self._transport.write(body)
 
     def cancel(self) -> None:
-        """Tell the worker that nobody waits for this call any more; its frames are dropped, its END still counts."""
+        """Tell the worker that nobody waits for this call. Its frames are dropped, its END still counts."""
         if self._exchange is not None and self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(Kind.CANCEL))
             self.resume()
@@ -290,13 +290,13 @@ class SlotProtocol(asyncio.Protocol):
             for kind, header, body in self._reader.feed(data):
                 self._on_frame(kind, header, body)
         except BrokenFrame as exc:
-            # The author's code writes here, or our runner has lost its place: nothing more of it can be believed.
+            # The author's code writes to the socket, or the runner is out of step: no later frame can be trusted.
             self._broken = True
             self._worker.on_broken(f"it sent what it must not: {exc}")
             self.close()
 
     def _on_frame(self, kind: int, header: bytes, body: bytes) -> None:
-        """:raises BrokenFrame: it is none that comes now, or says what cannot be"""
+        """:raises BrokenFrame: the frame may not come now, or its content is impossible"""
         exchange = self._exchange
         if kind == Kind.ANSWER and exchange is not None and not self._answering:
             head = _decoded(_decode_answer, header)
@@ -304,7 +304,7 @@ class SlotProtocol(asyncio.Protocol):
             self._exchange = None
             wrong = why_no_answer(head.status, head.headers)
             ran_out = self._worker.ran_out(body) if head.out_of_memory else None
-            # First the engine, which may have the next call for this slot, then the caller.
+            # The engine first: it may have the next call for this slot. Then the caller.
             ok = not head.failed and not wrong
             self._worker.on_done(self, exchange, head.run_s, head.peak, head.out_of_memory, ok)
             if wrong:
@@ -318,7 +318,7 @@ class SlotProtocol(asyncio.Protocol):
         elif exchange is None:
             raise BrokenFrame(f"a frame of kind {kind}, while it had no call")
         elif kind == Kind.CHUNK and self._answering:
-            if not body:  # no buffer fills with these, so nothing would hold them up
+            if not body:  # empty pieces fill no buffer, so nothing would slow them down
                 raise BrokenFrame("an empty piece of an answer")
             if self._left >= 0:
                 self._left -= len(body)
@@ -344,7 +344,7 @@ class SlotProtocol(asyncio.Protocol):
         self._left = -1 if self._bodiless else head.length
         if wrong := why_no_answer(head.status, head.headers):
             self._left = -1
-            exchange.state = states.ABANDON[exchange.state]  # what comes of it is left out, until its END
+            exchange.state = states.ABANDON[exchange.state]  # drop the rest of it, until END
             exchange.fail(BadAnswer(f"the function's answer was no answer: {wrong}"))
             self.cancel()
             self._worker.watch_abandoned()
@@ -380,7 +380,7 @@ class SlotProtocol(asyncio.Protocol):
 
 
 def _decoded(decode: Callable[[bytes], HeadT], header: bytes) -> HeadT:
-    """:raises BrokenFrame: it is no head of that kind"""
+    """:raises BrokenFrame: *header* is not a head of that kind"""
     try:
         return decode(header)
     except (ValueError, RecursionError) as exc:
@@ -388,13 +388,13 @@ def _decoded(decode: Callable[[bytes], HeadT], header: bytes) -> HeadT:
 
 
 def _check_figures(run_s: float, peak: int) -> None:
-    """:raises BrokenFrame: no call takes so long, or so much"""
+    """:raises BrokenFrame: no call can take so long, or use so much memory"""
     if not is_time(run_s) or not is_size(peak):
         raise BrokenFrame(f"its call took {run_s} s and {peak} bytes")
 
 
 class SlotOwner:
-    """What a slot reports to (the worker); here so that the two need not import each other."""
+    """The worker of a slot, as the slot calls it. Here so that the two modules need not import each other."""
 
     on_ready: Callable[[ReadyHead], None]
     on_failed: Callable[[FailedHead], None]

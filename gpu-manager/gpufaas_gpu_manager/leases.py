@@ -1,4 +1,4 @@
-"""The leases that are open on a node, and the calls that come for them, in whichever order the two come."""
+"""The open leases of a node, and the calls that arrive for them. Lease and call may arrive in either order."""
 
 import asyncio
 import contextlib
@@ -25,21 +25,21 @@ class Leases:
         self, devices: Mapping[DeviceId, WorkerDevice], specs: Mapping[FunctionId, WorkerSpec], host: Supervisor
     ) -> None:
         self.epoch = 0
-        """Of the newest scheduler that has spoken: what older ones have granted and not opened here is refused."""
+        """The epoch of the newest scheduler heard. Leases of older ones are refused, unless they are open here."""
         self.closing = False
-        """The node stops: nothing more is opened."""
+        """The node is stopping, and refuses leases."""
         self._devices = devices
         self._specs = specs
         self._host = host
         self._leases: dict[CallId, Exchange] = {}
         self._revoked: dict[CallId, float] = {}
-        """Calls that were reported as finished before they came, with the number of the last lease that is void."""
+        """The number of the last void lease, of calls that were reported as finished before they arrived."""
 
     def open(self, lease: Lease) -> Exchange | None:
         """
-        Open *lease*: on a miss, evict its victims and start its worker. Idempotent: command or call, the first opens.
+        Open *lease*: on a miss, evict its victims and start its worker. Idempotent: the command opens it, or the call.
 
-        None: it was refused, and `NodeRefused` is reported.
+        None: the lease was refused, and `NodeRefused` is reported.
         """
         exchange = self._leases.get(lease.call)
         if exchange is not None and not (exchange.finished and exchange.lease.number < lease.number):
@@ -57,7 +57,7 @@ class Leases:
         self.epoch = lease.epoch
         worker = device.workers.get(copy_id(lease.function, lease.copy))
         if lease.number < 0 and (worker is None or worker.state is not WorkerState.READY):
-            # Nobody leads, so nothing may be evicted or reserved for it.
+            # Without a leader nothing may be evicted or reserved for it.
             self._host.report(NodeRefused(lease.call, lease.device, "its worker is not ready, and no scheduler leads"))
             return None
         if worker is None and lease.cold:
@@ -74,7 +74,7 @@ class Leases:
         return exchange
 
     def open_for_body(self, lease: Lease) -> bool:
-        """Open *lease* while the body of its call comes, so that a miss loads meanwhile. False: it was refused."""
+        """Open *lease* while the body of its call arrives, so that a miss loads meanwhile. False: it was refused."""
         exchange = self.open(lease)
         if exchange is not None:
             exchange.state = states.BEGIN_BODY[exchange.state]
@@ -84,7 +84,7 @@ class Leases:
         """
         Give the call to its worker and return the exchange.
 
-        :raises LeaseRefused: nothing was taken; the scheduler has been told and places it again
+        :raises LeaseRefused: nothing was taken; the scheduler knows, and places the call again
         """
         exchange = self.open(lease)
         if exchange is None:
@@ -95,7 +95,7 @@ class Leases:
             self._leases.pop(lease.call, None)
             return exchange  # its worker failed before the call came: the exchange has the reason
         if lease.number < 0 and worker.exclusive and worker.device.busy:
-            if head.body_mode not in (STREAM, UPGRADE):  # of those, pieces may come at once
+            if head.body_mode not in (STREAM, UPGRADE):  # pieces of these may come at once
                 exchange.state = states.QUEUE[exchange.state]
             worker.device.unled.append(exchange)
         elif worker.takes_calls:
@@ -107,10 +107,10 @@ class Leases:
         return exchange
 
     def abort(self, call: CallId, device: DeviceId) -> None:
-        """*call* is not to be answered: its caller is gone, or told. Its slot is free when its worker lets go."""
+        """Abandon *call*: its caller is gone, or has an answer. Its slot is free when its worker has ended it."""
         exchange = self._leases.get(call)
         if exchange is None:
-            # Its caller went between the grant of the lease and its arrival here: there is nothing to stop.
+            # Its caller went away before the lease arrived here: there is nothing to stop.
             self.settle(call, device)
             return
         if exchange.abandoned:
@@ -122,7 +122,7 @@ class Leases:
             exchange.slot.cancel()
             worker.calls.watch_abandoned()
             return
-        # No slot has it yet: it is over at once, while its worker may go on loading for the next.
+        # No slot has it yet, so it is over now. Its worker may go on loading, for the next call.
         with contextlib.suppress(ValueError):
             worker.calls.unbound.remove(exchange)
         worker.calls.exchanges.pop(call, None)
@@ -131,18 +131,18 @@ class Leases:
         self._host.report(Finished(call, exchange.lease.device, 0.0, ok=False))
 
     def settle(self, call: CallId, device: DeviceId) -> None:
-        """The scheduler thinks that *call* runs here: if it does not, it is over, and a lease that comes late void."""
+        """Report *call* as finished unless it runs here, and refuse its leases from now on. The scheduler asks this."""
         if call not in self._leases:
             self._revoke(call, math.inf)
             self._host.report(Finished(call, device, 0.0, ok=False))
 
     def over(self, exchange: Exchange) -> None:
-        """*exchange* has no worker any more."""
+        """Close the lease of *exchange*, which has no worker any more."""
         exchange.state = states.END[exchange.state]
         if exchange.state != states.UNCLAIMED:
             self._leases.pop(exchange.lease.call, None)
         else:
-            # It failed before its call came, which would otherwise open the lease, and load, once more.
+            # It failed before its call arrived: without it, the call would open the lease, and load, once more.
             asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._forget_failed, exchange)
         device = exchange.worker.device
         while device.unled and not device.busy:
@@ -152,7 +152,7 @@ class Leases:
                 following.worker.calls.bind(following)
 
     def close(self) -> None:
-        """Nothing more is opened, and who waits is told."""
+        """Fail all calls: the node stops."""
         for exchange in list(self._leases.values()):
             exchange.fail(WorkerCrashed("the platform is stopping: call again when it is back"))
         self._leases.clear()
@@ -162,11 +162,11 @@ class Leases:
             del self._leases[exchange.lease.call]
 
     def _expire(self, exchange: Exchange) -> None:
-        """A lease that was opened, and whose call does not come: its gateway died, or does not reach this node."""
+        """Abandon a lease whose call did not arrive: its gateway died, or cannot reach this node."""
         if exchange.state == states.OPENED:
             self.abort(exchange.lease.call, exchange.lease.device)
 
     def _revoke(self, call: CallId, number: float) -> None:
-        """Leases of *call* up to that *number* are void: they may be on their way here."""
+        """Refuse leases of *call* up to *number*: they may be on their way here."""
         self._revoked[call] = number
         asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._revoked.pop, call, None)

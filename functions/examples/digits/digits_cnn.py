@@ -1,4 +1,4 @@
-"""The digit classifier and its images, shared by build.py, handler.py and whoever wants images to send."""
+"""The digit classifier and its images, shared by build.py, handler.py and clients that need images."""
 
 from typing import Any
 
