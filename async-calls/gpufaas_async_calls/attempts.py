@@ -23,7 +23,7 @@ from gpufaas_async_calls.call import (
 )
 from gpufaas_async_calls.callbacks import CallbackFailed, CallbackRefused, Callbacks
 from gpufaas_async_calls.execution import execute
-from gpufaas_async_calls.retry import GiveUp, RetryPolicy, Settled, TryAgain, backoff_s, decide, parse_retry_after
+from gpufaas_async_calls.retry import GiveUp, RetryPolicy, TryAgain, backoff_s, decide, parse_retry_after
 from gpufaas_async_calls.spool_file import SpoolFile
 from gpufaas_core.errors import BadAnswer, GpufaasError, StorageFailed
 from gpufaas_core.units import format_bytes
@@ -82,8 +82,6 @@ class Attempts:
                     return Retry(claimed.key, now + wait_s, attempts, answer.status, answer.reason)
                 case GiveUp(reason):
                     exhausted = f"{answer.reason}; {reason}"
-                case Settled():
-                    pass
             if call.callback_url is None:
                 if exhausted is not None:
                     return Dead(claimed.key, now, attempts, answer.status, exhausted)

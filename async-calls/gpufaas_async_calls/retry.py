@@ -40,11 +40,6 @@ WHILE_MISSING: Final = RetryPolicy(min_wait_s=1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """The answer counts."""
-
-
-@dataclass(frozen=True, slots=True)
 class TryAgain:
     wait_s: Seconds
     attempts: int
@@ -56,7 +51,8 @@ class GiveUp:
     reason: str
 
 
-Decision: TypeAlias = Settled | TryAgain | GiveUp
+Decision: TypeAlias = TryAgain | GiveUp | None
+"""None: the answer counts."""
 
 
 def read_policy(annotations: Mapping[str, str] | None, defaults: RetryPolicy | None = None) -> RetryPolicy:
@@ -102,7 +98,7 @@ def decide(
     if internal and status in _HOPELESS:
         return GiveUp("the platform refuses the request, and would again")
     if not internal and status not in policy.codes:
-        return Settled()
+        return None
     if not (internal and status == 429):  # its queue was full: nothing was tried
         attempts += 1
         if attempts >= policy.attempts:

@@ -13,7 +13,7 @@ import pytest
 from tests.etcd_process import EtcdProcess
 
 from gpufaas_adapters.etcd.client import DoPut, Etcd, EtcdSettings, EtcdUnreachable
-from gpufaas_adapters.etcd.election import LEADER, Leader, Leadership, NameInUse, campaign, register, watch_leader
+from gpufaas_adapters.etcd.election import LEADER, KnownLeader, Leadership, NameInUse, campaign, register, watch_leader
 
 MakeEtcd = Callable[..., EtcdProcess]
 
@@ -74,10 +74,10 @@ async def candidate(settings: EtcdSettings, name: str) -> AsyncIterator[Candidat
 class Onlooker:
     """Sees leaders come and go, as a gateway does."""
 
-    seen: list[Leader | None] = field(default_factory=list)
+    seen: list[KnownLeader | None] = field(default_factory=list)
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def until(self, name: str | None) -> Leader | None:
+    async def until(self, name: str | None) -> KnownLeader | None:
         async with asyncio.timeout(30), self.news:
             await self.news.wait_for(lambda: self.seen and (self.seen[-1].id if self.seen[-1] else None) == name)
             return self.seen[-1]
@@ -114,7 +114,7 @@ async def test_the_first_who_asks_leads_and_everybody_sees_it(etcd: Etcd) -> Non
         leadership = await campaign(etcd, "s1", "10.0.0.1:7070")
 
         assert leadership.still_mine(etcd.clock())
-        assert await onlooker.until("s1") == Leader("s1", "10.0.0.1:7070", leadership.epoch) == leadership.leader
+        assert await onlooker.until("s1") == KnownLeader("s1", "10.0.0.1:7070", leadership.epoch) == leadership.leader
         item = await etcd.get(LEADER)
         assert item is not None
         assert json.loads(item.value) == {"id": "s1", "address": "10.0.0.1:7070"}

@@ -47,19 +47,12 @@ class NameInUse(EtcdRefused):
     """Another running process is registered by this name."""
 
 
-class Leader(Struct, frozen=True):
-    """The leading scheduler, as gateways and nodes see it."""
+class KnownLeader(Struct, frozen=True, omit_defaults=True):
+    """The leading scheduler, as gateways and nodes see it. Without the epoch, it is the value of `LEADER`."""
 
     id: str
     address: str
-    epoch: int
-
-
-class _Value(Struct, frozen=True):
-    """The value of `LEADER`. The epoch is not in it: it is known only once the key is written."""
-
-    id: str
-    address: str
+    epoch: int = 0
 
 
 class Leadership:
@@ -70,7 +63,7 @@ class Leadership:
     :ivar lost: set when another scheduler leads, or may lead
     """
 
-    def __init__(self, etcd: Etcd, lease: EtcdLease, leader: Leader) -> None:
+    def __init__(self, etcd: Etcd, lease: EtcdLease, leader: KnownLeader) -> None:
         self.leader = leader
         self.epoch = leader.epoch
         self.lost = asyncio.Event()
@@ -167,7 +160,7 @@ async def campaign(
     :param on_trouble: called each time that etcd does not answer
     :raises EtcdRefused: we may not write there
     """
-    value = msgspec.json.encode(_Value(name, address))
+    value = msgspec.json.encode(KnownLeader(name, address))
     while True:
         lease: EtcdLease | None = None
         try:
@@ -175,7 +168,7 @@ async def campaign(
             lease = await etcd.grant(ttl_s)
             done = await etcd.txn((absent(LEADER),), (DoPut(LEADER, value, lease.id),), (DoGet(LEADER),))
             if done.succeeded:
-                leadership = Leadership(etcd, lease, Leader(name, address, done.revision))
+                leadership = Leadership(etcd, lease, KnownLeader(name, address, done.revision))
                 log.info("leadership.won id=%s epoch=%d", name, done.revision)
                 lease = None
                 return leadership
@@ -212,13 +205,13 @@ async def _give_back(lease: EtcdLease) -> None:
 
 async def watch_leader(
     etcd: Etcd, on_trouble: Callable[[StorageFailed], None] | None = None
-) -> AsyncGenerator[Leader | None]:
+) -> AsyncGenerator[KnownLeader | None]:
     """
     Yield the leader, now and after each change; None: there is none. While etcd is away the last one stays.
 
     :raises EtcdRefused: we may not watch this
     """
-    seen: Leader | None = None
+    seen: KnownLeader | None = None
     told = False
     async with aclosing(etcd.watch(LEADER, exact=True, on_trouble=on_trouble)) as changes:
         async for change in changes:
@@ -235,13 +228,13 @@ async def watch_leader(
                 yield seen
 
 
-def _leader_of(item: Item) -> Leader | None:
+def _leader_of(item: Item) -> KnownLeader | None:
     try:
-        value = msgspec.json.decode(item.value, type=_Value)
+        value = msgspec.json.decode(item.value, type=KnownLeader)
     except msgspec.DecodeError:
         log.warning("leader.unreadable value=%r", item.value[:200])
         return None
-    return Leader(value.id, value.address, item.create_revision)
+    return KnownLeader(value.id, value.address, item.create_revision)
 
 
 class Registration:
