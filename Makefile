@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo check check-lint check-tests test test-all fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-policy bench-live chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo check check-lint check-tests test test-all fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-policy bench-live reproduce reproduce-gpu chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
@@ -22,6 +22,8 @@ help:
 	@echo "make bench-paper   the published evaluation in the simulator: writes docs/evaluation.md (TRACE=FILE adds the Azure trace)"
 	@echo "make bench-policy  least-wait against lalb-o3 where service times are uncertain, judged by bars (TRACE=FILE adds the Azure trace)"
 	@echo "make bench-live    the same calls live and simulated: writes its part of docs/evaluation.md"
+	@echo "make reproduce     every number of the five papers beside ours: writes docs/claims.md (minutes)"
+	@echo "make reproduce-gpu what anybody with a GPU can measure for us: one file to send back (under 10 minutes)"
 	@echo "make clean   remove .venv, builds and the demo's data"
 
 # torch first and with plain pip: which build of it is meant (CPU, CUDA) is a matter of this machine's pip configuration.
@@ -97,6 +99,12 @@ bench-policy: setup
 
 bench-live: setup
 	$(BIN)/python benchmarks/live_agreement.py
+
+reproduce: setup
+	$(BIN)/python benchmarks/reproduce.py
+
+reproduce-gpu: setup
+	$(BIN)/python benchmarks/gpu_bundle.py
 
 # Every part of a cluster is killed, stopped and cut off under load: ten minutes, needs etcd, and root for networks of
 # their own (ip netns, iptables) and small disks; what cannot be done here is skipped, and says why. JSON=FILE: the table.

@@ -9,8 +9,34 @@ import functools
 from importlib import resources
 from typing import Final
 
+from gpufaas_scheduler.plans.placement.problem import DeviceCoefficients, ModelCoefficients
+
 V100: Final = "v100"
 VISION: Final = ("alexnet", "densenet121", "efficientnet_b7", "resnet50", "vgg19")
+
+
+IGNITER_V100: Final = DeviceCoefficients(
+    F=1530, P=300, p_idle=53.5, B=1e7, alpha_f=-1.0254136, alpha_sch=0.0047506535, beta_sch=-0.0090224257
+)
+_MODELS: Final = {
+    "alexnet": (
+        20, 0.031768278, (0.004153511, 8.7115844, 23.736069, 0.055520465, 0.34601099), (0.023892972, 37.108146),
+        (0.0030920459, 2.0295712), 0.0023763751,
+    ),
+    "resnet50": (
+        80, 0.0738162, (-0.017514658, 58.264481, -0.011862242, 0.34485782, 1.9095017), (0.16233532, 4.6268645),
+        (0.021959513, -0.18994204), 0.0021630605,
+    ),
+    "vgg19": (
+        29, 0.03924937, (-0.0048346495, 158.19297, 44.452131, 0.18840725, 0.92619197), (0.5367285, 2.081851),
+        (0.045217532, 2.7228167), 0.0020177315,
+    ),
+}  # fmt: skip
+IGNITER_MODELS: Final = {
+    name: ModelCoefficients(n=n, t_sch0=t, k=k, p=p, c=c, alpha_cache=a, d_in=602112, d_out=4000)
+    for name, (n, t, k, p, c, a) in _MODELS.items()
+}
+"""iGniter's coefficients, fitted to its published measurements of a V100; ms, bytes, percent, W, MHz."""
 
 
 @functools.cache
