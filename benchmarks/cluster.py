@@ -110,12 +110,10 @@ def warm(seconds: float, rounds: int, console: Console) -> dict[str, object]:
 
 
 class _Node:
-    """Takes leases and says nothing."""
+    """Ignores commands."""
 
-    def _nothing(self, *_: object) -> None:
+    def execute(self, command: object) -> None:
         pass
-
-    open = load = evict = resize = abort = _nothing
 
 
 async def _place_and_finish(service: SchedulerService, function: FunctionId, calls: int) -> float:

@@ -18,7 +18,7 @@ from gpufaas_cluster.connection import Identity, Link
 from gpufaas_cluster.leader_link import LeaderLink
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.messages import Abort, Event, Evict, LoadCopy, Resize, StartCall
+from gpufaas_core.messages import Event
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_gpu_manager.node import Node
 
@@ -103,17 +103,7 @@ class Agent:
         node = self.node
         assert node is not None
         if type(message) is control.ExecuteCommand:
-            command = message.command
-            if isinstance(command, StartCall):
-                node.open(command.lease)
-            elif isinstance(command, Abort):
-                node.abort(command.call, command.device)
-            elif isinstance(command, Resize):
-                node.resize(command.function, command.device, command.memory, command.copy)
-            elif isinstance(command, LoadCopy):
-                node.load(command)
-            elif isinstance(command, Evict):
-                node.evict(command.function, command.device, command.copy)
+            node.execute(message.command)
         elif type(message) is control.CheckNode:
             for call, device in message.doubted:
                 node.leases.settle(call, device)

@@ -15,18 +15,8 @@ import msgspec
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.messages import (
-    Abort,
-    DeviceDrained,
-    DeviceLeft,
-    Evict,
-    Lease,
-    LoadCopy,
-    Resize,
-    StartCall,
-    WorkerExited,
-)
-from gpufaas_core.model import Bytes, CallId, Device, DeviceId, FunctionId, NodeId, NodeView, Seconds
+from gpufaas_core.messages import Command, DeviceDrained, DeviceLeft, Evict, WorkerExited
+from gpufaas_core.model import Device, FunctionId, NodeId, NodeView, Seconds
 from gpufaas_core.snapshot import NodeSnapshot
 from gpufaas_scheduler.check import NodeCheck
 from gpufaas_scheduler.service import SchedulerService
@@ -59,21 +49,8 @@ class NodeSession:
         self.cpu_s: dict[FunctionId, Seconds] = {}
         self.check = NodeCheck()
 
-    def open(self, lease: Lease) -> object:
-        self.link.send(control.ExecuteCommand(StartCall(lease)))
-        return None
-
-    def load(self, command: LoadCopy) -> None:
+    def execute(self, command: Command) -> None:
         self.link.send(control.ExecuteCommand(command))
-
-    def evict(self, function: FunctionId, device: DeviceId, copy: int = 0) -> None:
-        self.link.send(control.ExecuteCommand(Evict(function, device, copy)))
-
-    def resize(self, function: FunctionId, device: DeviceId, memory: Bytes, copy: int = 0) -> None:
-        self.link.send(control.ExecuteCommand(Resize(function, device, memory, copy)))
-
-    def abort(self, call: CallId, device: DeviceId) -> None:
-        self.link.send(control.ExecuteCommand(Abort(call, device)))
 
     def view(self) -> NodeView:
         unreached = f"no gateway reaches it at {self.address}: it gets no calls" if self.unreached else ""
@@ -245,7 +222,7 @@ class NodeSessions:
             self.differences += len(difference.lost) + len(difference.extra)
             for extra in difference.extra:
                 log.error("node.differs device=%s function=%s: nobody knows of this worker", id_, extra.function)
-                node.evict(extra.function, id_, extra.copy)
+                node.execute(Evict(extra.function, id_, extra.copy))
         # After all evictions: what the engine starts because of these may be what was to be evicted.
         for id_, difference in differences.items():
             for model in difference.lost:

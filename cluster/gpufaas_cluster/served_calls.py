@@ -118,7 +118,7 @@ class ServedCalls:
         exchange, lease = self._exchange, self._lease
         self._end()
         if lease is not None and (exchange is None or not exchange.finished):
-            self._server.node.abort(lease.call, lease.device)
+            self._server.node.leases.abort(lease.call, lease.device)
 
     def fail(self, error: GpufaasError) -> None:
         """Tell the gateway *error*, which is the last that it hears of the call."""

@@ -12,8 +12,19 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.messages import CopyFailed, DeviceLeft, Event, Lease, LoadCopy, Resized
-from gpufaas_core.model import Bytes, CallId, Device, DeviceId, FunctionId, Seconds, copy_id
+from gpufaas_core.messages import (
+    Abort,
+    Command,
+    CopyFailed,
+    DeviceLeft,
+    Event,
+    Evict,
+    LoadCopy,
+    Resize,
+    Resized,
+    StartCall,
+)
+from gpufaas_core.model import Bytes, Device, DeviceId, FunctionId, Seconds, copy_id
 from gpufaas_core.snapshot import NodeSnapshot
 from gpufaas_gpu_manager.defined import Functions
 from gpufaas_gpu_manager.devices import NodeDevice
@@ -123,13 +134,19 @@ class Node:
 
     # --- commands ---
 
-    def open(self, lease: Lease) -> object:
-        """As `Leases.open`."""
-        return self.leases.open(lease)
-
-    def abort(self, call: CallId, device: DeviceId) -> None:
-        """As `Leases.abort`."""
-        self.leases.abort(call, device)
+    def execute(self, command: Command) -> None:
+        """Carry out a command of the scheduler."""
+        match command:
+            case StartCall(lease):
+                self.leases.open(lease)
+            case Abort(call, device):
+                self.leases.abort(call, device)
+            case Evict(function, device, copy):
+                self.evict(function, device, copy)
+            case Resize(function, device, memory, copy):
+                self.resize(function, device, memory, copy)
+            case LoadCopy():
+                self.load(command)
 
     def load(self, command: LoadCopy) -> None:
         """Start a worker without a call."""

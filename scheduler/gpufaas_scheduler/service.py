@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
+from gpufaas_core import messages as m
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import (
     DeadlineExceeded,
@@ -22,27 +23,7 @@ from gpufaas_core.errors import (
     Overloaded,
     UnknownFunction,
 )
-from gpufaas_core.messages import (
-    Abort,
-    Arrived,
-    CallerLeft,
-    Command,
-    DeviceJoined,
-    Event,
-    Evict,
-    FunctionDeployed,
-    FunctionRemoved,
-    Lease,
-    LoadCopy,
-    NodeRefused,
-    Outer,
-    Reject,
-    Resize,
-    Scaled,
-    StartCall,
-)
 from gpufaas_core.model import (
-    Bytes,
     CallId,
     Device,
     DeviceId,
@@ -59,29 +40,11 @@ from gpufaas_scheduler.engine import Engine
 
 
 class NodeCommands(Protocol):
-    """What the scheduler commands of a node."""
+    """What the scheduler asks of a node."""
 
-    def open(self, lease: Lease) -> object: ...
-
-    def load(self, command: LoadCopy) -> None: ...
-
-    def evict(self, function: FunctionId, device: DeviceId, copy: int = 0) -> None: ...
-
-    def resize(self, function: FunctionId, device: DeviceId, memory: Bytes, copy: int = 0) -> None: ...
-
-    def abort(self, call: CallId, device: DeviceId) -> None: ...
+    def execute(self, command: m.Command) -> None: ...
 
 
-class _NodeThatLeft:
-    """Takes commands for devices of a node that left after the engine decided; its devices have left too."""
-
-    def _nothing(self, *_: object) -> None:
-        pass
-
-    open = load = evict = resize = abort = _nothing
-
-
-_LEFT: Final = _NodeThatLeft()
 _REJECTIONS: Final[Mapping[str, type[GpufaasError]]] = {
     "deadline": DeadlineExceeded,
     "unknown_function": UnknownFunction,
@@ -93,7 +56,7 @@ _REJECTIONS: Final[Mapping[str, type[GpufaasError]]] = {
     "nested": NestedCall,
 }
 
-OnAnswer = Callable[[CallId, Lease | GpufaasError], None]
+OnAnswer = Callable[[CallId, m.Lease | GpufaasError], None]
 
 
 class SchedulerService:
@@ -118,14 +81,14 @@ class SchedulerService:
         self._now = driver.now
         self.on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[CallId, asyncio.Future[Lease]] = {}
-        self._refused: dict[CallId, asyncio.Future[Lease]] = {}
+        self._waiting: dict[CallId, asyncio.Future[m.Lease]] = {}
+        self._refused: dict[CallId, asyncio.Future[m.Lease]] = {}
         self._nodes: dict[DeviceId, NodeCommands] = {}
         """The node of each device."""
         self._gateways: dict[str, OnAnswer] = {}
         """Gateways of other processes, by the name that ends the ids of their calls."""
         self._placing: CallId | None = None
-        self._placed: Lease | GpufaasError | None = None
+        self._placed: m.Lease | GpufaasError | None = None
 
     # --- the gateway of this process ---
 
@@ -135,9 +98,9 @@ class SchedulerService:
         function: FunctionId,
         timeout_s: Seconds,
         size: float = 0.0,
-        outer: Outer | None = None,
+        outer: m.Outer | None = None,
         endless: bool = False,
-    ) -> Lease | asyncio.Future[Lease]:
+    ) -> m.Lease | asyncio.Future[m.Lease]:
         """
         Ask for the right to run *call*: return a lease if it is granted at once, else a future of it.
 
@@ -148,17 +111,17 @@ class SchedulerService:
         """
         self._placing, self._placed = call, None
         now = self._now()
-        self.handle(Arrived(call, function, now + timeout_s, 0.0, size, outer, endless), now)
+        self.handle(m.Arrived(call, function, now + timeout_s, 0.0, size, outer, endless), now)
         self._placing, placed = None, self._placed
         if placed is None:
-            future: asyncio.Future[Lease] = self._loop.create_future()
+            future: asyncio.Future[m.Lease] = self._loop.create_future()
             self._waiting[call] = future
             return future
         if isinstance(placed, GpufaasError):
             raise placed
         return placed
 
-    def again(self, call: CallId) -> asyncio.Future[Lease]:
+    def again(self, call: CallId) -> asyncio.Future[m.Lease]:
         """Return the next lease of *call*, whose last one the node refused; it kept its place in the queue."""
         future = self._refused.pop(call, None)
         if future is None:
@@ -173,7 +136,7 @@ class SchedulerService:
         """The caller of *call* is gone, or its time is up: remove it from the queue, or stop it."""
         self._waiting.pop(call, None)
         self._refused.pop(call, None)
-        self.handle(CallerLeft(call))
+        self.handle(m.CallerLeft(call))
 
     # --- gateways of other processes ---
 
@@ -195,15 +158,15 @@ class SchedulerService:
         for each in devices:
             device, snapshot = (each, None) if isinstance(each, Device) else (each.device, each)
             self._nodes[device.id] = node
-            self.handle(DeviceJoined(device, snapshot))
+            self.handle(m.DeviceJoined(device, snapshot))
 
     def part(self, node: NodeCommands) -> None:
         """*node* is gone. Its devices have left before."""
         self._nodes = {device: each for device, each in self._nodes.items() if each is not node}
 
-    def report(self, fact: Event) -> None:
+    def report(self, fact: m.Event) -> None:
         """A node says what happened."""
-        if isinstance(fact, NodeRefused) and fact.call != self._placing and self._answer_of(fact.call) is None:
+        if isinstance(fact, m.NodeRefused) and fact.call != self._placing and self._answer_of(fact.call) is None:
             # Its gateway asks for the next lease when it learns of the refusal, which may be after that is granted.
             self._waiting[fact.call] = self._refused[fact.call] = self._loop.create_future()
         self.handle(fact)
@@ -211,14 +174,14 @@ class SchedulerService:
     # --- functions and status ---
 
     def deploy(self, function: Function, worker: WorkerSpec | None = None) -> None:  # noqa: ARG002 - the nodes know it
-        self.handle(FunctionDeployed(function))
+        self.handle(m.FunctionDeployed(function))
 
     def remove(self, function: FunctionId, drain: bool) -> None:
-        self.handle(FunctionRemoved(function, drain))
+        self.handle(m.FunctionRemoved(function, drain))
 
     def scale(self, function: FunctionId, copies: int) -> None:
         """Let *function* have so many copies, within its bounds; see `Scaled`. An unknown function is ignored."""
-        self.handle(Scaled(function, copies))
+        self.handle(m.Scaled(function, copies))
 
     def status(self) -> EngineStatus:
         return self.engine.status(self._now())
@@ -229,30 +192,26 @@ class SchedulerService:
 
     # --- within ---
 
-    def _carry_out(self, command: Command) -> None:
-        nodes = self._nodes
-        if isinstance(command, StartCall):
+    def _carry_out(self, command: m.Command) -> None:
+        if isinstance(command, m.StartCall):
             lease = command.lease
             self._answer(lease.call, lease)
-            if lease.cold:
-                # On a hit the call itself opens the lease; on a miss the node need not wait for it.
-                nodes.get(lease.device, _LEFT).open(lease)
-        elif isinstance(command, Reject):
+            if not lease.cold:
+                return  # on a hit the call itself opens the lease; on a miss the node need not wait for it
+            device = lease.device
+        elif isinstance(command, m.Reject):
             self._answer(command.call, _rejection(command))
-        elif isinstance(command, Abort):
-            nodes.get(command.device, _LEFT).abort(command.call, command.device)
-        elif isinstance(command, Resize):
-            node = nodes.get(command.device, _LEFT)
-            node.resize(command.function, command.device, command.memory, command.copy)
-        elif isinstance(command, Evict):
-            nodes.get(command.device, _LEFT).evict(command.function, command.device, command.copy)
-        elif isinstance(command, LoadCopy):
-            nodes.get(command.device, _LEFT).load(command)
+            return
+        else:
+            device = command.device
+        node = self._nodes.get(device)
+        if node is not None:  # else it left after the engine decided, and its devices with it
+            node.execute(command)
 
     def _answer_of(self, call: CallId) -> OnAnswer | None:
         return self._gateways.get(gateway_of(call)) if self._gateways else None
 
-    def _answer(self, call: CallId, answer: Lease | GpufaasError) -> None:
+    def _answer(self, call: CallId, answer: m.Lease | GpufaasError) -> None:
         if call == self._placing:
             self._placed = answer
             return
@@ -275,7 +234,7 @@ class SchedulerService:
                 future.set_exception(LeaseRefused("the scheduler failed and the platform stops: call again"))
 
 
-def _rejection(command: Reject) -> GpufaasError:
+def _rejection(command: m.Reject) -> GpufaasError:
     if command.code == "overloaded":
         return Overloaded(command.message, command.retry_after_s)
     if command.code == "load_failed":

@@ -401,7 +401,7 @@ async def test_a_caller_who_leaves_closes_the_connection_and_frees_the_slot(rig:
     exchange = rig.begin(lease, "/slow")
     await eventually(lambda: "slow began" in rig.logs.lines)
 
-    rig.node.abort(lease.call, DEVICE)
+    rig.node.leases.abort(lease.call, DEVICE)
 
     finished = rig.facts_of(Finished)[-1]
     assert isinstance(finished, Finished)
@@ -456,7 +456,7 @@ async def test_one_that_is_evicted_is_asked_to_end_and_leaves_nothing(rig: Rig, 
 async def test_one_that_is_evicted_while_it_starts_leaves_nothing(rig: Rig) -> None:
     function = await rig.function()
     lease = rig.lease(function, cold=True)
-    rig.node.open(lease)
+    rig.node.leases.open(lease)
     worker = rig.node.workers()[0]
     await asyncio.sleep(0.02)
 

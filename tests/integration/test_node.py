@@ -398,7 +398,7 @@ async def test_an_answer_that_never_ends_stops_when_its_caller_is_gone(rig: Rig)
     await exchange.answer()
     await exchange.chunk()
 
-    rig.node.abort(lease.call, DEVICE)
+    rig.node.leases.abort(lease.call, DEVICE)
 
     await eventually(lambda: rig.facts_of(Finished))
     assert rig.facts_of(Finished) == [Finished(lease.call, DEVICE, rig.facts_of(Finished)[0].service_s, ok=False)]  # type: ignore[union-attr]
@@ -407,7 +407,7 @@ async def test_an_answer_that_never_ends_stops_when_its_caller_is_gone(rig: Rig)
 
 async def test_aborting_a_lease_whose_call_never_came_frees_it(rig: Rig) -> None:
     """The caller hung up between the grant of the lease and its arrival at the node: the engine waits for Finished."""
-    rig.node.abort(CallId("never"), DEVICE)
+    rig.node.leases.abort(CallId("never"), DEVICE)
 
     assert rig.facts == [Finished(CallId("never"), DEVICE, 0.0, ok=False)]
 
@@ -416,7 +416,7 @@ async def test_a_call_that_comes_after_it_was_aborted_takes_nothing(rig: Rig) ->
     """The engine knows that the call is over: it would not know a worker that its lease starts now."""
     function = await rig.function("late", BIG)
     lease = rig.lease(function, cold=True)
-    rig.node.abort(lease.call, DEVICE)
+    rig.node.leases.abort(lease.call, DEVICE)
 
     with pytest.raises(LeaseRefused):
         await rig.call(lease)
@@ -428,7 +428,7 @@ async def test_a_call_that_comes_after_it_was_aborted_takes_nothing(rig: Rig) ->
 async def test_what_the_scheduler_doubts_is_over_if_it_is_not_there_and_goes_on_if_it_is(rig: Rig) -> None:
     function = await rig.function("there", BIG)
     lease = rig.lease(function, cold=True)
-    rig.node.open(lease)
+    rig.node.leases.open(lease)
 
     rig.node.leases.settle(lease.call, DEVICE)
     rig.node.leases.settle(CallId("lost"), DEVICE)
@@ -461,7 +461,7 @@ async def test_a_lease_whose_call_does_not_come_expires_and_its_worker_stays(tmp
     try:
         function = await rig.function("big", BIG)
         lease = rig.lease(function, cold=True)
-        rig.node.open(lease)
+        rig.node.leases.open(lease)
 
         await eventually(lambda: rig.facts_of(Finished))
 
@@ -484,7 +484,7 @@ async def test_a_newer_lease_of_a_call_whose_first_load_failed_loads_again(rig: 
     """
     function = await rig.function("second", source)
     first = rig.lease(function, cold=True)
-    rig.node.open(first)
+    rig.node.leases.open(first)
     await eventually(lambda: rig.facts_of(CopyFailed))
     flag.touch()
 
@@ -518,7 +518,7 @@ async def test_a_call_that_runs_on_for_nobody_is_killed_after_its_grace(rig: Rig
     rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
     await eventually(lambda: rig.facts_of(Loaded))
 
-    rig.node.abort(lease.call, DEVICE)
+    rig.node.leases.abort(lease.call, DEVICE)
 
     await eventually(lambda: rig.facts_of(WorkerExited))
     assert rig.node.workers() == []
@@ -577,8 +577,8 @@ async def test_whichever_of_command_and_call_comes_first_opens_the_lease(rig: Ri
     function = await rig.function("big", BIG)
     lease = rig.lease(function, cold=True)
 
-    rig.node.open(lease)
-    rig.node.open(lease)
+    rig.node.leases.open(lease)
+    rig.node.leases.open(lease)
     answer = await rig.call(lease)
 
     assert answer[0] == 200
@@ -640,7 +640,7 @@ async def test_closing_the_node_leaves_no_process(rig: Rig) -> None:
 async def test_a_crash_before_the_call_comes_is_told_to_the_call_and_does_not_load_again(rig: Rig) -> None:
     function = await rig.function("dies", "import os\ndef load(device): os._exit(3)\ndef handle(m, e, c): pass")
     lease = rig.lease(function, cold=True)
-    rig.node.open(lease)
+    rig.node.leases.open(lease)
     await eventually(lambda: rig.facts_of(CopyFailed))
 
     with pytest.raises(GpufaasError, match="exit status 3"):
@@ -769,9 +769,9 @@ async def test_a_worker_evicted_while_it_fetches_gives_up_and_its_memory_is_free
     rig.node.host.fetch = fetch = Fetch()
     first, second = await expected(rig, "first"), await expected(rig, "second")
     lease = rig.lease(first, cold=True)
-    rig.node.open(lease)
+    rig.node.leases.open(lease)
     await eventually(lambda: fetch.asked, 30)
-    rig.node.abort(lease.call, DEVICE)
+    rig.node.leases.abort(lease.call, DEVICE)
 
     lease = rig.lease(second, cold=True, victims=(copy_id(first, 0),))
     exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
@@ -788,7 +788,7 @@ async def test_a_worker_evicted_while_it_fetches_gives_up_and_its_memory_is_free
 
 async def test_a_node_that_closes_gives_up_what_it_fetches(rig: Rig) -> None:
     rig.node.host.fetch = fetch = Fetch()
-    rig.node.open(rig.lease(await expected(rig, "big"), cold=True))
+    rig.node.leases.open(rig.lease(await expected(rig, "big"), cold=True))
     await eventually(lambda: fetch.asked, 30)
 
     await rig.node.close()
