@@ -71,7 +71,7 @@ def test_constraints_are_of_where_it_is_deployed_and_are_said_not_to_be_kept_to(
     with running(project) as url:
         assert httpx.post(url, content=b"you", timeout=30).text == "hi you v1"
 
-    assert "Not kept to in a local run: constraints zone=b" in (project / "err").read_text()
+    assert "Ignored in a local run: constraints zone=b" in (project / "err").read_text()
 
 
 def test_a_change_is_running_a_moment_later(project: Path) -> None:
