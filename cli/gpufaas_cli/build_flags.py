@@ -12,7 +12,7 @@ from gpufaas_cli.remote_builder import RemoteBuilder, read_payload_secret, read_
 
 _PATH = click.Path(path_type=Path)
 
-build_arg = repeated("-b", "--build-arg", "build_args", says="For build.py or the Dockerfile")
+build_arg = repeated("-b", "--build-arg", "build_args", says="Argument for build.py or the Dockerfile")
 env = repeated("-e", "--env", says="Environment variable, over the stack file's")
 label = repeated("-l", "--label", "labels", says="Label, over the stack file's")
 annotation = repeated("--annotation", "annotations", says="Annotation, over the stack file's")
@@ -23,7 +23,7 @@ building = declare.gathered(
     build_arg,
     repeated("-o", "--build-option", "build_options", says="Packages of the template", metavar="NAME", reads=None),
     repeated("--build-label", "build_labels", says="Label of images"),
-    option("--copy-extra", multiple=True, type=_PATH, metavar="PATH", help="Put it beside the handler; repeatable."),
+    option("--copy-extra", multiple=True, type=_PATH, metavar="PATH", help="Copy it beside the handler; repeatable."),
     flags.tag,
     option("--parallel", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Build N at once."),
     option("--no-cache", is_flag=True, help="Images: build every layer again."),
@@ -41,8 +41,8 @@ deploying = declare.options(
         env,
         label,
         annotation,
-        repeated("--secret", "secrets", says="Secret that it may read", metavar="NAME", reads=None),
-        repeated("--constraint", "constraints", says="Where it may run", reads=None),
+        repeated("--secret", "secrets", says="Secret that the function may read", metavar="NAME", reads=None),
+        repeated("--constraint", "constraints", says="Label of devices that it may run on", reads=None),
         option("--fprocess", metavar="COMMAND", help="The process that a watchdog starts."),
         option("--update/--no-update", default=True, help="Update functions that are deployed. [default: update]"),
         option("--replace", is_flag=True, help="Remove the function first, instead of updating it."),

@@ -69,8 +69,9 @@ def _id(name: str) -> str:
 
 
 front_options = options(
-    option("--port", type=_PORT, default=DEFAULT_PORT, says="Port to serve."),
-    option("--host", default="127.0.0.1", says="Address to serve on; 0.0.0.0: all addresses of this machine."),
+    option("--port", type=_PORT, default=DEFAULT_PORT, metavar="PORT", says="Port to listen on."),
+    option("--host", default="127.0.0.1", metavar="ADDRESS",
+           says="Address to listen on; 0.0.0.0: all addresses of this machine."),
     option("--auth", type=click.Choice(("on", "off", "auto")), default="auto",
            says="Ask for user and password; functions stay public. auto: unless only this machine reaches --host."),
     option("--auth-dir", type=_DIRECTORY, metavar="DIR",
@@ -79,9 +80,9 @@ front_options = options(
     option("--profile", "profiles", multiple=True, metavar="NAME=CONSTRAINT[,CONSTRAINT]",
            says="Meaning of the annotation com.openfaas.profile: NAME, as in a100=nvidia.com/gpu.product=NVIDIA-A100; "
            "repeatable. gpu and nvidia-gpu are known: any CUDA device."),
-    option("--max-queue", type=_COUNT, default=DEFAULT_MAX_QUEUE,
+    option("--max-queue", type=_COUNT, default=DEFAULT_MAX_QUEUE, metavar="N",
            says="Calls of one function that may wait; more are answered 429."),
-    option("--max-async-queue", type=_COUNT, default=DEFAULT_MAX_ASYNC_QUEUE,
+    option("--max-async-queue", type=_COUNT, default=DEFAULT_MAX_ASYNC_QUEUE, metavar="N",
            says="Asynchronous calls of one function that have not ended; more are answered 429."),
     option("--async-queue", "async_queues", multiple=True, callback=parsed(_queues), metavar="NAME=CONCURRENCY[:LIMIT]",
            says="How many asynchronous calls of the functions that name this queue (annotation com.openfaas.queue) "
@@ -118,7 +119,7 @@ policy_options = options(
     option("--policy", default=DEFAULT_POLICY, callback=parsed(_policy), metavar="NAME",
            says="lb: any idle device; lalb: where the model is, when that is sooner; lalb-o3: as lalb, and hits may "
            "overtake; least-wait: what shortens waiting most, with replicas; or one that is installed."),
-    option("--o3-limit", type=click.IntRange(0), default=DEFAULT_O3_LIMIT,
+    option("--o3-limit", type=click.IntRange(0), default=DEFAULT_O3_LIMIT, metavar="N",
            says="lalb-o3: how often one waiting call may be overtaken."),
     option("--wait-bound", "wait_bound_s", type=click.FloatRange(0, max_open=True, max=float("inf")),
            default=DEFAULT_WAIT_BOUND_S, metavar="SECONDS",
@@ -153,13 +154,16 @@ secrets_key = option("--secrets-key", type=_FILE, metavar="FILE",
                      says="Key that secrets are sealed with, the same for gateways and nodes; a gateway makes one."
                      )  # fmt: skip
 
-data_option = option("--data", type=_DIRECTORY, metavar="DIR",
-                     says="Where functions, weights, logs and accepted asynchronous calls are kept. [default: "
-                     "~/.local/share/gpufaas; in a cluster gateway-ID or node-ID in it]")  # fmt: skip
+
+def data_option(what: str, folder: str = "") -> Callable[[F], F]:
+    says = f"Folder where {what} are kept. [default: {folder}~/.local/share/gpufaas]"
+    return option("--data", type=_DIRECTORY, metavar="DIR", says=says)
 
 
 def status_option(port: int) -> Callable[[F], F]:
-    return option("--status-port", type=_PORT, default=port, says="Port of /healthz, /readyz and /metrics.")
+    return option(
+        "--status-port", type=_PORT, default=port, metavar="PORT", says="Port of /healthz, /readyz and /metrics."
+    )
 
 
 def data_folder(given: dict[str, Any], name: str = "") -> Path:

@@ -28,15 +28,7 @@ from packaging.utils import canonicalize_name
 from gpufaas_cli.build_target import BuildTarget
 from gpufaas_cli.pip_elsewhere import tag_options, write_environment
 from gpufaas_core.bundle import Needs
-from gpufaas_core.environment import (
-    Distribution,
-    Environment,
-    applies,
-    installed,
-    measure,
-    misfits,
-    required_by,
-)
+from gpufaas_core.environment import Distribution, Environment, applies, installed, measure, misfits, required_by
 from gpufaas_core.errors import InvalidSpec
 
 RESERVED: Final = frozenset(("torch", "numpy", "safetensors"))

@@ -107,14 +107,14 @@ workload = gathered(
     option("--trace", type=_PATH, metavar="FILE",
            says="Azure Functions 2019, calls per minute; the full files or samples of them."),
     option("--shape", type=click.Choice(_SHAPES), says="Draw the workload. [default: power-law, as published]"),
-    option("--minutes", type=_COUNT, default=6, says="Its length."),
+    option("--minutes", type=_COUNT, default=6, metavar="N", says="Length of the workload."),
     option("--first-minute", type=int, metavar="N", says="First minute of --trace. [default: its first]"),
     option("--working-set", "working_sets", type=_COUNT, multiple=True, metavar="N",
            says=f"How many functions, the most called ones; repeatable. [default: {_DEFAULT_WORKING_SET}]"),
     option("--rpm", type=_ABOVE_0, default=325.0, says="Calls a minute, all functions together."),
     option("--as-recorded", is_flag=True, says="With --trace: its own number of calls, whatever --rpm says."),
     option("--skew", type=click.FloatRange(0), default=0.8, says="With --shape: popularity falls as rank^-SKEW."),
-    option("--devices", type=_COUNT, default=12, says="How many devices there are."),
+    option("--devices", type=_COUNT, default=12, metavar="N", says="How many devices there are."),
     option("--memory-mb", type=_ABOVE_0, default=7800.0, says="Memory of each device."),
 )  # fmt: skip
 """Where the workload comes from, as ``source``."""

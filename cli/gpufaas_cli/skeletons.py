@@ -47,11 +47,7 @@ ThreadingHTTPServer(("", 8080), Handler).serve_forever()
 
 
 def new_function(
-    name: str,
-    lang: str,
-    root: Path,
-    template_dirs: Sequence[Path] = (Path("template"),),
-    place: str | None = None,
+    name: str, lang: str, root: Path, template_dirs: Sequence[Path] = (Path("template"),), place: str | None = None
 ) -> list[Path]:
     """
     Write the skeleton of template *lang* to the new folder ``root/name``, or *place* in *root*; return the files

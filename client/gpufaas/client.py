@@ -264,9 +264,7 @@ def _awaited(operation: _Operation[_P, _T]) -> Callable[Concatenate["AsyncClient
     return method
 
 
-def _calling_async(
-    operation: _Operation[_P, str],
-) -> Callable[Concatenate["AsyncClient", _P], _Soon["AsyncCall"]]:
+def _calling_async(operation: _Operation[_P, str]) -> Callable[Concatenate["AsyncClient", _P], _Soon["AsyncCall"]]:
     @functools.wraps(operation)
     async def method(self: "AsyncClient", /, *args: _P.args, **kwargs: _P.kwargs) -> "AsyncCall":
         return AsyncCall(self, await self._run(operation(self._at, *args, **kwargs)))

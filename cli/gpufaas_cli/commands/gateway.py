@@ -20,7 +20,7 @@ from gpufaas_cli.extra import needing
 
 @declare.command("gateway")
 @front_options
-@data_option
+@data_option("uploads and accepted asynchronous calls", "gateway-ID in ")
 @declare.option("--object-store", default="", metavar="URL",
                 says="Keep bundles and weights there as well: dir:/path or "
                 "s3://bucket/prefix?endpoint=URL.")  # fmt: skip

@@ -41,7 +41,7 @@ _SHOWN: Final = ("torch", "numpy")
 @declare.option("--advertise", default="", metavar="HOST:PORT",
                 says="Its address for other machines. [default: this machine's name, with the port of "
                 "--listen]")  # fmt: skip
-@data_option
+@data_option("bundles, weights and logs", "node-ID in ")
 @declare.option("--object-store", default="", metavar="URL",
                 says="Fetch there what no other node has: dir:/path or s3://bucket/prefix?endpoint=URL.")  # fmt: skip
 @secrets_key

@@ -17,7 +17,7 @@ from gpufaas_cli.extra import needing
 
 @declare.command("serve")
 @front_options
-@data_option
+@data_option("functions, weights and logs")
 @device_options
 @policy_options
 def command(**given: Any) -> None:

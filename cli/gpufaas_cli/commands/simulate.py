@@ -126,11 +126,7 @@ def command(
 
 
 def _run(
-    source: simulations.Source,
-    headers: "list[Header]",
-    seeds: range,
-    deviation: simulations.Deviation,
-    wanted: _Wanted,
+    source: simulations.Source, headers: "list[Header]", seeds: range, deviation: simulations.Deviation, wanted: _Wanted
 ) -> list[simulations.Run]:
     """Run each policy over each workload: a working set drawn with a seed."""
     from gpufaas_simulator.decisions import DecisionLog, whole_file
