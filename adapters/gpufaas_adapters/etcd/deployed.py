@@ -3,20 +3,19 @@
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from gpufaas_adapters.etcd.client import Deleted, Etcd, Item, Listed, Put
+from gpufaas_adapters.etcd.client import Deleted, Etcd, Listed, Put
+from gpufaas_adapters.etcd.reading import decoded, read_all
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import Function, Profile
 from gpufaas_core.plausible import read_profile
 from gpufaas_gateway.spec import FunctionRecord, Quota
 
 log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 FUNCTIONS: Final = "v1/functions/"
 PROFILES: Final = "v1/profiles/"
@@ -120,18 +119,3 @@ class DeployedFunctions:
 
     async def save_profile(self, digest: str, kind: str, profile: Profile) -> None:
         await self._etcd.put(f"{PROFILES}{digest}/{kind}", msgspec.json.encode(profile))
-
-
-async def read_all(etcd: Etcd, prefix: str, kind: type[_T]) -> dict[str, _T]:
-    """Return the values below *prefix*, by what follows it, in order of the keys; those that can be read."""
-    items = (await etcd.range(prefix)).items
-    return {item.key.removeprefix(prefix): value for item in items if (value := decoded(item, kind)) is not None}
-
-
-def decoded(item: Item, kind: type[_T]) -> _T | None:
-    """Return the value; None, and a line in the log: it cannot be read (changed by hand, or by a later version)."""
-    try:
-        return msgspec.json.decode(item.value, type=kind)
-    except msgspec.DecodeError as exc:
-        log.error("store.unreadable key=%s reason=%s", item.key, exc)
-        return None

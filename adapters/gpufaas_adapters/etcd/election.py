@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpufaas_adapters.etcd.client import (
     Compare,
@@ -24,13 +25,13 @@ from gpufaas_adapters.etcd.client import (
     EtcdLease,
     EtcdRefused,
     EtcdUnreachable,
-    Item,
     Listed,
     Put,
     absent,
     created_at,
     unchanged,
 )
+from gpufaas_adapters.etcd.reading import decoded
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.units import Seconds
 
@@ -218,7 +219,8 @@ async def watch_leader(
             before = seen
             match change:
                 case Put(item):
-                    seen = _leader_of(item)
+                    leader = decoded(item, KnownLeader)
+                    seen = leader and replace(leader, epoch=item.create_revision)
                 case Deleted():
                     seen = None
                 case Listed():
@@ -226,15 +228,6 @@ async def watch_leader(
             if seen != before or (isinstance(change, Listed) and not told):
                 told = True
                 yield seen
-
-
-def _leader_of(item: Item) -> KnownLeader | None:
-    try:
-        value = msgspec.json.decode(item.value, type=KnownLeader)
-    except msgspec.DecodeError:
-        log.warning("leader.unreadable value=%r", item.value[:200])
-        return None
-    return KnownLeader(value.id, value.address, item.create_revision)
 
 
 class Registration:

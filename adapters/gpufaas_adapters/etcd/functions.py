@@ -27,7 +27,8 @@ from gpufaas_adapters.etcd.client import (
     present,
     unchanged,
 )
-from gpufaas_adapters.etcd.deployed import FUNCTIONS, QUOTAS, DeployedFunctions, FunctionEntry, read_all
+from gpufaas_adapters.etcd.deployed import FUNCTIONS, QUOTAS, DeployedFunctions, FunctionEntry
+from gpufaas_adapters.etcd.reading import read_all
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.model import Function, Profile
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota

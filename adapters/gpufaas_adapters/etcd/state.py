@@ -5,25 +5,19 @@ Only the leader can write: each write is a transaction on the condition that the
 A scheduler that was replaced and does not know it yet changes nothing.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
-import msgspec
-
-from gpufaas_adapters.etcd.client import Compare, DoDelete, DoPut, Etcd, Item
+from gpufaas_adapters.etcd.client import Compare, DoDelete, DoPut, Etcd
+from gpufaas_adapters.etcd.reading import decoded
 from gpufaas_core.messages import Restored
 from gpufaas_core.snapshot import DeviceDoc, EngineDoc, FunctionDoc
 from gpufaas_core.units import Seconds
-
-log = logging.getLogger(__name__)
 
 STATE: Final = "v1/state/"
 _DEVICES: Final = f"{STATE}devices/"
 _FUNCTIONS: Final = f"{STATE}functions/"
 _ENGINE: Final = f"{STATE}engine"
-
-_DocT = TypeVar("_DocT", DeviceDoc, FunctionDoc, EngineDoc)
 
 
 class EtcdState:
@@ -57,17 +51,9 @@ async def read_state(etcd: Etcd, elapsed_s: Seconds = 0.0) -> Restored:
     devices: list[DeviceDoc] = []
     for item in (await etcd.range(STATE)).items:
         if item.key == _ENGINE:
-            engine = _doc(item, EngineDoc)
-        elif item.key.startswith(_FUNCTIONS) and (function := _doc(item, FunctionDoc)) is not None:
+            engine = decoded(item, EngineDoc)
+        elif item.key.startswith(_FUNCTIONS) and (function := decoded(item, FunctionDoc)) is not None:
             functions.append(function)
-        elif item.key.startswith(_DEVICES) and (device := _doc(item, DeviceDoc)) is not None:
+        elif item.key.startswith(_DEVICES) and (device := decoded(item, DeviceDoc)) is not None:
             devices.append(device)
     return Restored(engine, tuple(functions), tuple(devices), elapsed_s)
-
-
-def _doc(item: Item, kind: type[_DocT]) -> _DocT | None:
-    try:
-        return msgspec.json.decode(item.value, type=kind)
-    except msgspec.DecodeError as exc:
-        log.warning("state.unreadable key=%s reason=%s", item.key, exc)
-        return None
