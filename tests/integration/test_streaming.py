@@ -367,7 +367,8 @@ def test_a_reader_who_stops_reading_is_cut_off_at_the_time_limit(platform: Platf
     source = f"def handle(event, context): {pieces}"
     if lang == TORCH:
         source = f"def load(device): pass\ndef handle(model, event, context): {pieces}"
-    path = platform.deploy("wordy", source, lang, timeout="1s")
+    path = platform.deploy("wordy", source, lang, timeout="1s", labels={"com.openfaas.scale.min": "1"})
+    until(lambda: "wordy" in platform.residents(), "it is loaded")
     with slow_reader(platform) as slow:
         slow.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
         until(lambda: slow.recv(1, socket.MSG_PEEK))

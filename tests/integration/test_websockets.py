@@ -288,7 +288,7 @@ def test_a_message_that_is_too_large_is_refused_with_1009(platform: Platform) ->
     ],
 )
 def test_what_is_no_websocket_is_refused_in_words(platform: Platform, path: str, status: int, text: str) -> None:
-    deploy(platform, timeout="1s")
+    deploy(platform, timeout="1s" if status == 504 else "60s")
     platform.deploy("echo", ECHO, HTTP)
 
     with pytest.raises(InvalidStatus) as caught:
