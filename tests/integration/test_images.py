@@ -416,7 +416,7 @@ def test_build_secrets_are_sealed_for_the_platform(project: Project, platform: P
     if has_buildkit():
         assert done.returncode == 0, done.stderr
     else:
-        assert "need BuildKit, which this builder's docker has not" in one_line(done)
+        assert "need BuildKit, which this builder's docker lacks" in one_line(done)
     assert "s3cret" not in done.stdout + platform.said()
     assert all("s3cret" not in line for line in done.stderr.splitlines() if "RUN" not in line)
 
