@@ -189,7 +189,7 @@ def test_white_space_around_what_files_hold_does_not_count(tmp_path: Path) -> No
         (None, "p", "basic-auth-user cannot be read"),
         ("u", None, "basic-auth-password cannot be read"),
         ("u", " \n", "basic-auth-password is empty"),
-        ("a:b", "p", "no ':'"),
+        ("a:b", "p", "cannot have a ':'"),
     ],
 )
 def test_half_a_password_does_not_start(tmp_path: Path, user: str | None, password: str | None, message: str) -> None:
