@@ -46,8 +46,8 @@ MIN_SIZED: Final = 8
 _MAX_SIZE: Final = 1e100
 _MAX_S: Final = 1e9
 
-_ON_GRID: Final = 1.5 * 2.0**22
-"""Floats near this are 2**-30 apart."""
+ON_GRID: Final = 1.5 * 2.0**22
+"""Floats near this are 2**-30 apart; see `on_grid`."""
 
 _SIDE: Final = 40
 """The number of buckets below and above the middle: ratios from 1/7,500 to 7,500. The end buckets hold the rest."""
@@ -59,8 +59,9 @@ _LOWEST: Final = _LOWS[0] * RATIO
 _HIGHEST: Final = _LOWS[-1] / RATIO
 """Between these, the logarithm gives the bucket in spite of rounding."""
 _MIDDLE: Final = _SIDE + 0.5
-_ABOUT_ONE: Final = 0.9
-"""This and its inverse are in the middle bucket."""
+_BELOW_ONE: Final = 0.9
+_ABOVE_ONE: Final = 1.0 / _BELOW_ONE
+"""Both are in the middle bucket."""
 _MEANS: Final = [low * (RATIO - 1.0) / _LOG for low in _LOWS]
 """The mean of each bucket, with times spread evenly over their logarithms."""
 
@@ -129,7 +130,7 @@ class ServiceTimes:
 
         Each call of any function passes here, so this is written for speed.
         """
-        if _ABOUT_ONE < ratio < 1.0 / _ABOUT_ONE:
+        if _BELOW_ONE < ratio < _ABOVE_ONE:
             index = _SIDE  # nearly always so where times vary little, and a logarithm is slow
         elif _LOWEST < ratio < _HIGHEST:
             index = int(log(ratio) / _LOG + _MIDDLE)
@@ -378,7 +379,7 @@ def steady(rate: float, calls: float, mean: float, mean2: float) -> float:
 
 def on_grid(seconds: Seconds) -> Seconds:
     """Return *seconds* rounded to 2**-30, about 1 ns: then sums with times of a clock are exact."""
-    return seconds + _ON_GRID - _ON_GRID  # rounds at a third of the cost of `round`; coarser beyond 24 days
+    return seconds + ON_GRID - ON_GRID  # rounds at a third of the cost of `round`; coarser beyond 24 days
 
 
 def _bucket(ratio: float) -> int:
