@@ -54,6 +54,7 @@ def test_a_row_that_cannot_be_judged_is_refused(change: dict[str, str]) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)  # three processes that import torch
 def test_the_bundle_of_a_gpu_can_be_tried_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "bundle.json"
     script = ROOT / "benchmarks" / "gpu_bundle.py"
