@@ -267,7 +267,8 @@ class KubernetesServer:
                 for version, kind, theirs, seen in [each for each in self._log if each[0] > at]:
                     at = version
                     if _within(theirs, key) and _matches(seen, selector):
-                        await answer.write(json.dumps({"type": kind, "object": seen}).encode() + b"\n")
+                        event = json.dumps({"type": kind, "object": seen}, ensure_ascii=False)  # as Go's encoder
+                        await answer.write(event.encode() + b"\n")
                         told = version
                 if request.query.get("allowWatchBookmarks") == "true" and self._version > told:
                     told = at = self._version

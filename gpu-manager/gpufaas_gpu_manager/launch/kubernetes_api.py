@@ -171,8 +171,11 @@ class ApiServer:
             "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S),
         }  # fmt: skip
         async with self._stream("pods", params, _SILENT_S) as response:
-            async for line in response.aiter_lines():
-                yield _change(line)
+            left = b""
+            async for piece in response.aiter_bytes():  # not aiter_lines: a message may contain other ends of lines
+                *lines, left = (left + piece).split(b"\n")
+                for line in lines:
+                    yield _change(line)
 
     async def log(self, pod: str, container: str, since: str) -> AsyncIterator[bytes]:
         """Yield a container's output as it comes, with timestamps, from *since* (RFC 3339; empty: the beginning) on."""
@@ -214,7 +217,7 @@ class _Event(msgspec.Struct):
     object: msgspec.Raw
 
 
-def _change(line: str) -> Change:
+def _change(line: bytes) -> Change:
     event = msgspec.json.decode(line, type=_Event)
     if event.type == "ERROR":
         refused = msgspec.json.decode(event.object, type=Status)

@@ -230,13 +230,16 @@ async def test_a_version_that_kubernetes_has_forgotten_is_listed_again(cluster: 
     assert await cluster.call(body=b"back", cold=True) == b"back"
 
 
-async def test_a_status_that_is_not_understood_does_not_end_the_watch(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    "status",
+    [{"containerStatuses": [{"name": "function", "restartCount": "many"}]}, {"message": "other ends\x85of lines\x85"}],
+)
+async def test_a_strange_status_does_not_end_the_watch(cluster: Cluster, status: dict[str, Any]) -> None:
     await cluster.define()
     await cluster.call(cold=True)
     (key,) = [each for each in cluster.server.objects if each[1] == "pods"]
 
-    strange = {**cluster.pod, "status": {"containerStatuses": [{"name": "function", "restartCount": "many"}]}}
-    await cluster.server._store(key, strange, "MODIFIED")
+    await cluster.server._store(key, {**cluster.pod, "status": status}, "MODIFIED")
     await cluster.server.delete_pod(key[3], 0)
 
     await eventually(lambda: [each for each in cluster.facts if isinstance(each, WorkerExited)])
