@@ -441,6 +441,6 @@ class _Unproven:
         if now - self._said_at >= _CROWDED_EVERY_S:
             self._said_at = now
             log.warning(
-                "listener.crowded address=%s connections=%d peer=%s: nobody says who he is, the oldest is closed",
+                "listener.crowded address=%s connections=%d peer=%s: too many handshakes, the oldest is closed",
                 self._address, len(self._all), oldest.host,
             )  # fmt: skip

@@ -221,7 +221,7 @@ class NodeSessions:
         for id_, difference in differences.items():
             self.differences += len(difference.lost) + len(difference.extra)
             for extra in difference.extra:
-                log.error("node.differs device=%s function=%s: nobody knows of this worker", id_, extra.function)
+                log.error("node.differs device=%s function=%s: an unknown worker", id_, extra.function)
                 node.execute(Evict(extra.function, id_, extra.copy))
         # After all evictions: what the engine starts because of these may be what was to be evicted.
         for id_, difference in differences.items():

@@ -72,7 +72,7 @@ class EngineDriver:
             self._set_timer(wake_at, now)
 
     def doc(self, key: str) -> DeviceDoc | FunctionDoc | EngineDoc | None:
-        """Return what is to be kept under *key*; see `Engine.doc`."""
+        """Return the state to keep under *key*; see `Engine.doc`."""
         return self.engine.doc(key, self.now())
 
     def _set_timer(self, wake_at: Seconds, now: Seconds) -> None:
