@@ -30,7 +30,7 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.messages import Lease
-from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, NodeView
+from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId, NodeView
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.node import Node
@@ -129,7 +129,8 @@ async def measure(root: Path, calls: int, rounds: int) -> dict[str, Any]:
     assert other.stdin is not None
     port = int(await other.stdout.readline())
     remote = RemoteNodes(Identity("gateway", "g1", "b", TOKEN))
-    remote.set_nodes([NodeView(NodeId("far"), f"127.0.0.1:{port}")])
+    device = Device(DeviceId("far/cpu:0"), "cpu", 1024 * MiB)
+    remote.set_nodes([NodeView(NodeId("far"), f"127.0.0.1:{port}", [device])])
     near, far = Bench(node.leases, "near"), Bench(remote, "far")
     rows: dict[str, list[tuple[float, float, float]]] = {"near": [], "far": []}
     try:
