@@ -1,6 +1,7 @@
 """How the problems of this package are read: strictly, each error in one line that says where and what."""
 
-from typing import Annotated, Final, TypeVar
+import json
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -16,6 +17,10 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 EPSILON: Final = 1e-9
 """Times and sums that differ by less are taken for equal."""
+
+LARGEST: Final = 1e15
+SMALLEST: Final = 1e-30
+"""Other numbers than 0 lie between these two, so that no sum and no product leaves the range of floats."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -35,7 +40,12 @@ def read(data: bytes | str, kind: type[_T]) -> _T:
     :raises BadProblem: it is no JSON, or no such problem: which key is wrong, and how
     """
     try:
-        return msgspec.json.decode(data, type=kind)
+        found = msgspec.json.decode(data, type=kind)
+        json.loads(data, object_pairs_hook=_once, parse_int=_whole, parse_float=_real)
+        return found
+    except (UnicodeDecodeError, RecursionError) as exc:
+        what = "it is not UTF-8" if isinstance(exc, UnicodeDecodeError) else "it is nested too deeply"
+        raise BadProblem(f"not JSON: {what}") from exc
     except msgspec.ValidationError as exc:
         raise BadProblem(_in_one_line(str(exc))) from exc
     except msgspec.DecodeError as exc:
@@ -53,6 +63,20 @@ def distinct(names: list[str], what: str) -> None:
         if name in seen:
             raise BadProblem(f"two {what} are called {name!r}: names must differ")
         seen.add(name)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    distinct([key for key, _ in pairs], "keys of one object")
+
+
+def _whole(text: str) -> None:
+    _real(text)
+
+
+def _real(text: str) -> None:
+    size = abs(float(text))
+    if size > LARGEST or 0 < size < SMALLEST:
+        raise BadProblem(f"{text} is out of range: numbers lie between {SMALLEST:g} and {LARGEST:g}, or are 0")
 
 
 def _in_one_line(text: str) -> str:

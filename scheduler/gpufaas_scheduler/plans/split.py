@@ -45,7 +45,10 @@ class Sharing:
         if requests == 0:
             return 0.0
         asked = requests / self.batch * self.fbr
-        return self.solo * (asked**self.p if asked > 1 else 1.0)
+        try:
+            return self.solo * (asked**self.p if asked > 1 else 1.0)
+        except OverflowError:
+            return math.inf
 
     def last_ends(self, n: int, y: int) -> Milliseconds:
         """Return T(y)."""

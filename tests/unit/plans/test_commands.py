@@ -51,6 +51,30 @@ def test_a_bad_problem_is_one_line_and_exit_code_2(name: str, tmp_path: Path) ->
     assert "bad.json: " in run(name, str(tmp_path / "bad.json")).output
 
 
+HARDWARE = '{"n": 1, "slo_ms": 200, "types": [{"name": "a", "price": 1, "kind": "cpu", "solo_ms": 1, "batch": 1}]}'
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (b"", "not JSON"),
+        ('{"n": 1, "é": 2}'.encode("latin-1"), "it is not UTF-8"),
+        (HARDWARE.replace('"n": 1', '"n": 1, "n": 2').encode(), "two keys of one object are called 'n'"),
+        (HARDWARE.replace('"n": 1', '"n": "1"').encode(), "got `str`"),
+        (HARDWARE.replace('"n": 1', '"n": true').encode(), "got `bool`"),
+        (HARDWARE.replace("200", "NaN").encode(), "not JSON"),
+        (HARDWARE.replace("200", "1e999").encode(), "out of range"),
+        (HARDWARE.replace("200", "1e300").encode(), "1e300 is out of range"),
+        (HARDWARE.replace('"n": 1', '"n": 1' + "0" * 30).encode(), "out of range"),
+    ],
+)
+def test_bytes_and_numbers_that_no_problem_has_are_refused(problem: bytes, said: str) -> None:
+    result = CliRunner().invoke(cli, ["plan", "hardware", "-"], input=problem)
+
+    assert (result.exit_code, len(result.output.strip().splitlines())) == (2, 1)
+    assert said in result.output
+
+
 def test_an_infeasible_problem_ends_well() -> None:
     variants = {"load": 9, "slo_ms": 1, "variants": [{"name": "a", "cost": 1, "qps": 1, "latency_ms": 5}]}
     result = run("variants", "-", "--json", stdin=json.dumps(variants))

@@ -70,6 +70,9 @@ class TestSplit:
         assert [EXHAUSTED.in_time(700, y, 200) for y in (0, 700)] == [0, 433]
         assert split(700, EXHAUSTED, 200) == Split(12, None, 688)
 
+    def test_interference_beyond_all_numbers_is_no_error(self) -> None:
+        assert split(10**6, Sharing(80, 1, 1.5, p=1000), 1000) == Split(10**6, None, 12)
+
     def test_what_may_not_run_at_once_waits(self) -> None:
         found = split(256, Sharing(80, 64, 0.5, most_batches=2), 1000)
 

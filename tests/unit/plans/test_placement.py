@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from gpufaas_scheduler.plans.placement import compute, igniter, problem, profiles, programmes, size, usher
@@ -68,6 +69,11 @@ class TestUsher:
 
         assert answer.unserved == {"bert": "it needs more replicas than there are devices"}
         assert len({each.device for each in answer.replicas}) == 3
+
+    def test_a_group_of_which_no_model_can_be_served_leaves_the_others(self) -> None:
+        answer = usher.solve(ask(("bert", "resnet50"), 500, 200, 2), "ao", [["bert"], ["resnet50"]])
+
+        assert answer.expected == {"bert": 0, "resnet50": 500}
 
     def test_the_smallest_batches_that_serve_as_much(self) -> None:
         assert batches(usher.solve(ask(profiles.VISION, 500, 200, 6), "ao"))[2:5] == [
@@ -220,6 +226,20 @@ class TestIgniter:
         assert len(made) > 1
         assert all(each.share <= 100 for each in made)
 
+    def test_a_rate_that_no_number_of_devices_serves_ends_the_search(self) -> None:
+        assert set(compute.solve(ask_igniter((15, 40, 60), (1e12, 400, 200)), "igniter").unserved) == {"alexnet"}
+
+    def test_coefficients_that_give_no_time_are_refused(self) -> None:
+        of = msgspec.structs.replace(C["vgg19"], k=(0, 0, 0, 0, 0))
+
+        with pytest.raises(BadProblem, match="`k` of 'vgg19' give no time above 0"):
+            predict(D, [Workload("vgg19", of, 30, 4, 10)])
+
+    def test_without_any_frequency_left_a_batch_never_ends(self) -> None:
+        weak = msgspec.structs.replace(D, P=60, alpha_f=-100)
+
+        assert predict(weak, [Workload("vgg19", C["vgg19"], 30, 16, 100)])[0].latency == float("inf")
+
     def test_a_kind_without_coefficients_is_named(self) -> None:
         with pytest.raises(BadProblem, match="kind 'v100' has no `igniter` coefficients"):
             compute.solve(ask(G1, 1, 200, 1), "igniter")
@@ -284,6 +304,21 @@ class TestSize:
             assert isinstance(answer, size.Answer)
             assert answer.devices == devices
 
+    @pytest.mark.parametrize(
+        ("rps", "slo_ms", "said"),
+        [
+            (10, 1, "its quickest batch, 4, takes 34.1 ms of 1 ms"),
+            (1e6, 300, "64 replicas serve at most 8396.16 of 1e+06"),
+        ],
+    )
+    def test_what_no_number_of_devices_serves_is_known_at_once(self, rps: float, slo_ms: float, said: str) -> None:
+        """Not after a placement on each of 1 to 64 devices."""
+        asked = size.Problem(kinds={"v100": Kind()}, models=ask(profiles.models(), rps, slo_ms, 1).models)
+        answer = size.solve(asked, "wsm-milp")
+
+        assert isinstance(answer, size.Infeasible)
+        assert said in answer.infeasible
+
     def test_what_no_cluster_serves(self) -> None:
         asked = size.Problem(kinds={"v100": Kind()}, models=ask(("bert",), 10, 1, 1).models, max_devices=2)
         answer = size.solve(asked, "usher")
@@ -302,6 +337,13 @@ GOOD = {"devices": [{"id": "g", "kind": "k"}], "models": {"m": {"rps": 1, "slo_m
         ({"models": {"m": {"rps": 0, "slo_ms": 1}}}, "rps"),
         ({"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"4": {"latency": 1}}}}}, "model 'm': in a `profile`"),
         ({"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"4": {}, "k": {}}}}}, "batch sizes beside kinds"),
+        (
+            {"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"4": {"wsm": "5"}}}}},
+            "Expected `float | null`, got `str`",
+        ),
+        ({"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"0": {}}}}}, "'0' is no batch size"),
+        ({"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"4": {}, "04": {}}}}}, "'04' is no batch size"),
+        ({"models": {"m": {"rps": 1, "slo_ms": 1, "profile": {"k": 5}}}}, "Expected `object`, got `int`"),
         ({"devices": [{"id": "g", "kind": "k"}] * 2}, "two devices are called 'g'"),
         ({"gpus": 1}, "unknown field `gpus`"),
     ],
@@ -311,6 +353,12 @@ def test_bad_problems_are_refused(change: dict[str, object], said: str) -> None:
         read(json.dumps({**GOOD, **change}), Problem)
 
     assert said in str(caught.value)
+
+
+def test_a_kind_may_be_called_by_a_number() -> None:
+    model = Model(rps=1, slo_ms=1, profile={"4090": {"8": {"latency_s": 0.1}}, "3090": {}})
+
+    assert (list(model.measured("4090")), list(model.measured("3090"))) == ([8], [])
 
 
 def test_a_missing_profile_is_named() -> None:

@@ -11,10 +11,14 @@ here over several replicas, with the least number that fits; the original refuse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from gpufaas_scheduler.plans.placement import problem
 from gpufaas_scheduler.plans.placement.problem import Answer, DeviceCoefficients, ModelCoefficients, Problem, Replica
 from gpufaas_scheduler.plans.problem import EPSILON, BadProblem, Milliseconds
+
+MOST_REPLICAS: Final = 1000
+"""A model that needs more is not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,14 @@ class Workload:
     def active(self) -> Milliseconds:
         """Time that its kernels take alone."""
         k1, k2, k3, k4, k5 = self.of.k
-        return (k1 * self.batch**2 + k2 * self.batch + k3) / (self.share + k4) + k5
+        size = self.share + k4
+        found = (k1 * self.batch**2 + k2 * self.batch + k3) / size + k5 if size > 0 else 0.0
+        if found <= 0:
+            raise BadProblem(
+                f"the coefficients `k` of {self.model!r} give no time above 0 for a batch of {self.batch} with"
+                f" {self.share:g} % of a device"
+            )
+        return found
 
     @property
     def ability(self) -> float:
@@ -66,7 +77,7 @@ def predict(device: DeviceCoefficients, workloads: Sequence[Workload]) -> list[P
     for each, cache in zip(workloads, caches, strict=True):
         launch = each.of.t_sch0 + each.of.n * growth
         active = each.active * (1 + each.of.alpha_cache * (sum(caches) - cache))
-        on_gpu = (launch + active) / (frequency / device.F)
+        on_gpu = (launch + active) / (frequency / device.F) if frequency > 0 else math.inf
         into, out = each.of.d_in * each.batch / device.B, each.of.d_out * each.batch / device.B
         found.append(Predicted(into + on_gpu + out, 1000 * each.batch / (on_gpu + out)))
     return found
@@ -87,16 +98,15 @@ def workloads_of(
 ) -> list[Workload]:
     """Return the replicas, as few as possible, that serve *rps*; empty if no number of them does."""
     goal = slo_ms / 2
-    count = 1
-    while True:
+    for count in range(1, MOST_REPLICAS + 1):
         rate = rps / 1000 / count
         batch = max(1, math.ceil(goal * rate * device.B / (device.B + of.d_in * rate) - EPSILON))
         share = least_share(device, of, goal, batch)
         if share is not None and share <= 100:
             return [Workload(name, of, goal, batch, share)] * count
         if batch == 1:
-            return []
-        count += 1
+            break
+    return []
 
 
 def share_out(device: DeviceCoefficients, workloads: Sequence[Workload]) -> list[Workload] | None:
@@ -156,7 +166,8 @@ def solve(asked: Problem) -> Answer:
         if of is None:
             why[name] = f"it has no `igniter` coefficients for kind {kind!r}"
         elif not made:
-            why[name] = f"no share of a device answers within half of {model.slo_ms:g} ms"
+            within = f"within half of {model.slo_ms:g} ms"
+            why[name] = f"no share of a device answers {within}, with up to {MOST_REPLICAS} replicas"
         workloads += made[:limit]
     opened = place(device, workloads) if device else []
     notes += [f"the plan has {len(opened)} devices"] if len(opened) > len(ours) else []

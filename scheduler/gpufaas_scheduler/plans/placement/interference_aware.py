@@ -25,8 +25,6 @@ _PARTS: Final = (1.0, 0.75, 0.5, 0.25)
 class _Placed:
     model: str
     option: Option
-    warps: float
-    """Percent."""
     rate: float
     """Requests per second that it gets."""
     goal: Seconds
@@ -48,7 +46,7 @@ class _Room:
         """Return by which factor all that run there are slowed down, *new* included."""
         there = [*self.placed, new] if new else self.placed
         compute = sum(each.option.compute for each in there) / 100
-        warps = sum(each.warps for each in there) / 100
+        warps = sum(each.option.warps for each in there) / 100
         return max(1.0, compute, warps)
 
     def takes(self, new: _Placed) -> bool:
@@ -105,8 +103,7 @@ def _spread(
         option = found.on(name, room.kind).get(batch)
         if option is None:
             continue
-        warps = model.measured(room.kind)[batch].wao or 0.0
-        new = _Placed(name, option, warps, rate, model.slo_ms / 1000)
+        new = _Placed(name, option, rate, model.slo_ms / 1000)
         if room.takes(new):
             ranked.append((room.slower(new), index, room, new))
     ranked.sort(key=lambda each: each[:2])

@@ -1,6 +1,7 @@
 """What is to be placed, on what, and what came of it. Percentages are of one device; their sums stay within 100."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -12,6 +13,7 @@ from gpufaas_scheduler.plans import problem
 from gpufaas_scheduler.plans.problem import AtLeastOne, BadProblem, Name, NotNegative, Positive
 
 FULL: Final = 100.0 + 1e-6
+_SIZE: Final = re.compile("[1-9][0-9]{0,8}")
 
 
 class DeviceCoefficients(problem.Problem, frozen=True):
@@ -28,7 +30,7 @@ class DeviceCoefficients(problem.Problem, frozen=True):
     """MHz for each W beyond the limit; below 0."""
     alpha_sch: float
     beta_sch: float
-    unit: Positive = 2.5
+    unit: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 2.5
     """Shares are multiples of it, in percent."""
 
 
@@ -88,13 +90,25 @@ class Model(problem.Problem, frozen=True):
 
         :raises BadProblem: a key or a value is none of a profile
         """
-        by_kind = any(not key.isdecimal() for key in self.profile)
-        profile = self.profile.get(kind, {}) if by_kind else self.profile
+        profile = self.profile.get(kind, {}) if self.profiled_kinds() else self.profile
+        found = {}
         try:
-            found = msgspec.convert(profile, dict[Annotated[int, msgspec.Meta(ge=1)], Batch], strict=False)
+            for size, batch in msgspec.convert(profile, dict[str, Any]).items():
+                if not _SIZE.fullmatch(size):
+                    raise BadProblem(f"in a `profile`: {size!r} is no batch size: a whole number from 1 on")
+                found[int(size)] = msgspec.convert(batch, Batch)
         except msgspec.ValidationError as exc:
             raise BadProblem(f"in a `profile`: {exc}") from exc
         return dict(sorted(found.items()))
+
+    def profiled_kinds(self) -> list[str]:
+        """Return the keys of the profile that are kinds of device, such as `v100`, or `4090` with batches below it."""
+        return [
+            key
+            for key, value in self.profile.items()
+            if not key.isdecimal()
+            or (isinstance(value, dict) and any(isinstance(below, dict) for below in value.values()))
+        ]
 
 
 class Cluster(problem.Problem, frozen=True):
@@ -105,7 +119,7 @@ class Cluster(problem.Problem, frozen=True):
 
     def __post_init__(self) -> None:
         for name, model in self.models.items():
-            known = [key for key in model.profile if not key.isdecimal()]
+            known = model.profiled_kinds()
             if known and len(known) != len(model.profile):
                 raise BadProblem(f"the `profile` of {name!r} has batch sizes beside kinds: put them under a kind")
             for kind in known or [""]:
@@ -153,6 +167,8 @@ class Option:
     """Percent."""
     memory: float
     """Percent."""
+    warps: float
+    """Mean occupancy over time, in percent; 0 where it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +212,7 @@ def _complete(measured: Mapping[int, Batch], metric: str) -> list[Option]:
     for size, batch in measured.items():
         compute = getattr(batch, metric)
         if None not in (batch.latency_s, batch.goodput, batch.memory_pct, compute):
-            found.append(Option(size, batch.latency_s, batch.goodput, compute, batch.memory_pct))  # type: ignore[arg-type]
+            found.append(Option(size, batch.latency_s, batch.goodput, compute, batch.memory_pct, batch.wao or 0.0))  # type: ignore[arg-type]
     return found
 
 

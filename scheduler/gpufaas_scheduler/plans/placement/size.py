@@ -21,6 +21,8 @@ from gpufaas_scheduler.plans.placement.problem import Cluster, Device
 from gpufaas_scheduler.plans.problem import BadProblem
 
 _SAME: Final = 1e-6
+_METRICS: Final = {"usher": "ao", "wao-usher": "wao", "ao-milp": "ao"}
+"""What a policy measures compute by, if not by `wsm`."""
 
 
 class Problem(Cluster, frozen=True, kw_only=True):
@@ -50,6 +52,8 @@ def solve(asked: Problem, policy: str = compute.DEFAULT, time_limit: Seconds | N
 
     :param time_limit: of each placement that is tried
     """
+    if hopeless := _hopeless(asked, policy):
+        return Infeasible(f"{asked.max_devices} devices do not serve all: {'; '.join(hopeless)}")
     best: Placement | None = None
     for counts in _clusters(asked):
         devices = tuple(Device(id=f"{kind}-{i}", kind=kind) for kind, count in counts.items() for i in range(count))
@@ -84,6 +88,24 @@ def _clusters(asked: Problem) -> Iterator[dict[str, int]]:
             if more not in seen:
                 seen.add(more)
                 heapq.heappush(heap, (price + asked.kinds[kind].price, count + 1, more))
+
+
+def _hopeless(asked: Problem, policy: str) -> list[str]:
+    """Return the models that no cluster serves, and why each; a policy that computes goodput itself is tried."""
+    if policy == "igniter":
+        return []
+    found = problem.options(asked, asked.kinds, _METRICS.get(policy, "wsm"))
+    told = []
+    for name, model in asked.models.items():
+        rates = [option.goodput for of in found.of[name].values() for option in of.values()]
+        most = min(asked.max_devices, model.max_replicas or asked.max_devices)
+        if name in found.why_none:
+            told.append(f"{name}: {found.why_none[name]}")
+        elif most * max(rates) < model.rps - _SAME:
+            told.append(
+                f"{name}: {most} replicas serve at most {most * max(rates):g} of {model.rps:g} requests per second"
+            )
+    return told
 
 
 def _least(asked: Problem) -> int:

@@ -159,7 +159,7 @@ def _place_group(
 def _fewest(configuration: Sequence[Choice]) -> int:
     """Return how many devices all replicas take at least."""
     compute = math.fsum(each.replicas * each.compute for each in configuration)
-    return max(math.ceil(compute / FULL), *(each.replicas for each in configuration))
+    return max([math.ceil(compute / FULL), *(each.replicas for each in configuration)])
 
 
 def _choices(asked: Problem, found: Options, name: str) -> Iterator[Choice]:
