@@ -97,7 +97,7 @@ def best(costs: Costs, requests: int, devices: int, max_parts: int | None = None
     parts, least = 0, math.inf
     for count in range(1, most + 1):
         weight = waits(requests, devices // count) / requests
-        found = min((total + pace * weight for total, pace in table.hulls[count - 1]), default=math.inf)
+        found = min([total + pace * weight for total, pace in table.hulls[count - 1]], default=math.inf)
         if count == 1 or found < least - _SAME * least:
             parts, least = count, found
     cuts = table.first_cuts(parts, waits(requests, devices // parts) / requests, least)
@@ -185,12 +185,21 @@ class PlanTable:
             for cut in range(first, len(rest) - 1):
                 part, work, _ = self._part(first, cut)
                 c, b, t = max(cold, part), max(pace, work, self.costs.n[cut]), moved + self.costs.n[cut]
-                if any(
-                    max(c, other) + t + more + weight * max(b, slow) <= enough for other, slow, more in rest[cut + 1]
-                ):
-                    cuts.append(cut)
-                    cold, pace, moved = c, b, t
-                    break
+                limit = enough - t
+                least_c, least_b = (
+                    (self.cold[-1] - self.cold[cut + 1]) / left,
+                    (self.work[-1] - self.work[cut + 1]) / left,
+                )
+                if max(c, self.costs.c0 + least_c) + weight * max(b, least_b) > limit:
+                    continue  # not even if the other parts were all of one size
+                for other, slow, more in rest[cut + 1]:  # `max` would take most of the time of a query
+                    if (other if other > c else c) + more + weight * (slow if slow > b else b) <= limit:
+                        break
+                else:
+                    continue
+                cuts.append(cut)
+                cold, pace, moved = c, b, t
+                break
         return tuple(cuts)
 
 
