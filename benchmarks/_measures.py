@@ -9,8 +9,17 @@ from typing import Final
 
 from paper import POWER_LAW, Results, Task, run
 
-from gpufaas_scheduler.plans import hardware, partition, selection, split, variants
-from gpufaas_scheduler.plans.placement import compute, igniter, problem, profiles
+from gpufaas_scheduler.plans import hardware, partition, provisioning, selection, split, variants
+from gpufaas_scheduler.plans.placement import (
+    compute,
+    igniter,
+    kernels,
+    problem,
+    profiles,
+    programmes,
+    size,
+    usher,
+)
 from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT
 
 Value = str | float
@@ -21,6 +30,40 @@ SEEDS: Final = 10
 def measure(function: Callable[..., Value]) -> Callable[..., Value]:
     MEASURES[function.__name__] = function
     return function
+
+
+# --- what the numbers of a paper say about one another ----------------------------------------------------------------
+
+
+@measure
+def ratio(one: str, other: str) -> Value:
+    return float(one) / float(other)
+
+
+@measure
+def dearer(one: str, other: str) -> Value:
+    return 100 * (float(one) / float(other) - 1)
+
+
+@measure
+def percent(part: str, whole: str) -> Value:
+    return 100 * float(part) / float(whole)
+
+
+@measure
+def total(*parts: str) -> Value:
+    return sum(map(float, parts))
+
+
+@measure
+def times_of(less: str) -> Value:
+    """How many times shorter something is that is so many percent less."""
+    return 1 / (1 - float(less) / 100)
+
+
+@measure
+def download_s(megabytes: str, megabits_per_s: str) -> Value:
+    return 8 * float(megabytes) / float(megabits_per_s)
 
 
 # --- GPU-FaaS: the published evaluation in the simulator --------------------------------------------------------------
@@ -89,6 +132,24 @@ def choice(*solo_ms: str) -> Value:
 @measure
 def in_time(solo: str, batch: str, fbr: str, n: str) -> Value:
     return split.split(int(n), split.Sharing(float(solo), int(batch), float(fbr)), 200).in_time
+
+
+@measure
+def in_time_at(solo: str, batch: str, fbr: str, n: str, y: str) -> Value:
+    return split.Sharing(float(solo), int(batch), float(fbr)).in_time(int(n), int(y), 200)
+
+
+@measure
+def best_y(solo: str, batch: str, fbr: str, n: str) -> Value:
+    return split.split(int(n), split.Sharing(float(solo), int(batch), float(fbr)), 200).y
+
+
+@measure
+def forecast(*rates: str) -> Value:
+    made = provisioning.Forecast()
+    for rate in rates:
+        made.observe(float(rate))
+    return made.ahead()
 
 
 @measure
@@ -186,8 +247,8 @@ def programme_s(architectures: str) -> Value:
 
 
 @measure
-def select_ms(by: str) -> Value:
-    """The median of 200 decisions among 175 variants on 14 workers."""
+def select_ms(by: str, state: str = "active") -> Value:
+    """The median of 200 decisions among 175 variants on 14 workers, all of them in one state."""
     rng = random.Random(0)
     of = tuple(
         selection.Variant(
@@ -198,7 +259,7 @@ def select_ms(by: str) -> Value:
     )  # fmt: skip
     workers = tuple(selection.Worker(id=f"w{i}", kinds=("cpu", "gpu"), utilisation=i) for i in range(14))
     running = tuple(
-        selection.Instance(variant=each.name, worker=f"w{i % 14}", state="active") for i, each in enumerate(of)
+        selection.Instance(variant=each.name, worker=f"w{i % 14}", state=state) for i, each in enumerate(of)
     )
     query = (
         selection.Query(variant="v3")
@@ -226,6 +287,14 @@ MEASURES["partition"] = MEASURES.pop("partition_")
 
 
 @measure
+def unpipelined(model: str, requests: str) -> Value:
+    """Two parts on two devices, one request at a time."""
+    plan = partition.measure(_MODELS[model], (0,), int(requests), 2)
+    alone = sum(_MODELS[model].e) + plan.IN
+    return plan.C + alone + alone * partition.waits(int(requests), 1) / int(requests)
+
+
+@measure
 def heuristic() -> Value:
     of = _MODELS["counter"]
     return partition.log_cutting(of, 3000, 4).t_avg / partition.best(of, 3000, 4).t_avg
@@ -241,17 +310,74 @@ _EXAMPLES: Final = {
 }
 
 
-@measure
-def placement(policy: str, models: str, *numbers: str) -> Value:
+def _asked(models: str, *numbers: str) -> problem.Problem:
     if models in _EXAMPLES:
         names, rps, slo_ms, devices = _EXAMPLES[models]
     else:
         names, (rps, slo_ms, devices) = _SETS[models], map(int, numbers)
-    asked = problem.Problem(
+    return problem.Problem(
         devices=tuple(problem.Device(id=f"g{i}", kind="v100") for i in range(devices)),
         models={name: problem.Model(rps=rps, slo_ms=slo_ms, profile=profiles.profile(name)) for name in names},
     )
-    return sum(compute.solve(asked, policy).expected.values())
+
+
+@measure
+def placement(policy: str, models: str, *numbers: str) -> Value:
+    return sum(compute.solve(_asked(models, *numbers), policy).expected.values())
+
+
+@measure
+def devices(policy: str, models: str, *numbers: str) -> Value:
+    return len({each.device for each in compute.solve(_asked(models, *numbers), policy).replicas})
+
+
+@measure
+def usher_order(models: str, *groups: str) -> Value:
+    return sum(usher.solve(_asked(models), "ao", [each.split(",") for each in groups]).expected.values())
+
+
+@measure
+def size_(policy: str, models: str, rps: str, slo_ms: str) -> Value:
+    asked = size.Problem(kinds={"v100": problem.Kind()}, models=_asked(models, rps, slo_ms, "1").models)
+    answer = size.solve(asked, policy)
+    assert isinstance(answer, size.Answer)
+    return answer.devices["v100"]
+
+
+MEASURES["size"] = MEASURES.pop("size_")
+
+
+@measure
+def goodput(model: str, batch: str, replicas: str) -> Value:
+    return int(replicas) * (profiles.profile(model)[batch]["goodput"] or 0)
+
+
+@measure
+def table_a1(which: str, metric: str) -> Value:
+    every = [batch[metric] for name in profiles.models() for batch in profiles.profile(name).values()]
+    return (min if which == "min" else max)(each for each in every if each is not None)
+
+
+@measure
+def fill_ms(batch: str, rps: str) -> Value:
+    return 1000 * int(batch) / float(rps)
+
+
+@measure
+def network_ms(batch: str) -> Value:
+    return 1000 * programmes.network(int(batch))
+
+
+@measure
+def kernel(device: str, grid: str, block: str, registers: str, shared_kib: str) -> Value:
+    of = kernels.Kernel(int(grid), int(block), int(registers), 1024 * int(shared_kib))
+    return kernels.share(of, {"v100": kernels.V100, "h200": kernels.H200}[device])
+
+
+@measure
+def least_share(model: str, goal_ms: str, batch: str) -> Value:
+    of = profiles.IGNITER_MODELS[model]
+    return igniter.least_share(profiles.IGNITER_V100, of, float(goal_ms), int(batch)) or float("nan")
 
 
 def _igniter() -> dict[str, igniter.Workload]:
