@@ -25,6 +25,8 @@ from gpufaas_scheduler.plans.milp import Programme, Row, minimise
 from gpufaas_scheduler.plans.problem import Count, Name, NotNegative, Positive
 
 _SAME: Final = 1e-9
+_MOST_WEIGHT: Final = 1e6
+"""Of one variant over another; with more, the tolerance of the solver would count."""
 _UPGRADES: Final = 5
 """So many of the variants that run are tried to be replaced by `greedy`."""
 
@@ -142,19 +144,57 @@ def _first_of_equals(asked: Problem, programme: Programme, loads: range, delta: 
     least = asked.objective(delta)
     limit = least + _SAME * max(1.0, abs(least))
     programme.rows.append(Row(range(len(programme.costs)), list(programme.costs), high=limit))
-    orders = (
-        [1.0 if column in loads else 0.0 for column in range(len(programme.costs))],
-        [(column // 2) * (1.0 if column in loads else -1.0) for column in range(len(programme.costs))],
-    )
-    for costs in orders:
-        programme.costs = costs
+    loading = [1.0 if column in loads else 0.0 for column in range(len(programme.costs))]
+    delta = _least_by(asked, programme, loading, limit) or delta
+    if _is_only(asked, programme, limit):
+        return delta
+    for costs in _in_turn(asked, sum(max(change, 0) for change in delta)):
+        found = _least_by(asked, programme, costs, limit)
+        if found is None:
+            return delta
+        delta = found
+    return delta
+
+
+def _in_turn(asked: Problem, loads: int) -> Iterator[list[float]]:
+    """Yield costs that prefer more of the first variant, then of the second, and so on; several at a time."""
+    costs, weight = [0.0] * (2 * len(asked.variants)), 1.0
+    start = 0
+    for j, each in enumerate(asked.variants):
+        counts = each.running + loads + 1
+        if j > start and weight * counts > _MOST_WEIGHT:
+            yield costs
+            costs, weight, start = [0.0] * len(costs), 1.0, j
+        weight *= counts
+        for before in range(start, j):
+            costs[2 * before] *= counts
+            costs[2 * before + 1] *= counts
+        costs[2 * j], costs[2 * j + 1] = -1.0, 1.0
+    yield costs
+
+
+def _least_by(asked: Problem, programme: Programme, costs: list[float], limit: float) -> tuple[int, ...] | None:
+    """Return the change of least *costs* that keeps to *limit*, which *programme* keeps to from now on."""
+    programme.costs = costs
+    found = minimise(programme)
+    if found.values is None or asked.objective(_delta(found.values)) > limit:
+        return None
+    reached = math.fsum(cost * value for cost, value in zip(costs, found.values, strict=True))
+    programme.rows.append(Row(range(len(costs)), costs, high=reached))
+    return _delta(found.values)
+
+
+def _is_only(asked: Problem, programme: Programme, limit: float) -> bool:
+    """Whether one change is left: then it has the least as well as the most of any sum, such as this one."""
+    ends = set()
+    for way in (1.0, -1.0):
+        weights = [way * math.sqrt(2 + j) for j in range(len(asked.variants))]
+        programme.costs = [sign * weight for weight in weights for sign in (1.0, -1.0)]
         found = minimise(programme)
         if found.values is None or asked.objective(_delta(found.values)) > limit:
-            return delta
-        delta = _delta(found.values)
-        reached = math.fsum(cost * value for cost, value in zip(costs, found.values, strict=True))
-        programme.rows.append(Row(range(len(costs)), costs, high=reached))
-    return delta
+            return True
+        ends.add(_delta(found.values))
+    return len(ends) == 1
 
 
 def _why(asked: Problem) -> str:

@@ -134,6 +134,13 @@ def test_of_equals_fewest_loads_then_the_first() -> None:
 
     assert equal("small", "large", qps=(10, 20)) == {"small": 0, "large": 1}
     assert equal("first", "second", qps=(20, 20)) == {"first": 1, "second": 0}
+    assert equal("a", "b", "c", qps=(5, 10, 15)) == {"a": 1, "b": 0, "c": 1}
+
+
+def test_what_runs_and_costs_nothing_stays() -> None:
+    made = tuple(Variant(name=name, cost=0, qps=1, latency_ms=1, running=2) for name in "ab")
+
+    assert solve(Problem(load=0, slo_ms=10, variants=made)) == Answer({"a": 0, "b": 0}, 0, "exact", 0)
 
 
 def test_an_infeasible_problem_says_what_is_possible() -> None:

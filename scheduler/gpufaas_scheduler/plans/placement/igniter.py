@@ -5,7 +5,8 @@ The model predicts the time of a batch from its share and from what the neighbou
 and the launch of kernels. Half of the goal is left for building batches and waiting.
 
 Source: Xu et al., "iGniter", TPDS 2022, and its public coefficients. Models whose share would exceed a device are split
-here over several replicas, with the least number that fits; the original refuses them.
+here over several replicas, with the least number that fits; the original refuses them. A replica that opens a device
+has the share that keeps its goal there, where the power limit slows it down; the original gives it the least share.
 """
 
 import math
