@@ -355,6 +355,13 @@ def test_bad_problems_are_refused(change: dict[str, object], said: str) -> None:
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("policy", compute.POLICIES)
+def test_without_devices_nothing_is_served(policy: str) -> None:
+    answer = compute.solve(ask(("alexnet",), 1, 200, 0), policy)
+
+    assert (answer.replicas, answer.unserved) == ((), {"alexnet": "there are no devices"})
+
+
 def test_a_kind_may_be_called_by_a_number() -> None:
     model = Model(rps=1, slo_ms=1, profile={"4090": {"8": {"latency_s": 0.1}}, "3090": {}})
 

@@ -228,5 +228,7 @@ def answer(
         for name, model in asked.models.items()
     }
     served = {each.model for each in ranked}
+    if not asked.devices:
+        why = dict.fromkeys(asked.models, "there are no devices")
     unserved = {name: why.get(name, "no device has room left for it") for name in asked.models if name not in served}
     return Answer(tuple(ranked), expected, unserved, gap, tuple(notes))
