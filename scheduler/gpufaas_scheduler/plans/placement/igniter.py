@@ -5,8 +5,7 @@ The model predicts the time of a batch from its share and from what the neighbou
 and the launch of kernels. Half of the goal is left for building batches and waiting.
 
 Source: Xu et al., "iGniter", TPDS 2022, and its public coefficients. Models whose share would exceed a device are split
-here over several replicas, with the least number that fits; the original refuses them. A replica that opens a device
-has the share that keeps its goal there, where the power limit slows it down; the original gives it the least share.
+here over several replicas, with the least number that fits; the original refuses them.
 """
 
 import math
@@ -141,7 +140,7 @@ def place(device: DeviceCoefficients, workloads: Sequence[Workload]) -> list[lis
             if best is None or growth < best[0] - EPSILON:
                 best = growth, index, shared
         if best is None:
-            opened.append(share_out(device, [new]) or [new])
+            opened.append([new])
         else:
             opened[best[1]] = best[2]
     return opened

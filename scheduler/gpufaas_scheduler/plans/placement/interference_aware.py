@@ -62,7 +62,7 @@ def solve(asked: Problem) -> Answer:
     found = options(asked, [each.kind for each in asked.devices], "wsm")
     rooms = [_Room(each.id, each.kind) for each in asked.devices]
     why = dict(found.why_none)
-    rates: dict[Replica, float] = {}
+    goodput: dict[Replica, float] = {}
     names = [name for name in asked.models if found.batches(name)]
     for name in sorted(names, key=lambda name: (-_asked_for(asked, found, name), name)):
         placed = _place(asked, found, name, rooms)
@@ -70,8 +70,8 @@ def solve(asked: Problem) -> Answer:
             why[name] = "beside its neighbours, or alone, it would miss its goal on every device"
         for room, new in placed:
             room.placed.append(new)
-            rates[Replica(name, room.id, new.option.batch, None)] = new.rate
-    return problem.answer(asked, list(rates), lambda each: rates[each], why)
+            goodput[Replica(name, room.id, new.option.batch, None)] = new.option.goodput
+    return problem.answer(asked, list(goodput), lambda each: goodput[each], why)
 
 
 def _asked_for(asked: Problem, found: Options, name: str) -> float:
