@@ -172,7 +172,7 @@ def _rates(name: str, device: str, count: int) -> list[float]:
         assert each.stdin is not None
         each.stdin.write("\n")
         each.stdin.flush()
-    return [float(each.communicate()[0]) for each in running]
+    return [float(each.communicate(timeout=120)[0]) for each in running]
 
 
 def tests() -> str:

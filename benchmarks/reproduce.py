@@ -35,6 +35,9 @@ at commit {commit}. *met*: as expected, with the tolerance of `benchmarks/claims
 right because* of something else that the paper states; *not run*: the system is not connected to the simulator yet, or
 it needs other hardware. A number that is neither met nor explained fails the command.
 
+Measurements called `ratio`, `percent`, `dearer`, `times_of` and `download_s` check printed numbers against each other:
+they show that the paper agrees with itself, not that we reproduce it.
+
 {summary}
 """
 

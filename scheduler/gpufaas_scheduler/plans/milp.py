@@ -65,11 +65,10 @@ class Solution:
     """Of each row, when no column is whole: what one more unit of it costs."""
 
 
-def minimise(programme: Programme, time_limit: Seconds | None = None, gap: float = 0.0) -> Solution:
+def minimise(programme: Programme, time_limit: Seconds | None = None) -> Solution:
     """
     Return a solution of least cost, or the best one that *time_limit* leaves time for.
 
-    :param gap: a solution may cost so much more than the least one, as a fraction
     :raises GpufaasError: HiGHS is not installed
     """
     try:
@@ -77,7 +76,7 @@ def minimise(programme: Programme, time_limit: Seconds | None = None, gap: float
     except ImportError as exc:
         raise GpufaasError("this plan is made by the solver HiGHS: pip install 'gpufaas[plans]'") from exc
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    for option, value in _options(time_limit, gap).items():
+    for option, value in _options(time_limit).items():
         solver.setOptionValue(option, value)
     _pass(programme, solver, highspy)
     solver.run()
@@ -92,9 +91,9 @@ def minimise(programme: Programme, time_limit: Seconds | None = None, gap: float
     return Solution(_rounded(programme, values), info.mip_dual_bound, optimal, solver.getRunTime(), duals)
 
 
-def _options(time_limit: Seconds | None, gap: float) -> dict[str, bool | int | float]:
+def _options(time_limit: Seconds | None) -> dict[str, bool | int | float]:
     options: dict[str, bool | int | float] = {
-        "output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": gap, "mip_abs_gap": 0.0,
+        "output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 0.0,
         "mip_feasibility_tolerance": FEASIBILITY, "primal_feasibility_tolerance": FEASIBILITY,
     }  # fmt: skip
     return options if time_limit is None else {**options, "time_limit": time_limit}

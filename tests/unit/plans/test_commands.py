@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from gpufaas_cli.commands import plan as plan_command
 from gpufaas_cli.main import cli
 from gpufaas_core.errors import DeadlineExceeded
 from gpufaas_scheduler import solving
 from gpufaas_scheduler.plans import PLANS
+from gpufaas_scheduler.plans.placement import compute
 from gpufaas_scheduler.plans.problem import BadProblem
 
 DOCS = Path(__file__).parents[3] / "docs" / "planning.md"
@@ -25,6 +27,11 @@ def examples() -> dict[str, str]:
 
 def run(*args: str, stdin: str = "") -> Result:
     return CliRunner().invoke(cli, ["plan", *args], input=stdin)
+
+
+def test_the_command_names_every_policy() -> None:
+    """It names them itself, so that help does not import the solvers."""
+    assert tuple(compute.POLICIES) == plan_command._POLICIES
 
 
 def test_every_plan_is_documented_with_a_problem() -> None:
