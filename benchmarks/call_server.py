@@ -4,7 +4,7 @@ call server of one in another, in turn, so that both meet the same machine.
 
     python benchmarks/call_server.py [--json] [--calls 2000] [--rounds 5]
 
-Gateway and scheduler are not part of it: leases are made here, as they would come. "at once" is calls per second with
+Gateway and scheduler are not part of it: grants are made here, as they would come. "at once" is calls per second with
 so many callers.
 """
 
@@ -29,7 +29,7 @@ from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.logs import FunctionLogs
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId, NodeView
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
@@ -59,7 +59,7 @@ class Exchange(Protocol):
 
 
 class Calls(Protocol):
-    def call(self, lease: Lease, head: CallHead, body: bytes, /) -> Exchange: ...
+    def call(self, grant: Grant, head: CallHead, body: bytes, /) -> Exchange: ...
 
 
 def node_at(root: Path, name: str) -> Node:
@@ -92,9 +92,9 @@ class Bench:
     async def call(self, cold: bool = False) -> None:
         self._number += 1
         call = CallId(f"3f2b8c1e-1111-4222-8333-{self._number:012d}@g1")
-        lease = Lease(1, self._number, call, spec().function, "echo", self._device, cold, 64 * MiB)
+        grant = Grant(1, self._number, call, spec().function, "echo", self._device, cold, 64 * MiB)
         head, body, whole = await self._calls.call(
-            lease, CallHead(call, "POST", "/", b"", HEADERS), b'{"x":1}'
+            grant, CallHead(call, "POST", "/", b"", HEADERS), b'{"x":1}'
         ).answer()
         assert (head.status, body, whole) == (200, b'{"x":1}', True)
 
@@ -131,7 +131,7 @@ async def measure(root: Path, calls: int, rounds: int) -> dict[str, Any]:
     remote = RemoteNodes(Identity("gateway", "g1", "b", TOKEN))
     device = Device(DeviceId("far/cpu:0"), "cpu", 1024 * MiB)
     remote.set_nodes([NodeView(NodeId("far"), f"127.0.0.1:{port}", [device])])
-    near, far = Bench(node.leases, "near"), Bench(remote, "far")
+    near, far = Bench(node.grants, "near"), Bench(remote, "far")
     rows: dict[str, list[tuple[float, float, float]]] = {"near": [], "far": []}
     try:
         for bench in (near, far):

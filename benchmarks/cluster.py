@@ -121,11 +121,11 @@ async def _place_and_finish(service: SchedulerService, function: FunctionId, cal
     spent = 0.0
     for at in range(calls):
         began = time.thread_time()
-        lease = service.place(CallId(f"c{at}"), function, 60.0)
-        assert isinstance(lease, m.Lease)
-        if lease.cold:
-            service.report(m.Loaded(lease.function, lease.device, 1.0, 10))
-        service.report(m.Finished(lease.call, lease.device, 0.001))
+        grant = service.place(CallId(f"c{at}"), function, 60.0)
+        assert isinstance(grant, m.Grant)
+        if grant.cold:
+            service.report(m.Loaded(grant.function, grant.device, 1.0, 10))
+        service.report(m.Finished(grant.call, grant.device, 0.001))
         spent += time.thread_time() - began
         if at % 50 == 0:
             await asyncio.sleep(0)
@@ -200,7 +200,7 @@ async def _play(port: int, seconds: float, cpu_s: "CpuClock") -> dict[str, objec
 
         def on_message(message: object, link: object = link) -> None:
             if isinstance(message, control.ExecuteCommand) and isinstance(message.command, m.StartCall | m.LoadCopy):
-                load = message.command.lease if isinstance(message.command, m.StartCall) else message.command
+                load = message.command.grant if isinstance(message.command, m.StartCall) else message.command
                 link.send(control.NodeEvent(m.Loaded(load.function, load.device, 0.001, 10)))  # type: ignore[attr-defined]
 
         link.attend(on_message, lambda why: print("node lost:", why))
@@ -221,11 +221,11 @@ async def _play(port: int, seconds: float, cpu_s: "CpuClock") -> dict[str, objec
 
     def on_answer(message: object) -> None:
         nonlocal placed
-        if isinstance(message, control.LeaseGranted):
+        if isinstance(message, control.Granted):
             placed += 1
-            lease = message.lease
-            node = links[lease.device.partition("/")[0]]
-            node.send(control.NodeEvent(m.Finished(lease.call, lease.device, 0.001)))
+            grant = message.grant
+            node = links[grant.device.partition("/")[0]]
+            node.send(control.NodeEvent(m.Finished(grant.call, grant.device, 0.001)))
             place()
         elif isinstance(message, control.CallRejected):
             raise SystemExit(f"rejected: {message.message}")

@@ -31,7 +31,7 @@ from gpufaas_core.messages import (
     DeviceJoined,
     Finished,
     FunctionDeployed,
-    Lease,
+    Grant,
     LoadCopy,
     Loaded,
     Scaled,
@@ -78,7 +78,7 @@ class Bench:
         for i in range(devices):
             self.engine.handle(DeviceJoined(Device(DeviceId(f"n{i}/cuda:0"), "gpu", 16 * GiB)), 0.0)
         self.number = 0
-        self.running: list[tuple[float, int, Lease | LoadCopy]] = []
+        self.running: list[tuple[float, int, Grant | LoadCopy]] = []
         self.cold = 0
         while len(self.running) < devices or self.engine.queue_length < queue:
             self.arrive(0.0)
@@ -95,15 +95,15 @@ class Bench:
 
     def finish(self) -> tuple[int, float]:
         """End the call that ends next; return the nanoseconds that it took, and when that was."""
-        now, _, lease = heappop(self.running)
-        while isinstance(lease, LoadCopy):  # a policy's own: in no call's life, so not in the figure
-            load_s = self.profiles[lease.function].load_s
-            self.obey(self.engine.handle(Loaded(lease.function, lease.device, load_s, 0), now), now)
-            now, _, lease = heappop(self.running)
-        profile = self.profiles[lease.function]
-        if lease.cold:  # not in every call's life, so not in the figure
-            self.obey(self.engine.handle(Loaded(lease.function, lease.device, profile.load_s, 0), now), now)
-        event = Finished(lease.call, lease.device, profile.service_s)
+        now, _, grant = heappop(self.running)
+        while isinstance(grant, LoadCopy):  # a policy's own: in no call's life, so not in the figure
+            load_s = self.profiles[grant.function].load_s
+            self.obey(self.engine.handle(Loaded(grant.function, grant.device, load_s, 0), now), now)
+            now, _, grant = heappop(self.running)
+        profile = self.profiles[grant.function]
+        if grant.cold:  # not in every call's life, so not in the figure
+            self.obey(self.engine.handle(Loaded(grant.function, grant.device, profile.load_s, 0), now), now)
+        event = Finished(grant.call, grant.device, profile.service_s)
         before = perf_counter_ns()
         commands = self.engine.handle(event, now)
         took = perf_counter_ns() - before
@@ -116,11 +116,11 @@ class Bench:
                 heappush(self.running, (now + self.profiles[command.function].load_s, command.number, command))
                 continue
             assert isinstance(command, StartCall)
-            lease = command.lease
-            profile = self.profiles[lease.function]
-            took = profile.service_s * (0.9 + 0.2 * self.rng.random()) + (profile.load_s if lease.cold else 0.0)
-            heappush(self.running, (now + took, lease.number, lease))
-            self.cold += lease.cold
+            grant = command.grant
+            profile = self.profiles[grant.function]
+            took = profile.service_s * (0.9 + 0.2 * self.rng.random()) + (profile.load_s if grant.cold else 0.0)
+            heappush(self.running, (now + took, grant.number, grant))
+            self.cold += grant.cold
 
     def measure(self, calls: int) -> tuple[list[float], float]:
         """Return the microseconds of each of *calls*, arrival and completion together, and the share of misses."""

@@ -1,5 +1,5 @@
 """
-``gpufaas gateway``: HTTP in; functions from etcd, leases from the scheduler that leads, calls to the nodes.
+``gpufaas gateway``: HTTP in; functions from etcd, grants from the scheduler that leads, calls to the nodes.
 
 Stateless but for the bodies that it spools: any number of gateways serve the same functions.
 """

@@ -126,7 +126,7 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     parts = Parts(
         credentials=credentials, spool=spool, store=stores.functions, artifacts=stores.artifacts,
         secrets=stores.secrets, logs=stores.logs, end_logs=stores.logs.end_followers, scheduler=scheduler,
-        node=node.leases, workers=node.functions, usage_of=node.host.usage_of, origins=origins,
+        node=node.grants, workers=node.functions, usage_of=node.host.usage_of, origins=origins,
         nodes=OneNode(scheduler.status, node.functions, gone, lambda: node.makes),
         async_queue=stores.async_queue, builds=builds, gone=gone, fault=lambda: node.fault,
     )  # fmt: skip
@@ -247,7 +247,7 @@ def _header(options: ServeOptions) -> Header:
         o3_limit=options.o3_limit,
         wait_bound_s=options.wait_bound_s,
         replacement=options.replacement,
-        epoch=time.time_ns() // 1_000_000,  # grows from run to run: leases of an earlier run are refused
+        epoch=time.time_ns() // 1_000_000,  # grows from run to run: grants of an earlier run are refused
         max_queue=max(_MAX_QUEUE_IN_ALL, options.max_queue),
     )
 

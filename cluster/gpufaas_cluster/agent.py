@@ -2,7 +2,7 @@
 A node's end of the link to the scheduler that leads: events go up, commands come down.
 
 A new link begins with a snapshot of what the node holds. Events that happen while there is no link are dropped: the
-next snapshot has what is left of them. The node goes on serving calls that have a lease.
+next snapshot has what is left of them. The node goes on serving calls that have a grant.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class Agent:
             node.execute(message.command)
         elif type(message) is control.CheckNode:
             for call, device in message.doubted:
-                node.leases.settle(call, device)
+                node.grants.settle(call, device)
             if self._link is not None:
                 self._link.send(control.NodeHoldings(message.number, _encoded(node), node.makes))
         elif type(message) is control.DefineFunction:

@@ -1,7 +1,7 @@
 """
 The call protocol: what a gateway and a node say to each other about calls. Sans-IO.
 
-Frames and their order are those between node and worker (`core/frames.py`), with the lease in front. A connection
+Frames and their order are those between node and worker (`core/frames.py`), with the grant in front. A connection
 carries one call, or one query, at a time::
 
     → CALL (call, body inline)             or  CALL with body_mode STREAM or UPGRADE, BODY*, BODY_END
@@ -24,7 +24,7 @@ import msgspec
 
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.frames import AnswerHead, CallHead
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 
 WINDOW: Final[Bytes] = 1024 * 1024
 """Of a streamed body, at most so much is on its way to the worker or waits for it at the node."""
@@ -43,7 +43,7 @@ class NodeKind(IntEnum):
 class NodeCallHead(msgspec.Struct, array_like=True, frozen=True):
     """Header of CALL."""
 
-    lease: Lease
+    grant: Grant
     head: CallHead
 
 
@@ -53,8 +53,8 @@ class NodeAnswerHead(msgspec.Struct, array_like=True, frozen=True):
     head: AnswerHead
     load_s: Seconds = 0.0
     phases: tuple[tuple[str, Seconds], ...] = ()
-    lease: Lease | None = None
-    """The lease that the call ran under, if it is not the one that came with it."""
+    grant: Grant | None = None
+    """The grant that the call ran under, if it is not the one that came with it."""
 
 
 class WindowHead(msgspec.Struct, array_like=True, frozen=True):

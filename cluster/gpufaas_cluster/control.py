@@ -21,7 +21,7 @@ from msgspec import Meta, Struct, field
 
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.messages import Command, Event, Lease, Outer
+from gpufaas_core.messages import Command, Event, Grant, Outer
 from gpufaas_core.model import CallId, DeviceId, EngineStatus, FunctionId, NodeId, NodeView
 
 PROTOCOL: Final = 1
@@ -98,14 +98,14 @@ class Beat(Message, frozen=True, array_like=True, tag=5):
 
 
 class RunningCalls(Message, frozen=True, array_like=True, tag=32):
-    """A gateway's first message: its calls that have a lease. The scheduler forgets all others of its calls."""
+    """A gateway's first message: its calls that have a grant. The scheduler forgets all others of its calls."""
 
     running: list[CallId]
 
 
 class PlaceCall(Message, frozen=True, array_like=True, tag=33):
     """
-    Asks for a lease. `age_s`: how long the call has waited already, under another scheduler or over another connection;
+    Asks for a grant. `age_s`: how long the call has waited already, under another scheduler or over another connection;
     `size`: of the request, see `Arrived`.
     """
 
@@ -123,13 +123,13 @@ class CancelCall(Message, frozen=True, array_like=True, tag=34):
 
 
 class PlaceAgain(Message, frozen=True, array_like=True, tag=35):
-    """The node refused the lease of this call; the gateway waits for the next one."""
+    """The node refused the grant of this call; the gateway waits for the next one."""
 
     call: CallId
 
 
 class NodeUnreachable(Message, frozen=True, array_like=True, tag=36):
-    """The gateway did not reach the node of a lease. Nothing was sent, as if the node had refused."""
+    """The gateway did not reach the node of a grant. Nothing was sent, as if the node had refused."""
 
     call: CallId
     device: str
@@ -161,8 +161,8 @@ class UnreachedNodes(Message, frozen=True, array_like=True, tag=42):
     nodes: list[NodeId]
 
 
-class LeaseGranted(Message, frozen=True, array_like=True, tag=48):
-    lease: Lease
+class Granted(Message, frozen=True, array_like=True, tag=48):
+    grant: Grant
 
 
 class CallRejected(Message, frozen=True, array_like=True, tag=49):
@@ -232,7 +232,7 @@ class NodeHoldings(Message, frozen=True, array_like=True, tag=68):
 
 
 class DefineFunction(Message, frozen=True, array_like=True, tag=80):
-    """Leases of this revision may come. `fetch`: get its bundle soon, so that it survives the loss of other nodes."""
+    """Grants of this revision may come. `fetch`: get its bundle soon, so that it survives the loss of other nodes."""
 
     worker: WorkerSpec
     fetch: bool = False
@@ -249,7 +249,7 @@ class ExecuteCommand(Message, frozen=True, array_like=True, tag=82):
 class CheckNode(Message, frozen=True, array_like=True, tag=83):
     """
     Asks what the node holds, after all earlier messages. `doubted`: calls that the last answers lacked, with their
-    devices. Those that are not there have ended: the node refuses a lease of theirs that comes later.
+    devices. Those that are not there have ended: the node refuses a grant of theirs that comes later.
     """
 
     number: int
@@ -258,7 +258,7 @@ class CheckNode(Message, frozen=True, array_like=True, tag=83):
 
 _MESSAGES: Final[tuple[type[Message], ...]] = (
     Challenge, ClientHello, Welcome, Turned, Beat, RunningCalls, PlaceCall, CancelCall, PlaceAgain, NodeUnreachable,
-    ScaleFunction, CallCounts, Query, UnreachedNodes, LeaseGranted, CallRejected,
+    ScaleFunction, CallCounts, Query, UnreachedNodes, Granted, CallRejected,
     CallUnknown, ClusterState, QueryReply, NodeJoins, NodeEvent, CpuUsed, NodeNote, NodeHoldings, DefineFunction,
     ForgetFunction, ExecuteCommand, CheckNode,
 )  # fmt: skip

@@ -17,7 +17,7 @@ from gpufaas_cluster.deployed import Deployed
 from gpufaas_cluster.error_codes import error_name
 from gpufaas_cluster.node_sessions import NodeSessions
 from gpufaas_core.errors import GpufaasError, LoadFailed, Overloaded
-from gpufaas_core.messages import Arrived, Lease, NodeRefused, Serving
+from gpufaas_core.messages import Arrived, Grant, NodeRefused, Serving
 from gpufaas_core.model import CallId, DeviceId, NodeId, Seconds, gateway_of
 from gpufaas_scheduler.service import OnAnswer, SchedulerService
 
@@ -42,10 +42,10 @@ class GatewaySession:
         self.unreached: frozenset[NodeId] = frozenset()
         """The nodes that it does not reach."""
 
-    def answer(self, call: CallId, answer: Lease | GpufaasError) -> None:
+    def answer(self, call: CallId, answer: Grant | GpufaasError) -> None:
         self.running.discard(call)
-        if isinstance(answer, Lease):
-            self.link.send(control.LeaseGranted(answer))
+        if isinstance(answer, Grant):
+            self.link.send(control.Granted(answer))
             return
         after = answer.retry_after_s if isinstance(answer, Overloaded | LoadFailed) else 0.0
         self.link.send(control.CallRejected(call, error_name(answer), str(answer), after))
@@ -141,7 +141,7 @@ class GatewaySessions:
             self._forget_others(gateway, {call for each, call in early if each is gateway})
         for gateway, call in early:
             if call not in answered and (service.engine.runs(call) or not service.engine.knows(call)):
-                # The last leader granted a lease that never arrived: no caller waits under that id.
+                # The last leader made a grant that never arrived: no caller waits under that id.
                 service.cancel(call)
                 gateway.link.send(control.CallUnknown(call))
         return len(early)
@@ -201,7 +201,7 @@ class GatewaySessions:
 def _noting(gateway: GatewaySession, answered: set[CallId]) -> OnAnswer:
     """Return *gateway*'s `answer`, which adds the calls that it answers to *answered*."""
 
-    def answer(call: CallId, given: Lease | GpufaasError) -> None:
+    def answer(call: CallId, given: Grant | GpufaasError) -> None:
         answered.add(call)
         gateway.answer(call, given)
 

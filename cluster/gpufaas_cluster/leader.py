@@ -99,7 +99,7 @@ class Leader:
             gateway = self.gateways.accept(link, hello)
             link.on_message = lambda message: self._hear(link, self.gateways.heard, gateway, message)
             if self.serving:
-                link.send(self._view())  # before any lease, gateways know where its node is
+                link.send(self._view())  # before any grant, gateways know where its node is
             return self.epoch
         if hello.role == "node":
             node = self.nodes.accept(link, hello)

@@ -63,7 +63,7 @@ class NodeSessions:
     """
     The nodes by id, as of their last `NodeJoins`.
 
-    :param workers: revisions that a node must know before it gets a lease of theirs
+    :param workers: revisions that a node must know before it gets a grant of theirs
     :param on_change: told that gateways should see another view; true: now, false: soon
     """
 
@@ -182,7 +182,7 @@ class NodeSessions:
         self.by_id[node.id] = node
         devices = _decode_snapshot(joining.snapshot).devices
         node.devices = [each.device for each in devices]
-        self._on_change(True)  # before any lease of it is granted, gateways know where it is
+        self._on_change(True)  # before any grant of it is made, gateways know where it is
         self._service.join(node, devices)
         if node.id in self._drained:
             self.drain(node.id, True)

@@ -10,9 +10,9 @@ from gpufaas_cluster.call_connection import BUFFER, CallConnection
 from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, WindowHead
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_core.answer_buffer import AnswerBuffer
-from gpufaas_core.errors import GpufaasError, LeaseRefused, StorageFailed, WorkerCrashed
+from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import CHUNK_BYTES, FILE, CallHead, EndHead, Kind, encode_frame, encode_prefix
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId
 
 _decode_answer: Final = msgspec.msgpack.Decoder(NodeAnswerHead).decode
@@ -29,19 +29,19 @@ class RemoteExchange(AnswerBuffer):
 
     __slots__ = (
         "_body", "_cancelled", "_connection", "_head", "_on_unreachable", "_over", "_room", "_roomy", "_sender",
-        "lease",
+        "grant",
     )  # fmt: skip
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         on_unreachable: OnUnreachable,
-        lease: Lease,
+        grant: Grant,
         head: CallHead,
         body: bytes | memoryview,
     ) -> None:
         super().__init__(loop, BUFFER)
-        self.lease = lease
+        self.grant = grant
         self._on_unreachable = on_unreachable
         self._head = head
         self._body = body
@@ -62,7 +62,7 @@ class RemoteExchange(AnswerBuffer):
         """
         Send a piece of a streamed body; wait while the worker does not read. Does nothing once the call is over.
 
-        :raises LeaseRefused: nothing was taken; send this piece again under the next lease
+        :raises GrantRefused: nothing was taken; send this piece again under the next grant
         """
         for at in range(0, len(piece), CHUNK_BYTES):
             if not await self._may_send():
@@ -73,7 +73,7 @@ class RemoteExchange(AnswerBuffer):
             self._connection.write_with(encode_prefix(Kind.BODY, None, len(part)), part)
 
     async def end_body(self) -> None:
-        """:raises LeaseRefused: as `send_body`"""
+        """:raises GrantRefused: as `send_body`"""
         if await self._may_send():
             assert self._connection is not None
             self._connection.write(encode_frame(Kind.BODY_END))
@@ -96,7 +96,7 @@ class RemoteExchange(AnswerBuffer):
         while self._room <= 0 and self._error is None and not self._over:
             self._roomy = self._loop.create_future()
             await self._roomy
-        if self._room <= 0 and isinstance(self._error, LeaseRefused):
+        if self._room <= 0 and isinstance(self._error, GrantRefused):
             raise self._error
         return self._error is None and not self._over
 
@@ -124,15 +124,15 @@ class RemoteExchange(AnswerBuffer):
         self._connection = connection
         head, body = self._head, self._body
         self._body = b""
-        connection.write_with(encode_prefix(Kind.CALL, NodeCallHead(self.lease, head), len(body)), body)
+        connection.write_with(encode_prefix(Kind.CALL, NodeCallHead(self.grant, head), len(body)), body)
         if head.body_mode == FILE:
             self._sender = self._loop.create_task(self._send_file(head.body_path, connection))
 
     def not_sent(self, reason: str) -> None:
         self._over = True
         if not self._cancelled:
-            self._on_unreachable(self.lease.call, self.lease.device, reason)
-            self._fail_with(LeaseRefused(reason))
+            self._on_unreachable(self.grant.call, self.grant.device, reason)
+            self._fail_with(GrantRefused(reason))
 
     def on_lost(self, reason: str) -> None:
         assert self._connection is not None
@@ -146,8 +146,8 @@ class RemoteExchange(AnswerBuffer):
             whole = kind == Kind.ANSWER
             if not self._cancelled:
                 self.load_s, self.phases = answer.load_s, answer.phases
-                if answer.lease is not None:
-                    self.lease = answer.lease
+                if answer.grant is not None:
+                    self.grant = answer.grant
                 self._chunks.append((answer.head, body, whole))
             if whole:
                 self._finish()

@@ -18,7 +18,7 @@ from gpufaas_cluster.remote_exchange import OnUnreachable, RemoteExchange
 from gpufaas_cluster.remote_query import RemoteQuery
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import CallHead
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import Device, DeviceId, NodeId, NodeView, Seconds
 
 log = logging.getLogger("nodes")
@@ -91,12 +91,12 @@ class RemoteNodes:
     def devices(self) -> list[Device]:
         return [device for node in self._nodes.values() for device in node.view.devices]
 
-    def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> "RemoteExchange":
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> "RemoteExchange":
         """Begin the call. `RemoteExchange.answer` raises if its node is not there or refuses it."""
-        exchange = RemoteExchange(self.loop, self.on_unreachable, lease, head, body)
-        node = self._of_device.get(lease.device)
+        exchange = RemoteExchange(self.loop, self.on_unreachable, grant, head, body)
+        node = self._of_device.get(grant.device)
         if node is None:
-            exchange.not_sent(f"no node has device {lease.device} now")
+            exchange.not_sent(f"no node has device {grant.device} now")
         else:
             node.begin(exchange)
         return exchange

@@ -13,8 +13,8 @@ from typing import Final
 from gpufaas_cluster import control
 from gpufaas_cluster.connection import Link
 from gpufaas_cluster.error_codes import make_error
-from gpufaas_core.errors import LeaseRefused
-from gpufaas_core.messages import Lease, Outer
+from gpufaas_core.errors import GrantRefused
+from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Seconds, gateway_of
 
 log = logging.getLogger(__name__)
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 NO_LEADER_S: Final[Seconds] = 10.0
 """How long a call waits for a scheduler to lead."""
 WITHOUT_LEADER: Final = -1
-"""The number of a lease that no scheduler granted."""
+"""The number of a grant that no scheduler granted."""
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A call that has no lease yet. `size`, `outer` and `endless` as in `Arrived`."""
+    """A call that has no grant yet. `size`, `outer` and `endless` as in `Arrived`."""
 
     call: CallId
     """Its id at this gateway."""
@@ -36,7 +36,7 @@ class _Waiting:
     function: FunctionId
     since: float
     deadline: float
-    future: asyncio.Future[Lease]
+    future: asyncio.Future[Grant]
     size: float = 0.0
     outer: Outer | None = None
     endless: bool = False
@@ -59,11 +59,11 @@ class RemotePlacement:
         self._sent: dict[CallId, CallId] = {}
         """Ids as sent, of calls for which they are not their own."""
         self._running: dict[CallId, FunctionId] = {}
-        """Calls with a lease that are not over, by the id in it."""
+        """Calls with a grant that are not over, by the id in it."""
         self._digests: dict[FunctionId, str] = {}
         """Of the bundles of what is deployed."""
-        self._early: dict[CallId, Lease] = {}
-        """Leases that came before the refusal of the one before."""
+        self._early: dict[CallId, Grant] = {}
+        """Grants that came before the refusal of the one before."""
         self._serial = 0
         self._ready: dict[FunctionId, list[tuple[DeviceId, int]]] | None = None
         """Copies that the view shows ready; None: look at the view first."""
@@ -77,15 +77,15 @@ class RemotePlacement:
         size: float = 0.0,
         outer: Outer | None = None,
         endless: bool = False,
-    ) -> Lease | asyncio.Future[Lease]:
+    ) -> Grant | asyncio.Future[Grant]:
         now = self._loop.time()
-        future: asyncio.Future[Lease] = self._loop.create_future()
+        future: asyncio.Future[Grant] = self._loop.create_future()
         link = self._link
         if link is None:
-            lease = self._without_leader(call, function)
-            if lease is not None:
+            grant = self._without_leader(call, function)
+            if grant is not None:
                 self._running[call] = function
-                return lease
+                return grant
             self._loop.call_later(min(NO_LEADER_S, timeout_s), self._give_up, future)
         waiting = self._waiting[call] = _Waiting(
             call, call, function, now, now + timeout_s, future, size, outer, endless
@@ -94,16 +94,16 @@ class RemotePlacement:
             link.send(waiting.message(now))
         return future
 
-    def again(self, call: CallId) -> asyncio.Future[Lease]:
-        """Return the next lease of *call*, whose last one was refused."""
+    def again(self, call: CallId) -> asyncio.Future[Grant]:
+        """Return the next grant of *call*, whose last one was refused."""
         sent = self._sent.get(call, call)
         for each in self._waiting.values():
             if each.call == call:
-                return each.future  # the next lease was granted already, or will be
+                return each.future  # the next grant was made already, or will be
         function = self._running.pop(sent, None) or self._running.pop(call, None)
-        future: asyncio.Future[Lease] = self._loop.create_future()
+        future: asyncio.Future[Grant] = self._loop.create_future()
         if function is None:
-            future.set_exception(LeaseRefused(f"call {call} is not known any more: call again"))
+            future.set_exception(GrantRefused(f"call {call} is not known any more: call again"))
             return future
         now = self._loop.time()
         self._waiting[sent] = _Waiting(call, sent, function, now, now + NO_LEADER_S * 6, future)
@@ -131,7 +131,7 @@ class RemotePlacement:
             self._link.send(control.CancelCall(sent))  # no call will open it
 
     def unreachable(self, call: CallId, device: DeviceId, reason: str) -> None:
-        """Report that the node of a lease could not be reached. *call* as in the lease."""
+        """Report that the node of a grant could not be reached. *call* as in the grant."""
         if self._link is not None:
             self._link.send(control.NodeUnreachable(call, device, reason))
 
@@ -166,36 +166,36 @@ class RemotePlacement:
         """Send calls that need no leader straight to their node; have the others wait for one."""
         for sent, each in list(self._waiting.items()):
             # By another id: the scheduler that we lost may have granted this one elsewhere, and waits for its end.
-            lease = self._without_leader(self._another_id(each.call), each.function)
-            if lease is not None:
+            grant = self._without_leader(self._another_id(each.call), each.function)
+            if grant is not None:
                 del self._waiting[sent]
-                each.sent = self._sent[each.call] = lease.call
-                self._running[lease.call] = each.function
+                each.sent = self._sent[each.call] = grant.call
+                self._running[grant.call] = each.function
                 if not each.future.done():
-                    each.future.set_result(lease)
+                    each.future.set_result(grant)
             else:
                 self._loop.call_later(NO_LEADER_S, self._give_up, each.future)
 
-    def _give_up(self, future: asyncio.Future[Lease]) -> None:
+    def _give_up(self, future: asyncio.Future[Grant]) -> None:
         if not future.done() and self._link is None:
             future.set_exception(
-                LeaseRefused(
+                GrantRefused(
                     f"no scheduler leads since {NO_LEADER_S:g} s, and no copy is known to be ready: call again"
                 )
             )
 
-    def _granted(self, lease: Lease) -> None:
-        waiting = self._waiting.pop(lease.call, None)
+    def _granted(self, grant: Grant) -> None:
+        waiting = self._waiting.pop(grant.call, None)
         if waiting is None:
-            if lease.call in self._running:
-                # The next lease came before the refusal of the last one.
-                self._early[lease.call] = lease
+            if grant.call in self._running:
+                # The next grant came before the refusal of the last one.
+                self._early[grant.call] = grant
             elif self._link is not None:
-                self._link.send(control.CancelCall(lease.call))  # its caller went while the lease was on its way
+                self._link.send(control.CancelCall(grant.call))  # its caller went while the grant was on its way
             return
-        self._running[lease.call] = waiting.function
+        self._running[grant.call] = waiting.function
         if not waiting.future.done():
-            waiting.future.set_result(lease)
+            waiting.future.set_result(grant)
 
     def _rejected(self, rejected: control.CallRejected) -> None:
         waiting = self._waiting.pop(rejected.call, None)
@@ -211,9 +211,9 @@ class RemotePlacement:
         if waiting is not None:
             self._place_anew(waiting, self._loop.time())
 
-    def _without_leader(self, call: CallId, function: FunctionId) -> Lease | None:
+    def _without_leader(self, call: CallId, function: FunctionId) -> Grant | None:
         """
-        Return a lease of our own for a copy that the last view shows ready; None: there is no such copy.
+        Return a grant of our own for a copy that the last view shows ready; None: there is no such copy.
 
         The node serves it only if the copy is there and ready, one call at a time where the device is exclusive. So
         without a scheduler no memory is promised, and nothing is loaded.
@@ -233,4 +233,4 @@ class RemotePlacement:
         device, copy = min(copies, key=lambda each: self._direct.get(each[0], 0))
         self._direct[device] = self._direct.get(device, 0) + 1
         digest = self._digests.get(function, "")
-        return Lease(self._epoch, WITHOUT_LEADER, call, function, digest, device, False, 0, copy=copy)
+        return Grant(self._epoch, WITHOUT_LEADER, call, function, digest, device, False, 0, copy=copy)

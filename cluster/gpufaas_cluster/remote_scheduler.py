@@ -17,7 +17,7 @@ from gpufaas_cluster.connection import Identity, Link
 from gpufaas_cluster.leader_link import LeaderLink
 from gpufaas_cluster.remote_placement import NO_LEADER_S, RemotePlacement
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import InvalidSpec, LeaseRefused
+from gpufaas_core.errors import GrantRefused, InvalidSpec
 from gpufaas_core.model import CallId, EngineStatus, Explanation, Function, FunctionId, NodeId, NodeView
 
 _NO_STATUS: Final = EngineStatus("", (), {}, {})
@@ -53,7 +53,7 @@ class RemoteScheduler(RemotePlacement):
 
     def scale(self, function: FunctionId, copies: int) -> None:
         if self._link is None:
-            raise LeaseRefused("no scheduler leads at the moment: scale again in a few seconds")
+            raise GrantRefused("no scheduler leads at the moment: scale again in a few seconds")
         self._link.send(control.ScaleFunction(function, copies))
 
     def counted(self, functions: dict[str, tuple[int, int, int, int]]) -> None:
@@ -73,10 +73,10 @@ class RemoteScheduler(RemotePlacement):
         Return the scheduler's answer, JSON.
 
         :raises InvalidSpec: what was asked cannot be
-        :raises LeaseRefused: no scheduler leads, or it went away
+        :raises GrantRefused: no scheduler leads, or it went away
         """
         if self._link is None:
-            raise LeaseRefused("no scheduler leads at the moment: ask again in a few seconds")
+            raise GrantRefused("no scheduler leads at the moment: ask again in a few seconds")
         self._serial += 1
         number = self._serial
         future = self._asked[number] = self._loop.create_future()
@@ -84,7 +84,7 @@ class RemoteScheduler(RemotePlacement):
         try:
             answer: bytes = await asyncio.wait_for(future, NO_LEADER_S)
         except TimeoutError:
-            raise LeaseRefused("the scheduler does not answer: ask again in a few seconds") from None
+            raise GrantRefused("the scheduler does not answer: ask again in a few seconds") from None
         finally:
             self._asked.pop(number, None)
         return answer
@@ -111,14 +111,14 @@ class RemoteScheduler(RemotePlacement):
         self._link = None
         for question in self._asked.values():
             if not question.done():
-                question.set_exception(LeaseRefused("the scheduler went away: ask again in a few seconds"))
+                question.set_exception(GrantRefused("the scheduler went away: ask again in a few seconds"))
         self._asked.clear()
         self._go_on_without()
 
     def heard(self, message: Any) -> None:
         kind = type(message)
-        if kind is control.LeaseGranted:
-            self._granted(message.lease)
+        if kind is control.Granted:
+            self._granted(message.grant)
         elif kind is control.CallRejected:
             self._rejected(message)
         elif kind is control.CallUnknown:

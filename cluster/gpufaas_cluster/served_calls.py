@@ -19,9 +19,9 @@ from gpufaas_cluster.call_frames import WINDOW, ErrorHead, NodeAnswerHead, NodeC
 from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.error_codes import error_name
 from gpufaas_cluster.frame_connection import FrameConnection
-from gpufaas_core.errors import GpufaasError, LeaseRefused, StorageFailed
+from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed
 from gpufaas_core.frames import FILE, INLINE, AnswerHead, BrokenFrame, CallHead, Kind, encode_frame, encode_prefix
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.node import Node
@@ -46,7 +46,7 @@ class ServedCalls:
     def __init__(self, server: Server, connection: FrameConnection) -> None:
         self._server = server
         self._connection = connection
-        self._lease: Lease | None = None
+        self._grant: Grant | None = None
         self._exchange: Exchange | None = None
         self._body: _SpooledBody | _StreamedBody | None = None
         """Of a call whose body does not come with it."""
@@ -60,13 +60,13 @@ class ServedCalls:
         """A call comes."""
         call = _decode_call(header)
         if self._server.closing:
-            self.fail(LeaseRefused(f"node {self._server.me.id} stops"))
+            self.fail(GrantRefused(f"node {self._server.me.id} stops"))
             return
-        self._lease = call.lease
+        self._grant = call.grant
         if call.head.body_mode == FILE:
-            self._spool(call.lease, call.head)
+            self._spool(call.grant, call.head)
         else:
-            self._start(call.lease, call.head, body)
+            self._start(call.grant, call.head, body)
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body comes. Those of a call that is over are skipped."""
@@ -79,7 +79,7 @@ class ServedCalls:
     def on_body_end(self) -> None:
         if isinstance(self._body, _SpooledBody):
             self._body.end()
-            self._start(self._body.lease, self._body.head, b"")
+            self._start(self._body.grant, self._body.head, b"")
         elif self._body is not None:
             self._body.add(None)
 
@@ -96,8 +96,8 @@ class ServedCalls:
                 connection.write_with(encode_prefix(Kind.CHUNK, None, len(piece)), piece)
                 continue
             head, body, whole = cast(tuple[AnswerHead, bytes, bool], piece)
-            lease = None if exchange.lease is self._lease else exchange.lease
-            answer = NodeAnswerHead(head, exchange.load_s, exchange.phases, lease)
+            grant = None if exchange.grant is self._grant else exchange.grant
+            answer = NodeAnswerHead(head, exchange.load_s, exchange.phases, grant)
             if whole:
                 self._end()
                 connection.write_with(encode_prefix(Kind.ANSWER, answer, len(body)), body)
@@ -115,22 +115,22 @@ class ServedCalls:
 
     def give_up(self) -> None:
         """The caller is gone: stop the call, if there is one."""
-        exchange, lease = self._exchange, self._lease
+        exchange, grant = self._exchange, self._grant
         self._end()
-        if lease is not None and (exchange is None or not exchange.finished):
-            self._server.node.leases.abort(lease.call, lease.device)
+        if grant is not None and (exchange is None or not exchange.finished):
+            self._server.node.grants.abort(grant.call, grant.device)
 
     def fail(self, error: GpufaasError) -> None:
         """Tell the gateway *error*, which is the last that it hears of the call."""
-        kind = NodeKind.REFUSED if isinstance(error, LeaseRefused) else NodeKind.ERROR
+        kind = NodeKind.REFUSED if isinstance(error, GrantRefused) else NodeKind.ERROR
         self._connection.write(encode_frame(kind, error_head(error)))
 
     # --- within ---
 
-    def _start(self, lease: Lease, head: CallHead, body: bytes) -> None:
+    def _start(self, grant: Grant, head: CallHead, body: bytes) -> None:
         try:
-            exchange = self._server.node.leases.call(lease, head, body)
-        except LeaseRefused as exc:
+            exchange = self._server.node.grants.call(grant, head, body)
+        except GrantRefused as exc:
             self._end()
             self.fail(exc)
             return
@@ -141,13 +141,13 @@ class ServedCalls:
             self._connection.write(encode_frame(NodeKind.ROOM, WindowHead(WINDOW)))
         self.pump()
 
-    def _spool(self, lease: Lease, head: CallHead) -> None:
-        if not self._server.node.leases.open_for_body(lease):
+    def _spool(self, grant: Grant, head: CallHead) -> None:
+        if not self._server.node.grants.open_for_body(grant):
             self._end()
-            self.fail(LeaseRefused(f"{lease.device} refused call {lease.call}"))
+            self.fail(GrantRefused(f"{grant.device} refused call {grant.call}"))
             return
         try:
-            self._body = _SpooledBody(self._server.spool, lease, head)
+            self._body = _SpooledBody(self._server.spool, grant, head)
         except OSError as exc:
             self._storage_failed(exc)
 
@@ -166,7 +166,7 @@ class ServedCalls:
         if self._exchange is not None:
             self._exchange.watcher = None
             self._exchange = None
-        self._lease = None
+        self._grant = None
         if self._body is not None:
             self._body.close()
             self._body = None
@@ -177,9 +177,9 @@ class ServedCalls:
 class _SpooledBody:
     """A body that is kept in a file, for its worker to read."""
 
-    def __init__(self, directory: Path, lease: Lease, head: CallHead) -> None:
+    def __init__(self, directory: Path, grant: Grant, head: CallHead) -> None:
         """:raises OSError: the file cannot be made"""
-        self.lease = lease
+        self.grant = grant
         fd, self.path = tempfile.mkstemp(prefix="body-", dir=directory)
         self._file = os.fdopen(fd, "wb", buffering=0)
         self.head = msgspec.structs.replace(head, body_path=self.path)

@@ -61,7 +61,7 @@ class AnswerBuffer:
         """
         Return head, body and whether that is all; when it is not, `chunk` gives the rest.
 
-        :raises LeaseRefused: nothing was taken; the scheduler knows, and places the call again
+        :raises GrantRefused: nothing was taken; the scheduler knows, and places the call again
         :raises GpufaasError: there is no answer: the load failed, the worker crashed, the call was cancelled
         """
         while not self._chunks:

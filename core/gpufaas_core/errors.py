@@ -81,7 +81,7 @@ class BadAnswer(GpufaasError):
     """The function's answer cannot be passed on: correct the function."""
 
 
-class LeaseRefused(GpufaasError):
+class GrantRefused(GpufaasError):
     """The node took nothing of the call: it may be placed again."""
 
 

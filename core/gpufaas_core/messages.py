@@ -16,16 +16,16 @@ from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, Funct
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc
 
 
-class Lease(Struct, frozen=True):
+class Grant(Struct, frozen=True):
     """
-    The right to use one worker for one call. It holds all that the node needs, so the first of lease and command that
+    The right to use one worker for one call. It holds all that the node needs, so the first of grant and command that
     reaches the node opens it: the node evicts the victims, reserves the memory and starts the worker.
     """
 
     epoch: int
-    """Of the engine that granted it. A node refuses leases of epochs below the highest that it has seen."""
+    """Of the engine that granted it. A node refuses grants of epochs below the highest that it has seen."""
     number: int
-    """Grows by one with each lease of an epoch."""
+    """Grows by one with each grant of an epoch."""
     call: CallId
     function: FunctionId
     digest: str
@@ -115,7 +115,7 @@ class Arrived(Struct, frozen=True, tag=True):
     deadline: Seconds | None = None
     """On the engine's clock; None: no deadline."""
     age_s: Seconds = 0.0
-    """How long it has waited already, under an older engine or while its gateway was cut off, without a lease that
+    """How long it has waited already, under an older engine or while its gateway was cut off, without a grant that
     reached its gateway. It gets the place in the queue that this age gives it."""
     size: float = 0.0
     """Of the request, in one unit for all calls of the function; 0.0: not known."""
@@ -132,7 +132,7 @@ class CallerLeft(Struct, frozen=True, tag="Cancelled"):
 
 
 class Loaded(Struct, frozen=True, tag=True):
-    """The worker is ready. `load_s` counts from when the lease was opened and includes the eviction of victims."""
+    """The worker is ready. `load_s` counts from when the grant was opened and includes the eviction of victims."""
 
     function: FunctionId
     device: DeviceId
@@ -206,7 +206,7 @@ class NodeRefused(Struct, frozen=True, tag="Refused"):
     device: DeviceId
     reason: str
     opened: bool = False
-    """The node has opened the lease, but the gateway did not reach it: what it loads for the call stays."""
+    """The node has opened the grant, but the gateway did not reach it: what it loads for the call stays."""
 
 
 class Woken(Struct, frozen=True, tag=True):
@@ -244,13 +244,13 @@ Event = (
 
 
 class StartCall(Struct, frozen=True, tag="Start"):
-    """Give the lease to the node, which opens it, and to the gateway, which waits for it."""
+    """Give the grant to the node, which opens it, and to the gateway, which waits for it."""
 
-    lease: Lease
+    grant: Grant
 
 
 class Reject(Struct, frozen=True, tag=True):
-    """The call gets no lease."""
+    """The call gets no grant."""
 
     call: CallId
     code: str
@@ -281,7 +281,7 @@ class LoadCopy(Struct, frozen=True, tag="Load"):
 
 
 class Evict(Struct, frozen=True, tag=True):
-    """End the worker: its function was removed, or has a copy too many. A lease names its victims itself."""
+    """End the worker: its function was removed, or has a copy too many. A grant names its victims itself."""
 
     function: FunctionId
     device: DeviceId

@@ -119,7 +119,7 @@ class Function(Struct, frozen=True):
 
     id: FunctionId
     digest: str
-    """sha256 of its bundle. It is in the lease and tells the node which code and weights to use."""
+    """sha256 of its bundle. It is in the grant and tells the node which code and weights to use."""
     exclusive: bool = True
     """A call has the device to itself while it runs (model functions). False: a worker runs `slots` calls at once."""
     slots: int = 1

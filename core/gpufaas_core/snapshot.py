@@ -34,17 +34,17 @@ class ResidentSnapshot(Struct, frozen=True):
 
 
 class RunningCall(Struct, frozen=True):
-    """A call that has a lease of one of the node's workers and has not ended."""
+    """A call that has a grant of one of the node's workers and has not ended."""
 
     call: CallId
     function: FunctionId
     copy: int = 0
     age_s: Seconds = 0.0
-    """Since it began; if it has not begun, since its lease was opened."""
+    """Since it began; if it has not begun, since its grant was opened."""
     begun: bool = False
     """The worker has it. False: the worker still loads, or the body has not come yet."""
     cold: bool = False
-    """The worker was started for its lease."""
+    """The worker was started for its grant."""
     abandoned: bool = False
     """Its caller is gone, and the worker was told."""
 
@@ -56,7 +56,7 @@ class DeviceSnapshot(Struct, frozen=True):
     residents: tuple[ResidentSnapshot, ...] = ()
     """Least recently used first."""
     running: tuple[RunningCall, ...] = ()
-    """In the order in which their leases were opened. There may be several exclusive calls: without a scheduler, each
+    """In the order in which their grants were opened. There may be several exclusive calls: without a scheduler, each
     gateway sends calls to models that it knows to be ready."""
 
 
@@ -229,8 +229,8 @@ class EngineDoc(Struct, frozen=True):
     """The engine's state that belongs to no device and no function: ``state/engine``."""
 
     policy: str
-    lease: int
-    """The number of the last lease."""
+    grant: int
+    """The number of the last grant."""
     next_number: int
     """The next call's arrival number."""
     joined: int = 0

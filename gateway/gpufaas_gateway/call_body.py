@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from gpufaas_core.errors import BodyTooLarge, CallCancelled, GpufaasError, LeaseRefused, StorageFailed
+from gpufaas_core.errors import BodyTooLarge, CallCancelled, GpufaasError, GrantRefused, StorageFailed
 from gpufaas_core.frames import FILE, INLINE, STREAM
 from gpufaas_core.units import Bytes, format_bytes
 from gpufaas_gateway.catalogue import Deployed
@@ -180,7 +180,7 @@ class BodyStream:
                 if not more:
                     self._stop_pace()
                     await exchange.end_body()
-            except LeaseRefused:
+            except GrantRefused:
                 return
             held.popleft()
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from gpufaas_core.errors import GpufaasError, InvalidSpec
 from gpufaas_core.frames import AnswerHead
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import DeviceId, Seconds
 from gpufaas_core.units import parse_duration
 from gpufaas_gateway.errors import headers_of
@@ -131,9 +131,9 @@ def error_headers(error: GpufaasError, length: int) -> list[Header]:
     return headers
 
 
-def placement_headers(lease: Lease) -> tuple[Header, Header]:
+def placement_headers(grant: Grant) -> tuple[Header, Header]:
     """Return whether the call was a hit, and its device."""
-    return _MISS if lease.cold else _HIT, _on_device(lease.device)
+    return _MISS if grant.cold else _HIT, _on_device(grant.device)
 
 
 @lru_cache(1024)

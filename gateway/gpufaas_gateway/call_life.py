@@ -7,7 +7,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import Seconds
 from gpufaas_gateway.call_body import SPOOL_ABOVE, BodyStream, Caller
 from gpufaas_gateway.catalogue import Deployed
@@ -36,7 +36,7 @@ class CallLife(Struct, eq=False, kw_only=True):
     """The rest of its body, if it streams."""
     at_caller: bool = True
     """It reads from its caller or writes to it, which may take for ever: only a cancellation ends that."""
-    future: asyncio.Future[Lease] | None = None
+    future: asyncio.Future[Grant] | None = None
     exchange: CallExchange | None = None
     error: GpufaasError | None = None
     """Why it was ended."""

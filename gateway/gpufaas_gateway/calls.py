@@ -1,7 +1,7 @@
 """
 `Calls.run`: runs one call of a function. All fronts (HTTP, WebSocket, asynchronous calls) run their calls here.
 
-Find the function, read the body, ask the scheduler for a lease, give head and body to the node, return the answer.
+Find the function, read the body, ask the scheduler for a grant, give head and body to the node, return the answer.
 Nothing here polls, sleeps, asks a database or parses a body. A quick call costs no task and no timer. One that takes
 longer than `WATCH_AFTER_S` is watched: `call_life` listens to its caller and counts its time limit.
 
@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 
 from gpufaas_core.answer_spool import AnswerSpool
-from gpufaas_core.errors import CallCancelled, GpufaasError, LeaseRefused, OutOfMemory, UnknownFunction
+from gpufaas_core.errors import CallCancelled, GpufaasError, GrantRefused, OutOfMemory, UnknownFunction
 from gpufaas_core.frames import INLINE, STREAM, UPGRADE, AnswerHead, CallHead
-from gpufaas_core.messages import Lease, Outer
+from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, Seconds
 from gpufaas_gateway.call_body import BodyStream, Caller, read_rest, remove, too_large
 from gpufaas_gateway.call_headers import (
@@ -113,16 +113,16 @@ class Calls:
                 call.size = call.length  # of a body that streams, no more is known
             placed = self._place(call)
             while True:
-                lease = call.lease = placed if isinstance(placed, Lease) else await self._granted(call, placed)
-                if lease.within_s is not None:
-                    call.end_within(lease.within_s)
+                grant = call.grant = placed if isinstance(placed, Grant) else await self._granted(call, placed)
+                if grant.within_s is not None:
+                    call.end_within(grant.within_s)
                 if call.passage is not None:
                     call.passage.granted()
                 try:
-                    exchange = self._begin(call, lease)
+                    exchange = self._begin(call, grant)
                     answer, body, whole = await exchange.answer()
                     break
-                except (LeaseRefused, OutOfMemory) as exc:
+                except (GrantRefused, OutOfMemory) as exc:
                     placed = self._place_again(call, exc)
             if whole and not request.upgrade:
                 return self._whole(call, exchange, answer, body)
@@ -218,7 +218,7 @@ class Calls:
 
     # --- its place ---
 
-    def _place(self, call: "_Call") -> "Lease | asyncio.Future[Lease]":
+    def _place(self, call: "_Call") -> "Grant | asyncio.Future[Grant]":
         assert call.deployed is not None
         left_s = call.ends - time.perf_counter()
         place, endless = self._scheduler.place, call.mode == UPGRADE
@@ -229,21 +229,21 @@ class Calls:
             call.deployed = self._find(call.request)
             return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless)
 
-    async def _granted(self, call: "_Call", placed: "asyncio.Future[Lease]") -> Lease:
-        """Return the lease that *placed* promises."""
+    async def _granted(self, call: "_Call", placed: "asyncio.Future[Grant]") -> Grant:
+        """Return the grant that *placed* promises."""
         while True:
             if call.passage is not None:
                 try:
                     call.passage.wait()
                 except GpufaasError:
-                    placed.cancel()  # so that the scheduler grants no lease
+                    placed.cancel()  # so that the scheduler makes no grant
                     raise
             call.future = placed
             if call.watched or not self._suffix:
                 # If the scheduler is another process, every call waits for it, but few wait long.
                 call.listen()
             try:
-                lease = await placed
+                grant = await placed
             except UnknownFunction:
                 # The function was updated meanwhile; the scheduler is another process.
                 newer = self._catalogue.find(call.request.name)
@@ -251,22 +251,22 @@ class Calls:
                     raise
                 call.deployed = newer
                 again = self._place(call)
-                if isinstance(again, Lease):
+                if isinstance(again, Grant):
                     return again
                 placed = again
                 continue
             call.future = None
-            return lease
+            return grant
 
-    def _begin(self, call: "_Call", lease: Lease) -> CallExchange:
-        """:raises LeaseRefused: the node took nothing of the call"""
+    def _begin(self, call: "_Call", grant: Grant) -> CallExchange:
+        """:raises GrantRefused: the node took nothing of the call"""
         request = call.request
         head = CallHead(
             call.name, request.method, request.path, request.query, call.passed, call.mode, call.file, call.timeout_s
         )
-        exchange = call.exchange = self._node.call(lease, head, call.body)
+        exchange = call.exchange = self._node.call(grant, head, call.body)
         if call.error is not None:
-            exchange.fail(call.error)  # it came after the lease and before there was an exchange to fail
+            exchange.fail(call.error)  # it came after the grant and before there was an exchange to fail
         call.queue_s = time.perf_counter() - call.began
         if call.stream is not None:
             call.begin_stream(exchange)
@@ -274,14 +274,14 @@ class Calls:
             call.listen()  # while its body came, `watch` had nothing to listen for
         return exchange
 
-    def _place_again(self, call: "_Call", error: LeaseRefused | OutOfMemory) -> "Lease | asyncio.Future[Lease]":
+    def _place_again(self, call: "_Call", error: GrantRefused | OutOfMemory) -> "Grant | asyncio.Future[Grant]":
         """
         Place a call again that its node or worker did not take, or that ran out of memory.
 
         :raises GpufaasError: *error*, if the call may not run again; or the error that ended the call meanwhile
         """
         assert call.deployed is not None
-        if isinstance(error, LeaseRefused):
+        if isinstance(error, GrantRefused):
             call.exchange = None
             if call.error is not None:
                 raise call.error from None
@@ -300,7 +300,7 @@ class Calls:
     # --- its answer ---
 
     def _whole(self, call: "_Call", exchange: CallExchange, answer: AnswerHead, body: bytes) -> Answer:
-        call.lease, call.load_s, call.run_s, call.status = exchange.lease, exchange.load_s, answer.run_s, answer.status
+        call.grant, call.load_s, call.run_s, call.status = exchange.grant, exchange.load_s, answer.run_s, answer.status
         headers = self._headers(call, answer, exchange)
         call.exchange = None  # it has ended, and has nothing to release
         if answer.status in BODILESS:
@@ -312,7 +312,7 @@ class Calls:
         return Answer(answer.status, headers, body)
 
     def _streamed(self, call: "_Call", exchange: CallExchange, answer: AnswerHead, body: bytes, whole: bool) -> Answer:
-        call.lease, call.load_s, call.status = exchange.lease, exchange.load_s, answer.status
+        call.grant, call.load_s, call.status = exchange.grant, exchange.load_s, answer.status
         if call.error is not None:
             raise call.error
         switched = bool(call.request.upgrade) and answer.status == SWITCHED
@@ -329,7 +329,7 @@ class Calls:
         if call.request.upgrade:
             if switched:
                 call.stop_watching()
-            headers = answer_headers(answer.headers, [*call.ours, *placement_headers(exchange.lease)])
+            headers = answer_headers(answer.headers, [*call.ours, *placement_headers(exchange.grant)])
             return Answer(answer.status, headers, stream=stream)
         call.listen()
         call.run_s = time.perf_counter() - call.began - call.queue_s - call.load_s
@@ -345,7 +345,7 @@ class Calls:
         if call.crossing:
             headers = [pair for pair in headers if pair[0] != b"access-control-allow-origin"]
         headers += call.ours
-        headers += placement_headers(exchange.lease)
+        headers += placement_headers(exchange.grant)
         headers.append(timing(call.queue_s, call.load_s, call.run_s, exchange.phases))
         return headers
 
@@ -364,9 +364,9 @@ class Calls:
         if isinstance(error, CallCancelled):
             raise error
         more = [*call.ours, timing(call.queue_s or time.perf_counter() - call.began, call.load_s, call.run_s)]
-        if call.lease is not None:
+        if call.grant is not None:
             ran_s = time.perf_counter() - call.began - call.queue_s - call.load_s
-            more += [(b"x-duration-seconds", b"%.6f" % ran_s), *placement_headers(call.lease)]
+            more += [(b"x-duration-seconds", b"%.6f" % ran_s), *placement_headers(call.grant)]
         return refusal(error, more)
 
     def _end(self, call: "_Call") -> None:
@@ -383,7 +383,7 @@ class Calls:
         if call.file:
             remove(call.file)
         if call.deployed is not None:
-            hit = None if call.lease is None else not call.lease.cold
+            hit = None if call.grant is None else not call.grant.cold
             seconds = time.perf_counter() - call.began
             call.deployed.stats.observe(call.status, seconds, hit, call.queue_s, call.load_s, call.run_s)
 
@@ -423,7 +423,7 @@ class _Call(CallLife, eq=False, kw_only=True):
     size: float = 0.0
     """Of the body in bytes, or `asked_size`: what the scheduler is told."""
     asked_size: float | None = None
-    lease: Lease | None = None
+    grant: Grant | None = None
     ran_out: bool = False
     """It ran out of memory once, and runs again."""
     answered: AnswerStream | None = None

@@ -20,8 +20,8 @@ from gpufaas_core.errors import (
     FetchFailed,
     FunctionExists,
     GpufaasError,
+    GrantRefused,
     InvalidSpec,
-    LeaseRefused,
     LoadFailed,
     NameTaken,
     NestedCall,
@@ -115,7 +115,7 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     BadAnswer: 502,
     CheckBroken: 503,
     FetchFailed: 503,
-    LeaseRefused: 503,
+    GrantRefused: 503,
     NoRoom: 503,
     NotReady: 503,
     Unavailable: 503,
@@ -162,7 +162,7 @@ def headers_of(error: GpufaasError | None = None) -> dict[str, str]:
         headers["Retry-After"] = _whole_seconds(error.retry_after_s)
     elif isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(METHODS)
-    elif isinstance(error, LeaseRefused | CheckBroken | Starting):
+    elif isinstance(error, GrantRefused | CheckBroken | Starting):
         headers["Retry-After"] = _whole_seconds(_RETRY_AFTER_REFUSED_S)
     elif isinstance(error, StorageAway):
         headers["Retry-After"] = _whole_seconds(_RETRY_AFTER_AWAY_S)

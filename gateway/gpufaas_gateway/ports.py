@@ -12,7 +12,7 @@ from gpufaas_core.environment import Environment
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.logs import LogLine, LogQuery
-from gpufaas_core.messages import Lease, Outer
+from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile, Seconds
 from gpufaas_core.remote_build import BuildConfig
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
@@ -239,7 +239,7 @@ class CallExchange(Protocol):
 
     load_s: Seconds
     phases: tuple[tuple[str, Seconds], ...]
-    lease: Lease
+    grant: Grant
 
     @property
     def loading_s(self) -> Seconds:
@@ -257,10 +257,10 @@ class CallExchange(Protocol):
     async def chunk(self) -> bytes | None: ...
 
     async def send_body(self, piece: bytes) -> None:
-        """:raises LeaseRefused: it was refused before this, which is to go under the next lease"""
+        """:raises GrantRefused: it was refused before this, which is to go under the next grant"""
 
     async def end_body(self) -> None:
-        """:raises LeaseRefused: as `send_body`"""
+        """:raises GrantRefused: as `send_body`"""
 
     def keep_for(self, spool: AnswerSpool) -> None:
         """What comes of its answer and a slow caller does not read may wait in *spool*, until `close`."""
@@ -274,8 +274,8 @@ class CallExchange(Protocol):
 class NodePort(Protocol):
     """Where calls are carried to: a node in this process, or a connection to one."""
 
-    def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> CallExchange:
-        """:raises LeaseRefused: nothing of it was taken, and the scheduler knows"""
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> CallExchange:
+        """:raises GrantRefused: nothing of it was taken, and the scheduler knows"""
 
 
 class PlacementPort(Protocol):
@@ -289,9 +289,9 @@ class PlacementPort(Protocol):
         size: float = 0.0,
         outer: Outer | None = None,
         endless: bool = False,
-    ) -> Lease | asyncio.Future[Lease]: ...
+    ) -> Grant | asyncio.Future[Grant]: ...
 
-    def again(self, call: CallId) -> asyncio.Future[Lease]: ...
+    def again(self, call: CallId) -> asyncio.Future[Grant]: ...
 
     def cancel(self, call: CallId) -> None: ...
 

@@ -36,7 +36,7 @@ class Gate:
         self.in_flight = 0
         """Calls from their arrival to the end of their answer."""
         self.waiting = 0
-        """Those of them that have no lease."""
+        """Those of them that have no grant."""
 
     def enter(self) -> "Passage":
         """
@@ -76,7 +76,7 @@ class Passage:
 
     def wait(self) -> None:
         """
-        Count the call as waiting for a lease. A call whose lease was refused may always wait again.
+        Count the call as waiting for a grant. A call whose grant was refused may always wait again.
 
         :raises Overloaded: the number of waiting calls is at its limit
         """
@@ -88,7 +88,7 @@ class Passage:
         self._gate.waiting += 1
 
     def granted(self) -> None:
-        """Count the call as having its lease."""
+        """Count the call as having its grant."""
         self._granted = True
         if self._waits:
             self._waits = False

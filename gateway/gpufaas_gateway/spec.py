@@ -87,7 +87,7 @@ class Quota(Struct, frozen=True, omit_defaults=True):
 
     max_functions: int | None = None
     max_waiting: int | None = None
-    """Calls without a lease, at one gateway."""
+    """Calls without a grant, at one gateway."""
     max_in_flight: int | None = None
     """Calls from their arrival to the end of their answer, at one gateway."""
     max_memory: Bytes | None = None

@@ -28,7 +28,7 @@ from gpufaas_core.frames import (
     encode_frame,
     encode_prefix,
 )
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.plausible import is_size, is_time, shortened, why_no_answer, why_not_ready
 from gpufaas_gpu_manager import exchange_state as states
 
@@ -68,12 +68,21 @@ class Exchange(AnswerBuffer):
     """See module."""
 
     __slots__ = (
-        "_bound", "body", "bound_at", "head", "lease", "opened_at", "slot", "state", "watcher", "worker",
+        "_bound",
+        "body",
+        "bound_at",
+        "grant",
+        "head",
+        "opened_at",
+        "slot",
+        "state",
+        "watcher",
+        "worker",
     )  # fmt: skip
 
-    def __init__(self, lease: Lease, worker: Any, loop: asyncio.AbstractEventLoop, now: float) -> None:
+    def __init__(self, grant: Grant, worker: Any, loop: asyncio.AbstractEventLoop, now: float) -> None:
         AnswerBuffer.__init__(self, loop, MODEL_BUFFER)
-        self.lease = lease
+        self.grant = grant
         self.worker = worker
         """The node's `Worker`, which imports this module."""
         self.head: CallHead | None = None

@@ -20,7 +20,7 @@ from typing import Final
 from gpufaas_core.steps import Step
 
 OPENED: Final = 0
-"""Its lease is open, and the call has not come."""
+"""Its grant is open, and the call has not come."""
 COMING: Final = 1
 """Its body is on its way here."""
 WAITING: Final = 2

@@ -2,7 +2,7 @@
 A node as its scheduler, its gateways and its operator see it: commands in, facts out, devices, start and stop.
 
 The event loop owns all state, so nothing here or below locks. The node carries out what the engine planned: victims end
-and are reaped before their memory is promised to the next worker. `Leases` has the calls, `Functions` what is deployed,
+and are reaped before their memory is promised to the next worker. `Grants` has the calls, `Functions` what is deployed,
 the `Supervisor` the workers, and each `WorkerDevice` its memory.
 """
 
@@ -29,8 +29,8 @@ from gpufaas_core.snapshot import NodeSnapshot
 from gpufaas_gpu_manager.defined import Functions
 from gpufaas_gpu_manager.devices import NodeDevice
 from gpufaas_gpu_manager.enforcement import Enforcement
+from gpufaas_gpu_manager.grants import Grants
 from gpufaas_gpu_manager.launch.recipes import Bundles, Recipes
-from gpufaas_gpu_manager.leases import Leases
 from gpufaas_gpu_manager.output import LogSink
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -68,8 +68,8 @@ class Node:
         self._devices = {each.device.id: WorkerDevice(each) for each in devices}
         self.host = Supervisor(recipes, logs, report, on_said, containers, fetch)
         self.functions = Functions(self._devices, bundles, self.host)
-        self.leases = Leases(self._devices, self.functions.specs, self.host)
-        self.host.over = self.leases.over
+        self.grants = Grants(self._devices, self.functions.specs, self.host)
+        self.host.over = self.grants.over
         self.host.on_gone = lambda worker: self.functions.unmount_if_gone(worker.spec.function)
 
     # --- life ---
@@ -80,12 +80,12 @@ class Node:
 
     async def close(self) -> None:
         """End all workers and the zygote; returns when none is left."""
-        self.leases.closing = True
+        self.grants.closing = True
         for device in self._devices.values():
             device.close()
         await self.host.close()
         await asyncio.to_thread(self.enforcement.close)
-        self.leases.close()
+        self.grants.close()
 
     async def watch_devices(self, on_lost: Callable[[str], None], every_s: Seconds = 2.0) -> None:
         """
@@ -126,21 +126,21 @@ class Node:
     def snapshot(self) -> NodeSnapshot:
         """Return what is in memory and what runs, for a scheduler that takes over or has lost track."""
         now = time.monotonic()
-        return NodeSnapshot(tuple(each.snapshot(now) for each in self._devices.values()), self.leases.epoch)
+        return NodeSnapshot(tuple(each.snapshot(now) for each in self._devices.values()), self.grants.epoch)
 
     def obey(self, epoch: int) -> None:
-        """A scheduler of *epoch* leads: leases of older ones that were not opened here are refused."""
-        self.leases.epoch = max(self.leases.epoch, epoch)
+        """A scheduler of *epoch* leads: grants of older ones that were not opened here are refused."""
+        self.grants.epoch = max(self.grants.epoch, epoch)
 
     # --- commands ---
 
     def execute(self, command: Command) -> None:
         """Carry out a command of the scheduler."""
         match command:
-            case StartCall(lease):
-                self.leases.open(lease)
+            case StartCall(grant):
+                self.grants.open(grant)
             case Abort(call, device):
-                self.leases.abort(call, device)
+                self.grants.abort(call, device)
             case Evict(function, device, copy):
                 self.evict(function, device, copy)
             case Resize(function, device, memory, copy):
@@ -150,10 +150,10 @@ class Node:
 
     def load(self, command: LoadCopy) -> None:
         """Start a worker without a call."""
-        if command.epoch < self.leases.epoch:
+        if command.epoch < self.grants.epoch:
             return  # its scheduler was replaced, and its successor does not know of this load
         device, spec = self._devices.get(command.device), self.functions.specs.get(command.function)
-        if device is None or spec is None or self.leases.closing:
+        if device is None or spec is None or self.grants.closing:
             reason = "unknown device or function"
             self.report(CopyFailed(command.function, command.device, reason, copy=command.copy))
         elif copy_id(command.function, command.copy) not in device.workers:

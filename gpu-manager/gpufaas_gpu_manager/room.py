@@ -146,12 +146,12 @@ class WorkerDevice:
             ),
             tuple(
                 RunningCall(
-                    call=each.lease.call,
-                    function=each.lease.function,
-                    copy=each.lease.copy,
+                    call=each.grant.call,
+                    function=each.grant.function,
+                    copy=each.grant.copy,
                     age_s=now - (each.opened_at if each.slot is None else each.bound_at),
                     begun=each.slot is not None,
-                    cold=each.lease.cold,
+                    cold=each.grant.cold,
                     abandoned=each.abandoned,
                 )
                 for each in running

@@ -24,7 +24,7 @@ class NodeSettings:
     abort_grace_s: Seconds = 10.0
     """How long an abandoned call may run on before its worker is killed."""
     untaken_s: Seconds = 60.0
-    """How long a lease, or the note that one is void, is kept for a call that has not arrived."""
+    """How long a grant, or the note that one is void, is kept for a call that has not arrived."""
     term_grace_s: Seconds = 2.0
     """How long a server that is evicted may take to end by itself; the next worker waits for its memory."""
     check_timeout_s: Seconds = 120.0

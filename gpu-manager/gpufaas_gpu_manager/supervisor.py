@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from gpufaas_core.bundle import Manifest, WorkerSpec
-from gpufaas_core.messages import Event, Lease, LoadCopy
+from gpufaas_core.messages import Event, Grant, LoadCopy
 from gpufaas_core.model import Bytes, FunctionId, Seconds
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.forks import Zygote
@@ -98,7 +98,7 @@ class Supervisor:
         self._workers[worker.number] = worker
         return worker
 
-    def start(self, device: WorkerDevice, spec: WorkerSpec, command: Lease | LoadCopy) -> Worker:
+    def start(self, device: WorkerDevice, spec: WorkerSpec, command: Grant | LoadCopy) -> Worker:
         """Start a worker on *device* when the victims that *command* names have freed their memory."""
         for victim in command.victims:
             device.end(victim)

@@ -103,7 +103,7 @@ class Worker(SlotOwner):
         """Of its memory and processes, if it is a process of this machine."""
         self.asked_at = self._begun_at = time.monotonic()
         self.used_at = self.asked_at
-        """When its last lease was opened; the start of its load if there was none."""
+        """When its last grant was opened; the start of its load if there was none."""
         self._cause = Cause()
         self.reaped = False
         """From then on `pid` may be another process's."""

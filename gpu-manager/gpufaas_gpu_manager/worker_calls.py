@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import GpufaasError, LeaseRefused, OutOfMemory, WorkerCrashed
+from gpufaas_core.errors import GpufaasError, GrantRefused, OutOfMemory, WorkerCrashed
 from gpufaas_core.messages import Event, Finished, Measured, NodeRefused
 from gpufaas_core.model import Bytes, CallId, DeviceId, Seconds
 from gpufaas_core.units import format_bytes
@@ -106,7 +106,7 @@ class WorkerCalls:
 
     def __init__(self, worker: CallsWorker, host: CallsHost) -> None:
         self.exchanges: dict[CallId, Exchange] = {}
-        """Those that have a lease on the worker and are not over."""
+        """Those that have a grant on the worker and are not over."""
         self.unbound: deque[Exchange] = deque()
         """Those of them that wait until the worker is ready, or a slot is free."""
         self._worker = worker
@@ -118,7 +118,7 @@ class WorkerCalls:
         self._free = list(slots[::-1])  # slot 0, the main thread, is taken first
 
     def bind(self, exchange: Exchange) -> None:
-        """Give the call to a free slot; the engine grants no more leases than there are slots."""
+        """Give the call to a free slot; the engine makes no more grants than there are slots."""
         if not self._free:
             self.unbound.append(exchange)
             return
@@ -131,7 +131,7 @@ class WorkerCalls:
     def on_done(self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:
         worker, host = self._worker, self._host
         self._free.append(slot)
-        call = exchange.lease.call
+        call = exchange.grant.call
         self.exchanges.pop(call, None)
         host.over(exchange)
         worker.outgrown = out_of_memory
@@ -159,15 +159,15 @@ class WorkerCalls:
         If the worker lives on, a call that it has not touched is placed again, and another one fails with *reason*.
         """
 
-        timer = f"call {exchange.lease.call}"
+        timer = f"call {exchange.grant.call}"
 
         def fail() -> None:
             self._worker.timers.cancel(timer)
-            if self.exchanges.get(exchange.lease.call) is not exchange:
+            if self.exchanges.get(exchange.grant.call) is not exchange:
                 return
             if exchange.untouched and not exchange.abandoned:
                 self._free.append(slot)
-                del self.exchanges[exchange.lease.call]
+                del self.exchanges[exchange.grant.call]
                 self._host.over(exchange)
                 self.refuse(exchange, reason)
             else:
@@ -179,9 +179,9 @@ class WorkerCalls:
 
     def refuse(self, exchange: Exchange, reason: str) -> None:
         """Have the call, of which the worker took nothing, placed again."""
-        lease = exchange.lease
-        self._host.report(NodeRefused(lease.call, lease.device, reason))
-        exchange.fail(LeaseRefused(f"{lease.device} could not give call {lease.call} to its worker: {reason}"))
+        grant = exchange.grant
+        self._host.report(NodeRefused(grant.call, grant.device, reason))
+        exchange.fail(GrantRefused(f"{grant.device} could not give call {grant.call} to its worker: {reason}"))
 
     def ran_out(self, said: bytes) -> OutOfMemory:
         """Return the error of a call that hit the memory limit; *said* is the text of its exception."""

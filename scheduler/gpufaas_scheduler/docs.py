@@ -126,7 +126,7 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
     cluster, demand, look_at = world.cluster, world.cluster.demand, world.look_at
     return EngineDoc(
         policy=world.policy.name,
-        lease=world.lease,
+        grant=world.grant,
         next_number=cluster.queue.next_number,
         joined=cluster.joined,
         waiting=tuple(call_doc(each, now) for each in _first_waiting(world)),

@@ -163,7 +163,7 @@ class Engine:
         return call in self._world.calls.by_id
 
     def runs(self, call: CallId) -> bool:
-        """Whether *call* has a lease."""
+        """Whether *call* has a grant."""
         known = self._world.calls.by_id.get(call)
         return known is not None and known.state == RUNNING
 

@@ -1,7 +1,7 @@
 """
 The scheduler as its gateways and nodes use it: places calls, and carries the engine's commands to nodes.
 
-In the same process, a gateway that asks for a placement gets the answer from the same function call whenever a lease
+In the same process, a gateway that asks for a placement gets the answer from the same function call whenever a grant
 can be granted at once.
 """
 
@@ -14,8 +14,8 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import (
     DeadlineExceeded,
     GpufaasError,
+    GrantRefused,
     InvalidSpec,
-    LeaseRefused,
     LoadFailed,
     NestedCall,
     NoRoom,
@@ -51,12 +51,12 @@ _REJECTIONS: Final[Mapping[str, type[GpufaasError]]] = {
     "removed": UnknownFunction,
     "no_device": InvalidSpec,
     "no_room": NoRoom,
-    "refused": LeaseRefused,
+    "refused": GrantRefused,
     "out_of_memory": OutOfMemory,
     "nested": NestedCall,
 }
 
-OnAnswer = Callable[[CallId, m.Lease | GpufaasError], None]
+OnAnswer = Callable[[CallId, m.Grant | GpufaasError], None]
 
 
 class SchedulerService:
@@ -81,14 +81,14 @@ class SchedulerService:
         self._now = driver.now
         self.on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[CallId, asyncio.Future[m.Lease]] = {}
-        self._refused: dict[CallId, asyncio.Future[m.Lease]] = {}
+        self._waiting: dict[CallId, asyncio.Future[m.Grant]] = {}
+        self._refused: dict[CallId, asyncio.Future[m.Grant]] = {}
         self._nodes: dict[DeviceId, NodeCommands] = {}
         """The node of each device."""
         self._gateways: dict[str, OnAnswer] = {}
         """Gateways of other processes, by the name that ends the ids of their calls."""
         self._placing: CallId | None = None
-        self._placed: m.Lease | GpufaasError | None = None
+        self._placed: m.Grant | GpufaasError | None = None
 
     # --- the gateway of this process ---
 
@@ -100,9 +100,9 @@ class SchedulerService:
         size: float = 0.0,
         outer: m.Outer | None = None,
         endless: bool = False,
-    ) -> m.Lease | asyncio.Future[m.Lease]:
+    ) -> m.Grant | asyncio.Future[m.Grant]:
         """
-        Ask for the right to run *call*: return a lease if it is granted at once, else a future of it.
+        Ask for the right to run *call*: return a grant if it is granted at once, else a future of it.
 
         :param size: of the request, see `Arrived`
         :param outer: a function made the call
@@ -114,15 +114,15 @@ class SchedulerService:
         self.handle(m.Arrived(call, function, now + timeout_s, 0.0, size, outer, endless), now)
         self._placing, placed = None, self._placed
         if placed is None:
-            future: asyncio.Future[m.Lease] = self._loop.create_future()
+            future: asyncio.Future[m.Grant] = self._loop.create_future()
             self._waiting[call] = future
             return future
         if isinstance(placed, GpufaasError):
             raise placed
         return placed
 
-    def again(self, call: CallId) -> asyncio.Future[m.Lease]:
-        """Return the next lease of *call*, whose last one the node refused; it kept its place in the queue."""
+    def again(self, call: CallId) -> asyncio.Future[m.Grant]:
+        """Return the next grant of *call*, whose last one the node refused; it kept its place in the queue."""
         future = self._refused.pop(call, None)
         if future is None:
             future = self._waiting.get(call) or self._loop.create_future()
@@ -130,7 +130,7 @@ class SchedulerService:
         return future
 
     def over(self, call: CallId) -> None:
-        """Its caller was answered. In the same process, nothing is kept of a call that has its lease."""
+        """Its caller was answered. In the same process, nothing is kept of a call that has its grant."""
 
     def cancel(self, call: CallId) -> None:
         """The caller of *call* is gone, or its time is up: remove it from the queue, or stop it."""
@@ -167,7 +167,7 @@ class SchedulerService:
     def report(self, fact: m.Event) -> None:
         """A node says what happened."""
         if isinstance(fact, m.NodeRefused) and fact.call != self._placing and self._answer_of(fact.call) is None:
-            # Its gateway asks for the next lease when it learns of the refusal, which may be after that is granted.
+            # Its gateway asks for the next grant when it learns of the refusal, which may be after that is granted.
             self._waiting[fact.call] = self._refused[fact.call] = self._loop.create_future()
         self.handle(fact)
 
@@ -194,11 +194,11 @@ class SchedulerService:
 
     def _carry_out(self, command: m.Command) -> None:
         if isinstance(command, m.StartCall):
-            lease = command.lease
-            self._answer(lease.call, lease)
-            if not lease.cold:
-                return  # on a hit the call itself opens the lease; on a miss the node need not wait for it
-            device = lease.device
+            grant = command.grant
+            self._answer(grant.call, grant)
+            if not grant.cold:
+                return  # on a hit the call itself opens the grant; on a miss the node need not wait for it
+            device = grant.device
         elif isinstance(command, m.Reject):
             self._answer(command.call, _rejection(command))
             return
@@ -211,7 +211,7 @@ class SchedulerService:
     def _answer_of(self, call: CallId) -> OnAnswer | None:
         return self._gateways.get(gateway_of(call)) if self._gateways else None
 
-    def _answer(self, call: CallId, answer: m.Lease | GpufaasError) -> None:
+    def _answer(self, call: CallId, answer: m.Grant | GpufaasError) -> None:
         if call == self._placing:
             self._placed = answer
             return
@@ -231,7 +231,7 @@ class SchedulerService:
         self.on_fatal(error)
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(LeaseRefused("the scheduler failed and the platform stops: call again"))
+                future.set_exception(GrantRefused("the scheduler failed and the platform stops: call again"))
 
 
 def _rejection(command: m.Reject) -> GpufaasError:

@@ -189,7 +189,7 @@ class _Outcomes:
         self.functions = functions
         self.number = {call: at for at, call in enumerate(called)}
         self.devices: dict[DeviceId, SimulatedDeviceState] = {}
-        self.running: dict[CallId, tuple[m.Lease, Seconds]] = {}
+        self.running: dict[CallId, tuple[m.Grant, Seconds]] = {}
 
     def happened(self, event: m.Event, now: Seconds) -> None:
         match event:
@@ -220,17 +220,17 @@ class _Outcomes:
     def commanded(self, command: m.Command, now: Seconds) -> None:
         record = self.record
         match command:
-            case m.StartCall(lease) if lease.call in self.number:
-                at = self.number[lease.call]
+            case m.StartCall(grant) if grant.call in self.number:
+                at = self.number[grant.call]
                 record.outcome[at] = PENDING
                 record.start[at] = HIT
-                if lease.cold:
-                    record.start[at] = FALSE_MISS if record.holders.get(lease.function) else MISS
-                    record.hold(lease.function, lease.device, lease.copy, lease.victims, now)
+                if grant.cold:
+                    record.start[at] = FALSE_MISS if record.holders.get(grant.function) else MISS
+                    record.hold(grant.function, grant.device, grant.copy, grant.victims, now)
                 record.started[at] = now
-                record.device[at] = self.devices[lease.device].index
+                record.device[at] = self.devices[grant.device].index
                 record.starts.append(at)
-                self.running[lease.call] = (lease, now)
+                self.running[grant.call] = (grant, now)
             case m.LoadCopy(_, _, function, _, device_id, _, victims, copy):
                 record.prefetches += 1
                 record.hold(function, device_id, copy, victims, now)
@@ -243,12 +243,12 @@ class _Outcomes:
 
     def _lose(self, now: Seconds, device: DeviceId, worker: tuple[FunctionId, int] | None = None) -> None:
         """Calls that ran there have failed. A call that its node had not taken yet starts again later."""
-        for call, (lease, _) in list(self.running.items()):
-            if lease.device == device and worker in (None, (lease.function, lease.copy)):
+        for call, (grant, _) in list(self.running.items()):
+            if grant.device == device and worker in (None, (grant.function, grant.copy)):
                 self._end(call, now, FAILED)
 
     def _end(self, call: CallId, now: Seconds, outcome: int) -> None:
-        lease, since = self.running.pop(call)
+        grant, since = self.running.pop(call)
         self.record.outcome[self.number[call]] = outcome
-        if self.functions[lease.function].exclusive:
-            self.devices[lease.device].busy_s += now - since
+        if self.functions[grant.function].exclusive:
+            self.devices[grant.device].busy_s += now - since

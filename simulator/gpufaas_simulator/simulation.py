@@ -243,7 +243,7 @@ class Simulation:
         for command in commands:
             kind = type(command)
             if kind is m.StartCall:
-                self._start(command.lease)  # type: ignore[union-attr]
+                self._start(command.grant)  # type: ignore[union-attr]
             elif isinstance(command, m.LoadCopy):
                 self._load(command)
             elif isinstance(command, m.Evict):
@@ -252,26 +252,26 @@ class Simulation:
                 self._reject(command)
             # The engine sends no other commands here: no caller leaves, and no memory is measured.
 
-    def _start(self, lease: m.Lease) -> None:
+    def _start(self, grant: m.Grant) -> None:
         record, now = self.record, self.now
-        device = self._devices[lease.device]
-        function = lease.function
-        call = int(lease.call)
+        device = self._devices[grant.device]
+        function = grant.function
+        call = int(grant.call)
         cost = self._revisions.cost(function, device.kind)
         shared = self._revisions.shared(function)
         if shared:
-            begin = now if lease.cold else max(now, device.ready_at.get(copy_id(function, lease.copy), now))
+            begin = now if grant.cold else max(now, device.ready_at.get(copy_id(function, grant.copy), now))
         else:
             begin = device.free_at if device.free_at > now else now
-        number = lease.number * 3
+        number = grant.number * 3
         ready = begin
-        if lease.cold:
+        if grant.cold:
             record.start[call] = FALSE_MISS if record.holders.get(function) else MISS
-            record.hold(function, lease.device, lease.copy, lease.victims, now)
+            record.hold(function, grant.device, grant.copy, grant.victims, now)
             ready = begin + self._loads(function, device, cost)
             if shared:
-                device.ready_at[copy_id(function, lease.copy)] = ready
-            loaded = m.Loaded(function, lease.device, ready - begin, 0, lease.copy)
+                device.ready_at[copy_id(function, grant.copy)] = ready
+            loaded = m.Loaded(function, grant.device, ready - begin, 0, grant.copy)
             heappush(self._under_way, (ready, number + 1, device, loaded))
         else:
             record.start[call] = HIT
@@ -284,13 +284,13 @@ class Simulation:
         record.service_s[call] = service_s
         record.device[call] = device.index
         record.starts.append(call)
-        heappush(self._under_way, (end, number + 2, device, m.Finished(lease.call, lease.device, service_s)))
+        heappush(self._under_way, (end, number + 2, device, m.Finished(grant.call, grant.device, service_s)))
         observer = self._observer
         if observer is None:
             return
 
         def tell() -> None:
-            observer.started(begin, call, function, lease.device, not lease.cold, lease.victims, lease.local)
+            observer.started(begin, call, function, grant.device, not grant.cold, grant.victims, grant.local)
 
         self._at(begin, number, device, tell)
 

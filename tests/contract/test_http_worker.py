@@ -20,7 +20,7 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemory, WorkerCrashed
 from gpufaas_core.frames import FILE, INLINE, STREAM, UPGRADE, AnswerHead, CallHead
 from gpufaas_core.logs import Printed
-from gpufaas_core.messages import CopyFailed, Event, Finished, Lease, Loaded, WorkerExited
+from gpufaas_core.messages import CopyFailed, Event, Finished, Grant, Loaded, WorkerExited
 from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
@@ -113,23 +113,23 @@ class Rig:
         await self.node.functions.define(spec)
         return spec.function
 
-    def lease(self, function: FunctionId, cold: bool = False, memory: int = 128 * MiB) -> Lease:
+    def grant(self, function: FunctionId, cold: bool = False, memory: int = 128 * MiB) -> Grant:
         self.number += 1
         name = function.partition(".")[0]
-        return Lease(1, self.number, CallId(f"c{self.number}"), function, name, DEVICE, cold, memory)
+        return Grant(1, self.number, CallId(f"c{self.number}"), function, name, DEVICE, cold, memory)
 
     def begin(
-        self, lease: Lease, path: str = "/echo", body: bytes = b"", method: str = "POST",
+        self, grant: Grant, path: str = "/echo", body: bytes = b"", method: str = "POST",
         headers: Headers | None = None, mode: int = INLINE, file: str = "",
     ) -> Exchange:  # fmt: skip
         path, _, query = path.partition("?")
-        head = CallHead(lease.call, method, path, query.encode(), headers or [], mode, file)
-        return self.node.leases.call(lease, head, body)
+        head = CallHead(grant.call, method, path, query.encode(), headers or [], mode, file)
+        return self.node.grants.call(grant, head, body)
 
     async def call(
         self, function: FunctionId, path: str = "/echo", body: bytes = b"", *, cold: bool = False, **more: object
     ) -> tuple[AnswerHead, bytes]:
-        return await whole(self.begin(self.lease(function, cold), path, body, **more))  # type: ignore[arg-type]
+        return await whole(self.begin(self.grant(function, cold), path, body, **more))  # type: ignore[arg-type]
 
     def facts_of(self, kind: type) -> list[Event]:
         return [each for each in self.facts if isinstance(each, kind)]
@@ -249,7 +249,7 @@ async def test_an_answer_that_streams_has_the_length_that_it_declares(rig: Rig, 
 
 
 async def test_a_short_answer_is_passed_on_as_it_comes_unless_it_comes_at_once(rig: Rig, function: FunctionId) -> None:
-    exchange = rig.begin(rig.lease(function), "/drips")
+    exchange = rig.begin(rig.grant(function), "/drips")
     head, _, done = await exchange.answer()
     first = await exchange.chunk()
 
@@ -267,7 +267,7 @@ async def test_an_answer_that_is_longer_than_it_says_is_an_error(rig: Rig, funct
 
 
 async def test_streams_pass_both_ways_as_they_come(rig: Rig, function: FunctionId) -> None:
-    exchange = rig.begin(rig.lease(function), "/duplex", b"one", mode=STREAM)
+    exchange = rig.begin(rig.grant(function), "/duplex", b"one", mode=STREAM)
 
     _, first, done = await exchange.answer()
     heard = [await exchange.chunk()]
@@ -285,7 +285,7 @@ async def test_streams_pass_both_ways_as_they_come(rig: Rig, function: FunctionI
 @pytest.mark.parametrize("length", [None, 400_000])
 async def test_a_body_is_sent_as_it_comes(rig: Rig, function: FunctionId, length: int | None) -> None:
     headers = [(b"content-length", str(length).encode())] if length else []
-    exchange = rig.begin(rig.lease(function), "/echo", b"a" * 100_000, headers=headers, mode=STREAM)
+    exchange = rig.begin(rig.grant(function), "/echo", b"a" * 100_000, headers=headers, mode=STREAM)
     for letter in (b"b", b"c", b"d"):
         await exchange.send_body(letter * 100_000)
     await exchange.end_body()
@@ -297,7 +297,7 @@ async def test_a_body_is_sent_as_it_comes(rig: Rig, function: FunctionId, length
 
 async def test_a_streamed_body_waits_for_its_worker(rig: Rig) -> None:
     function = await rig.function()
-    exchange = rig.begin(rig.lease(function, cold=True), "/echo", b"early ", mode=STREAM)
+    exchange = rig.begin(rig.grant(function, cold=True), "/echo", b"early ", mode=STREAM)
     await exchange.send_body(b"bird")
     await exchange.end_body()
 
@@ -313,7 +313,7 @@ async def test_a_body_that_lies_in_a_file_is_sent(rig: Rig, function: FunctionId
 
 
 async def test_an_answer_that_comes_before_its_request_is_sent_is_taken(rig: Rig, function: FunctionId) -> None:
-    exchange = rig.begin(rig.lease(function), "/early", b"x" * 1000, mode=STREAM)
+    exchange = rig.begin(rig.grant(function), "/early", b"x" * 1000, mode=STREAM)
     head, body = await whole(exchange)
     await exchange.send_body(b"too late")
     await exchange.end_body()
@@ -323,7 +323,7 @@ async def test_an_answer_that_comes_before_its_request_is_sent_is_taken(rig: Rig
 
 
 async def test_a_slow_reader_holds_the_function_up_and_not_our_memory(rig: Rig, function: FunctionId) -> None:
-    exchange = rig.begin(rig.lease(function), f"/big?{64 * MiB}")
+    exchange = rig.begin(rig.grant(function), f"/big?{64 * MiB}")
     await exchange.answer()
     size, most = 0, 0
 
@@ -339,7 +339,7 @@ async def test_a_slow_reader_holds_the_function_up_and_not_our_memory(rig: Rig, 
 async def test_a_connection_that_switches_protocols_carries_bytes_both_ways_until_it_ends(
     rig: Rig, function: FunctionId
 ) -> None:
-    exchange = rig.begin(rig.lease(function), "/switch", method="GET", headers=[(b"upgrade", b"echo")], mode=UPGRADE)
+    exchange = rig.begin(rig.grant(function), "/switch", method="GET", headers=[(b"upgrade", b"echo")], mode=UPGRADE)
     async with asyncio.timeout(30):
         head, _, done = await exchange.answer()
         came = await exchange.chunk() or b""
@@ -397,15 +397,15 @@ async def test_a_connection_that_was_closed_meanwhile_costs_no_call(rig: Rig, fu
 
 
 async def test_a_caller_who_leaves_closes_the_connection_and_frees_the_slot(rig: Rig, function: FunctionId) -> None:
-    lease = rig.lease(function)
-    exchange = rig.begin(lease, "/slow")
+    grant = rig.grant(function)
+    exchange = rig.begin(grant, "/slow")
     await eventually(lambda: "slow began" in rig.logs.lines)
 
-    rig.node.leases.abort(lease.call, DEVICE)
+    rig.node.grants.abort(grant.call, DEVICE)
 
     finished = rig.facts_of(Finished)[-1]
     assert isinstance(finished, Finished)
-    assert (finished.call, finished.ok) == (lease.call, False)
+    assert (finished.call, finished.ok) == (grant.call, False)
     await eventually(lambda: "slow: the caller went away" in rig.logs.lines)
     with pytest.raises(GpufaasError):
         await exchange.answer()
@@ -455,8 +455,8 @@ async def test_one_that_is_evicted_is_asked_to_end_and_leaves_nothing(rig: Rig, 
 
 async def test_one_that_is_evicted_while_it_starts_leaves_nothing(rig: Rig) -> None:
     function = await rig.function()
-    lease = rig.lease(function, cold=True)
-    rig.node.leases.open(lease)
+    grant = rig.grant(function, cold=True)
+    rig.node.grants.open(grant)
     worker = rig.node.workers()[0]
     await asyncio.sleep(0.02)
 
@@ -499,11 +499,11 @@ async def test_platforms_on_one_machine_do_not_take_each_others_ports(rig: Rig) 
     other = Node(open_devices(["cpu:0=400MiB"], NodeId("n")), rig.launcher, rig.logs, lambda _: None)
     await other.start()
     await other.functions.define(rig.launcher.spec("other"))
-    lease = Lease(1, 1, CallId("x"), FunctionId("other.ns@1"), "other", DEVICE, True, 128 * MiB)
+    grant = Grant(1, 1, CallId("x"), FunctionId("other.ns@1"), "other", DEVICE, True, 128 * MiB)
 
     mine, theirs = await asyncio.gather(
         rig.call(function, "/env", cold=True),
-        whole(other.leases.call(lease, CallHead("x", "POST", "/env", b"", []), b"")),
+        whole(other.grants.call(grant, CallHead("x", "POST", "/env", b"", []), b"")),
     )
 
     assert json.loads(mine[1])["OPENFAAS_NAME"] == "server"

@@ -21,10 +21,10 @@ from gpufaas_cluster.remote_exchange import RemoteExchange
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_cluster.remote_workers import RemoteLogs, RemoteWorkers
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import CallCancelled, InvalidSpec, LeaseRefused, StorageFailed, WorkerCrashed
+from gpufaas_core.errors import CallCancelled, GrantRefused, InvalidSpec, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import FILE, INLINE, STREAM, AnswerHead, CallHead
 from gpufaas_core.logs import LogQuery
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId, NodeView
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
@@ -121,7 +121,7 @@ class NodeProcess:
 
 
 class Rig:
-    """Nodes, a gateway's end, and a hand that grants leases."""
+    """Nodes, a gateway's end, and a hand that grants grants."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -159,19 +159,19 @@ class Rig:
     def spec(self, name: str, kind: str = "http", slots: int = 8) -> WorkerSpec:
         return WorkerSpec(FunctionId(f"{name}.ns@1"), name, "ns", name, kind, slots)  # type: ignore[arg-type]
 
-    def lease(self, function: FunctionId, *, cold: bool = False, node: str = "n", number: int | None = None) -> Lease:
+    def grant(self, function: FunctionId, *, cold: bool = False, node: str = "n", number: int | None = None) -> Grant:
         self.number += 1
-        return Lease(
+        return Grant(
             1, self.number if number is None else number, CallId(f"c{self.number}"), function,
             function.partition(".")[0], DeviceId(f"{node}/cpu:0"), cold, 48 * MiB,
         )  # fmt: skip
 
     def begin(
-        self, function: FunctionId, body: bytes = b"", mode: int = INLINE, file: str = "", lease: Lease | None = None,
+        self, function: FunctionId, body: bytes = b"", mode: int = INLINE, file: str = "", grant: Grant | None = None,
         **how: Any,
     ) -> RemoteExchange:  # fmt: skip
-        lease = lease or self.lease(function, **how)
-        return self.nodes.call(lease, CallHead(lease.call, "POST", "/", b"", [], mode, file), body)
+        grant = grant or self.grant(function, **how)
+        return self.nodes.call(grant, CallHead(grant.call, "POST", "/", b"", [], mode, file), body)
 
     async def call(self, function: FunctionId, body: bytes = b"", **how: Any) -> bytes:
         return (await whole(self.begin(function, body, **how)))[1]
@@ -352,29 +352,29 @@ async def test_errors_come_with_their_class_and_words(rig: Rig) -> None:
 # --- refusals ---
 
 
-async def test_a_lease_that_the_node_refuses_is_refused_here(rig: Rig) -> None:
+async def test_a_grant_that_the_node_refuses_is_refused_here(rig: Rig) -> None:
     function = await rig.function("echo", ECHO)
 
-    with pytest.raises(LeaseRefused):
+    with pytest.raises(GrantRefused):
         await rig.call(function)  # a hit, and there is no worker
     await eventually(lambda: [each["call"] for each in rig.processes[0].of("NodeRefused")] == ["c1"])
     assert await rig.call(function, b"next", cold=True) == b"next"
 
 
-async def test_a_piece_of_a_body_is_not_lost_with_a_refused_lease(rig: Rig) -> None:
+async def test_a_piece_of_a_body_is_not_lost_with_a_refused_grant(rig: Rig) -> None:
     function = await rig.function("stream", STREAMED_ECHO)
     exchange = rig.begin(function, b"", STREAM)
 
-    with pytest.raises(LeaseRefused):
+    with pytest.raises(GrantRefused):
         await exchange.send_body(b"piece")
-    with pytest.raises(LeaseRefused):
+    with pytest.raises(GrantRefused):
         await exchange.answer()
 
 
 async def test_without_a_scheduler_only_a_ready_worker_is_called_and_one_call_at_a_time(rig: Rig) -> None:
     functions = [await rig.function(name, GATED_MODEL, "model", 1) for name in ("one", "two")]
 
-    with pytest.raises(LeaseRefused):
+    with pytest.raises(GrantRefused):
         await rig.call(functions[0], cold=True, number=-1)
     for each in functions:
         rig.open_gate(f"warm-{each}")
@@ -405,7 +405,7 @@ async def test_a_node_that_is_not_there_takes_nothing_and_the_scheduler_is_told(
     rig.nodes.set_nodes([NodeView(NodeId("gone"), "127.0.0.1:1", [Device(DeviceId("gone/cpu:0"), "cpu", 1)])])
 
     for node in ("gone", "never"):
-        with pytest.raises(LeaseRefused, match=node):
+        with pytest.raises(GrantRefused, match=node):
             await rig.call(function, node=node)
 
     assert port
@@ -445,7 +445,7 @@ async def test_a_node_that_is_killed_fails_its_calls_at_once_and_is_found_again(
     with pytest.raises(WorkerCrashed, match="node n was lost"):
         await asyncio.wait_for(exchange.answer(), LIMIT_S)
     await eventually(lambda: not rig.nodes.nodes[0].linked)
-    with pytest.raises(LeaseRefused):
+    with pytest.raises(GrantRefused):
         await rig.call(function)
 
     await process.start()
@@ -471,7 +471,7 @@ async def test_a_node_that_is_frozen_fails_its_calls_and_no_others(rig: Rig) -> 
         for each in (running, sent_to_frozen):
             with pytest.raises(WorkerCrashed, match=r"node n was lost.*nothing was heard"):
                 await asyncio.wait_for(each.answer(), SILENCE_S + LIMIT_S)
-        with pytest.raises(LeaseRefused):
+        with pytest.raises(GrantRefused):
             await rig.call(function)
         assert await rig.call(echo, b"on", node="other") == b"on"
     finally:
@@ -486,7 +486,7 @@ async def test_a_node_that_left_serves_what_it_has(rig: Rig) -> None:
     exchange = await rig.gated(function, "gate", cold=True)
 
     rig.nodes.set_nodes([])
-    with pytest.raises(LeaseRefused):
+    with pytest.raises(GrantRefused):
         await rig.call(function)
     rig.open_gate("gate")
 

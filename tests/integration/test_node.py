@@ -1,4 +1,4 @@
-"""The GPU manager on real processes: what a node does with leases, memory and workers that misbehave."""
+"""The GPU manager on real processes: what a node does with grants, memory and workers that misbehave."""
 
 import asyncio
 import os
@@ -17,8 +17,8 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import (
     FetchFailed,
     GpufaasError,
+    GrantRefused,
     InvalidSpec,
-    LeaseRefused,
     LoadFailed,
     OutOfMemory,
     WorkerCrashed,
@@ -30,7 +30,7 @@ from gpufaas_core.messages import (
     DeviceLeft,
     Event,
     Finished,
-    Lease,
+    Grant,
     Loaded,
     Measured,
     NodeRefused,
@@ -81,7 +81,7 @@ class Lines:
 
 
 class Rig:
-    """A node with one CPU device of 200 MiB, and a hand that grants leases."""
+    """A node with one CPU device of 200 MiB, and a hand that grants grants."""
 
     def __init__(self, root: Path, memory: str = "200MiB", untaken_s: float = 60.0) -> None:
         self.bundles = Bundles(root)
@@ -103,7 +103,7 @@ class Rig:
         )
         return function
 
-    def lease(
+    def grant(
         self,
         function: FunctionId,
         *,
@@ -111,9 +111,9 @@ class Rig:
         memory: int = 120 * MiB,
         victims: tuple[str, ...] = (),
         copy: int = 0,
-    ) -> Lease:
+    ) -> Grant:
         self.number += 1
-        return Lease(
+        return Grant(
             1,
             self.number,
             CallId(f"c{self.number}"),
@@ -126,8 +126,8 @@ class Rig:
             copy=copy,
         )
 
-    async def call(self, lease: Lease, body: bytes = b"") -> tuple[int, bytes]:
-        exchange = self.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), body)
+    async def call(self, grant: Grant, body: bytes = b"") -> tuple[int, bytes]:
+        exchange = self.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), body)
         async with asyncio.timeout(30):
             head, first, whole = await exchange.answer()
             pieces = [first]
@@ -157,9 +157,9 @@ def own_fork_server() -> None:
 async def test_a_miss_loads_and_a_hit_finds_the_worker(rig: Rig) -> None:
     function = await rig.function("big", BIG)
 
-    first = await rig.call(rig.lease(function, cold=True), b"one")
+    first = await rig.call(rig.grant(function, cold=True), b"one")
     pid = rig.node.workers()[0].pid
-    second = await rig.call(rig.lease(function), b"two")
+    second = await rig.call(rig.grant(function), b"two")
 
     assert first == (200, b'{"size":62914560,"body":"one"}')
     assert second == (200, b'{"size":62914560,"body":"two"}')
@@ -172,14 +172,14 @@ async def test_a_miss_loads_and_a_hit_finds_the_worker(rig: Rig) -> None:
 async def test_a_victim_is_gone_before_its_memory_is_promised_again(rig: Rig) -> None:
     """Two functions of 0.6 device each, called in turn: at no moment are both alive."""
     functions = [await rig.function(name, BIG) for name in ("one", "two")]
-    await rig.call(rig.lease(functions[0], cold=True))
+    await rig.call(rig.grant(functions[0], cold=True))
     most = 0
 
     for turn in range(1, 5):
         before = rig.node.workers()[0].pid
         assert before is not None
         mine, other = functions[turn % 2], functions[(turn + 1) % 2]
-        answer = asyncio.ensure_future(rig.call(rig.lease(mine, cold=True, victims=(other,))))
+        answer = asyncio.ensure_future(rig.call(rig.grant(mine, cold=True, victims=(other,))))
         while not answer.done():
             alive = [each for each in rig.node.workers() if each.pid and psutil.pid_exists(each.pid)]
             most = max(most, len(alive))
@@ -205,7 +205,7 @@ async def test_what_a_worker_uses_is_not_taken_from_it_and_what_it_gives_is_said
             return str(len(held))
         """,
     )
-    answer = asyncio.ensure_future(rig.call(rig.lease(function, cold=True, memory=180 * MiB)))
+    answer = asyncio.ensure_future(rig.call(rig.grant(function, cold=True, memory=180 * MiB)))
     await eventually(lambda: "held" in rig.logs.lines)
 
     rig.node.resize(function, DEVICE, 40 * MiB)
@@ -232,20 +232,20 @@ async def test_the_first_call_of_one_that_declares_nothing_begins_when_its_room_
     spec = rig.node.functions.specs[function]
     rig.node.functions.expect(msgspec.structs.replace(spec, elastic=True))
 
-    answer = asyncio.ensure_future(rig.call(rig.lease(function, cold=True, memory=48 * MiB)))
+    answer = asyncio.ensure_future(rig.call(rig.grant(function, cold=True, memory=48 * MiB)))
     await eventually(lambda: rig.facts_of(Loaded))
     rig.node.resize(function, DEVICE, 180 * MiB)
     assert (await answer)[0] == 200
     rig.node.evict(function, DEVICE)
-    assert (await rig.call(rig.lease(function, cold=True, memory=180 * MiB)))[0] == 200, "no limit is exceeded"
+    assert (await rig.call(rig.grant(function, cold=True, memory=180 * MiB)))[0] == 200, "no limit is exceeded"
 
 
 async def test_what_a_worker_was_to_get_and_has_not_got_yet_is_given_back_too(rig: Rig) -> None:
     """Its room is still held by one that ends. The engine asks once, and waits for the answer."""
     echo = await rig.function("echo", "def handle(event, context):\n    return 'x'", "http")
     other = await rig.function("other", "def handle(event, context):\n    return 'y'", "http")
-    await rig.call(rig.lease(echo, cold=True, memory=48 * MiB))
-    await rig.call(rig.lease(other, cold=True, memory=100 * MiB))
+    await rig.call(rig.grant(echo, cold=True, memory=48 * MiB))
+    await rig.call(rig.grant(other, cold=True, memory=100 * MiB))
 
     rig.node.resize(echo, DEVICE, 180 * MiB)
     rig.node.resize(echo, DEVICE, 48 * MiB)
@@ -262,7 +262,7 @@ async def test_copies_of_a_function_are_told_apart_by_their_numbers(rig: Rig) ->
     tells = "import os\ndef handle(event, context):\n    return str(os.getpid())"
     function = await rig.function("tells", tells, "http")
     pids = [
-        (await rig.call(rig.lease(function, cold=True, memory=48 * MiB, copy=copy)))[1].decode() for copy in range(3)
+        (await rig.call(rig.grant(function, cold=True, memory=48 * MiB, copy=copy)))[1].decode() for copy in range(3)
     ]
     assert len(set(pids)) == 3
     assert rig.node.reserved(DEVICE) == 3 * 48 * MiB
@@ -277,17 +277,17 @@ async def test_copies_of_a_function_are_told_apart_by_their_numbers(rig: Rig) ->
     assert loaded == [0, 1, 2]
     assert [each.copy for each in rig.facts if isinstance(each, WorkerExited)] == [2]
     assert rig.node.reserved(DEVICE) == 40 * MiB
-    assert (await rig.call(rig.lease(function, copy=1)))[1].decode() == pids[1]
+    assert (await rig.call(rig.grant(function, copy=1)))[1].decode() == pids[1]
     other = await rig.function("other", tells, "http")
-    await rig.call(rig.lease(other, cold=True, memory=190 * MiB, victims=(copy_id(function, 1),)))
+    await rig.call(rig.grant(other, cold=True, memory=190 * MiB, victims=(copy_id(function, 1),)))
     assert not psutil.pid_exists(int(pids[1]))
 
 
 async def test_a_load_beyond_its_reservation_fails_cleanly_and_says_that_it_was_memory(rig: Rig) -> None:
     function = await rig.function("greedy", BIG.replace("60 *", "600 *"))
 
-    with pytest.raises(LeaseRefused, match="MemoryError"):  # the scheduler knows whether there is more
-        await rig.call(rig.lease(function, cold=True))
+    with pytest.raises(GrantRefused, match="MemoryError"):  # the scheduler knows whether there is more
+        await rig.call(rig.grant(function, cold=True))
 
     await eventually(lambda: rig.facts_of(CopyFailed))
     fact = rig.facts_of(CopyFailed)[0]
@@ -310,14 +310,14 @@ async def test_a_handler_that_takes_too_much_is_told_so_and_its_worker_and_the_n
         """,
     )
     neighbour = await rig.function("neighbour", BIG.replace("60 *", "20 *"))
-    assert (await rig.call(rig.lease(neighbour, cold=True, memory=60 * MiB)))[0] == 200
-    assert await rig.call(rig.lease(greedy, cold=True)) == (200, b"small")
+    assert (await rig.call(rig.grant(neighbour, cold=True, memory=60 * MiB)))[0] == 200
+    assert await rig.call(rig.grant(greedy, cold=True)) == (200, b"small")
 
     with pytest.raises(OutOfMemory, match=r"ran out of memory .*it may use \d+ MiB on n/cpu:0, .* gpufaas\.memory"):
-        await rig.call(rig.lease(greedy), str(400 * MiB // 4).encode())
+        await rig.call(rig.grant(greedy), str(400 * MiB // 4).encode())
 
-    assert await rig.call(rig.lease(greedy)) == (200, b"small")
-    assert (await rig.call(rig.lease(neighbour)))[0] == 200
+    assert await rig.call(rig.grant(greedy)) == (200, b"small")
+    assert (await rig.call(rig.grant(neighbour)))[0] == 200
     assert rig.facts_of(Measured)
 
 
@@ -333,7 +333,7 @@ async def test_kill_9_of_a_worker_in_mid_call_gives_502_with_its_last_words(rig:
             time.sleep(60)
         """,
     )
-    answer = asyncio.ensure_future(rig.call(rig.lease(function, cold=True)))
+    answer = asyncio.ensure_future(rig.call(rig.grant(function, cold=True)))
     await eventually(lambda: "about to sleep" in rig.logs.lines)
     pid = rig.node.workers()[0].pid
     assert pid is not None
@@ -364,9 +364,9 @@ async def test_a_load_that_hangs_is_killed_for_lack_of_progress_and_a_slow_one_i
     )
 
     with pytest.raises(LoadFailed, match="no progress"):
-        await rig.call(rig.lease(hangs, cold=True))
+        await rig.call(rig.grant(hangs, cold=True))
 
-    assert await rig.call(rig.lease(slow, cold=True)) == (200, b"here")
+    assert await rig.call(rig.grant(slow, cold=True)) == (200, b"here")
 
 
 async def test_a_handler_that_raises_answers_500_with_its_own_words_and_its_worker_lives(rig: Rig) -> None:
@@ -374,9 +374,9 @@ async def test_a_handler_that_raises_answers_500_with_its_own_words_and_its_work
         "raises", "def load(device): return 1\ndef handle(model, event, context): raise ValueError('no such breed')"
     )
 
-    first = await rig.call(rig.lease(function, cold=True))
+    first = await rig.call(rig.grant(function, cold=True))
     pid = rig.node.workers()[0].pid
-    second = await rig.call(rig.lease(function))
+    second = await rig.call(rig.grant(function))
 
     assert first == second == (500, b"ValueError: no such breed")
     assert rig.node.workers()[0].pid == pid
@@ -393,86 +393,86 @@ async def test_an_answer_that_never_ends_stops_when_its_caller_is_gone(rig: Rig)
             return (f"{n}\\n" for n in itertools.count()) if event.body else "short"
         """,
     )
-    lease = rig.lease(function, cold=True)
-    exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"x")
+    grant = rig.grant(function, cold=True)
+    exchange = rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), b"x")
     await exchange.answer()
     await exchange.chunk()
 
-    rig.node.leases.abort(lease.call, DEVICE)
+    rig.node.grants.abort(grant.call, DEVICE)
 
     await eventually(lambda: rig.facts_of(Finished))
-    assert rig.facts_of(Finished) == [Finished(lease.call, DEVICE, rig.facts_of(Finished)[0].service_s, ok=False)]  # type: ignore[union-attr]
-    assert await rig.call(rig.lease(function)) == (200, b"short")
+    assert rig.facts_of(Finished) == [Finished(grant.call, DEVICE, rig.facts_of(Finished)[0].service_s, ok=False)]  # type: ignore[union-attr]
+    assert await rig.call(rig.grant(function)) == (200, b"short")
 
 
-async def test_aborting_a_lease_whose_call_never_came_frees_it(rig: Rig) -> None:
-    """The caller hung up between the grant of the lease and its arrival at the node: the engine waits for Finished."""
-    rig.node.leases.abort(CallId("never"), DEVICE)
+async def test_aborting_a_grant_whose_call_never_came_frees_it(rig: Rig) -> None:
+    """The caller hung up between the grant of the grant and its arrival at the node: the engine waits for Finished."""
+    rig.node.grants.abort(CallId("never"), DEVICE)
 
     assert rig.facts == [Finished(CallId("never"), DEVICE, 0.0, ok=False)]
 
 
 async def test_a_call_that_comes_after_it_was_aborted_takes_nothing(rig: Rig) -> None:
-    """The engine knows that the call is over: it would not know a worker that its lease starts now."""
+    """The engine knows that the call is over: it would not know a worker that its grant starts now."""
     function = await rig.function("late", BIG)
-    lease = rig.lease(function, cold=True)
-    rig.node.leases.abort(lease.call, DEVICE)
+    grant = rig.grant(function, cold=True)
+    rig.node.grants.abort(grant.call, DEVICE)
 
-    with pytest.raises(LeaseRefused):
-        await rig.call(lease)
+    with pytest.raises(GrantRefused):
+        await rig.call(grant)
 
     assert rig.node.workers() == []
-    assert [each.call for each in rig.facts_of(NodeRefused)] == [lease.call]  # type: ignore[union-attr]
+    assert [each.call for each in rig.facts_of(NodeRefused)] == [grant.call]  # type: ignore[union-attr]
 
 
 async def test_what_the_scheduler_doubts_is_over_if_it_is_not_there_and_goes_on_if_it_is(rig: Rig) -> None:
     function = await rig.function("there", BIG)
-    lease = rig.lease(function, cold=True)
-    rig.node.leases.open(lease)
+    grant = rig.grant(function, cold=True)
+    rig.node.grants.open(grant)
 
-    rig.node.leases.settle(lease.call, DEVICE)
-    rig.node.leases.settle(CallId("lost"), DEVICE)
+    rig.node.grants.settle(grant.call, DEVICE)
+    rig.node.grants.settle(CallId("lost"), DEVICE)
 
     assert rig.facts_of(Finished) == [Finished(CallId("lost"), DEVICE, 0.0, ok=False)]
-    assert (await rig.call(lease))[0] == 200
+    assert (await rig.call(grant))[0] == 200
 
 
 async def test_a_worker_that_dies_while_the_body_of_a_call_comes_has_taken_nothing_of_it(rig: Rig) -> None:
     function = await rig.function("big", BIG)
-    await rig.call(rig.lease(function, cold=True))
-    lease = rig.lease(function)
-    assert rig.node.leases.open_for_body(lease)
-    assert [each.call for each in rig.node.snapshot().devices[0].running] == [lease.call]
+    await rig.call(rig.grant(function, cold=True))
+    grant = rig.grant(function)
+    assert rig.node.grants.open_for_body(grant)
+    assert [each.call for each in rig.node.snapshot().devices[0].running] == [grant.call]
     pid = rig.node.workers()[0].pid
     assert pid is not None
 
     os.kill(pid, signal.SIGKILL)
     await eventually(lambda: rig.facts_of(WorkerExited))
 
-    with pytest.raises(LeaseRefused):
-        await rig.call(lease)
-    assert [each.call for each in rig.facts_of(NodeRefused)] == [lease.call]  # type: ignore[union-attr]
+    with pytest.raises(GrantRefused):
+        await rig.call(grant)
+    assert [each.call for each in rig.facts_of(NodeRefused)] == [grant.call]  # type: ignore[union-attr]
 
 
 @pytest.mark.usefixtures("warm_fork_servers")
-async def test_a_lease_whose_call_does_not_come_expires_and_its_worker_stays(tmp_path: Path) -> None:
+async def test_a_grant_whose_call_does_not_come_expires_and_its_worker_stays(tmp_path: Path) -> None:
     rig = Rig(tmp_path, untaken_s=0.2)
     await rig.node.start()
     try:
         function = await rig.function("big", BIG)
-        lease = rig.lease(function, cold=True)
-        rig.node.leases.open(lease)
+        grant = rig.grant(function, cold=True)
+        rig.node.grants.open(grant)
 
         await eventually(lambda: rig.facts_of(Finished))
 
-        assert rig.facts_of(Finished) == [Finished(lease.call, DEVICE, 0.0, ok=False)]
+        assert rig.facts_of(Finished) == [Finished(grant.call, DEVICE, 0.0, ok=False)]
         await eventually(lambda: rig.facts_of(Loaded))
-        assert (await rig.call(rig.lease(function)))[0] == 200
+        assert (await rig.call(rig.grant(function)))[0] == 200
     finally:
         await rig.node.close()
 
 
-async def test_a_newer_lease_of_a_call_whose_first_load_failed_loads_again(rig: Rig, tmp_path: Path) -> None:
+async def test_a_newer_grant_of_a_call_whose_first_load_failed_loads_again(rig: Rig, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     source = f"""
         import os, pathlib
@@ -483,12 +483,12 @@ async def test_a_newer_lease_of_a_call_whose_first_load_failed_loads_again(rig: 
             return "ok"
     """
     function = await rig.function("second", source)
-    first = rig.lease(function, cold=True)
-    rig.node.leases.open(first)
+    first = rig.grant(function, cold=True)
+    rig.node.grants.open(first)
     await eventually(lambda: rig.facts_of(CopyFailed))
     flag.touch()
 
-    again = replace(rig.lease(function, cold=True), call=first.call)
+    again = replace(rig.grant(function, cold=True), call=first.call)
 
     assert await rig.call(again) == (200, b"ok")
 
@@ -498,8 +498,8 @@ async def test_a_slow_reader_does_not_hold_the_device(rig: Rig) -> None:
     function = await rig.function(
         "wordy", "def load(device): return 1\ndef handle(m, e, c): return (b'x' * 65536 for _ in range(64))"
     )
-    lease = rig.lease(function, cold=True)
-    exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
+    grant = rig.grant(function, cold=True)
+    exchange = rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), b"")
     await exchange.answer()
 
     await eventually(lambda: rig.facts_of(Finished))
@@ -514,11 +514,11 @@ async def test_a_call_that_runs_on_for_nobody_is_killed_after_its_grace(rig: Rig
     function = await rig.function(
         "stuck", "import time\ndef load(device): print('loaded', flush=True)\ndef handle(m, e, c): time.sleep(60)"
     )
-    lease = rig.lease(function, cold=True)
-    rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
+    grant = rig.grant(function, cold=True)
+    rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), b"")
     await eventually(lambda: rig.facts_of(Loaded))
 
-    rig.node.leases.abort(lease.call, DEVICE)
+    rig.node.grants.abort(grant.call, DEVICE)
 
     await eventually(lambda: rig.facts_of(WorkerExited))
     assert rig.node.workers() == []
@@ -537,9 +537,9 @@ async def test_cpu_functions_run_as_many_calls_at_once_as_they_have_slots(rig: R
         kind="http",
         slots=4,
     )
-    first = rig.lease(function, cold=True)
+    first = rig.grant(function, cold=True)
 
-    answers = await asyncio.gather(*(rig.call(first if n == 0 else rig.lease(function), b"%d" % n) for n in range(4)))
+    answers = await asyncio.gather(*(rig.call(first if n == 0 else rig.grant(function), b"%d" % n) for n in range(4)))
 
     assert answers == [(200, b"%d" % n) for n in range(4)]
 
@@ -548,8 +548,8 @@ async def test_a_body_streams_down_while_the_answer_streams_up(rig: Rig) -> None
     function = await rig.function(
         "upper", "def handle(event, context): return (piece.upper() for piece in event.stream())", kind="http", slots=2
     )
-    lease = rig.lease(function, cold=True)
-    exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", [], body_mode=1), b"")
+    grant = rig.grant(function, cold=True)
+    exchange = rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", [], body_mode=1), b"")
 
     async with asyncio.timeout(20):
         await exchange.send_body(b"abc")
@@ -563,23 +563,23 @@ async def test_a_body_streams_down_while_the_answer_streams_up(rig: Rig) -> None
     assert (head.status, first, second, third) == (200, b"ABC", b"DEF", None)
 
 
-async def test_a_lease_that_cannot_be_opened_is_refused_and_nothing_is_taken(rig: Rig) -> None:
+async def test_a_grant_that_cannot_be_opened_is_refused_and_nothing_is_taken(rig: Rig) -> None:
     function = await rig.function("absent", BIG)
-    lease = rig.lease(function)
+    grant = rig.grant(function)
 
-    with pytest.raises(LeaseRefused):
-        rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
+    with pytest.raises(GrantRefused):
+        rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), b"")
 
     assert isinstance(rig.facts[0], NodeRefused)
 
 
-async def test_whichever_of_command_and_call_comes_first_opens_the_lease(rig: Rig) -> None:
+async def test_whichever_of_command_and_call_comes_first_opens_the_grant(rig: Rig) -> None:
     function = await rig.function("big", BIG)
-    lease = rig.lease(function, cold=True)
+    grant = rig.grant(function, cold=True)
 
-    rig.node.leases.open(lease)
-    rig.node.leases.open(lease)
-    answer = await rig.call(lease)
+    rig.node.grants.open(grant)
+    rig.node.grants.open(grant)
+    answer = await rig.call(grant)
 
     assert answer[0] == 200
     assert len(rig.facts_of(Loaded)) == 1
@@ -606,7 +606,7 @@ async def test_a_check_misses_load(rig: Rig) -> None:
 @pytest.mark.usefixtures("own_fork_server")
 async def test_when_the_fork_server_dies_its_workers_die_and_the_next_load_works(rig: Rig) -> None:
     function = await rig.function("big", BIG)
-    await rig.call(rig.lease(function, cold=True))
+    await rig.call(rig.grant(function, cold=True))
     pid, zygote = rig.node.workers()[0].pid, rig.node.host.zygote.pid
     assert pid is not None
     assert zygote is not None
@@ -615,7 +615,7 @@ async def test_when_the_fork_server_dies_its_workers_die_and_the_next_load_works
 
     await eventually(lambda: rig.facts_of(WorkerExited))
     await eventually(lambda: not psutil.pid_exists(pid))
-    assert (await rig.call(rig.lease(function, cold=True)))[0] == 200
+    assert (await rig.call(rig.grant(function, cold=True)))[0] == 200
 
 
 @pytest.mark.usefixtures("own_fork_server")
@@ -629,7 +629,7 @@ async def test_the_zygote_is_single_threaded_and_has_torch(rig: Rig) -> None:
 @pytest.mark.usefixtures("own_fork_server")
 async def test_closing_the_node_leaves_no_process(rig: Rig) -> None:
     function = await rig.function("big", BIG)
-    await rig.call(rig.lease(function, cold=True))
+    await rig.call(rig.grant(function, cold=True))
     pids = [rig.node.workers()[0].pid, rig.node.host.zygote.pid]
 
     await rig.node.close()
@@ -639,12 +639,12 @@ async def test_closing_the_node_leaves_no_process(rig: Rig) -> None:
 
 async def test_a_crash_before_the_call_comes_is_told_to_the_call_and_does_not_load_again(rig: Rig) -> None:
     function = await rig.function("dies", "import os\ndef load(device): os._exit(3)\ndef handle(m, e, c): pass")
-    lease = rig.lease(function, cold=True)
-    rig.node.leases.open(lease)
+    grant = rig.grant(function, cold=True)
+    rig.node.grants.open(grant)
     await eventually(lambda: rig.facts_of(CopyFailed))
 
     with pytest.raises(GpufaasError, match="exit status 3"):
-        await rig.call(lease)
+        await rig.call(grant)
 
     assert len(rig.facts_of(CopyFailed)) == 1
 
@@ -665,9 +665,9 @@ async def test_a_snapshot_says_what_is_in_memory_and_what_runs(rig: Rig, tmp_pat
     third = await rig.function("third", waits, "http")
     for function in (second, first, second):
         cold = function not in {each.spec.function for each in rig.node.workers()}
-        await rig.call(rig.lease(function, cold=cold, memory=48 * MiB))
-    lease = rig.lease(third, cold=True, memory=50 * MiB)
-    answer = asyncio.ensure_future(rig.call(lease))
+        await rig.call(rig.grant(function, cold=cold, memory=48 * MiB))
+    grant = rig.grant(third, cold=True, memory=50 * MiB)
+    answer = asyncio.ensure_future(rig.call(grant))
     await asyncio.sleep(0)
     (loading,) = rig.node.snapshot().devices
     await eventually((tmp_path / "began").exists)
@@ -680,27 +680,27 @@ async def test_a_snapshot_says_what_is_in_memory_and_what_runs(rig: Rig, tmp_pat
     assert [(each.function, each.loading) for each in loading.residents] == [
         (first, False), (second, False), (third, True),
     ]  # fmt: skip
-    assert [(each.call, each.begun, each.cold) for each in loading.running] == [(lease.call, False, True)]
+    assert [(each.call, each.begun, each.cold) for each in loading.running] == [(grant.call, False, True)]
     assert [(each.function, each.loading) for each in device.residents] == [
         (first, False), (second, False), (third, False),
     ]  # fmt: skip
     assert [each.memory for each in device.residents] == [48 * MiB, 48 * MiB, 50 * MiB]
     assert [each.digest for each in device.residents] == ["first", "second", "third"]
     assert device.residents[0].idle_s > device.residents[1].idle_s > 0.0
-    assert [(each.call, each.function, each.begun) for each in device.running] == [(lease.call, third, True)]
+    assert [(each.call, each.function, each.begun) for each in device.running] == [(grant.call, third, True)]
     assert after.running == ()
 
 
 async def test_what_an_older_scheduler_granted_is_refused_once_a_newer_one_has_spoken(rig: Rig) -> None:
     function = await rig.function("f", "def handle(event, context): return 'x'", "http")
-    await rig.call(rig.lease(function, cold=True))
+    await rig.call(rig.grant(function, cold=True))
 
     rig.node.obey(7)
     rig.node.obey(3)
 
     assert rig.node.snapshot().epoch == 7
-    with pytest.raises(LeaseRefused):
-        await rig.call(rig.lease(function))
+    with pytest.raises(GrantRefused):
+        await rig.call(rig.grant(function))
     assert [each.call for each in rig.facts if isinstance(each, NodeRefused)] == [CallId("c2")]
 
 
@@ -737,8 +737,8 @@ async def test_a_load_fetches_first_and_says_how_long_that_took(rig: Rig) -> Non
     rig.node.host.fetch = fetch = Fetch()
     function = await expected(rig, "big")
 
-    lease = rig.lease(function, cold=True)
-    exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"hello")
+    grant = rig.grant(function, cold=True)
+    exchange = rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), b"hello")
     await asyncio.sleep(1.5)
     assert fetch.asked == ["big"]
     fetch.result.set_result(None)
@@ -758,7 +758,7 @@ async def test_a_fetch_that_fails_fails_the_load_with_its_reason(rig: Rig) -> No
     fetch.result.set_exception(FetchFailed("artifact abc could not be fetched: http://b: Connection refused"))
 
     with pytest.raises(LoadFailed, match=r"big\.ns did not load on n/cpu:0: artifact abc could not be fetched"):
-        await rig.call(rig.lease(function, cold=True))
+        await rig.call(rig.grant(function, cold=True))
 
     assert len(rig.facts_of(CopyFailed)) == 1
     assert rig.node.reserved(DEVICE) == 0
@@ -768,13 +768,13 @@ async def test_a_fetch_that_fails_fails_the_load_with_its_reason(rig: Rig) -> No
 async def test_a_worker_evicted_while_it_fetches_gives_up_and_its_memory_is_free(rig: Rig) -> None:
     rig.node.host.fetch = fetch = Fetch()
     first, second = await expected(rig, "first"), await expected(rig, "second")
-    lease = rig.lease(first, cold=True)
-    rig.node.leases.open(lease)
+    grant = rig.grant(first, cold=True)
+    rig.node.grants.open(grant)
     await eventually(lambda: fetch.asked, 30)
-    rig.node.leases.abort(lease.call, DEVICE)
+    rig.node.grants.abort(grant.call, DEVICE)
 
-    lease = rig.lease(second, cold=True, victims=(copy_id(first, 0),))
-    exchange = rig.node.leases.call(lease, CallHead(lease.call, "POST", "/", b"", []), b"")
+    grant = rig.grant(second, cold=True, victims=(copy_id(first, 0),))
+    exchange = rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), b"")
     await eventually(lambda: "second" in fetch.asked, 30)
     assert fetch.given_up == 1
     fetch.result.set_result(None)
@@ -783,12 +783,12 @@ async def test_a_worker_evicted_while_it_fetches_gives_up_and_its_memory_is_free
 
     assert head.status == 200
     assert not rig.facts_of(CopyFailed)
-    assert rig.node.reserved(DEVICE) == lease.memory
+    assert rig.node.reserved(DEVICE) == grant.memory
 
 
 async def test_a_node_that_closes_gives_up_what_it_fetches(rig: Rig) -> None:
     rig.node.host.fetch = fetch = Fetch()
-    rig.node.leases.open(rig.lease(await expected(rig, "big"), cold=True))
+    rig.node.grants.open(rig.grant(await expected(rig, "big"), cold=True))
     await eventually(lambda: fetch.asked, 30)
 
     await rig.node.close()
@@ -814,7 +814,7 @@ async def test_a_device_that_falls_off_the_bus_is_given_up_with_what_ran_there(r
     """
     os.mkfifo(tmp_path / "go")
     function = await rig.function("f", waits, "http")
-    answer = asyncio.ensure_future(rig.call(rig.lease(function, cold=True)))
+    answer = asyncio.ensure_future(rig.call(rig.grant(function, cold=True)))
     await eventually((tmp_path / "began").exists)
     faults: list[str] = []
     lost: list[str] = []
@@ -832,5 +832,5 @@ async def test_a_device_that_falls_off_the_bus_is_given_up_with_what_ran_there(r
     assert rig.node.devices() == []
     assert [each.device for each in rig.facts_of(DeviceLeft)] == [DEVICE]
     assert lost == [f"device {DEVICE} is gone: NVML says GPU is lost; restart the node when it is back"]
-    with pytest.raises(LeaseRefused):
-        await rig.call(rig.lease(function, cold=True))
+    with pytest.raises(GrantRefused):
+        await rig.call(rig.grant(function, cold=True))

@@ -97,7 +97,7 @@ def try_load(world: World, action: contract.Load) -> str | None:
     device.busy_since = world.cluster.now
     device.free_at = model.ready_at
     world.cluster.set_busy(device)
-    world.lease = number = world.lease + 1
+    world.grant = number = world.grant + 1
     world.out.append(m.LoadCopy(world.epoch, number, owner.id, owner.digest, device.id, model.memory, names))
     return None
 

@@ -144,7 +144,7 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
     if victims and owner.copies >= owner.min_copies and not owner.eager and not owner.queue.calls:
         return False
     model, names = reserve(world, device, owner, victims)
-    world.lease = number = world.lease + 1
+    world.grant = number = world.grant + 1
     load = m.LoadCopy(world.epoch, number, owner.id, owner.digest, device.id, model.memory, names, model.copy)
     world.out.append(load)
     if not owner.exclusive:

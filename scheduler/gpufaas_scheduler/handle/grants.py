@@ -1,4 +1,4 @@
-"""Leases: calls get a place on a worker, end there, or wait for one in the local queue of a device."""
+"""Grants: calls get a place on a worker, end there, or wait for one in the local queue of a device."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -15,7 +15,7 @@ TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of i
 
 
 def start(world: World, call: Call, device: DeviceState, model: Model | None, victims: tuple[Model, ...]) -> None:
-    """Grant *call* a lease: a hit on *model*, or a miss for which *victims* are evicted. The caller has checked it."""
+    """Grant *call* a grant: a hit on *model*, or a miss for which *victims* are evicted. The caller has checked it."""
     cluster, calls, owner = world.cluster, world.calls, call.owner
     local, after = call.state == LOCAL, START[call.state]
     now = cluster.now
@@ -59,12 +59,12 @@ def start(world: World, call: Call, device: DeviceState, model: Model | None, vi
         owner.runs[call] = None
         if owner.ready is not None:
             owner.ready.started(model)
-    world.lease = number = world.lease + 1
-    lease = m.Lease(
+    world.grant = number = world.grant + 1
+    grant = m.Grant(
         world.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, names, local,
         model.copy, None if call.ends is None else call.ends - now,
     )  # fmt: skip
-    world.out.append(m.StartCall(lease))
+    world.out.append(m.StartCall(grant))
 
 
 def reserve(
@@ -170,12 +170,12 @@ def return_local(world: World, device: DeviceState, call: Call) -> None:
 
 
 def grant_again(world: World, call: Call, device: DeviceState, model: Model) -> None:
-    """Grant a call its lease again: it has its place, but its gateway has not heard of it."""
-    world.lease = number = world.lease + 1
+    """Grant a call its grant again: it has its place, but its gateway has not heard of it."""
+    world.grant = number = world.grant + 1
     owner = call.owner
     victims = tuple(copy_id(function, copy) for function, copy in call.victims)
-    lease = m.Lease(
+    grant = m.Grant(
         world.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, victims,
         copy=model.copy, within_s=None if call.ends is None else call.ends - world.cluster.now,
     )  # fmt: skip
-    world.out.append(m.StartCall(lease))
+    world.out.append(m.StartCall(grant))

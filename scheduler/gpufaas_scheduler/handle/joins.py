@@ -52,7 +52,7 @@ def _device_came_back(world: World, device: Device, snapshot: DeviceSnapshot, kn
     adopt(world, device, snapshot, now, doc, now, calls, local, waiting)
     for call in waiting.values():
         wait_again(world, call)
-    # Their leases may still be on their way: if a node refuses one, its call waits again.
+    # Their grants may still be on their way: if a node refuses one, its call waits again.
     for call in calls.values():
         world.lost[call.id] = call
     next_local(world, world.devices[device.id])
@@ -220,7 +220,7 @@ def _adopt_call(
     call = calls.pop(running.call, None) or waited
     regrant = twin = False
     if other is not None and other.state != RUNNING and not running.begun:
-        # Its gateway asked again, since it had not heard of this lease: grant it again.
+        # Its gateway asked again, since it had not heard of this grant: grant it again.
         call, regrant = other, True
         unqueue(world, other)
     elif other is not None:

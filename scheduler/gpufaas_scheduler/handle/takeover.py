@@ -45,7 +45,7 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
     now = world.cluster.now
     newest = left.event.engine
     if newest is not None:
-        world.lease = newest.lease
+        world.grant = newest.grant
         world.queue.restore(newest.next_number, newest.ends)
         world.cluster.joined = newest.joined
         since = left.since(newest)

@@ -14,7 +14,7 @@ from gpufaas_scheduler.world.calls import runs_on
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
 from gpufaas_scheduler.world.world import LEARNING_RATE, World
 
-# A lease reaches its node within moments, or its caller gives up: this many are for bursts and for dead gateways.
+# A grant reaches its node within moments, or its caller gives up: this many are for bursts and for dead gateways.
 _MAX_LOST: Final = 10_000
 
 

@@ -25,7 +25,7 @@ WAITING: Final = 0
 LOCAL: Final = 1
 """In a device's local queue."""
 RUNNING: Final = 2
-"""Has a lease."""
+"""Has a grant."""
 ENDED: Final = 3
 """Neither waits nor runs. If its worker ended before the call began, it may wait again."""
 NEW: Final = 4

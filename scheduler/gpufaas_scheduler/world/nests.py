@@ -70,7 +70,7 @@ class Nests:
         self.inner[call.id] = call
 
     def waiting(self) -> list[Call]:
-        """Return the nested calls without a lease, by arrival."""
+        """Return the nested calls without a grant, by arrival."""
         return [each for each in self._alive() if each.state != RUNNING]
 
     def _alive(self) -> list[Call]:

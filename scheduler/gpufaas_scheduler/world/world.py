@@ -31,10 +31,40 @@ class World:
     """One per engine. *learn*: see `Engine`."""
 
     __slots__ = (
-        "adopted", "calls", "cluster", "devices", "epoch", "freed", "functions", "held_back",
-        "homeless", "idle", "ignored", "learn", "learnt", "lease", "left", "lending", "look_at", "lost", "max_queue",
-        "nested", "nests", "out", "overdue", "policy", "queue", "rate", "refusals", "remembered", "settled", "short",
-        "starts", "surplus", "tangled", "view",
+        "adopted",
+        "calls",
+        "cluster",
+        "devices",
+        "epoch",
+        "freed",
+        "functions",
+        "grant",
+        "held_back",
+        "homeless",
+        "idle",
+        "ignored",
+        "learn",
+        "learnt",
+        "left",
+        "lending",
+        "look_at",
+        "lost",
+        "max_queue",
+        "nested",
+        "nests",
+        "out",
+        "overdue",
+        "policy",
+        "queue",
+        "rate",
+        "refusals",
+        "remembered",
+        "settled",
+        "short",
+        "starts",
+        "surplus",
+        "tangled",
+        "view",
     )  # fmt: skip
 
     def __init__(
@@ -62,13 +92,13 @@ class World:
         self.nested = self.nests.inner
         self.tangled = False
         """A nested call has come."""
-        self.lease = 0
+        self.grant = 0
         self.starts: deque[Started] = deque(maxlen=EXPLAINED)
         self.overdue = Overdue()
         self.look_at: Seconds | None = None
         """When the policy wants to plan again if nothing happens before."""
         self.lost: dict[CallId, Call] = {}
-        """Calls that ended with their worker. Their node has answered most of them; it refuses those whose lease had
+        """Calls that ended with their worker. Their node has answered most of them; it refuses those whose grant had
         not reached it, and they are placed again."""
         self.homeless: dict[FunctionId, FunctionState] = {}
         """CPU functions with waiting calls and without a copy."""

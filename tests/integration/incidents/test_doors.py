@@ -190,7 +190,7 @@ def test_a_worker_too_many_for_the_descriptors_is_refused_until_there_is_room(ha
         assert [each.status_code for each in answers[:3]] == [200] * 3, "connections that are held leave room"
         assert {each.status_code for each in refused} == {503}
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert answer.headers["x-gpufaas-error"] == "lease-refused"
+        assert answer.headers["x-gpufaas-error"] == "grant-refused"
         assert "may have 128 files open" in answer.text
         assert "ulimit -Hn" in answer.text
         assert platform.call("/function/one-0", b"warm").content == b"warm"

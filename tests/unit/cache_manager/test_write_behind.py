@@ -105,7 +105,7 @@ class Rig:
         self.behind.note()
 
     def values(self, key: str) -> list[int | None]:
-        return [doc and doc.lease for _, each, doc in self.store.writes if each == key]
+        return [doc and doc.grant for _, each, doc in self.store.writes if each == key]
 
 
 @pytest.fixture

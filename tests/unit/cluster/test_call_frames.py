@@ -8,26 +8,26 @@ from hypothesis import strategies as st
 from gpufaas_cluster import control
 from gpufaas_cluster.call_frames import ErrorHead, NodeAnswerHead, NodeCallHead, NodeKind, QueryHead, WindowHead
 from gpufaas_cluster.error_codes import error_name, make_error
-from gpufaas_core.errors import LeaseRefused, Overloaded
+from gpufaas_core.errors import GrantRefused, Overloaded
 from gpufaas_core.frames import KINDS, AnswerHead, CallHead, FrameReader, Kind, encode_frame
 from gpufaas_core.logs import LogQuery
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId
 
-LEASE = Lease(
+GRANT = Grant(
     7, 3, CallId("c@g1"), FunctionId("f.ns@1"), "digest", DeviceId("n/cuda:0"), True, 1 << 30, (CopyId("old.ns@1"),),
     local=True, copy=2,
 )  # fmt: skip
 HEAD = CallHead("c", "POST", "/a%20b", b"q=1", [(b"host", b"h"), (b"x", b"\xff")], timeout_s=1.5)
 SAID = [
-    (Kind.CALL, NodeCallHead(LEASE, HEAD), b"body"),
+    (Kind.CALL, NodeCallHead(GRANT, HEAD), b"body"),
     (Kind.BODY, None, b"x" * 1000),
     (Kind.BODY_END, None, b""),
     (Kind.CANCEL, None, b""),
     (NodeKind.ASK, QueryHead("logs"), msgspec.msgpack.encode(LogQuery("f", "ns", tail=3))),
     (NodeKind.ROOM, WindowHead(1 << 20), b""),
-    (Kind.ANSWER, NodeAnswerHead(AnswerHead(200, []), 0.5, (("room", 0.25),), LEASE), b"answer"),
-    (NodeKind.REFUSED, ErrorHead("LeaseRefused", "no"), b""),
+    (Kind.ANSWER, NodeAnswerHead(AnswerHead(200, []), 0.5, (("room", 0.25),), GRANT), b"answer"),
+    (NodeKind.REFUSED, ErrorHead("GrantRefused", "no"), b""),
     (NodeKind.ERROR, ErrorHead("Overloaded", "full", 2.5), b""),
     (NodeKind.REPLY, None, b"\xc0"),
 ]
@@ -55,8 +55,8 @@ def test_no_kind_means_two_things() -> None:
     assert not KINDS & {int(each) for each in NodeKind}
 
 
-@pytest.mark.parametrize("error", [LeaseRefused("no"), Overloaded("full", 2.5)])
-def test_an_error_arrives_as_it_was_raised(error: LeaseRefused | Overloaded) -> None:
+@pytest.mark.parametrize("error", [GrantRefused("no"), Overloaded("full", 2.5)])
+def test_an_error_arrives_as_it_was_raised(error: GrantRefused | Overloaded) -> None:
     failure = ErrorHead(error_name(error), str(error), getattr(error, "retry_after_s", 1.0))
     arrived = make_error(failure.name, failure.message, failure.retry_after_s)
 

@@ -15,7 +15,7 @@ from gpufaas_cluster.remote_placement import WITHOUT_LEADER
 from gpufaas_cluster.remote_scheduler import RemoteScheduler
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.messages import Arrived, Command, Event, Evict, Finished, Lease, Restored
+from gpufaas_core.messages import Arrived, Command, Event, Evict, Finished, Grant, Restored
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId, Profile, Seconds
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.engine import Engine
@@ -102,22 +102,22 @@ async def rig() -> AsyncIterator[Rig]:
     await server.close()
 
 
-async def granted(gateway: Party, number: int) -> Lease:
+async def granted(gateway: Party, number: int) -> Grant:
     gateway.link.send(control.PlaceCall(CallId(f"{number}@g1.boot"), F, 60.0))
-    lease: Lease = (await gateway.hears(control.LeaseGranted)).lease
-    return lease
+    grant: Grant = (await gateway.hears(control.Granted)).grant
+    return grant
 
 
 async def place(gateway: Party, number: int) -> DeviceId:
     """Return where a call of `F` was placed."""
     gateway.link.send(control.PlaceCall(CallId(f"{number}@g1.boot"), F, 60.0))
-    granted = await gateway.hears(control.LeaseGranted)
-    gateway.link.send(control.CancelCall(granted.lease.call))
-    device: DeviceId = granted.lease.device
+    granted = await gateway.hears(control.Granted)
+    gateway.link.send(control.CancelCall(granted.grant.call))
+    device: DeviceId = granted.grant.device
     return device
 
 
-async def test_a_gateway_knows_the_nodes_before_it_gets_a_lease(rig: Rig) -> None:
+async def test_a_gateway_knows_the_nodes_before_it_gets_a_grant(rig: Rig) -> None:
     rig.lead()
     first = await rig.gateway("g0")
     await rig.node("n1")
@@ -127,7 +127,7 @@ async def test_a_gateway_knows_the_nodes_before_it_gets_a_lease(rig: Rig) -> Non
     late.link.send(control.PlaceCall(CallId("1@g1.boot"), F, 60.0))
 
     assert type(await late.said.get()) is control.ClusterState
-    assert type(await late.hears(control.LeaseGranted)) is control.LeaseGranted
+    assert type(await late.hears(control.Granted)) is control.Granted
 
 
 async def test_a_new_leader_shows_no_view_before_the_nodes_that_it_waits_for_are_there(rig: Rig) -> None:
@@ -218,7 +218,7 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
     first, second = CallId("1@g1.boot"), CallId("2@g1.boot")
     async with asyncio.timeout(10):
         placed = gateway.place(first, F, 60.0)
-        running = placed if isinstance(placed, Lease) else await placed
+        running = placed if isinstance(placed, Grant) else await placed
         waiting = gateway.place(second, F, 60.0, 512.0)
         assert isinstance(waiting, asyncio.Future)
         engine = rig.leader.service.engine
@@ -227,14 +227,14 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
         assert [each.size for each in arrived] == [0.0, 512.0]
 
         gateway._link.abort("lost")  # type: ignore[union-attr]
-        lease = await waiting
+        grant = await waiting
 
-        assert (lease.number, lease.call != second) == (WITHOUT_LEADER, True)
+        assert (grant.number, grant.call != second) == (WITHOUT_LEADER, True)
         while not gateway.connected:
             await asyncio.sleep(0.01)
         gateway.over(second)
         gateway.over(first)
-        node.link.send(control.NodeEvent(Finished(lease.call, lease.device, 1.0)))
+        node.link.send(control.NodeEvent(Finished(grant.call, grant.device, 1.0)))
         node.link.send(control.NodeEvent(Finished(running.call, running.device, 1.0)))
         while engine.calls():
             await asyncio.sleep(0.01)
@@ -257,13 +257,13 @@ async def test_a_call_that_comes_before_its_function_waits_for_it(rig: Rig) -> N
     node = await rig.node("n1", "f")
     await gateway.sees("n1")
     gateway.link.send(control.PlaceCall(CallId("1@g1.boot"), FunctionId("new"), 60.0))
-    lease = await granted(gateway, 2)
-    assert lease.function == F, "others do not wait with it"
-    node.link.send(control.NodeEvent(Finished(lease.call, lease.device, 1.0)))
+    grant = await granted(gateway, 2)
+    assert grant.function == F, "others do not wait with it"
+    node.link.send(control.NodeEvent(Finished(grant.call, grant.device, 1.0)))
 
     known(rig, "new")
 
-    assert (await gateway.hears(control.LeaseGranted)).lease.function == "new"
+    assert (await gateway.hears(control.Granted)).grant.function == "new"
 
 
 async def test_a_scale_that_comes_before_its_function_is_not_lost(rig: Rig) -> None:
@@ -303,15 +303,15 @@ async def test_a_worker_that_a_node_does_not_have_is_loaded_again(rig: Rig) -> N
     gateway = await rig.gateway("g1")
     node = await rig.node("n1", "f")
     await gateway.sees("n1")
-    lease = await granted(gateway, 1)
-    assert not lease.cold
-    node.link.send(control.NodeEvent(Finished(lease.call, lease.device, 1.0)))
+    grant = await granted(gateway, 1)
+    assert not grant.cold
+    node.link.send(control.NodeEvent(Finished(grant.call, grant.device, 1.0)))
 
     await rig.check(node)
 
-    while not (lease := await granted(gateway, 2)).cold:
-        node.link.send(control.NodeEvent(Finished(lease.call, lease.device, 1.0)))
-    assert lease.device == "n1/cpu:0"
+    while not (grant := await granted(gateway, 2)).cold:
+        node.link.send(control.NodeEvent(Finished(grant.call, grant.device, 1.0)))
+    assert grant.device == "n1/cpu:0"
 
 
 async def test_a_worker_that_nobody_knows_of_is_evicted_unless_it_serves(rig: Rig) -> None:
@@ -330,7 +330,7 @@ async def test_a_call_that_is_not_there_twice_is_doubted_and_the_node_ends_it(ri
     gateway = await rig.gateway("g1")
     node = await rig.node("n1", "f")
     await gateway.sees("n1")
-    lease = await granted(gateway, 1)
+    grant = await granted(gateway, 1)
     engine = rig.leader.service.engine
 
     async def answered() -> None:
@@ -345,12 +345,12 @@ async def test_a_call_that_is_not_there_twice_is_doubted_and_the_node_ends_it(ri
     third = await rig.check(node, "f")
 
     assert (first.doubted, second.doubted) == ([], []), "the call may be on its way"
-    assert third.doubted == [(lease.call, lease.device)]
-    assert engine.runs(lease.call), "only its node can tell that it will not come"
+    assert third.doubted == [(grant.call, grant.device)]
+    assert engine.runs(grant.call), "only its node can tell that it will not come"
     await answered()
-    await rig.check(node, "f", calls=(lease.call,))
+    await rig.check(node, "f", calls=(grant.call,))
     await answered()
-    assert (await rig.check(node, "f", calls=(lease.call,))).doubted == []
+    assert (await rig.check(node, "f", calls=(grant.call,))).doubted == []
 
 
 async def test_a_scheduler_that_stood_still_misses_nothing_that_it_is_told_meanwhile(rig: Rig) -> None:
@@ -361,7 +361,7 @@ async def test_a_scheduler_that_stood_still_misses_nothing_that_it_is_told_meanw
     engine = rig.leader.service.engine
     async with asyncio.timeout(10):
         placed = gateway.place(CallId("1@g1.boot"), F, 60.0)
-        running = placed if isinstance(placed, Lease) else await placed
+        running = placed if isinstance(placed, Grant) else await placed
 
         rig.leader.may_act = lambda: False
         node.link.send(control.NodeEvent(Finished(running.call, running.device, 1.0)))
@@ -372,9 +372,9 @@ async def test_a_scheduler_that_stood_still_misses_nothing_that_it_is_told_meanw
         await asyncio.sleep(0.3)
         rig.leader.may_act = lambda: True
         await rig.node("n1", "f")
-        lease = late if isinstance(late, Lease) else await late
+        grant = late if isinstance(late, Grant) else await late
 
-        assert not lease.cold
+        assert not grant.cold
         while engine.runs(running.call):
             await asyncio.sleep(0.005)
     keeping.cancel()

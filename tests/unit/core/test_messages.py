@@ -7,7 +7,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, FunctionId
 
 CALL, DEVICE, FUNCTION = CallId("c"), DeviceId("n/cpu:0"), FunctionId("f.ns@1")
-LEASE = m.Lease(1, 2, CALL, FUNCTION, "d", DEVICE, False, 10)
+GRANT = m.Grant(1, 2, CALL, FUNCTION, "d", DEVICE, False, 10)
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,9 @@ LEASE = m.Lease(1, 2, CALL, FUNCTION, "d", DEVICE, False, 10)
         ),
         ('{"type":"Refused","call":"c","device":"n/cpu:0","reason":"r"}', m.NodeRefused(CALL, DEVICE, "r")),
         (
-            '{"type":"Start","lease":{"epoch":1,"number":2,"call":"c","function":"f.ns@1","digest":"d",'
+            '{"type":"Start","grant":{"epoch":1,"number":2,"call":"c","function":"f.ns@1","digest":"d",'
             '"device":"n/cpu:0","cold":false,"memory":10}}',
-            m.StartCall(LEASE),
+            m.StartCall(GRANT),
         ),
         (
             '{"type":"Load","epoch":1,"number":2,"function":"f.ns@1","digest":"d","device":"n/cpu:0","memory":10}',

@@ -9,7 +9,7 @@ from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 
 from gpufaas_core.errors import CallCancelled, DeadlineExceeded, GpufaasError, Overloaded
 from gpufaas_core.frames import AnswerHead, CallHead
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.request import BrokenAnswer, Request
@@ -30,15 +30,15 @@ class Leaving:
 
 
 class Waiting(Functions):
-    """Every call waits for its lease."""
+    """Every call waits for its grant."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: list[asyncio.Future[Lease]] = []
+        self.waiting: list[asyncio.Future[Grant]] = []
         self.cancelled: list[CallId] = []
         self.over_: list[CallId] = []
 
-    def place(self, *_: object, **__: object) -> "asyncio.Future[Lease]":  # type: ignore[override]
+    def place(self, *_: object, **__: object) -> "asyncio.Future[Grant]":  # type: ignore[override]
         self.waiting.append(asyncio.get_running_loop().create_future())
         return self.waiting[-1]
 
@@ -52,8 +52,8 @@ class Waiting(Functions):
 class InPieces(Exchange):
     """Answers with a head, then *pieces*; then `fail` ends it, or it breaks off with *error*."""
 
-    def __init__(self, lease: Lease, pieces: list[bytes], error: GpufaasError | None = None) -> None:
-        super().__init__(lease, b"", AnswerHead(200, []), False)
+    def __init__(self, grant: Grant, pieces: list[bytes], error: GpufaasError | None = None) -> None:
+        super().__init__(grant, b"", AnswerHead(200, []), False)
         self._pieces, self._error = pieces, error
 
     async def answer(self) -> tuple[AnswerHead, bytes, bool]:
@@ -69,8 +69,8 @@ class Streaming(Functions):
     error: GpufaasError | None = None
     cancelled = 0
 
-    def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> Exchange:  # noqa: ARG002 - the port's
-        return InPieces(lease, [b"one", b"two"], self.error)
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:  # noqa: ARG002 - the port's
+        return InPieces(grant, [b"one", b"two"], self.error)
 
     def cancel(self, call: CallId) -> None:  # noqa: ARG002 - the port's
         self.cancelled += 1
@@ -136,8 +136,8 @@ class Slow(Leaving):
 class Endless(Exchange):
     """Answers nothing until `fail` ends it."""
 
-    def __init__(self, lease: Lease) -> None:
-        super().__init__(lease, b"", AnswerHead(200, []), False)
+    def __init__(self, grant: Grant) -> None:
+        super().__init__(grant, b"", AnswerHead(200, []), False)
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def answer(self) -> tuple[AnswerHead, bytes, bool]:
@@ -152,9 +152,9 @@ class Endless(Exchange):
 class Working(Functions):
     """Every call runs without end."""
 
-    def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> Exchange:
-        self.called.append((lease, head, bytes(body)))
-        return Endless(lease)
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
+        self.called.append((grant, head, bytes(body)))
+        return Endless(grant)
 
 
 async def test_a_caller_with_a_slow_body_who_leaves_while_his_call_runs_is_heard(

@@ -22,7 +22,7 @@ from tests.unit.gateway.conftest import DEVICE, Gateway, client_of
 from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import STREAM, AnswerHead, CallHead
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Seconds
 from gpufaas_core.units import GiB
 from gpufaas_gateway.calls import Calls
@@ -40,8 +40,8 @@ class Exchange:
     phases: tuple[tuple[str, Seconds], ...] = ()
     end: Any = None
 
-    def __init__(self, lease: Lease, body: bytes, answer: AnswerHead, more: bool) -> None:
-        self.lease = lease
+    def __init__(self, grant: Grant, body: bytes, answer: AnswerHead, more: bool) -> None:
+        self.grant = grant
         self.body = bytearray(body)
         self._answer = answer
         self._whole = asyncio.Event()
@@ -86,12 +86,12 @@ class Functions:
 
     def place(
         self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0, *_: object, **__: object
-    ) -> Lease:
+    ) -> Grant:
         assert timeout_s > 0
         self.sizes.append(size)
-        return Lease(1, 1, call, function, "", DEVICE.id, cold=False, memory=0)
+        return Grant(1, 1, call, function, "", DEVICE.id, cold=False, memory=0)
 
-    def again(self, call: CallId) -> asyncio.Future[Lease]:
+    def again(self, call: CallId) -> asyncio.Future[Grant]:
         raise NotImplementedError
 
     def cancel(self, call: CallId) -> None:
@@ -100,9 +100,9 @@ class Functions:
     def over(self, call: CallId) -> None:
         del call
 
-    def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> Exchange:
-        self.called.append((lease.function, head))
-        return Exchange(lease, bytes(body), self.answer, head.body_mode == STREAM)
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
+        self.called.append((grant.function, head))
+        return Exchange(grant, bytes(body), self.answer, head.body_mode == STREAM)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from gpufaas_core import errors as core
-from gpufaas_core.errors import DeadlineExceeded, GpufaasError, LeaseRefused, Overloaded
+from gpufaas_core.errors import DeadlineExceeded, GpufaasError, GrantRefused, Overloaded
 from gpufaas_gateway.errors import STATUS, MethodNotAllowed, headers_of, status_of
 
 
@@ -21,7 +21,7 @@ def test_every_error_has_a_line_in_the_table(error: type[GpufaasError]) -> None:
     [
         (core.InvalidSpec, 400), (core.NoDeviceFits, 400), (core.UnknownFunction, 404), (core.FunctionExists, 409),
         (core.BodyTooLarge, 413), (core.Overloaded, 429), (core.CallCancelled, 499), (core.LoadFailed, 502),
-        (core.WorkerCrashed, 502), (core.LeaseRefused, 503), (core.DeadlineExceeded, 504), (core.StorageFailed, 507),
+        (core.WorkerCrashed, 502), (core.GrantRefused, 503), (core.DeadlineExceeded, 504), (core.StorageFailed, 507),
         (core.StorageAway, 503), (core.CorruptArtifact, 500), (core.UnknownArtifact, 400), (core.GpufaasError, 500),
         (core.FetchFailed, 503), (core.CheckBroken, 503),
     ],
@@ -45,7 +45,7 @@ def test_retry_after_is_in_whole_seconds_and_never_zero(seconds: float, header: 
 def test_headers_say_that_the_platform_answered() -> None:
     assert headers_of()["X-OpenFaaS-Internal"] == "gateway"
     assert "Retry-After" not in headers_of(core.InvalidSpec("why"))
-    assert "Retry-After" in headers_of(LeaseRefused("restarting"))
+    assert "Retry-After" in headers_of(GrantRefused("restarting"))
     assert "Retry-After" in headers_of(core.StorageAway("etcd is being started again"))
 
 

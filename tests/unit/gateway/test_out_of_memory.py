@@ -8,7 +8,7 @@ from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 
 from gpufaas_core.errors import OutOfMemory
 from gpufaas_core.frames import AnswerHead, CallHead
-from gpufaas_core.messages import Lease, Outer
+from gpufaas_core.messages import Grant, Outer
 from gpufaas_core.model import CallId, FunctionId, Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.calls import Calls
@@ -33,14 +33,14 @@ class Starving(Functions):
 
     def place(
         self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0, *more: object, **_: object
-    ) -> Lease:
+    ) -> Grant:
         self.placed.append((size, more[0] if more else None))
         return super().place(call, function, timeout_s, size)
 
-    def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> Exchange:
-        exchange = super().call(lease, head, body)
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
+        exchange = super().call(grant, head, body)
         self.runs -= 1
-        return RanOut(exchange.lease, b"", self.answer, False) if self.runs >= 0 else exchange
+        return RanOut(exchange.grant, b"", self.answer, False) if self.runs >= 0 else exchange
 
 
 @pytest.mark.parametrize(

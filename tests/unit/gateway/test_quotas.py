@@ -9,7 +9,7 @@ import pytest
 from tests.unit.gateway.conftest import Gateway, client_of, is_platform_error
 from tests.unit.gateway.test_contract_checklist import Functions
 
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, FunctionId, Seconds
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.calls import Calls
@@ -208,16 +208,16 @@ class Waiting(Functions):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places: list[tuple[CallId, FunctionId, asyncio.Future[Lease]]] = []
+        self.places: list[tuple[CallId, FunctionId, asyncio.Future[Grant]]] = []
         self.free = False
         self.cancelled: list[CallId] = []
 
     def place(
         self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0, *_: object, **__: object
-    ) -> "Lease | asyncio.Future[Lease]":  # type: ignore[override]
+    ) -> "Grant | asyncio.Future[Grant]":  # type: ignore[override]
         if self.free:
             return super().place(call, function, timeout_s, size)
-        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         self.places.append((call, function, future))
         return future
 
@@ -242,7 +242,7 @@ class Callers:
         return await self.client.post(path, content=b"x")
 
     async def begin(self, count: int = 1) -> list["asyncio.Task[httpx.Response]"]:
-        """Return once so many calls wait for their lease."""
+        """Return once so many calls wait for their grant."""
         waiting = len(self.functions.places) + count
         begun = [asyncio.create_task(self.call()) for _ in range(count)]
         async with asyncio.timeout(5):
@@ -353,7 +353,7 @@ async def test_a_caller_who_goes_away_leaves_room(callers: Callers) -> None:
     assert (await callers.call()).status_code == 200
 
 
-def test_a_lease_that_is_refused_does_not_make_its_call_one_too_many() -> None:
+def test_a_grant_that_is_refused_does_not_make_its_call_one_too_many() -> None:
     gate = Gate("dev")
     gate.max_waiting = 0
     passage = gate.enter()

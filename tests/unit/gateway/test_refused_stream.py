@@ -1,4 +1,4 @@
-"""A streamed body whose node refuses the lease: the next node gets all of it."""
+"""A streamed body whose node refuses the grant: the next node gets all of it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,9 +7,9 @@ from pathlib import Path
 from tests.unit.gateway.conftest import Gateway, client_of
 from tests.unit.gateway.test_contract_checklist import Exchange, Functions
 
-from gpufaas_core.errors import GpufaasError, LeaseRefused
+from gpufaas_core.errors import GpufaasError, GrantRefused
 from gpufaas_core.frames import AnswerHead, CallHead
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, FunctionId
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.invoke import Invocations
@@ -18,41 +18,41 @@ from gpufaas_gateway.invoke import Invocations
 class Refusing(Exchange):
     """As from afar: it learns that it is refused when a piece is on its way."""
 
-    def __init__(self, lease: Lease) -> None:
-        super().__init__(lease, b"", AnswerHead(200, []), True)
+    def __init__(self, grant: Grant) -> None:
+        super().__init__(grant, b"", AnswerHead(200, []), True)
         self._refused = asyncio.Event()
 
     async def answer(self) -> tuple[AnswerHead, bytes, bool]:
         await self._refused.wait()
-        raise LeaseRefused("not here")
+        raise GrantRefused("not here")
 
     async def send_body(self, piece: bytes) -> None:  # noqa: ARG002 - it is not taken
         self._refused.set()
         await asyncio.sleep(0)
-        raise LeaseRefused("not here")
+        raise GrantRefused("not here")
 
     def fail(self, error: GpufaasError) -> None:
         pass
 
 
 class RefusingFirst(Functions):
-    """The first lease of a call is refused."""
+    """The first grant of a call is refused."""
 
     refused = 0
 
-    def again(self, call: CallId) -> "asyncio.Future[Lease]":
-        found: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+    def again(self, call: CallId) -> "asyncio.Future[Grant]":
+        found: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         found.set_result(self.place(call, FunctionId("echo"), 1.0))
         return found
 
-    def call(self, lease: Lease, head: CallHead, body: bytes | memoryview) -> Exchange:
+    def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
         if not self.refused:
             self.refused += 1
-            return Refusing(lease)
-        return super().call(lease, head, body)
+            return Refusing(grant)
+        return super().call(grant, head, body)
 
 
-async def test_the_body_is_whole_under_the_next_lease(gateway: Gateway, tmp_path: Path) -> None:
+async def test_the_body_is_whole_under_the_next_grant(gateway: Gateway, tmp_path: Path) -> None:
     gateway.workers.bundle(gateway.bundle, kind="http")
     await gateway.deployed()
     functions = RefusingFirst()

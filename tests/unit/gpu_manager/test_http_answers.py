@@ -8,7 +8,7 @@ import pytest
 
 from gpufaas_core.errors import BadAnswer
 from gpufaas_core.frames import CallHead
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.http_slots import HttpSlot
@@ -48,8 +48,8 @@ async def answered(said: bytes, *, again: bytes = b"") -> tuple[Owner, Exchange]
     loop = asyncio.get_running_loop()
     owner = Owner()
     slot = HttpSlot(owner, "127.0.0.1", server.sockets[0].getsockname()[1], loop)
-    lease = Lease(1, 1, CallId("c"), FunctionId("f"), "d", DeviceId("n/cpu:0"), False, 1)
-    exchange = Exchange(lease, owner, loop, 0.0)
+    grant = Grant(1, 1, CallId("c"), FunctionId("f"), "d", DeviceId("n/cpu:0"), False, 1)
+    exchange = Exchange(grant, owner, loop, 0.0)
     exchange.arrive(CallHead("c", "GET", "/", b"", []), b"")
     exchange.bind(slot, 0.0, False)
     async with asyncio.timeout(10.0):

@@ -15,7 +15,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemory, WorkerCrashed
 from gpufaas_core.frames import CallHead
 from gpufaas_core.logs import Printed
-from gpufaas_core.messages import Event, Lease, WorkerExited
+from gpufaas_core.messages import Event, Grant, WorkerExited
 from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gpu_manager.devices import open_devices
@@ -73,9 +73,9 @@ class Cluster:
     ) -> bytes:
         self.number += 1
         call = CallId(f"c{self.number}")
-        lease = Lease(1, self.number, call, FUNCTION, "f", DEVICE, cold, memory)
+        grant = Grant(1, self.number, call, FUNCTION, "f", DEVICE, cold, memory)
         path, _, query = path.partition("?")
-        exchange = self.node.leases.call(lease, CallHead(call, "POST", path, query.encode(), []), body)
+        exchange = self.node.grants.call(grant, CallHead(call, "POST", path, query.encode(), []), body)
         async with asyncio.timeout(30):
             _, answer, done = await exchange.answer()
             while not done and (piece := await exchange.chunk()) is not None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpufaas_core.errors import BadAnswer
 from gpufaas_core.frames import KINDS, AnswerHead, CallHead, EndHead, FailedHead, Kind, ReadyHead, encode_frame
-from gpufaas_core.messages import Lease
+from gpufaas_core.messages import Grant
 from gpufaas_core.model import CallId, DeviceId, FunctionId
 from gpufaas_gpu_manager.exchange import Exchange, SlotProtocol
 
@@ -77,8 +77,8 @@ class Rig:
         self.slot.connection_made(cast(Any, self.transport))
         if ready:
             self.slot.data_received(READY)
-        lease = Lease(1, 1, CallId("c"), FunctionId("f"), "d", DeviceId("n/cpu:0"), False, 1)
-        self.exchange = Exchange(lease, self.owner, loop, 0.0)
+        grant = Grant(1, 1, CallId("c"), FunctionId("f"), "d", DeviceId("n/cpu:0"), False, 1)
+        self.exchange = Exchange(grant, self.owner, loop, 0.0)
         self.exchange.arrive(CallHead("c", method, "/", b"", []), b"")
         if ready:
             self.exchange.bind(self.slot, 0.0, True)

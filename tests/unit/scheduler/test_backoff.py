@@ -60,7 +60,7 @@ def test_a_call_that_comes_when_the_time_is_over_is_the_only_probe() -> None:
     world.call("probe", "f")
     world.call("other", "f")
 
-    assert ("probe", "a") in [(lease.call, lease.device) for lease in world.running.values()]
+    assert ("probe", "a") in [(grant.call, grant.device) for grant in world.running.values()]
     assert world.rejected == [("other", "load_failed")]
     assert isinstance(world.out[0], m.Reject)
     assert "is being tried again now" in world.out[0].message

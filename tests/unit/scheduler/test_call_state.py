@@ -76,11 +76,11 @@ def test_a_call_that_runs_is_not_started_and_one_that_is_over_does_not_end() -> 
     device, model = call.device, call.model
     assert device is not None
     assert model is not None
-    before, lease = engine.status(0.0), world.lease
+    before, grant = engine.status(0.0), world.grant
 
     with pytest.raises(IllegalStep, match="a call that runs cannot start"):
         start(world, call, device, model, ())
-    assert (engine.status(0.0), world.lease) == (before, lease)
+    assert (engine.status(0.0), world.grant) == (before, grant)
 
     end(world, call)
     before = engine.status(0.0)

@@ -136,7 +136,7 @@ def test_a_cpu_function_is_loaded_where_it_may_be_and_waits_for_room_there() -> 
     world.call("c2", "s")
     world.finish("c1")
 
-    assert [lease.device for lease in world.running.values()] == ["b"]
+    assert [grant.device for grant in world.running.values()] == ["b"]
     assert world.models("a") == ["large"]
 
 

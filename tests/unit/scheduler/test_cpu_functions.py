@@ -12,7 +12,7 @@ def test_a_cpu_function_runs_as_many_calls_as_it_has_slots_and_queues_the_rest()
         world.call(f"c{number}", "echo")
 
     assert list(world.running) == ["c0", "c1"]
-    assert [lease.cold for lease in world.running.values()] == [True, False]
+    assert [grant.cold for grant in world.running.values()] == [True, False]
     world.finish("c0")
     assert world.started == [("c2", "a")]
 
@@ -87,4 +87,4 @@ def test_the_worker_with_the_fewest_calls_is_taken() -> None:
     for number in range(4):
         world.call(f"c{number}", "echo")
 
-    assert [lease.device for lease in world.running.values()] == ["a", "b", "a", "b"]
+    assert [grant.device for grant in world.running.values()] == ["a", "b", "a", "b"]

@@ -24,8 +24,8 @@ def an_engine(policy: str, *functions: str, exclusive: bool = True) -> Engine:
     return engine
 
 
-def starts(commands: list[m.Command]) -> list[m.Lease]:
-    return [each.lease for each in commands if isinstance(each, m.StartCall)]
+def starts(commands: list[m.Command]) -> list[m.Grant]:
+    return [each.grant for each in commands if isinstance(each, m.StartCall)]
 
 
 @pytest.mark.parametrize("policy", ["lb", "lalb", "lalb-o3", "least-wait"])
@@ -35,36 +35,36 @@ def test_a_drained_device_takes_no_call(policy: str, exclusive: bool) -> None:
     engine.handle(m.DeviceDrained(A), 1.0)
 
     for at, name in enumerate(["f", "g", "f", "g"]):
-        for lease in starts(engine.handle(m.Arrived(CallId(f"c{at}"), FunctionId(name)), 1.0 + at)):
-            assert lease.device == B
-            engine.handle(m.Loaded(lease.function, B, 1.0, 40), 1.1 + at)
-            engine.handle(m.Finished(lease.call, B, 0.1), 1.2 + at)
+        for grant in starts(engine.handle(m.Arrived(CallId(f"c{at}"), FunctionId(name)), 1.0 + at)):
+            assert grant.device == B
+            engine.handle(m.Loaded(grant.function, B, 1.0, 40), 1.1 + at)
+            engine.handle(m.Finished(grant.call, B, 0.1), 1.2 + at)
 
 
 @pytest.mark.parametrize("policy", ["lb", "lalb", "lalb-o3", "least-wait"])
 @pytest.mark.parametrize("exclusive", [True, False])
 def test_what_runs_there_ends_and_then_its_copy_goes(policy: str, exclusive: bool) -> None:
     engine = an_engine(policy, "f", exclusive=exclusive)
-    (lease,) = starts(engine.handle(m.Arrived(CallId("c"), FunctionId("f")), 1.0))
-    engine.handle(m.Loaded(FunctionId("f"), lease.device, 1.0, 40), 2.0)
+    (grant,) = starts(engine.handle(m.Arrived(CallId("c"), FunctionId("f")), 1.0))
+    engine.handle(m.Loaded(FunctionId("f"), grant.device, 1.0, 40), 2.0)
 
-    drained = engine.handle(m.DeviceDrained(lease.device), 2.5)
-    ended = engine.handle(m.Finished(CallId("c"), lease.device, 1.0), 3.0)
+    drained = engine.handle(m.DeviceDrained(grant.device), 2.5)
+    ended = engine.handle(m.Finished(CallId("c"), grant.device, 1.0), 3.0)
 
     assert not [each for each in drained if isinstance(each, m.Evict)]
-    assert [each.device for each in ended if isinstance(each, m.Evict)] == [lease.device]
-    assert starts(engine.handle(m.Arrived(CallId("d"), FunctionId("f")), 4.0))[0].device != lease.device
+    assert [each.device for each in ended if isinstance(each, m.Evict)] == [grant.device]
+    assert starts(engine.handle(m.Arrived(CallId("d"), FunctionId("f")), 4.0))[0].device != grant.device
 
 
 def test_idle_copies_go_at_once() -> None:
     engine = an_engine("lalb-o3", "f")
-    (lease,) = starts(engine.handle(m.Arrived(CallId("c"), FunctionId("f")), 1.0))
-    engine.handle(m.Loaded(FunctionId("f"), lease.device, 1.0, 40), 2.0)
-    engine.handle(m.Finished(CallId("c"), lease.device, 1.0), 3.0)
+    (grant,) = starts(engine.handle(m.Arrived(CallId("c"), FunctionId("f")), 1.0))
+    engine.handle(m.Loaded(FunctionId("f"), grant.device, 1.0, 40), 2.0)
+    engine.handle(m.Finished(CallId("c"), grant.device, 1.0), 3.0)
 
-    commands = engine.handle(m.DeviceDrained(lease.device), 4.0)
+    commands = engine.handle(m.DeviceDrained(grant.device), 4.0)
 
-    assert commands == [m.Evict(FunctionId("f"), lease.device)]
+    assert commands == [m.Evict(FunctionId("f"), grant.device)]
 
 
 def test_a_minimum_of_copies_is_kept_elsewhere() -> None:
@@ -89,25 +89,25 @@ def test_calls_wait_while_all_is_drained_and_go_on_when_a_device_is_taken_back(p
     engine.handle(m.DeviceDrained(B), 1.0)
     assert not starts(engine.handle(m.Arrived(CallId("c"), FunctionId("f")), 2.0))
 
-    (lease,) = starts(engine.handle(m.DeviceDrained(B, drain=False), 3.0))
+    (grant,) = starts(engine.handle(m.DeviceDrained(B, drain=False), 3.0))
 
-    assert (lease.call, lease.device) == ("c", B)
+    assert (grant.call, grant.device) == ("c", B)
 
 
 @pytest.mark.parametrize("policy", ["lalb", "lalb-o3", "least-wait"])
 def test_a_local_queue_goes_elsewhere(policy: str) -> None:
     engine = an_engine(policy, "f")
-    (lease,) = starts(engine.handle(m.Arrived(CallId("c0"), FunctionId("f")), 1.0))
-    engine.handle(m.Loaded(FunctionId("f"), lease.device, 1.0, 40), 2.0)
-    other = B if lease.device == A else A
+    (grant,) = starts(engine.handle(m.Arrived(CallId("c0"), FunctionId("f")), 1.0))
+    engine.handle(m.Loaded(FunctionId("f"), grant.device, 1.0, 40), 2.0)
+    other = B if grant.device == A else A
     engine.handle(m.DeviceDrained(other), 2.0)
     assert not starts(engine.handle(m.Arrived(CallId("c1"), FunctionId("f")), 2.1))
     engine.handle(m.DeviceDrained(other, drain=False), 2.2)
 
-    commands = engine.handle(m.DeviceDrained(lease.device), 2.3)
+    commands = engine.handle(m.DeviceDrained(grant.device), 2.3)
 
     started = starts(commands)
     assert not started or started[0].device == other
-    ended = engine.handle(m.Finished(CallId("c0"), lease.device, 1.0), 3.0)
+    ended = engine.handle(m.Finished(CallId("c0"), grant.device, 1.0), 3.0)
     assert {each.device for each in starts([*commands, *ended])} <= {other}
     assert engine.knows(CallId("c1"))

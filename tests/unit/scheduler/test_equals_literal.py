@@ -89,11 +89,11 @@ class Both:
         rejected = []
         for command in self.engine.handle(event, now):
             match command:
-                case m.StartCall(lease):
+                case m.StartCall(grant):
                     done.append(
-                        literal.Decision(now, lease.call, lease.device, not lease.cold, lease.victims, lease.local)
+                        literal.Decision(now, grant.call, grant.device, not grant.cold, grant.victims, grant.local)
                     )
-                    self.start(lease, now)
+                    self.start(grant, now)
                 case m.Reject(call):
                     rejected.append(call)
         assert done == self.literal.decisions[self.seen :], f"after {event}"
@@ -101,18 +101,18 @@ class Both:
         self.seen = len(self.literal.decisions)
         self.rejected = len(self.literal.rejected)
 
-    def start(self, lease: m.Lease, now: float) -> None:
-        fates = self.fates[lease.call]
+    def start(self, grant: m.Grant, now: float) -> None:
+        fates = self.fates[grant.call]
         service_off, load_off, refused = fates.pop() if len(fates) > 1 else fates[0]
-        function = next(each for each in self.functions if each.name == lease.function)
+        function = next(each for each in self.functions if each.name == grant.function)
         if refused:
-            self.at(now + TICK, m.NodeRefused(lease.call, lease.device, "no"))
+            self.at(now + TICK, m.NodeRefused(grant.call, grant.device, "no"))
             return
-        load_s = max(TICK, function.load_s + load_off * TICK) if lease.cold else 0.0
+        load_s = max(TICK, function.load_s + load_off * TICK) if grant.cold else 0.0
         service_s = max(TICK, function.service_s + service_off * TICK)
-        if lease.cold:
-            self.at(now + load_s, m.Loaded(lease.function, lease.device, load_s, 0))
-        self.at(now + load_s + service_s, m.Finished(lease.call, lease.device, service_s))
+        if grant.cold:
+            self.at(now + load_s, m.Loaded(grant.function, grant.device, load_s, 0))
+        self.at(now + load_s + service_s, m.Finished(grant.call, grant.device, service_s))
 
 
 FUNCTIONS = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=8)

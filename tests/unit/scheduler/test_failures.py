@@ -54,11 +54,11 @@ def test_a_minimum_of_copies_is_widened_without_a_call_too() -> None:
 
 def out_of_memory(world: World, call: str) -> None:
     """Its load hits the reservation: the node says so, and refuses the call."""
-    lease = world.running[call]
-    world.tell(m.CopyFailed(lease.function, lease.device, "out of memory", True, lease.copy))
+    grant = world.running[call]
+    world.tell(m.CopyFailed(grant.function, grant.device, "out of memory", True, grant.copy))
     world.ended.discard(call)
-    world.running[call] = lease
-    world.tell(m.NodeRefused(lease.call, lease.device, "out of memory"))
+    world.running[call] = grant
+    world.tell(m.NodeRefused(grant.call, grant.device, "out of memory"))
 
 
 def test_a_load_that_ran_out_of_memory_has_the_whole_device_at_last() -> None:
@@ -87,7 +87,7 @@ def test_calls_that_waited_for_a_worker_that_exits_are_placed_again() -> None:
     assert not world.on("b").busy
 
 
-def test_a_call_whose_lease_comes_to_the_node_after_its_worker_died_is_placed_again() -> None:
+def test_a_call_whose_grant_comes_to_the_node_after_its_worker_died_is_placed_again() -> None:
     """The node did not know of it when it answered the worker's calls: it refuses it, although the engine let it go."""
     world = World()
     world.deploy("f")
@@ -101,7 +101,7 @@ def test_a_call_whose_lease_comes_to_the_node_after_its_worker_died_is_placed_ag
     )
     again = world.engine.handle(m.NodeRefused(CallId("nobody"), DeviceId("a"), "late"), world.now)
 
-    assert [(start.lease.call, start.lease.cold) for start in out if isinstance(start, m.StartCall)] == [("hit", True)]
+    assert [(start.grant.call, start.grant.cold) for start in out if isinstance(start, m.StartCall)] == [("hit", True)]
     assert again == []
 
 

@@ -131,7 +131,7 @@ def test_no_call_is_lost_by_scaling_and_updates(policy: str, model: bool, seed: 
     refused = [each for each in world.log if isinstance(each, m.Reject | m.Abort)]
     assert all(isinstance(each, m.Reject) and each.code == "no_room" for each in refused)
     calls = {call: function for call, function in calls.items() if call not in {each.call for each in refused}}
-    served = {each.lease.call: each.lease.function for each in world.log if isinstance(each, m.StartCall)}
+    served = {each.grant.call: each.grant.function for each in world.log if isinstance(each, m.StartCall)}
     assert served == calls
     assert set(world.copies) <= {"other", f"f@{revision}"}, "an old revision was left behind"
     if not model:  # there is room for every copy that was asked for
@@ -198,10 +198,10 @@ def step(world, choice: int, number: int, rng: random.Random) -> None:  # type: 
         deadline = world.now + rng.randint(0, 20) if rng.random() < 0.3 else None
         world.call(f"c{number}", f"f{pick % 8}", deadline)
     elif kind < 12 and running:
-        lease = world.running[running[pick % len(running)]]
-        if (lease.function, lease.device, lease.copy) in loading:
-            world.loaded(lease.function, lease.device, lease.copy)
-        world.tell(m.Finished(lease.call, lease.device, 1.0, pick % 5 > 0))
+        grant = world.running[running[pick % len(running)]]
+        if (grant.function, grant.device, grant.copy) in loading:
+            world.loaded(grant.function, grant.device, grant.copy)
+        world.tell(m.Finished(grant.call, grant.device, 1.0, pick % 5 > 0))
     elif kind == 12 and running:
         world.refuse(running[pick % len(running)])
     elif kind == 13 and loading:
@@ -265,8 +265,8 @@ def drain(world: World) -> None:
                 world.loaded(*place)
         for call in list(world.running):
             if call in world.running:
-                lease = world.running[call]
-                world.tell(m.Finished(CallId(call), lease.device, 1.0))
+                grant = world.running[call]
+                world.tell(m.Finished(CallId(call), grant.device, 1.0))
     pytest.fail(f"these wait forever: {world.waiting}, running {world.running}")
 
 

@@ -83,7 +83,7 @@ def test_a_takeover_is_replayed_too(tmp_path: Path) -> None:
 
     commands = [each for _, given in replay(path) for each in given]
 
-    assert [each.lease.number for each in commands if isinstance(each, m.StartCall)] == [8]
+    assert [each.grant.number for each in commands if isinstance(each, m.StartCall)] == [8]
 
 
 def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
@@ -98,14 +98,14 @@ def record(header: Header, journal: Journal, rng: random.Random) -> list[list[m.
     """A run with learning, times that are no round numbers, refusals and failures."""
     engine = header.engine()
     recorded: list[list[m.Command]] = []
-    running: list[m.Lease] = []
+    running: list[m.Grant] = []
     now = 0.0
 
     def tell(event: m.Event) -> None:
         journal.append(event, now)
         commands = engine.handle(event, now)
         recorded.append(commands)
-        running.extend(command.lease for command in commands if isinstance(command, m.StartCall))
+        running.extend(command.grant for command in commands if isinstance(command, m.StartCall))
 
     for number in range(3):
         tell(m.DeviceJoined(Device(DeviceId(f"d{number}"), "gpu", 8 << 30)))
@@ -118,17 +118,17 @@ def record(header: Header, journal: Journal, rng: random.Random) -> list[list[m.
         now += rng.expovariate(1.0)
         tell(m.Arrived(CallId(f"c{number}"), FunctionId(f"f{rng.randrange(10)}"), now + rng.uniform(5, 50)))
         if running and rng.random() < 0.9:
-            lease = running.pop(rng.randrange(len(running)))
+            grant = running.pop(rng.randrange(len(running)))
             kind = rng.random()
             if kind < 0.05:
-                tell(m.NodeRefused(lease.call, lease.device, "no"))
-            elif lease.cold and kind < 0.1:
-                tell(m.CopyFailed(lease.function, lease.device, "broken", True, lease.copy))
+                tell(m.NodeRefused(grant.call, grant.device, "no"))
+            elif grant.cold and kind < 0.1:
+                tell(m.CopyFailed(grant.function, grant.device, "broken", True, grant.copy))
             else:
-                if lease.cold:
-                    tell(m.Loaded(lease.function, lease.device, rng.uniform(1, 4), 1 << 30, lease.copy))
-                    tell(m.Measured(lease.function, lease.device, rng.randint(1 << 29, 4 << 30), lease.copy))
-                tell(m.Finished(lease.call, lease.device, rng.uniform(0.5, 2)))
+                if grant.cold:
+                    tell(m.Loaded(grant.function, grant.device, rng.uniform(1, 4), 1 << 30, grant.copy))
+                    tell(m.Measured(grant.function, grant.device, rng.randint(1 << 29, 4 << 30), grant.copy))
+                tell(m.Finished(grant.call, grant.device, rng.uniform(0.5, 2)))
         if (wake_at := engine.wake_at) is not None and wake_at <= now:
             tell(m.Woken())
     return recorded

@@ -24,8 +24,8 @@ def least_wait(bound: float = 30.0):  # type: ignore[no-untyped-def]
     return World(make_policy("least-wait", wait_bound_s=bound))
 
 
-def leases(world) -> list[m.Lease]:  # type: ignore[no-untyped-def]
-    return [each.lease for each in world.out if isinstance(each, m.StartCall)]
+def grants(world) -> list[m.Grant]:  # type: ignore[no-untyped-def]
+    return [each.grant for each in world.out if isinstance(each, m.StartCall)]
 
 
 # --- where ---
@@ -70,9 +70,9 @@ def test_a_duplicate_is_evicted_before_the_last_copy_of_a_function_that_is_calle
     world.now += 10
     world.call("c", "new")
     world.now += 4
-    (lease,) = [each.lease for each in world.log if isinstance(each, m.StartCall) and each.lease.call == "c"]
+    (grant,) = [each.grant for each in world.log if isinstance(each, m.StartCall) and each.grant.call == "c"]
 
-    assert "once" not in lease.victims
+    assert "once" not in grant.victims
 
 
 def test_a_call_waits_for_its_holder_when_that_is_sooner_than_a_load() -> None:
@@ -91,11 +91,11 @@ def test_a_call_waits_for_its_holder_when_that_is_sooner_than_a_load() -> None:
 
     world.call("d", "f")
 
-    assert not leases(world)
+    assert not grants(world)
     assert [each.function for each in world.out if isinstance(each, m.LoadCopy)] == []
     world.now += 1
     world.finish("c")
-    assert [(each.call, each.cold) for each in leases(world)] == [("d", False)]
+    assert [(each.call, each.cold) for each in grants(world)] == [("d", False)]
 
 
 def test_a_call_behind_a_long_one_is_loaded_on_the_idle_device_once_that_is_late() -> None:
@@ -110,7 +110,7 @@ def test_a_call_behind_a_long_one_is_loaded_on_the_idle_device_once_that_is_late
         for call in list(world.running):
             world.finish(call)
         world.call(f"one{number}", "f")
-    (lease,) = world.running.values()
+    (grant,) = world.running.values()
     began = world.now
     world.now += 0.25
 
@@ -120,7 +120,7 @@ def test_a_call_behind_a_long_one_is_loaded_on_the_idle_device_once_that_is_late
         world.now = world.engine.wake_at
         world.tell(m.Woken())
 
-    assert world.running["waits"].device != lease.device
+    assert world.running["waits"].device != grant.device
     assert world.now - began <= 1.0 + 2.0 + 0.25, "what was estimated, and a load"
 
 
@@ -155,16 +155,16 @@ def test_no_call_waits_beside_an_idle_device_for_longer_than_was_estimated_and_a
         for command in world.out:
             if isinstance(command, m.StartCall | m.LoadCopy):
                 serial += 1
-                lease = command.lease if isinstance(command, m.StartCall) else command
+                grant = command.grant if isinstance(command, m.StartCall) else command
                 at = world.now
-                if isinstance(command, m.LoadCopy) or lease.cold:
-                    at += load_s[lease.function]
-                    loaded = m.Loaded(lease.function, lease.device, load_s[lease.function], 0)
-                    heappush(coming, (at, -1, serial, lease.function, loaded))
+                if isinstance(command, m.LoadCopy) or grant.cold:
+                    at += load_s[grant.function]
+                    loaded = m.Loaded(grant.function, grant.device, load_s[grant.function], 0)
+                    heappush(coming, (at, -1, serial, grant.function, loaded))
                 if isinstance(command, m.StartCall):
                     service_s = rng.choice([0.1, 0.5, 1.0, 1.0, 5.0, 40.0])
-                    finished = m.Finished(lease.call, lease.device, service_s)
-                    heappush(coming, (at + service_s, 0, serial, lease.function, finished))
+                    finished = m.Finished(grant.call, grant.device, service_s)
+                    heappush(coming, (at + service_s, 0, serial, grant.function, finished))
         if all(each.busy for each in world.status.devices):
             continue
         for function in set(world.waiting.values()):
@@ -244,7 +244,7 @@ def test_a_replica_is_loaded_beside_a_call_that_waits_and_keeps_its_device_busy(
         (device,) = [each for each in world.status.devices if each.device.id == loads[0].device]
         assert device.busy
         world.loaded("f", loads[0].device)
-        assert leases(world), "what waited starts where the replica is"
+        assert grants(world), "what waited starts where the replica is"
 
 
 def test_explanations_say_what_was_weighed_and_who_was_passed_over() -> None:
@@ -360,18 +360,18 @@ def test_past_the_bound_one_device_at_a_time_is_for_the_oldest_call(
             world.finish(call)
         else:
             break
-        started = leases(world)
-        for lease in started:
-            took = 1.0 + (load_s[lease.function] if lease.cold else 0.0)
-            ends[lease.call] = world.now + took
+        started = grants(world)
+        for grant in started:
+            took = 1.0 + (load_s[grant.function] if grant.cold else 0.0)
+            ends[grant.call] = world.now + took
         fitting = [each for each in world.waiting if size[function_of[each]] <= max(memory.values())]
         oldest = min(fitting, key=lambda each: int(each[1:]), default=None)
         if oldest not in waiting_before or world.now - arrived[oldest] <= BOUND:
             continue
         held = any(function_of[oldest] in world.models(device) for device in memory)
-        for lease in started:
-            passed = int(lease.call[1:]) > int(oldest[1:]) and size[function_of[oldest]] <= memory[lease.device]
-            assert not passed or held or policy.reserved, f"{lease.call} passed {oldest} on {lease.device}"
+        for grant in started:
+            passed = int(grant.call[1:]) > int(oldest[1:]) and size[function_of[oldest]] <= memory[grant.device]
+            assert not passed or held or policy.reserved, f"{grant.call} passed {oldest} on {grant.device}"
     assert not world.waiting or all(size[function_of[each]] > max(memory.values()) for each in world.waiting), (
         "a call was left behind"
     )

@@ -21,8 +21,8 @@ def test_a_model_that_nobody_holds_is_loaded_on_the_device_with_most_starts() ->
 
     world.call("c", "h")
 
-    lease = world.running["c"]
-    assert (lease.device, lease.cold, lease.victims, lease.memory) == ("a", True, ("f",), 60)
+    grant = world.running["c"]
+    assert (grant.device, grant.cold, grant.victims, grant.memory) == ("a", True, ("f",), 60)
 
 
 def test_devices_with_equally_many_starts_are_taken_in_the_order_in_which_they_joined() -> None:

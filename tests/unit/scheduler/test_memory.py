@@ -70,9 +70,9 @@ def test_what_is_lent_goes_to_whoever_needs_it_before_anybody_is_evicted() -> No
 
     world.call("c", "g")
 
-    assert resizes(world) == [("f", 150)]  # no more than is lacking, and before the lease
+    assert resizes(world) == [("f", 150)]  # no more than is lacking, and before the grant
     assert isinstance(world.out[-1], m.StartCall)
-    assert world.out[-1].lease.victims == ()
+    assert world.out[-1].grant.victims == ()
 
 
 def test_a_worker_that_runs_is_asked_for_what_it_was_lent() -> None:

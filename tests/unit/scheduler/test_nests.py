@@ -16,8 +16,8 @@ DEVICES = ("d1", "d2", "d3")
 class Nest(World):
     def inner(self, name: str, function: str, outer: str, deadline: float | None = None, **more: object) -> None:
         """A call of *function* that is made where *outer* runs."""
-        lease = self.running[outer]
-        said = m.Outer(lease.device, lease.function, lease.copy, str(more.get("sent", "")))
+        grant = self.running[outer]
+        said = m.Outer(grant.device, grant.function, grant.copy, str(more.get("sent", "")))
         self.tell(m.Arrived(CallId(name), FunctionId(function), deadline, outer=said))
 
     def refused(self, name: str) -> str:

@@ -52,7 +52,7 @@ class Worker:
 
 @dataclass
 class Running:
-    lease: m.Lease
+    grant: m.Grant
     since: float
     abandoned: bool = False
 
@@ -70,14 +70,14 @@ class Nodes:
 
     def obey(self, command: m.Command, now: float) -> None:
         match command:
-            case m.StartCall(lease):
-                if lease.cold:
-                    self._begin(lease, now)
-                workers = self.workers[lease.device]
-                key = copy_id(lease.function, lease.copy)
+            case m.StartCall(grant):
+                if grant.cold:
+                    self._begin(grant, now)
+                workers = self.workers[grant.device]
+                key = copy_id(grant.function, grant.copy)
                 worker = workers[key] = workers.pop(key)
                 worker.used_at = now
-                self.running[lease.device][lease.call] = Running(lease, now)
+                self.running[grant.device][grant.call] = Running(grant, now)
             case m.LoadCopy():
                 self._begin(command, now)
             case m.Evict(function, device, copy):
@@ -90,7 +90,7 @@ class Nodes:
     def memory_of(self, command: m.Resize) -> int:
         return self.workers[command.device][copy_id(command.function, command.copy)].memory
 
-    def _begin(self, command: m.Lease | m.LoadCopy, now: float) -> None:
+    def _begin(self, command: m.Grant | m.LoadCopy, now: float) -> None:
         for victim in command.victims:
             self.end(command.device, victim)
         key = copy_id(command.function, command.copy)
@@ -100,7 +100,7 @@ class Nodes:
     def end(self, device: DeviceId, key: str) -> None:
         if self.workers[device].pop(key, None) is not None:
             calls = self.running[device]
-            for call in [name for name, each in calls.items() if copy_id(each.lease.function, each.lease.copy) == key]:
+            for call in [name for name, each in calls.items() if copy_id(each.grant.function, each.grant.copy) == key]:
                 del calls[call]
 
     def snapshot(self, device: DeviceId, now: float) -> DeviceSnapshot:
@@ -116,8 +116,8 @@ class Nodes:
             ),
             tuple(
                 RunningCall(
-                    call, each.lease.function, each.lease.copy, now - each.since,
-                    not workers[copy_id(each.lease.function, each.lease.copy)].loading, each.lease.cold, each.abandoned,
+                    call, each.grant.function, each.grant.copy, now - each.since,
+                    not workers[copy_id(each.grant.function, each.grant.copy)].loading, each.grant.cold, each.abandoned,
                 )
                 for call, each in running.items()
             ),
@@ -163,7 +163,7 @@ class Site:
                 answers.append(m.Resized(command.function, command.device, command.memory, command.copy))
             self.nodes.obey(command, self.now)
             if isinstance(command, m.StartCall):
-                self.waiting.pop(command.lease.call, None)
+                self.waiting.pop(command.grant.call, None)
             elif isinstance(command, m.Reject):
                 self.waiting.pop(command.call, None)
         for answer in answers:
@@ -222,12 +222,12 @@ class Site:
             self.waiting[call] = (function, self.now, deadline)
             self.tell(m.Arrived(call, function, deadline, 0.0, size_of(call)))
         elif kind < 14 and running:
-            lease = running[pick % len(running)].lease
-            worker = self.nodes.workers[lease.device][copy_id(lease.function, lease.copy)]
+            grant = running[pick % len(running)].grant
+            worker = self.nodes.workers[grant.device][copy_id(grant.function, grant.copy)]
             if worker.loading:
-                self.loaded(lease.device, worker)
-            ok = not self.nodes.running[lease.device].pop(lease.call).abandoned and pick % 5 > 0
-            self.tell(m.Finished(lease.call, lease.device, rng.randint(1, 16) / 8, ok))
+                self.loaded(grant.device, worker)
+            ok = not self.nodes.running[grant.device].pop(grant.call).abandoned and pick % 5 > 0
+            self.tell(m.Finished(grant.call, grant.device, rng.randint(1, 16) / 8, ok))
         elif kind < 16 and loading:
             self.loaded(*loading[pick % len(loading)])
         elif kind == 16 and loading:
@@ -242,7 +242,7 @@ class Site:
             device, worker = workers[pick % len(workers)]
             self.tell(m.Measured(worker.function, device, rng.randint(1, 40) << 20, worker.copy))
         elif kind == 19:
-            known = [*sorted(self.waiting), *sorted(each.lease.call for each in running), CallId("nobody")]
+            known = [*sorted(self.waiting), *sorted(each.grant.call for each in running), CallId("nobody")]
             call = known[pick % len(known)]
             self.waiting.pop(call, None)
             self.tell(m.CallerLeft(call))
@@ -261,19 +261,19 @@ class Site:
 
     def refuse(self, running: Running) -> None:
         """Not the first of several calls on a worker that never came; see the ADR for calls of CPU functions."""
-        lease = running.lease
-        calls = self.nodes.running[lease.device]
-        worker = self.nodes.workers[lease.device][copy_id(lease.function, lease.copy)]
-        others = [each for each in calls.values() if each.lease.function == lease.function and each is not running]
-        cpu = not self.functions[lease.function].exclusive if lease.function in self.functions else True
-        if (lease.cold and worker.loading and others) or (cpu and lease.call in self.adopted):
+        grant = running.grant
+        calls = self.nodes.running[grant.device]
+        worker = self.nodes.workers[grant.device][copy_id(grant.function, grant.copy)]
+        others = [each for each in calls.values() if each.grant.function == grant.function and each is not running]
+        cpu = not self.functions[grant.function].exclusive if grant.function in self.functions else True
+        if (grant.cold and worker.loading and others) or (cpu and grant.call in self.adopted):
             return
-        del calls[lease.call]
-        if lease.cold and worker.loading:
-            self.nodes.end(lease.device, copy_id(lease.function, lease.copy))
+        del calls[grant.call]
+        if grant.cold and worker.loading:
+            self.nodes.end(grant.device, copy_id(grant.function, grant.copy))
         if not running.abandoned:
-            self.waiting[lease.call] = (lease.function, self.now, None)
-        self.tell(m.NodeRefused(lease.call, lease.device, "no"))
+            self.waiting[grant.call] = (grant.function, self.now, None)
+        self.tell(m.NodeRefused(grant.call, grant.device, "no"))
 
     def come_or_go(self, pick: int) -> None:
         names = sorted(self.nodes.devices)
@@ -333,7 +333,7 @@ def comparable(commands: list[m.Command]) -> list[object]:
     others: list[object] = []
     for each in commands:
         if isinstance(each, m.StartCall):
-            others.append(msgspec.structs.replace(each.lease, epoch=0))
+            others.append(msgspec.structs.replace(each.grant, epoch=0))
         elif isinstance(each, m.LoadCopy):
             others.append(msgspec.structs.replace(each, epoch=0))
         elif not isinstance(each, m.Abort | m.Reject):
@@ -407,8 +407,8 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
         for worker in workers.values():
             if not worker.loading and rng.random() < 0.5:
                 call = CallId(f"direct-{device}-{worker.function}")
-                lease = m.Lease(1, -1, call, worker.function, "", device, False, worker.memory, copy=worker.copy)
-                nodes.running[device][call] = Running(lease, site.now)
+                grant = m.Grant(1, -1, call, worker.function, "", device, False, worker.memory, copy=worker.copy)
+                nodes.running[device][call] = Running(grant, site.now)
 
     engine = site.new_engine(2)
     for function in site.functions.values():
@@ -425,7 +425,7 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
     for device in engine.status(site.now).devices:
         held = {copy_id(each.function, each.copy): each.running for each in device.resident}
         assert held == {
-            key: sum(copy_id(each.lease.function, each.lease.copy) == key
+            key: sum(copy_id(each.grant.function, each.grant.copy) == key
                      for each in nodes.running[device.device.id].values())
             for key in nodes.workers[device.device.id]
         }  # fmt: skip
@@ -444,10 +444,10 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
         running = [each for calls in nodes.running.values() for each in calls.values()]
         if not running:
             break
-        lease = running[0].lease
-        if not nodes.workers[lease.device][copy_id(lease.function, lease.copy)].loading:
-            del nodes.running[lease.device][lease.call]
-            site.tell(m.Finished(lease.call, lease.device, 1.0))
+        grant = running[0].grant
+        if not nodes.workers[grant.device][copy_id(grant.function, grant.copy)].loading:
+            del nodes.running[grant.device][grant.call]
+            site.tell(m.Finished(grant.call, grant.device, 1.0))
     assert not site.waiting, f"these wait for ever: {site.waiting} of {waiting}"
     assert not any(device.busy for device in engine.status(site.now).devices)
     assert not engine.ignored["Finished"]
@@ -483,7 +483,7 @@ def joined(*residents: ResidentSnapshot, running: tuple[RunningCall, ...] = ()) 
 
 
 def starts(commands: list[m.Command]) -> list[tuple[str, bool]]:
-    return [(each.lease.call, each.lease.cold) for each in commands if isinstance(each, m.StartCall)]
+    return [(each.grant.call, each.grant.cold) for each in commands if isinstance(each, m.StartCall)]
 
 
 def test_a_node_that_was_away_keeps_its_models_and_its_running_calls() -> None:
@@ -515,13 +515,13 @@ def test_one_that_comes_back_before_it_was_missed_is_right_about_what_it_runs() 
     assert engine.status(5.0).devices[0].misses == 1, "the device is the same"
 
 
-def test_a_lease_that_had_not_reached_a_node_that_came_back_is_granted_anew_when_the_node_refuses_it() -> None:
+def test_a_grant_that_had_not_reached_a_node_that_came_back_is_granted_anew_when_the_node_refuses_it() -> None:
     engine = make_engine(model("f"))
     engine.handle(joined(holds("f")), 0.0)
     engine.handle(m.Arrived(CallId("c1"), FunctionId("f")), 0.0)
     engine.handle(joined(holds("f")), 1.0)
 
-    commands = engine.handle(m.NodeRefused(CallId("c1"), A.id, "an older lease"), 1.5)
+    commands = engine.handle(m.NodeRefused(CallId("c1"), A.id, "an older grant"), 1.5)
 
     assert starts(commands) == [("c1", False)]
 
@@ -589,7 +589,7 @@ def test_a_call_of_a_cpu_function_that_waited_elsewhere_takes_a_free_slot_at_onc
     assert [call for call, _ in starts(first) + starts(then)] == ["c1", "c2"]
 
 
-def test_a_gateway_that_missed_its_lease_gets_it_again() -> None:
+def test_a_gateway_that_missed_its_grant_gets_it_again() -> None:
     engine = make_engine(model("f"))
     engine.handle(joined(), 0.0)
     (start,) = engine.handle(m.Arrived(CallId("c"), FunctionId("f")), 0.0)
@@ -598,8 +598,8 @@ def test_a_gateway_that_missed_its_lease_gets_it_again() -> None:
 
     assert isinstance(start, m.StartCall)
     assert isinstance(again, m.StartCall)
-    assert msgspec.structs.replace(again.lease, number=start.lease.number) == start.lease
-    assert again.lease.number > start.lease.number
+    assert msgspec.structs.replace(again.grant, number=start.grant.number) == start.grant
+    assert again.grant.number > start.grant.number
 
 
 def test_a_call_that_a_worker_has_begun_is_not_begun_again() -> None:

@@ -37,7 +37,7 @@ class World:
         self.log: list[m.Command] = []
         self.functions: dict[FunctionId, Function] = {}
         self.removed: set[FunctionId] = set()
-        self.running: dict[str, m.Lease] = {}
+        self.running: dict[str, m.Grant] = {}
         self.waiting: dict[str, FunctionId] = {}
         self.arrived: set[str] = set()
         self.ended: set[str] = set()
@@ -88,10 +88,10 @@ class World:
 
     def finish(self, call: str, service_s: float = 1.0, *, ok: bool = True) -> list[m.Command]:
         """The call ends; if it was cold, its worker got ready first."""
-        lease = self.running[call]
-        if lease.cold and self.model(lease.function, lease.device, lease.copy).loading:
-            self.loaded(lease.function, lease.device, lease.copy)
-        return self.tell(m.Finished(CallId(call), lease.device, service_s, ok))
+        grant = self.running[call]
+        if grant.cold and self.model(grant.function, grant.device, grant.copy).loading:
+            self.loaded(grant.function, grant.device, grant.copy)
+        return self.tell(m.Finished(CallId(call), grant.device, service_s, ok))
 
     def refuse(self, call: str, *, opened: bool = False) -> list[m.Command]:
         return self.tell(m.NodeRefused(CallId(call), self.running[call].device, "no", opened))
@@ -105,10 +105,10 @@ class World:
 
     def tell(self, event: m.Event) -> list[m.Command]:
         if isinstance(event, m.NodeRefused):
-            lease = self.running[event.call]
-            held = self.on(lease.device).resident
+            grant = self.running[event.call]
+            held = self.on(grant.device).resident
             self.dropped = any(
-                (each.function, each.copy) == (lease.function, lease.copy) and each.loading for each in held
+                (each.function, each.copy) == (grant.function, grant.copy) and each.loading for each in held
             )
         draining, copies = self.draining, self.copies
         self.out = self.engine.handle(event, self.now)
@@ -116,8 +116,8 @@ class World:
         self._follow(event)
         check(self.engine.status(self.now), self)
         for command in self.out:
-            if isinstance(command, m.StartCall) and not command.lease.local:
-                place = where(command.lease)
+            if isinstance(command, m.StartCall) and not command.grant.local:
+                place = where(command.grant)
                 assert place not in draining & self.draining, f"{place} is surplus and got a new call"
         if isinstance(event, m.Arrived) and event.call in self.running:
             self._check_choice(self.running[event.call])
@@ -127,15 +127,15 @@ class World:
                 assert self.copies.get(function, 0) >= least, f"{function} has fewer than its minimum"
         return self.out
 
-    def _check_choice(self, lease: m.Lease) -> None:
+    def _check_choice(self, grant: m.Grant) -> None:
         """The call that has just come was given to a copy that runs the fewest."""
-        if lease.cold or self.functions[lease.function].exclusive:
+        if grant.cold or self.functions[grant.function].exclusive:
             return
         others = [each for device in self.status.devices for each in device.resident
-                  if each.function == lease.function and not each.draining]  # fmt: skip
-        chosen = self.model(lease.function, lease.device, lease.copy)
+                  if each.function == grant.function and not each.draining]  # fmt: skip
+        chosen = self.model(grant.function, grant.device, grant.copy)
         ready = [each.running for each in others if not each.loading] or [each.running for each in others]
-        assert chosen.running <= min([*ready, chosen.running - 1]) + 1, f"{where(lease)} runs more than another"
+        assert chosen.running <= min([*ready, chosen.running - 1]) + 1, f"{where(grant)} runs more than another"
 
     def _follow(self, event: m.Event) -> None:
         """Keep our own account of each call, from the facts and commands alone."""
@@ -148,23 +148,23 @@ class World:
                     del self.running[call]
                     self.ended.add(call)
             case m.NodeRefused(call):
-                lease = self.running.pop(call)
+                grant = self.running.pop(call)
                 self.orphans.discard(call)
                 if call in self.aborted:
                     self.ended.add(call)
                 else:
-                    self.waiting[call] = lease.function
-                if lease.cold and self.dropped:
-                    self.orphans |= {name for name, each in self.running.items() if where(each) == where(lease)}
+                    self.waiting[call] = grant.function
+                if grant.cold and self.dropped:
+                    self.orphans |= {name for name, each in self.running.items() if where(each) == where(grant)}
             case m.CallerLeft(call):
                 if self.waiting.pop(call, None) is not None:
                     self.ended.add(call)
             case m.CopyFailed() | m.WorkerExited():
-                self._over(lambda lease: where(lease) == where(event))
+                self._over(lambda grant: where(grant) == where(event))
             case m.DeviceLeft(device):
-                self._over(lambda lease: lease.device == device, orphans=True)
+                self._over(lambda grant: grant.device == device, orphans=True)
             case m.DeviceJoined(device):
-                self._over(lambda lease: lease.device == device.id, orphans=True)
+                self._over(lambda grant: grant.device == device.id, orphans=True)
             case m.FunctionDeployed(function):
                 self.redeployed = self.redeployed or function.id in self.functions
                 self.functions[function.id] = function
@@ -173,10 +173,10 @@ class World:
                 self.removed.add(function)
         for command in self.out:
             match command:
-                case m.StartCall(lease):
-                    assert lease.call in self.waiting, f"{lease.call} was started without waiting"
-                    del self.waiting[lease.call]
-                    self.running[lease.call] = lease
+                case m.StartCall(grant):
+                    assert grant.call in self.waiting, f"{grant.call} was started without waiting"
+                    del self.waiting[grant.call]
+                    self.running[grant.call] = grant
                 case m.Reject(call):
                     assert call in self.waiting, f"{call} was rejected without waiting"
                     del self.waiting[call]
@@ -185,8 +185,8 @@ class World:
                     self.aborted.add(call)
 
     def _over(self, gone, *, orphans: bool = False) -> None:  # type: ignore[no-untyped-def]
-        for call, lease in list(self.running.items()):
-            if gone(lease) and (orphans or call not in self.orphans):
+        for call, grant in list(self.running.items()):
+            if gone(grant) and (orphans or call not in self.orphans):
                 del self.running[call]
                 self.ended.add(call)
 
@@ -265,20 +265,20 @@ def where(what) -> tuple[str, ...]:  # type: ignore[no-untyped-def]
 
 
 def starts(commands: Sequence[m.Command]) -> list[tuple[str, str]]:
-    return [(each.lease.call, each.lease.device) for each in commands if isinstance(each, m.StartCall)]
+    return [(each.grant.call, each.grant.device) for each in commands if isinstance(each, m.StartCall)]
 
 
 def check(status: EngineStatus, world: World) -> None:
     """What holds after every event, whatever the policy."""
     exclusive: dict[str, int] = {}
     running: dict[tuple[str, str, int], int] = {}
-    for call, lease in world.running.items():
+    for call, grant in world.running.items():
         if call in world.orphans:
             continue
-        place = (lease.function, lease.device, lease.copy)
+        place = (grant.function, grant.device, grant.copy)
         running[place] = running.get(place, 0) + 1
-        if world.functions[lease.function].exclusive:
-            exclusive[lease.device] = exclusive.get(lease.device, 0) + 1
+        if world.functions[grant.function].exclusive:
+            exclusive[grant.device] = exclusive.get(grant.device, 0) + 1
     for device in status.devices:
         name = device.device.id
         assert device.used == sum(each.memory for each in device.resident)
@@ -308,7 +308,7 @@ def check(status: EngineStatus, world: World) -> None:
         assert bounds.min_copies <= desired <= max(bounds.min_copies, bounds.max_copies or desired)
         assert desired or not status.queued.get(function), f"{function} waits at zero"
     assert status.queued == _counts(world.waiting.values()), "a call was lost, or counted twice"
-    assert status.running == _counts(lease.function for lease in world.running.values())
+    assert status.running == _counts(grant.function for grant in world.running.values())
     assert not running, f"calls run where their function is not: {running}"
 
 
