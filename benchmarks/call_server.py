@@ -30,7 +30,7 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId, NodeView
+from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId, NodeView, Part
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.node import Node
@@ -92,7 +92,7 @@ class Bench:
     async def call(self, cold: bool = False) -> None:
         self._number += 1
         call = CallId(f"3f2b8c1e-1111-4222-8333-{self._number:012d}@g1")
-        grant = Grant(1, self._number, call, spec().function, "echo", self._device, cold, 64 * MiB)
+        grant = Grant(1, self._number, (call,), spec().function, "echo", (Part(self._device, 64 * MiB),), cold)
         head, body, whole = await self._calls.call(
             grant, CallHead(call, "POST", "/", b"", HEADERS), b'{"x":1}'
         ).answer()

@@ -37,7 +37,7 @@ from gpufaas_core.messages import (
     Scaled,
     StartCall,
 )
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_core.units import GiB, MiB
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import POLICIES, make_policy
@@ -143,7 +143,7 @@ def shared_path(calls: int, copies: int = 1) -> list[float]:
     device = DeviceId("n/cpu:0")
     engine.handle(DeviceJoined(Device(device, "cpu", 8 * GiB)), 0.0)
     profile = Profile(0.1, 0.001, 64 * MiB)
-    engine.handle(FunctionDeployed(Function(echo, "", exclusive=False, slots=16, profiles={"*": profile})), 0.0)
+    engine.handle(FunctionDeployed(Function(echo, "", need=Need(0, slots=16), profiles={"*": profile})), 0.0)
     engine.handle(Arrived(CallId("first"), echo), 0.0)
     engine.handle(Loaded(echo, device, 0.1, 0), 0.1)
     engine.handle(Finished(CallId("first"), device, 0.001), 0.1)

@@ -15,7 +15,7 @@ from gpufaas_cluster.connection import Link
 from gpufaas_cluster.error_codes import make_error
 from gpufaas_core.errors import GrantRefused
 from gpufaas_core.messages import Grant, Outer
-from gpufaas_core.model import CallId, DeviceId, FunctionId, Seconds, gateway_of
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Part, Seconds, gateway_of
 
 log = logging.getLogger(__name__)
 
@@ -233,4 +233,4 @@ class RemotePlacement:
         device, copy = min(copies, key=lambda each: self._direct.get(each[0], 0))
         self._direct[device] = self._direct.get(device, 0) + 1
         digest = self._digests.get(function, "")
-        return Grant(self._epoch, WITHOUT_LEADER, call, function, digest, device, False, 0, copy=copy)
+        return Grant(self._epoch, WITHOUT_LEADER, (call,), function, digest, (Part(device, 0),), False, copy=copy)

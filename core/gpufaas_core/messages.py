@@ -12,35 +12,51 @@ function has one copy per device, number 0. A number is free again once the engi
 from msgspec import Struct
 
 from gpufaas_core._types import Bytes, Seconds
-from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, Profile
+from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, Part, Profile
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc
 
 
 class Grant(Struct, frozen=True):
     """
-    The right to use one worker for one call. It holds all that the node needs, so the first of grant and command that
-    reaches the node opens it: the node evicts the victims, reserves the memory and starts the worker.
+    The right to run one or several calls on one copy. It holds all that the node needs, so the first of grant and
+    command that reaches the node opens it: the node evicts the victims, reserves the memory and starts the worker.
     """
 
     epoch: int
-    """Of the engine that granted it. A node refuses grants of epochs below the highest that it has seen."""
+    """Of the engine that made it. A node refuses grants of epochs below the highest that it has seen."""
     number: int
     """Grows by one with each grant of an epoch."""
-    call: CallId
+    calls: tuple[CallId, ...]
+    """The calls that run together; nearly always one."""
     function: FunctionId
     digest: str
-    device: DeviceId
+    parts: tuple[Part, ...]
+    """Where the copy is, and what it has there."""
     cold: bool
-    """A miss: evict `victims`, reserve `memory`, load. False: a hit, perhaps on a worker that still loads."""
-    memory: Bytes
-    """Reservation of the worker in bytes."""
+    """A miss: evict `victims`, reserve memory, load. False: a hit, perhaps on a worker that still loads."""
     victims: tuple[CopyId, ...] = ()
-    """The copies to evict from the device first, in this order. Empty on a hit."""
+    """The copies to evict from these devices first, in this order. Empty on a hit."""
     local: bool = False
-    """It waited in the device's local queue."""
+    """It waited for this copy in the device's local queue."""
     copy: int = 0
     within_s: Seconds | None = None
-    """The call has to end within this time of the grant, since the call that made it ends then. None: no such limit."""
+    """The calls have to end within this time of the grant, since the call that made them ends then. None: no such
+    limit."""
+
+    @property
+    def call(self) -> CallId:
+        """The first of its calls."""
+        return self.calls[0]
+
+    @property
+    def device(self) -> DeviceId:
+        """The device of the first part, whose node is told."""
+        return self.parts[0].device
+
+    @property
+    def memory(self) -> Bytes:
+        """The reservation of the first part, in bytes."""
+        return self.parts[0].memory
 
 
 class Outer(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """The nouns of the engine: devices, functions as the scheduler sees them, profiles, and status for people."""
 
-from typing import NewType, TypeAlias
+from typing import Final, NewType, TypeAlias
 
 from msgspec import Struct, field
 
@@ -8,6 +8,8 @@ from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.constraints import Constraint
 
 __all__ = [
+    "ALL_COMPUTE",
+    "SHARINGS",
     "Bytes",
     "CallId",
     "CopyId",
@@ -18,8 +20,10 @@ __all__ = [
     "Failing",
     "Function",
     "FunctionId",
+    "Need",
     "NodeId",
     "NodeView",
+    "Part",
     "Profile",
     "ResidentStatus",
     "Seconds",
@@ -48,8 +52,16 @@ def gateway_of(call: CallId) -> str:
     return call.rpartition("@")[2]
 
 
+ALL_COMPUTE: Final = 100
+"""The whole compute of a device, in per cent."""
+
+
 class Device(Struct, frozen=True):
-    """A GPU, or a share of a machine's CPU memory. `memory` is what workers may have of it, in bytes."""
+    """
+    A GPU, or a share of a machine's CPU memory.
+
+    Its *capacity* is `memory`, what workers may have of it in bytes, and `compute`, in per cent.
+    """
 
     id: DeviceId
     kind: str
@@ -57,6 +69,9 @@ class Device(Struct, frozen=True):
     memory: Bytes
     labels: dict[str, str] = field(default_factory=dict)
     """Constraints compare with these (`gpufaas_core.constraints`)."""
+    compute: int = ALL_COMPUTE
+    host_memory: Bytes = 0
+    """Of its node, for weights; the devices of a node share it."""
 
     @property
     def node(self) -> NodeId:
@@ -114,15 +129,62 @@ class Profile(Struct, frozen=True):
     """Of a measured profile: which of ``load``, ``call`` and ``memory`` are not measured yet."""
 
 
+SHARINGS: Final = ("exclusive", "time", "spatial", "share", "auto")
+"""The ways in which a function shares the compute of a device; see `Need.sharing`."""
+
+
+class Need(Struct, frozen=True):
+    """
+    What a copy asks of its device beside memory, and how calls run on it.
+
+    Memory is not here: profiles have it by kind of device.
+    """
+
+    compute: int = ALL_COMPUTE
+    """In per cent of a device. 100: it has the device to itself while it runs. 0: it needs none (a CPU function)."""
+    sharing: str = "exclusive"
+    """
+    ``exclusive``: 100 while it runs. ``time``: the same, and one grant at a time. ``spatial``: `compute` while it runs,
+    without a cap. ``share``: each copy holds `compute` as long as it is on the device, and is capped at it. ``auto``:
+    the policy decides, by `contract.Limit`.
+    """
+    slots: int = 1
+    """Grants that one copy runs at once."""
+    batch_max: int = 1
+    """Calls of one grant at most."""
+    batch_wait_s: Seconds = 0.0
+    """How long a call may wait for others of its batch; 0: only calls that wait already join."""
+    latency_goal_s: Seconds | None = None
+    """Nearly all calls should be answered within this time of their arrival."""
+
+    @property
+    def held(self) -> int:
+        """What a copy holds of its device's compute as long as it is there."""
+        return self.compute if self.sharing == "share" else 0
+
+    @property
+    def reserved(self) -> int:
+        """What a grant holds of the device's compute while it runs."""
+        return 0 if self.sharing == "share" else self.compute
+
+
+class Part(Struct, frozen=True):
+    """What a copy has of one device. Nearly all copies have one part; a partitioned model has several."""
+
+    device: DeviceId
+    memory: Bytes
+    """Its reservation there."""
+    share: int = 0
+    """The compute that it holds there for good, in per cent; 0: each grant reserves what it needs."""
+
+
 class Function(Struct, frozen=True):
     """What the scheduler knows of a deployed revision."""
 
     id: FunctionId
     digest: str
     """sha256 of its bundle. It is in the grant and tells the node which code and weights to use."""
-    exclusive: bool = True
-    """A call has the device to itself while it runs (model functions). False: a worker runs `slots` calls at once."""
-    slots: int = 1
+    need: Need = Need()
     profiles: dict[str, Profile] = field(default_factory=dict)
     """By device kind; ``"*"`` is for all other kinds."""
     min_copies: int = 0
@@ -136,6 +198,18 @@ class Function(Struct, frozen=True):
     """The memory that it declares: no reservation is smaller, whatever is measured. 0: it declares none."""
     elastic: bool = False
     """On a CPU device, its workers may use free memory until it is needed for a reservation."""
+    idempotent: bool = False
+    """A call that was interrupted may run once more."""
+    tenant: str = ""
+    """Its namespace: whose share of the cluster its calls count for."""
+    weight: float = 1.0
+    """Of its tenant, where a policy divides the cluster."""
+    priority: int = 0
+    """Higher goes first, where a policy knows priorities."""
+    task: str = ""
+    """Functions of one task are variants of each other: a policy may choose between them. Empty: none."""
+    accuracy: float = 0.0
+    """Of this variant, in the measure of its task."""
 
     def profile(self, kind: str) -> Profile:
         """:raises KeyError: neither this kind nor ``"*"`` has a profile"""

@@ -54,7 +54,7 @@ class Deployed:
     def __post_init__(self) -> None:
         record, options = self.record, self.options
         self.name, self.namespace, self.full_name = record.name, record.namespace, record.full_name
-        self.function_id, self.exclusive = record.function_id, self.function.exclusive
+        self.function_id, self.exclusive = record.function_id, self.function.need.compute > 0
         self.timeout_s, self.body_patience_s = options.timeout_s, options.body_patience_s
         self.max_body, self.idempotent, self.cors = options.max_body, options.idempotent, options.cors
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpufaas_core.bundle import Kind, Manifest, WorkerSpec
 from gpufaas_core.constraints import GPU
 from gpufaas_core.errors import InvalidSpec, NoDeviceFits
-from gpufaas_core.model import Device, Function, Profile
+from gpufaas_core.model import Device, Function, Need, Profile
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.spec import Defaults, FunctionRecord, FunctionSpec, Options, default_options
@@ -67,8 +67,9 @@ def deployed(
     function = Function(
         id=record.function_id,
         digest=spec.digest,
-        exclusive=exclusive,
-        slots=spec.slots,
+        need=Need(100 if exclusive else 0, slots=spec.slots),
+        idempotent=options.idempotent,
+        tenant=record.namespace,
         profiles={"*": guess, **{kind: replace(guess, occupation=size) for kind, size in sizes.items()}, **learnt},
         min_copies=0 if options.scaling is None else options.scaling.pinned,
         max_copies=0 if options.scaling is None else options.scaling.max,

@@ -167,7 +167,7 @@ class _JournalReader:
             function.id,
             costs,
             function.id.partition("@")[0].rpartition(".")[2] or DEFAULT_NAMESPACE,
-            None if function.exclusive else function.slots,
+            None if function.need.compute else function.need.slots,
             function.min_copies,
             function.max_queue,
             self.timeout_s.get(function.id),
@@ -250,5 +250,5 @@ class _Outcomes:
     def _end(self, call: CallId, now: Seconds, outcome: int) -> None:
         grant, since = self.running.pop(call)
         self.record.outcome[self.number[call]] = outcome
-        if self.functions[grant.function].exclusive:
+        if self.functions[grant.function].need.compute:
             self.devices[grant.device].busy_s += now - since

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.model import Bytes, Device, DeviceId, Function, FunctionId, Profile, Seconds
+from gpufaas_core.model import Bytes, Device, DeviceId, Function, FunctionId, Need, Profile, Seconds
 from gpufaas_core.units import format_bytes
 
 MB: Final = 10**6
@@ -66,8 +66,7 @@ class SimulatedFunction:
         return Function(
             function,
             digest="",
-            exclusive=self.slots is None,
-            slots=self.slots or 1,
+            need=Need() if self.slots is None else Need(0, slots=self.slots),
             profiles={
                 kind: Profile(each.load_s, each.service_s, each.occupation, measured=True)
                 for kind, each in self.costs.items()

@@ -21,7 +21,7 @@ from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemo
 from gpufaas_core.frames import FILE, INLINE, STREAM, UPGRADE, AnswerHead, CallHead
 from gpufaas_core.logs import Printed
 from gpufaas_core.messages import CopyFailed, Event, Finished, Grant, Loaded, WorkerExited
-from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId
+from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, Part
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.exchange import Exchange
@@ -116,7 +116,7 @@ class Rig:
     def grant(self, function: FunctionId, cold: bool = False, memory: int = 128 * MiB) -> Grant:
         self.number += 1
         name = function.partition(".")[0]
-        return Grant(1, self.number, CallId(f"c{self.number}"), function, name, DEVICE, cold, memory)
+        return Grant(1, self.number, (CallId(f"c{self.number}"),), function, name, (Part(DEVICE, memory),), cold)
 
     def begin(
         self, grant: Grant, path: str = "/echo", body: bytes = b"", method: str = "POST",
@@ -499,7 +499,7 @@ async def test_platforms_on_one_machine_do_not_take_each_others_ports(rig: Rig) 
     other = Node(open_devices(["cpu:0=400MiB"], NodeId("n")), rig.launcher, rig.logs, lambda _: None)
     await other.start()
     await other.functions.define(rig.launcher.spec("other"))
-    grant = Grant(1, 1, CallId("x"), FunctionId("other.ns@1"), "other", DEVICE, True, 128 * MiB)
+    grant = Grant(1, 1, (CallId("x"),), FunctionId("other.ns@1"), "other", (Part(DEVICE, 128 * MiB),), True)
 
     mine, theirs = await asyncio.gather(
         rig.call(function, "/env", cold=True),

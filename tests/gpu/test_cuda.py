@@ -20,7 +20,7 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Event, Grant, Loaded
-from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId
+from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, Part
 from gpufaas_core.units import GiB
 from gpufaas_gpu_manager.devices import Nvml, open_devices
 from gpufaas_gpu_manager.node import Node
@@ -90,7 +90,7 @@ async def test_a_model_runs_on_the_gpu_and_its_occupation_is_measured(
     function = FunctionId("one.ns@1")
     await manager.define(WorkerSpec(function, "one", "ns", "one", "model"))
 
-    answer = await call(manager, Grant(1, 1, CallId("c1"), function, "one", DEVICE, True, 3 * GiB))
+    answer = await call(manager, Grant(1, 1, (CallId("c1"),), function, "one", (Part(DEVICE, 3 * GiB),), True))
 
     assert answer == (200, b'{"device":"cuda:0","sum":1024.0}')
     loaded = next(fact for fact in facts if isinstance(fact, Loaded))
@@ -105,12 +105,13 @@ async def test_an_evicted_model_gives_its_memory_back_to_the_driver(node: tuple[
         bundles.write(name)
         functions.append(FunctionId(f"{name}.ns@1"))
         await manager.define(WorkerSpec(functions[-1], name, "ns", name, "model"))
-    await call(manager, Grant(1, 1, CallId("c1"), functions[0], "one", DEVICE, True, 3 * GiB))
+    await call(manager, Grant(1, 1, (CallId("c1"),), functions[0], "one", (Part(DEVICE, 3 * GiB),), True))
     first = manager.workers()[0].pid
     assert first is not None
 
     answer = await call(
-        manager, Grant(1, 2, CallId("c2"), functions[1], "two", DEVICE, True, 3 * GiB, victims=(functions[0],))
+        manager,
+        Grant(1, 2, (CallId("c2"),), functions[1], "two", (Part(DEVICE, 3 * GiB),), True, victims=(functions[0],)),
     )
 
     assert answer[0] == 200

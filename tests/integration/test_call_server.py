@@ -25,7 +25,7 @@ from gpufaas_core.errors import CallCancelled, GrantRefused, InvalidSpec, Storag
 from gpufaas_core.frames import FILE, INLINE, STREAM, AnswerHead, CallHead
 from gpufaas_core.logs import LogQuery
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId, NodeView
+from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId, NodeView, Part
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 
@@ -162,8 +162,8 @@ class Rig:
     def grant(self, function: FunctionId, *, cold: bool = False, node: str = "n", number: int | None = None) -> Grant:
         self.number += 1
         return Grant(
-            1, self.number if number is None else number, CallId(f"c{self.number}"), function,
-            function.partition(".")[0], DeviceId(f"{node}/cpu:0"), cold, 48 * MiB,
+            1, self.number if number is None else number, (CallId(f"c{self.number}"),), function,
+            function.partition(".")[0], (Part(DeviceId(f"{node}/cpu:0"), 48 * MiB),), cold,
         )  # fmt: skip
 
     def begin(

@@ -37,7 +37,7 @@ from gpufaas_core.messages import (
     Resized,
     WorkerExited,
 )
-from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, copy_id
+from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, Part, copy_id
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.node import Node
@@ -116,12 +116,11 @@ class Rig:
         return Grant(
             1,
             self.number,
-            CallId(f"c{self.number}"),
+            (CallId(f"c{self.number}"),),
             function,
             function.partition(".")[0],
-            DEVICE,
+            (Part(DEVICE, memory),),
             cold,
-            memory,
             victims,
             copy=copy,
         )

@@ -5,7 +5,7 @@ from typing import Final
 
 from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
-from gpufaas_core.model import CopyId, copy_id
+from gpufaas_core.model import CopyId, Part, copy_id
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
@@ -61,8 +61,8 @@ def start(world: World, call: Call, device: DeviceState, model: Model | None, vi
             owner.ready.started(model)
     world.grant = number = world.grant + 1
     grant = m.Grant(
-        world.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, names, local,
-        model.copy, None if call.ends is None else call.ends - now,
+        world.epoch, number, (call.id,), owner.id, owner.digest, (Part(device.id, model.memory),), call.cold, names,
+        local, model.copy, None if call.ends is None else call.ends - now,
     )  # fmt: skip
     world.out.append(m.StartCall(grant))
 
@@ -175,7 +175,7 @@ def grant_again(world: World, call: Call, device: DeviceState, model: Model) -> 
     owner = call.owner
     victims = tuple(copy_id(function, copy) for function, copy in call.victims)
     grant = m.Grant(
-        world.epoch, number, call.id, owner.id, owner.digest, device.id, call.cold, model.memory, victims,
+        world.epoch, number, (call.id,), owner.id, owner.digest, (Part(device.id, model.memory),), call.cold, victims,
         copy=model.copy, within_s=None if call.ends is None else call.ends - world.cluster.now,
     )  # fmt: skip
     world.out.append(m.StartCall(grant))

@@ -78,7 +78,7 @@ class FunctionState(Marked, Costed):
     def __init__(self, function: Function, changes: Changes) -> None:
         super().__init__(function_key(function.id), changes)
         self.id = function.id
-        self.exclusive = function.exclusive
+        self.exclusive = function.need.compute > 0
         self.constraints = function.constraints
         self.queue: FunctionQueue[Call] = FunctionQueue()
         """Waiting calls: part of the global queue, or the FIFO of a CPU function."""
@@ -115,7 +115,7 @@ class FunctionState(Marked, Costed):
     def deploy(self, function: Function) -> None:
         """Take limits and profiles from *function*, and forget its past failures."""
         self.digest = function.digest
-        self.slots = max(1, function.slots)
+        self.slots = max(1, function.need.slots) if not self.exclusive else 1
         self.min_copies = function.min_copies
         self.max_copies = function.max_copies
         self.scale(self.desired)

@@ -12,11 +12,11 @@ from gpufaas_core.errors import GrantRefused, Overloaded
 from gpufaas_core.frames import KINDS, AnswerHead, CallHead, FrameReader, Kind, encode_frame
 from gpufaas_core.logs import LogQuery
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId
+from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Part
 
 GRANT = Grant(
-    7, 3, CallId("c@g1"), FunctionId("f.ns@1"), "digest", DeviceId("n/cuda:0"), True, 1 << 30, (CopyId("old.ns@1"),),
-    local=True, copy=2,
+    7, 3, (CallId("c@g1"),), FunctionId("f.ns@1"), "digest", (Part(DeviceId("n/cuda:0"), 1 << 30),), True,
+    (CopyId("old.ns@1"),), local=True, copy=2,
 )  # fmt: skip
 HEAD = CallHead("c", "POST", "/a%20b", b"q=1", [(b"host", b"h"), (b"x", b"\xff")], timeout_s=1.5)
 SAID = [

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, DeviceId, FunctionId
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 
 CALL, DEVICE, FUNCTION = CallId("c"), DeviceId("n/cpu:0"), FunctionId("f.ns@1")
-GRANT = m.Grant(1, 2, CALL, FUNCTION, "d", DEVICE, False, 10)
+GRANT = m.Grant(1, 2, (CALL,), FUNCTION, "d", (Part(DEVICE, 10),), False)
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ GRANT = m.Grant(1, 2, CALL, FUNCTION, "d", DEVICE, False, 10)
         ),
         ('{"type":"Refused","call":"c","device":"n/cpu:0","reason":"r"}', m.NodeRefused(CALL, DEVICE, "r")),
         (
-            '{"type":"Start","grant":{"epoch":1,"number":2,"call":"c","function":"f.ns@1","digest":"d",'
-            '"device":"n/cpu:0","cold":false,"memory":10}}',
+            '{"type":"Start","grant":{"epoch":1,"number":2,"calls":["c"],"function":"f.ns@1","digest":"d",'
+            '"parts":[{"device":"n/cpu:0","memory":10}],"cold":false}}',
             m.StartCall(GRANT),
         ),
         (

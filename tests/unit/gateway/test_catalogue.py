@@ -91,7 +91,7 @@ async def test_a_model_function_has_its_device_to_itself(platform: Platform) -> 
     assert deployed.exclusive
     assert platform.workers.defined[deployed.function_id] == deployed.spec
     assert (deployed.spec.kind, deployed.spec.slots, deployed.spec.stall_s) == ("model", 1, 60.0)
-    assert platform.scheduler.functions[deployed.function_id].exclusive
+    assert platform.scheduler.functions[deployed.function_id].need.compute == 100
 
 
 async def test_a_function_without_a_model_has_slots(platform: Platform) -> None:

@@ -23,7 +23,7 @@ from gpufaas_core.answer_spool import AnswerSpool
 from gpufaas_core.errors import GpufaasError
 from gpufaas_core.frames import STREAM, AnswerHead, CallHead
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Seconds
+from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Part, Seconds
 from gpufaas_core.units import GiB
 from gpufaas_gateway.calls import Calls
 from gpufaas_gateway.invoke import Invocations
@@ -89,7 +89,7 @@ class Functions:
     ) -> Grant:
         assert timeout_s > 0
         self.sizes.append(size)
-        return Grant(1, 1, call, function, "", DEVICE.id, cold=False, memory=0)
+        return Grant(1, 1, (call,), function, "", (Part(DEVICE.id, 0),), cold=False)
 
     def again(self, call: CallId) -> asyncio.Future[Grant]:
         raise NotImplementedError

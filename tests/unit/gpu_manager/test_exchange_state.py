@@ -7,7 +7,7 @@ import pytest
 
 from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, DeviceId, FunctionId
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_core.steps import IllegalStep, Step
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.exchange_state import (
@@ -98,7 +98,7 @@ def test_a_step_that_is_not_in_the_table_says_what_was_wrong(step: Step) -> None
 
 def test_an_exchange_that_runs_cannot_arrive_again_and_is_not_changed() -> None:
     loop = asyncio.new_event_loop()
-    grant = Grant(1, 1, CallId("c"), FunctionId("f"), "d", DeviceId("n/cpu:0"), False, 1)
+    grant = Grant(1, 1, (CallId("c"),), FunctionId("f"), "d", (Part(DeviceId("n/cpu:0"), 1),), False)
     exchange = Exchange(grant, None, loop, 0.0)
     first = CallHead("c", "POST", "/", b"", [])
     exchange.arrive(first, b"first")

@@ -9,7 +9,7 @@ import pytest
 from gpufaas_core.errors import BadAnswer
 from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, DeviceId, FunctionId
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.http_slots import HttpSlot
 
@@ -48,7 +48,7 @@ async def answered(said: bytes, *, again: bytes = b"") -> tuple[Owner, Exchange]
     loop = asyncio.get_running_loop()
     owner = Owner()
     slot = HttpSlot(owner, "127.0.0.1", server.sockets[0].getsockname()[1], loop)
-    grant = Grant(1, 1, CallId("c"), FunctionId("f"), "d", DeviceId("n/cpu:0"), False, 1)
+    grant = Grant(1, 1, (CallId("c"),), FunctionId("f"), "d", (Part(DeviceId("n/cpu:0"), 1),), False)
     exchange = Exchange(grant, owner, loop, 0.0)
     exchange.arrive(CallHead("c", "GET", "/", b"", []), b"")
     exchange.bind(slot, 0.0, False)

@@ -16,7 +16,7 @@ from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemo
 from gpufaas_core.frames import CallHead
 from gpufaas_core.logs import Printed
 from gpufaas_core.messages import Event, Grant, WorkerExited
-from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId
+from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId, Part
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.launch.kubernetes import Pods
@@ -73,7 +73,7 @@ class Cluster:
     ) -> bytes:
         self.number += 1
         call = CallId(f"c{self.number}")
-        grant = Grant(1, self.number, call, FUNCTION, "f", DEVICE, cold, memory)
+        grant = Grant(1, self.number, (call,), FUNCTION, "f", (Part(DEVICE, memory),), cold)
         path, _, query = path.partition("?")
         exchange = self.node.grants.call(grant, CallHead(call, "POST", path, query.encode(), []), body)
         async with asyncio.timeout(30):

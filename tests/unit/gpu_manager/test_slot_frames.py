@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpufaas_core.errors import BadAnswer
 from gpufaas_core.frames import KINDS, AnswerHead, CallHead, EndHead, FailedHead, Kind, ReadyHead, encode_frame
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, DeviceId, FunctionId
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
 from gpufaas_gpu_manager.exchange import Exchange, SlotProtocol
 
 OK = AnswerHead(200, [(b"content-type", b"text/plain")], 0.1)
@@ -77,7 +77,7 @@ class Rig:
         self.slot.connection_made(cast(Any, self.transport))
         if ready:
             self.slot.data_received(READY)
-        grant = Grant(1, 1, CallId("c"), FunctionId("f"), "d", DeviceId("n/cpu:0"), False, 1)
+        grant = Grant(1, 1, (CallId("c"),), FunctionId("f"), "d", (Part(DeviceId("n/cpu:0"), 1),), False)
         self.exchange = Exchange(grant, self.owner, loop, 0.0)
         self.exchange.arrive(CallHead("c", method, "/", b"", []), b"")
         if ready:

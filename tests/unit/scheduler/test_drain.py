@@ -4,7 +4,7 @@ import pytest
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
 
@@ -18,7 +18,11 @@ def an_engine(policy: str, *functions: str, exclusive: bool = True) -> Engine:
     for name in functions:
         profile = Profile(load_s=1.0, service_s=1.0, occupation=40)
         engine.handle(
-            m.FunctionDeployed(Function(FunctionId(name), name, exclusive=exclusive, slots=2, profiles={"*": profile})),
+            m.FunctionDeployed(
+                Function(
+                    FunctionId(name), name, need=Need() if exclusive else Need(0, slots=2), profiles={"*": profile}
+                )
+            ),
             0.0,
         )
     return engine

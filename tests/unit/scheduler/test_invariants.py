@@ -242,7 +242,7 @@ def step(world, choice: int, number: int, rng: random.Random) -> None:  # type: 
             world.deploy(
                 f"f{pick % 8}", rng.randint(4, 30) << 20, max_queue=12,
                 min_copies=pick % 2 if any(each.min_copies for each in world.functions.values()) else 0,
-                slots=None if world.functions[f"f{pick % 8}"].exclusive else 3,  # more, never fewer than run
+                slots=None if world.functions[f"f{pick % 8}"].need.compute else 3,  # more, never fewer than run
             )  # fmt: skip
 
 
@@ -282,7 +282,7 @@ def rest(world) -> None:  # type: ignore[no-untyped-def]
         pytest.fail(f"copies are loaded for ever: {loading}")
     assert not world.draining
     for function, desired in world.status.desired.items():
-        if not world.functions[function].exclusive or desired == 0:
+        if not world.functions[function].need.compute or desired == 0:
             assert world.copies.get(function, 0) <= desired
 
 

@@ -17,7 +17,7 @@ from tests.unit.scheduler.world import state_of
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile, copy_id
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Part, Profile, copy_id
 from gpufaas_core.snapshot import (
     DeviceDoc,
     DeviceSnapshot,
@@ -265,7 +265,7 @@ class Site:
         calls = self.nodes.running[grant.device]
         worker = self.nodes.workers[grant.device][copy_id(grant.function, grant.copy)]
         others = [each for each in calls.values() if each.grant.function == grant.function and each is not running]
-        cpu = not self.functions[grant.function].exclusive if grant.function in self.functions else True
+        cpu = not self.functions[grant.function].need.compute if grant.function in self.functions else True
         if (grant.cold and worker.loading and others) or (cpu and grant.call in self.adopted):
             return
         del calls[grant.call]
@@ -297,7 +297,7 @@ class Site:
             del self.functions[name]
             self.tell(m.FunctionRemoved(name, drain=pick % 2 == 0))
         elif name in self.functions:
-            self.deploy(name, slots=None if self.functions[name].exclusive else 3)
+            self.deploy(name, slots=None if self.functions[name].need.compute else 3)
 
     def deploy(self, name: FunctionId, slots: int | None) -> None:
         rng = self.rng
@@ -407,7 +407,9 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
         for worker in workers.values():
             if not worker.loading and rng.random() < 0.5:
                 call = CallId(f"direct-{device}-{worker.function}")
-                grant = m.Grant(1, -1, call, worker.function, "", device, False, worker.memory, copy=worker.copy)
+                grant = m.Grant(
+                    1, -1, (call,), worker.function, "", (Part(device, worker.memory),), False, copy=worker.copy
+                )
                 nodes.running[device][call] = Running(grant, site.now)
 
     engine = site.new_engine(2)
@@ -578,7 +580,7 @@ def test_a_call_that_waited_elsewhere_stands_where_it_would_if_it_had_waited_her
 
 
 def test_a_call_of_a_cpu_function_that_waited_elsewhere_takes_a_free_slot_at_once() -> None:
-    f = Function(FunctionId("f"), "d", profiles={"*": Profile(3.0, 1.0, 10)}, slots=1)
+    f = Function(FunctionId("f"), "d", profiles={"*": Profile(3.0, 1.0, 10)})
     engine = make_engine(f)
     engine.handle(joined(holds("f")), 0.0)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, Device, DeviceId, EngineStatus, Function, FunctionId, Profile
+from gpufaas_core.model import CallId, Device, DeviceId, EngineStatus, Function, FunctionId, Need, Profile
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import DEFAULT_POLICY, SchedulingPolicy, make_policy
 from gpufaas_scheduler.world.world import World as State
@@ -70,7 +70,7 @@ class World:
         self.tell(
             m.FunctionDeployed(
                 Function(
-                    FunctionId(name), f"digest of {name}", slots is None, slots or 1,
+                    FunctionId(name), f"digest of {name}", Need(100 if slots is None else 0, slots=slots or 1),
                     {kind: Profile(load_s, service_s, size)}, min_copies, max_queue, max_copies,
                     floor=floor, elastic=elastic,
                 )
@@ -129,7 +129,7 @@ class World:
 
     def _check_choice(self, grant: m.Grant) -> None:
         """The call that has just come was given to a copy that runs the fewest."""
-        if grant.cold or self.functions[grant.function].exclusive:
+        if grant.cold or self.functions[grant.function].need.compute:
             return
         others = [each for device in self.status.devices for each in device.resident
                   if each.function == grant.function and not each.draining]  # fmt: skip
@@ -277,7 +277,7 @@ def check(status: EngineStatus, world: World) -> None:
             continue
         place = (grant.function, grant.device, grant.copy)
         running[place] = running.get(place, 0) + 1
-        if world.functions[grant.function].exclusive:
+        if world.functions[grant.function].need.compute:
             exclusive[grant.device] = exclusive.get(grant.device, 0) + 1
     for device in status.devices:
         name = device.device.id
@@ -291,9 +291,9 @@ def check(status: EngineStatus, world: World) -> None:
         numbers = [(each.function, each.copy) for each in device.resident]
         assert len(set(numbers)) == len(numbers), f"two copies of one name on {name}"
         for model in device.resident:
-            assert model.copy == 0 or not world.functions[model.function].exclusive, f"two of model {model.function}"
+            assert model.copy == 0 or not world.functions[model.function].need.compute, f"two of model {model.function}"
             assert model.running == running.pop((model.function, name, model.copy), 0)
-            slots = 1 if world.functions[model.function].exclusive else world.functions[model.function].slots
+            slots = 1 if world.functions[model.function].need.compute else world.functions[model.function].need.slots
             assert model.running <= slots
             assert model.limit >= model.memory
             floor = min(world.functions[model.function].floor, device.device.memory)
@@ -302,7 +302,7 @@ def check(status: EngineStatus, world: World) -> None:
         assert device.local_queue == 0 or device.busy
     for function, copies in world.copies.items():
         bounds = world.functions[function]
-        assert bounds.exclusive or not bounds.max_copies or copies <= max(bounds.min_copies, bounds.max_copies)
+        assert bounds.need.compute or not bounds.max_copies or copies <= max(bounds.min_copies, bounds.max_copies)
     for function, desired in status.desired.items():
         bounds = world.functions[function]
         assert bounds.min_copies <= desired <= max(bounds.min_copies, bounds.max_copies or desired)
