@@ -487,7 +487,7 @@ async def test_a_newer_grant_of_a_call_whose_first_load_failed_loads_again(rig: 
     await eventually(lambda: rig.facts_of(CopyFailed))
     flag.touch()
 
-    again = replace(rig.grant(function, cold=True), call=first.call)
+    again = replace(rig.grant(function, cold=True), calls=first.calls)
 
     assert await rig.call(again) == (200, b"ok")
 

@@ -391,7 +391,9 @@ async def test_status_shows_devices_residents_and_functions(gateway: Gateway) ->
 
     assert (status["policy"], status["queued"], status["running"]) == ("lalb-o3", {function: 2}, {function: 1})
     (shown,) = status["devices"]
-    assert shown["device"] == {"id": "n1/cpu:0", "kind": "cpu", "memory": 2 * GiB, "labels": {}}
+    assert shown["device"] == {
+        "id": "n1/cpu:0", "kind": "cpu", "memory": 2 * GiB, "labels": {}, "compute": 100, "host_memory": 0,
+    }  # fmt: skip
     assert (shown["used"], shown["hits"]) == (300, 4)
     (there,) = shown["resident"]
     assert (there["name"], there["memory"]) == ("echo.openfaas-fn", 300)

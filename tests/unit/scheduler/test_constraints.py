@@ -12,7 +12,7 @@ from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.constraints import Constraint, parse_constraint, satisfied
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_scheduler.policies import Plan, Start, View
 
 POLICIES = ["lb", "lalb", "lalb-o3"]
@@ -41,7 +41,7 @@ class Labelled(World):  # type: ignore[misc, valid-type]
         self.tell(
             m.FunctionDeployed(
                 Function(
-                    FunctionId(name), f"digest of {name}", slots is None, slots or 1,
+                    FunctionId(name), f"digest of {name}", Need(100 if slots is None else 0, slots=slots or 1),
                     {kind: Profile(load_s, service_s, size)}, min_copies, max_queue, max_copies, self.asked(name),
                 )
             )

@@ -7,7 +7,7 @@ import pytest
 
 from gpufaas_core import messages as m
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_core.snapshot import CallDoc, DeviceSnapshot, EngineDoc, ResidentSnapshot
 from gpufaas_scheduler.journal import Header, Journal, replay
 
@@ -112,7 +112,13 @@ def record(header: Header, journal: Journal, rng: random.Random) -> list[list[m.
     for number in range(10):
         profile = Profile(rng.uniform(1, 4), rng.uniform(0.5, 2), rng.randint(1, 4) << 30)
         exclusive = number % 3 > 0
-        tell(m.FunctionDeployed(Function(FunctionId(f"f{number}"), "", exclusive, 2, {"*": profile}, number % 2)))
+        tell(
+            m.FunctionDeployed(
+                Function(
+                    FunctionId(f"f{number}"), "", Need() if exclusive else Need(0, slots=2), {"*": profile}, number % 2
+                )
+            )
+        )
     tell(m.Scaled(FunctionId("f3"), 5))
     for number in range(600):
         now += rng.expovariate(1.0)

@@ -17,7 +17,7 @@ from tests.unit.scheduler.world import state_of
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Part, Profile, copy_id
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Part, Profile, copy_id
 from gpufaas_core.snapshot import (
     DeviceDoc,
     DeviceSnapshot,
@@ -302,7 +302,7 @@ class Site:
     def deploy(self, name: FunctionId, slots: int | None) -> None:
         rng = self.rng
         function = Function(
-            name, f"digest of {name}", slots is None, slots or 1,
+            name, f"digest of {name}", Need(100 if slots is None else 0, slots=slots or 1),
             {"*": Profile(rng.randint(8, 40) / 8, rng.randint(1, 16) / 8, rng.randint(2, 30) << 20)},
             rng.choice([0, 0, 0, 1, 2]), 12, rng.choice([0, 0, 4]), elastic=rng.random() < 0.5,
         )  # fmt: skip
