@@ -44,7 +44,8 @@ class Resident(Generic[OwnerT]):
     """One model in a device's memory: one worker, ready or loading."""
 
     __slots__ = (
-        "asked", "copy", "key", "last_used", "limit", "loading", "memory", "owner", "queued", "ready_at", "running",
+        "asked", "copy", "id", "key", "last_used", "limit", "loading", "memory", "owner", "queued", "ready_at",
+        "running",
     )  # fmt: skip
 
     def __init__(self, owner: OwnerT, memory: Bytes, now: Seconds, ready_at: Seconds, copy: int = 0) -> None:
@@ -52,6 +53,8 @@ class Resident(Generic[OwnerT]):
         self.copy = copy
         """Its number among the owner's copies on the device."""
         self.key = copy_id(owner.id, copy)
+        self.id = self.key
+        """In the whole cluster, once it is on a device."""
         self.memory = memory
         """Its charge. Decisions count with this; it is not taken back while the worker lives."""
         self.limit = memory

@@ -4,7 +4,7 @@ The contract of a scheduling policy: the actions that it proposes, and the view 
 The engine runs a policy when a call of a model function waits and a device is idle. The policy reads a `View` and
 proposes one `Action` at a time; the engine answers at once::
 
-    refusal = yield Start(call.id, device.id)      # None: done, and the view shows it already
+    refusal = yield start_on(device, call)      # None: done, and the view shows it already
 
 The engine checks every action against memory, pins and busy devices: a wrong policy is slow, never unsafe. A policy has
 no clock but `view.now`, does no IO, and is deterministic: the same view gives the same actions. To add a policy, write
@@ -16,16 +16,21 @@ A policy decides about model functions only. CPU functions start without one, se
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Mapping
 from math import inf
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
-from gpufaas_core.model import Bytes, CallId, CopyId, DeviceId, FunctionId, Seconds
+from gpufaas_core.model import Bytes, CallId, CopyId, DeviceId, FunctionId, Part, Seconds
 
 NEVER: Final = 1 << 62
 """An arrival number above all others."""
+
+DEVICE: Final = "device"
+HOST: Final = "host"
+NONE: Final = "none"
+"""The tiers: a copy is in the memory of a device, or its weights are in that of a node, or it is nowhere."""
 
 # --- actions ----------------------------------------------------------------------------------------------------------
 # Later versions may add actions.
@@ -44,31 +49,35 @@ Option: TypeAlias = tuple[str, str, float]
 """(``hit`` | ``load`` | ``wait`` | ..., device or function, estimated seconds). Comparable within one `Why` only."""
 
 
-class Start(Struct, frozen=True):
+class Start(Struct, frozen=True, gc=False):
     """
-    Start a waiting call on an idle device: a hit if the device holds the function, else a miss.
+    Start waiting calls of one function together: a hit on `copy`, or a miss on a new copy with `parts`.
 
     `victims` are the copies to evict for a miss; None: as many as needed, in the engine's replacement order.
     """
 
-    call: CallId
-    device: DeviceId
+    calls: tuple[CallId, ...]
+    """More than one are a batch: at most the `batch_max` of the function's need."""
+    copy: CopyId | None = None
+    """The copy that runs them; None: a new one."""
+    parts: tuple[Part, ...] = ()
+    """Where the new copy is; `DeviceView.part` is ready-made. Memory 0: what the function's profile says."""
     victims: tuple[CopyId, ...] | None = None
     why: Why | None = None
     reserved_s: Seconds = 0.0
     """`View.reserved` is true for this long from now on: a policy uses it to limit how often it does this."""
 
 
-class EnqueueLocal(Struct, frozen=True):
+class Assign(Struct, frozen=True, gc=False):
     """
-    Put a waiting call into the local queue of a busy device that holds its function.
+    Put a waiting call into the local queue of a busy device, for a copy there.
 
     When this call is the first of the local queue, and the device is later than its estimate by `patience_s`, the whole
     local queue goes back to the global queue, and a scheduling run follows.
     """
 
     call: CallId
-    device: DeviceId
+    copy: CopyId
     why: Why | None = None
     patience_s: Seconds = inf
 
@@ -80,7 +89,9 @@ class Load(Struct, frozen=True):
     """
 
     function: FunctionId
-    device: DeviceId
+    parts: tuple[Part, ...]
+    """As for `Start`."""
+    tier: str = DEVICE
     victims: tuple[CopyId, ...] | None = None
     why: Why | None = None
 
@@ -98,7 +109,13 @@ class CountPass(Struct, frozen=True):
     before: int
 
 
-Action = Start | EnqueueLocal | Load | Promise | CountPass
+Action = Start | Assign | Load | Promise | CountPass
+
+
+def start_on(device: DeviceView, call: WaitingCall, why: Why | None = None) -> Start:
+    """Return the start of *call* on *device*: a hit if the device holds its function, else a miss."""
+    copy = device.copies.get(call.function)
+    return Start((call.id,), copy, () if copy else device.part, None, why)
 
 
 class Refusal(Struct, frozen=True):
@@ -159,6 +176,10 @@ class ResidentView(Protocol):
     """A copy of a function on a device, perhaps of a CPU function (`owner.exclusive` is false)."""
 
     @property
+    def id(self) -> CopyId:
+        """In the whole cluster."""
+
+    @property
     def key(self) -> CopyId:
         """Its name as a victim; of a model function, the function's id."""
 
@@ -199,6 +220,14 @@ class DeviceView(Protocol):
     @property
     def busy(self) -> bool:
         """It runs a call of a model function, or loads for a `Load`."""
+
+    @property
+    def part(self) -> tuple[Part, ...]:
+        """The parts of a new copy that is on this device alone, with the memory of its function's profile."""
+
+    @property
+    def copies(self) -> Mapping[FunctionId, CopyId]:
+        """The copies of model functions that it holds."""
 
     @property
     def order(self) -> int:

@@ -1,31 +1,45 @@
 """The actions of a policy. Each is checked against the present state and done, or refused with a reason."""
 
 from gpufaas_core import messages as m
+from gpufaas_core.model import CopyId, Part
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.handle.grants import reserve, start
 from gpufaas_scheduler.world.call_state import WAITING
-from gpufaas_scheduler.world.state import DeviceState, Model
+from gpufaas_scheduler.world.state import Call, DeviceState, Model
 from gpufaas_scheduler.world.world import World
 
 
 def try_start(world: World, action: contract.Start) -> str | None:
     """Do *action*, or return why not."""
-    call = world.calls.by_id.get(action.call)
+    calls = action.calls
+    if len(calls) != 1:
+        return f"{len(calls)} calls cannot start together"
+    call = world.calls.by_id.get(calls[0])
     if call is None or call.state != WAITING or not call.owner.exclusive:
-        return f"call {action.call} does not wait in the global queue"
-    device = world.devices.get(action.device)
-    if device is None:
-        return f"there is no device {action.device}"
-    if device.run is not None or device.preload is not None:
-        return _busy(device)
-    model = device.residency.models.get(call.function)
+        return f"call {calls[0]} does not wait in the global queue"
     victims: tuple[Model, ...] = ()
-    if model is None:
-        found = world.cluster.fits(device, call.owner, action.victims)
-        if isinstance(found, Reason):
-            return found.say(call.function, device.id, device.kind)
-        victims = found.victims
+    model: Model | None = None
+    if action.copy is not None:
+        found = world.cluster.copies.get(action.copy)
+        if found is None or found[1].owner is not call.owner:
+            return _no_copy(action.copy, call)
+        device, model = found
+        if device.run is not None or device.preload is not None:
+            return _busy(device)
+    else:
+        place = _place(world, action.parts)
+        if isinstance(place, str):
+            return place
+        device = place
+        if device.run is not None or device.preload is not None:
+            return _busy(device)
+        if call.function in device.copies:
+            return f"device {device.id} holds {call.function} already: as copy {device.copies[call.function]}"
+        fit = world.cluster.fits(device, call.owner, action.victims)
+        if isinstance(fit, Reason):
+            return fit.say(call.function, device.id, device.kind)
+        victims = fit.victims
     world.queue.remove(call)
     call.why = action.why
     if action.reserved_s:
@@ -43,19 +57,19 @@ def try_promise(world: World, action: contract.Promise) -> str | None:
     return None
 
 
-def try_enqueue(world: World, action: contract.EnqueueLocal) -> str | None:
+def try_assign(world: World, action: contract.Assign) -> str | None:
     """Do *action*, or return why not."""
     call = world.calls.by_id.get(action.call)
     if call is None or call.state != WAITING or not call.owner.exclusive:
         return f"call {action.call} does not wait in the global queue"
-    device = world.devices.get(action.device)
-    if device is None:
-        return f"there is no device {action.device}"
+    found = world.cluster.copies.get(action.copy)
+    if found is None or found[1].owner is not call.owner:
+        return _no_copy(action.copy, call)
+    device, model = found
     if not device.busy:
         return f"device {device.id} is idle: nothing would end its local queue's wait"
-    model = device.residency.models.get(call.function)
-    if model is None or device.id not in call.owner.holders:
-        return f"device {device.id} does not hold {call.function}, or not for new calls"
+    if model not in call.owner.active:
+        return f"copy {action.copy} takes no new calls"
     if world.nested and world.nests.holds(device):
         return f"device {device.id} is held by a call that waits for a call"
     world.queue.remove(call)
@@ -78,9 +92,11 @@ def try_load(world: World, action: contract.Load) -> str | None:
     owner = world.functions.get(action.function)
     if owner is None or owner.removed or not owner.exclusive:
         return f"no model function {action.function} is deployed"
-    device = world.devices.get(action.device)
-    if device is None:
-        return f"there is no device {action.device}"
+    if action.tier != contract.DEVICE:
+        return f"there is no tier {action.tier}"
+    device = _place(world, action.parts)
+    if isinstance(device, str):
+        return device
     if device.busy:
         return _busy(device)
     if owner.backoff is not None:
@@ -100,6 +116,18 @@ def try_load(world: World, action: contract.Load) -> str | None:
     world.grant = number = world.grant + 1
     world.out.append(m.LoadCopy(world.epoch, number, owner.id, owner.digest, device.id, model.memory, names))
     return None
+
+
+def _place(world: World, parts: tuple[Part, ...]) -> DeviceState | str:
+    """Return the device for a new copy with *parts*, or why there cannot be one."""
+    if len(parts) != 1:
+        return f"a copy has one part, not {len(parts)}"
+    device = world.devices.get(parts[0].device)
+    return f"there is no device {parts[0].device}" if device is None else device
+
+
+def _no_copy(copy: CopyId, call: Call) -> str:
+    return f"there is no copy {copy} of {call.function}"
 
 
 def _busy(device: DeviceState) -> str:

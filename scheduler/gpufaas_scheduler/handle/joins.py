@@ -192,7 +192,7 @@ def _adopt_residents(
         model.asked = ANSWERED if model.running and before is not None and before.asked else NOT_ASKED
         if before is not None and before.loading == each.loading:
             model.ready_at = since + before.ready_in_s
-        state.residency.insert(model)
+        world.cluster.place(state, model)
         world.lending.note(state, model)
         closed = doc is not None and doc.closed
         owner.adopt(model, state, draining=closed or (before is not None and before.draining))

@@ -5,7 +5,7 @@ from typing import Final
 from gpufaas_core import messages as m
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.contract import Action, Refusal
-from gpufaas_scheduler.handle.commit import try_enqueue, try_load, try_promise, try_start
+from gpufaas_scheduler.handle.commit import try_assign, try_load, try_promise, try_start
 from gpufaas_scheduler.handle.copies import load_copies, serve_fifo, trim
 from gpufaas_scheduler.handle.grants import return_local, start
 from gpufaas_scheduler.handle.waiting import give_up
@@ -57,8 +57,8 @@ def run_policy(world: World) -> None:
         else:
             if kind is contract.Start:
                 reason = try_start(world, action)  # type: ignore[arg-type]
-            elif kind is contract.EnqueueLocal:
-                reason = try_enqueue(world, action)  # type: ignore[arg-type]
+            elif kind is contract.Assign:
+                reason = try_assign(world, action)  # type: ignore[arg-type]
             elif kind is contract.Promise:
                 reason = try_promise(world, action)  # type: ignore[arg-type]
             elif kind is contract.Load:
@@ -95,7 +95,7 @@ def start_nested(world: World) -> None:
                 room = world.cluster.room_for(owner, [key[2] for key in world.idle])
                 device = None if room is None else room[0]
             if device is not None:
-                try_start(world, contract.Start(call.id, device.id, None, _NESTED))
+                try_start(world, contract.start_on(device, call, _NESTED))
 
 
 def _start_at_another_copy(world: World, call: Call) -> None:

@@ -15,9 +15,9 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.contract import (
     Action,
+    Assign,
     CountPass,
     DeviceView,
-    EnqueueLocal,
     Explaining,
     FunctionView,
     Load,
@@ -32,6 +32,7 @@ from gpufaas_scheduler.contract import (
     View,
     WaitingCall,
     Why,
+    start_on,
 )  # fmt: skip
 from gpufaas_scheduler.policies.least_wait import LeastWait
 from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S
@@ -39,9 +40,10 @@ from gpufaas_scheduler.policies.load_balance import LoadBalance
 from gpufaas_scheduler.policies.locality import DEFAULT_O3_LIMIT, Locality
 
 __all__ = [
-    "DEFAULT_O3_LIMIT", "DEFAULT_POLICY", "DEFAULT_WAIT_BOUND_S", "ENTRY_POINTS", "POLICIES", "Action", "CountPass",
-    "DeviceView", "EnqueueLocal", "Explaining", "FunctionView", "Load", "Option", "Plan", "PolicyOptions", "Promise",
+    "DEFAULT_O3_LIMIT", "DEFAULT_POLICY", "DEFAULT_WAIT_BOUND_S", "ENTRY_POINTS", "POLICIES", "Action", "Assign",
+    "CountPass", "DeviceView", "Explaining", "FunctionView", "Load", "Option", "Plan", "PolicyOptions", "Promise",
     "QueueView", "Refusal", "ResidentView", "SchedulingPolicy", "Start", "View", "WaitingCall", "Why", "make_policy",
+    "start_on",
 ]  # fmt: skip
 
 ENTRY_POINTS: Final = "gpufaas.policies"

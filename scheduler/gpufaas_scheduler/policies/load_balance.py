@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from gpufaas_scheduler.contract import Plan, Start, View, Why
+from gpufaas_scheduler.contract import Plan, View, Why, start_on
 
 _HEAD: Final = Why("it was the first call that the idle device had room for")
 
@@ -18,7 +18,7 @@ class LoadBalance:
         for device in view.idle():
             while (call := queue.first()) is not None:
                 if (view.holds(device, call) or view.fits(device, call)) and (
-                    yield Start(call.id, device.id, None, _HEAD)
+                    yield start_on(device, call, _HEAD)
                 ) is None:
                     break
                 queue.set_aside(call)

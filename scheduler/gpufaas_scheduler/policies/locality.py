@@ -12,7 +12,18 @@ first call (docs/adr/0028).
 
 from typing import Final
 
-from gpufaas_scheduler.contract import NEVER, CountPass, DeviceView, EnqueueLocal, Plan, Start, View, WaitingCall, Why
+from gpufaas_scheduler.contract import (
+    NEVER,
+    Assign,
+    CountPass,
+    DeviceView,
+    Plan,
+    Start,
+    View,
+    WaitingCall,
+    Why,
+    start_on,
+)
 
 DEFAULT_O3_LIMIT: Final = 25
 """The paper's."""
@@ -43,11 +54,13 @@ class Locality:
                 action = place(view, call, device)
                 if action is None or (yield action) is not None:
                     queue.set_aside(call)  # no later call of its function does better in this scan
-                elif action.device == device.id:
+                elif action.copy is None:  # a miss: on this device
                     started = call.number
                     break
-            if started == NEVER and hit is not None and (yield Start(hit.id, device.id, None, _HIT)) is None:  # 2a
-                started = hit.number
+            if started == NEVER and hit is not None:  # 2a
+                start = Start((hit.id,), device.copies[hit.function], (), None, _HIT)
+                if (yield start) is None:
+                    started = hit.number
             if counts:
                 yield CountPass(started)
             # Step 3: nothing found for this device.
@@ -55,7 +68,7 @@ class Locality:
                 action = place(view, call, device)
                 if action is None or (yield action) is not None:
                     queue.set_aside(call)
-                elif action.device == device.id:
+                elif action.copy is None:  # a miss: on this device
                     started = call.number
             queue.rewind()
             if not queue:
@@ -63,7 +76,7 @@ class Locality:
         return None
 
 
-def place(view: View, call: WaitingCall, device: DeviceView) -> Start | EnqueueLocal | None:
+def place(view: View, call: WaitingCall, device: DeviceView) -> Start | Assign | None:
     """
     Return where *call* goes when the idle *device*, which does not hold it, is considered.
 
@@ -75,16 +88,16 @@ def place(view: View, call: WaitingCall, device: DeviceView) -> Start | EnqueueL
     if view.held(call):
         idle = view.idle_holder(call)
         if idle is not None:
-            return Start(call.id, idle.id, None, _IDLE)
+            return start_on(idle, call, _IDLE)
         load_s = view.load_s(device, call)
         soonest = view.soonest_holder(call, load_s)
         if soonest is not None:
             options = (("wait", soonest[0].id, soonest[1]), ("load", device.id, load_s))
             if soonest[1] < load_s:
                 why = Why("a holder finishes before a load would", options)
-                return EnqueueLocal(call.id, soonest[0].id, why, load_s)
+                return Assign(call.id, soonest[0].copies[call.function], why, load_s)
             if view.fits(device, call):
-                return Start(call.id, device.id, None, Why("no holder finishes before a load would", options))
+                return start_on(device, call, Why("no holder finishes before a load would", options))
             return None
-        return Start(call.id, device.id, None, _LATE) if view.fits(device, call) else None
-    return Start(call.id, device.id, None, _ONLY) if view.fits(device, call) else None
+        return start_on(device, call, _LATE) if view.fits(device, call) else None
+    return start_on(device, call, _ONLY) if view.fits(device, call) else None

@@ -29,6 +29,7 @@ class Cluster:
         self.queue: GlobalQueue[Call] = GlobalQueue(pass_limit)
         self.devices: dict[DeviceId, DeviceState] = {}
         self.functions: dict[FunctionId, FunctionState] = {}
+        self.copies: dict[CopyId, tuple[DeviceState, Model]] = {}
         self.largest: dict[str, Bytes] = {}
         """Memory of the largest device, by kind."""
         self.fleet = 0
@@ -121,13 +122,21 @@ class Cluster:
         while copy_id(owner.id, copy) in device.residency.models:
             copy += 1
         model: Model = Resident(owner, memory, self.now, self.now + load_s, copy)
-        device.residency.insert(model)
+        self.place(device, model)
         owner.add(model, device)
         owner.loading += 1
         if self.hits.asked:
             self.hits.note(owner)
         self.asked = None
         return model
+
+    def place(self, device: DeviceState, model: Model) -> None:
+        """*model* is in the memory of *device* from now on."""
+        device.residency.insert(model)
+        model.id = f"{device.id}/{model.key}"
+        self.copies[model.id] = device, model
+        if model.owner.exclusive:
+            device.copies[model.owner.id] = model.id
 
     def evict(self, device: DeviceState, model: Model, *, lost: bool = False) -> None:
         """Remove *model* and free its charge. *lost*: its worker is gone already, so this is no eviction."""
@@ -138,6 +147,9 @@ class Cluster:
             device.mark()
         device.evictions += not lost
         device.residency.remove(model.key)
+        del self.copies[model.id]
+        if owner.exclusive:
+            del device.copies[owner.id]
         if model in owner.active:
             owner.drop(model)
         else:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gpufaas_cache_manager.residency import Residency, Resident
 from gpufaas_core.constraints import satisfied
-from gpufaas_core.model import Bytes, CallId, Device, DeviceId, Function, FunctionId, Seconds
+from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, Function, FunctionId, Part, Seconds
 from gpufaas_scheduler.contract import Why
 from gpufaas_scheduler.fit import NO_PROFILE, NOT_ALLOWED, Reason
 from gpufaas_scheduler.world.backoff import Backoff
@@ -51,7 +51,7 @@ class Call(Struct, eq=False):
     promised_at: Seconds | None = None
     """See `contract.Promise`."""
     patience_s: Seconds = inf
-    """See `contract.EnqueueLocal`."""
+    """See `contract.Assign`."""
     estimate_s: Seconds = 0.0
     """Its service time, estimated when it was put into a local queue or started."""
     aborted: bool = False
@@ -280,8 +280,9 @@ class DeviceState(Marked):
     """One device: the copies in its memory, and the calls that run there or wait for it."""
 
     __slots__ = (
-        "busy_s", "busy_since", "closed", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind", "local",
-        "local_s", "misses", "noted_at", "order", "others", "preload", "residency", "run", "served", "starts",
+        "busy_s", "busy_since", "closed", "copies", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind",
+        "local", "local_s", "misses", "noted_at", "order", "others", "part", "preload", "residency", "run", "served",
+        "starts",
     )  # fmt: skip
 
     def __init__(self, device: Device, order: int, changes: Changes) -> None:
@@ -291,6 +292,9 @@ class DeviceState(Marked):
         self.kind = device.kind
         self.order = order
         """The number of devices that joined before it."""
+        self.part = (Part(device.id, 0),)
+        self.copies: dict[FunctionId, CopyId] = {}
+        """See `contract.DeviceView`."""
         self.residency: Residency[FunctionState] = Residency(device.memory, device.kind)
         """The copies in its memory, and the ledger of it."""
         self.run: Call | None = None

@@ -12,7 +12,7 @@ from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.constraints import Constraint, parse_constraint, satisfied
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Part, Profile
 from gpufaas_scheduler.policies import Plan, Start, View
 
 POLICIES = ["lb", "lalb", "lalb-o3"]
@@ -193,7 +193,7 @@ def test_a_policy_that_proposes_a_device_that_is_not_allowed_is_refused() -> Non
         pass_limit = 0
 
         def plan(self, _view: View) -> Plan:
-            yield Start(CallId("c1"), DeviceId("a"))
+            yield Start((CallId("c1"),), parts=(Part(DeviceId("a"), 0),))
 
     world = Labelled(Stubborn(), constraints={"f": "zone=b"})
     world.device("a")

@@ -100,7 +100,7 @@ def test_a_policy_that_names_no_victims_gets_none() -> None:
 
         def plan(self, view):  # type: ignore[no-untyped-def]
             for each in list(view.idle()):
-                yield Start(view.queue.first().id, each.id, ())
+                yield Start((view.queue.first().id,), None, each.part, ())
 
     world = World(Names())
     world.device("d0", 10)

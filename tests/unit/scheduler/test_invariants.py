@@ -9,8 +9,8 @@ from tests.examples import examples
 from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, DeviceId, FunctionId
-from gpufaas_scheduler.policies import POLICIES, CountPass, EnqueueLocal, Load, Plan, Start, View
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
+from gpufaas_scheduler.policies import POLICIES, Assign, CountPass, Load, Plan, Start, View
 
 
 class Hostile:
@@ -26,19 +26,22 @@ class Hostile:
         for _ in range(self.rng.randrange(40)):
             call = CallId(f"c{self.rng.randrange(60)}")
             device = DeviceId(f"d{self.rng.randrange(5)}")
+            parts = (Part(device, 0),) * self.rng.choice([0, 1, 1, 1, 1, 1, 2])
+            copy = f"{device}/f{self.rng.randrange(9)}"
             kind = self.rng.randrange(8)
             names = [FunctionId(f"f{self.rng.randrange(9)}") for _ in range(self.rng.randrange(3))]
             if kind == 6:
-                yield Load(FunctionId(f"f{self.rng.randrange(9)}"), device, self.rng.choice([None, tuple(names)]))
+                function = FunctionId(f"f{self.rng.randrange(9)}")
+                yield Load(function, parts, victims=self.rng.choice([None, tuple(names)]))
             elif kind == 7:
-                yield Start(call, device, tuple(names))
+                yield Start((call,), None, parts, tuple(names))
             elif kind < 3:
-                action = Start(call, device)
+                action = Start((call,), self.rng.choice([copy, None]), parts)
                 yield action
                 if kind == 0:
                     assert (yield action) is not None, "done twice"
             elif kind == 3:
-                yield EnqueueLocal(call, device)
+                yield Assign(call, copy)
             elif kind == 4:
                 yield CountPass(self.rng.randrange(-5, 100))
             elif (first := view.queue.first()) is not None:
@@ -320,7 +323,7 @@ def test_a_policy_that_never_stops_proposing_is_stopped() -> None:
 
         def plan(self, _view: View) -> Plan:
             while True:
-                yield Start(CallId("nobody"), DeviceId("nowhere"))
+                yield Start((CallId("nobody"),), parts=(Part(DeviceId("nowhere"), 0),))
 
     world = World(Stubborn())
     world.device("a")

@@ -403,7 +403,7 @@ class Prefetching:
         from gpufaas_scheduler.policies import Load
 
         for device in list(view.idle()):
-            self.refusal = yield Load(self.function, device.id, self.victims)
+            self.refusal = yield Load(self.function, device.part, victims=self.victims)
 
 
 def test_a_load_that_failed_is_not_asked_for_again_by_the_policy() -> None:

@@ -3,8 +3,7 @@
 import pytest
 from tests.unit.scheduler.world import World
 
-from gpufaas_core.model import DeviceId
-from gpufaas_scheduler.contract import FunctionView, Plan, Start, View, WaitingCall
+from gpufaas_scheduler.contract import FunctionView, Plan, View, WaitingCall, start_on
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.order import Order
 from gpufaas_scheduler.policies.least_wait.placement import Rooms
@@ -27,7 +26,8 @@ class AsTold:
             view.queue.set_aside(call)
             self.seen[call.id], self.functions[call.function] = call, call.owner
             if call.id in self.told:
-                yield Start(call.id, DeviceId(self.told.pop(call.id)))
+                told = self.told.pop(call.id)
+                yield start_on(next(each for each in view.idle() if each.id == told), call)
 
 
 class Site(World):

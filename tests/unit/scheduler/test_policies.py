@@ -8,7 +8,7 @@ from tests.unit.scheduler.world import World
 from gpufaas_core import messages as m
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_scheduler import contract
-from gpufaas_scheduler.policies import POLICIES, Plan, Start, View, make_policy
+from gpufaas_scheduler.policies import POLICIES, Plan, View, make_policy, start_on
 from gpufaas_scheduler.view import ClusterView
 
 
@@ -36,7 +36,7 @@ def test_a_policy_says_when_it_looks_again_and_is_asked_then() -> None:
             if self.looks < 3:
                 return view.now + 2.0
             assert call is not None
-            yield Start(call.id, device.id)
+            yield start_on(device, call)
             return None
 
     policy = Patient()

@@ -8,7 +8,18 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from gpufaas_core.model import FunctionId, Seconds
-from gpufaas_scheduler.contract import DeviceView, Load, Option, Promise, Start, View, WaitingCall, Why
+from gpufaas_scheduler.contract import (
+    DEVICE,
+    DeviceView,
+    Load,
+    Option,
+    Promise,
+    Start,
+    View,
+    WaitingCall,
+    Why,
+    start_on,
+)
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.placement import Room, Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import (
@@ -63,7 +74,7 @@ class Order:
         if hit is not None:
             call, device = hit
             rival = self._rival(call, device, oldest)
-            return (Start(call.id, device.id, None, _HIT), call.function) if rival is None else rival
+            return (start_on(device, call, _HIT), call.function) if rival is None else rival
         for call in view.orphans(RIVALS):
             room = None if call.function in self.refused else self.rooms.cheapest(call.owner)
             if room is not None:
@@ -86,7 +97,7 @@ class Order:
             device = self.rooms.idle_holder(call)
             if device is not None:
                 why = Why(f"it had waited over {self.bound_s:g} s, and an idle device held its model")
-                return Start(call.id, device.id, None, why), call.function
+                return start_on(device, call, why), call.function
             if view.reserved:
                 break
             device = self.rooms.anywhere(call)
@@ -181,7 +192,7 @@ class Order:
         if HORIZON_S * (gain - REPLACE * room.worth) > load_s * price:
             options = (waiting, ("load", room.device.id, load_s))
             why = Why("a replica is worth more than its load", options)
-            return Load(owner.id, room.device.id, room.victims, why), owner.id
+            return Load(owner.id, room.device.part, DEVICE, room.victims, why), owner.id
         self._wait(call, load_s)
         return None
 
@@ -199,7 +210,7 @@ class Order:
 
     def _load_for(self, call: WaitingCall, room: Room, rule: str, *others: Option) -> Found:
         load: Option = ("load", room.device.id, call.owner.load_s(room.device.kind) + HORIZON_S * room.worth)
-        return Start(call.id, room.device.id, room.victims, Why(rule, (load, *others))), call.function
+        return Start((call.id,), None, room.device.part, room.victims, Why(rule, (load, *others))), call.function
 
     def weigh(self, call: WaitingCall) -> Why:
         view = self.view
