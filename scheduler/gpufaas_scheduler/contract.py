@@ -16,7 +16,7 @@ A policy decides about model functions only. CPU functions start without one, se
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from math import inf
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
@@ -251,6 +251,12 @@ class QueueView(Protocol):
         """An upper bound of the number of functions that have waiting calls."""
 
     def first(self, before: int = ...) -> WaitingCall | None: ...
+    def oldest(self, limit: int) -> Sequence[WaitingCall]:
+        """
+        The first waiting call of each of the *limit* functions that have waited longest, in arrival order. Functions
+        that are set aside may be missing. O(1) if these are the same calls as at the last question.
+        """
+
     def first_at_limit(self, before: int = ...) -> WaitingCall | None:
         """The first call that was passed over `SchedulingPolicy.pass_limit` times."""
 
@@ -276,6 +282,12 @@ class FleetView(Protocol):
 
     def least_used(self, function: FunctionView, limit: int) -> list[DeviceView]:
         """Up to *limit* idle devices that it may be on, fewest starts first. O(limit) without constraints."""
+
+    def places(self, function: FunctionView, limit: int) -> list[tuple[DeviceView, Bytes]]:
+        """
+        The devices of `least_used` that do not hold the function and where it can run. For each, the bytes that must be
+        freed for a copy: 0 or less if there is room.
+        """
 
     def allows(self, device: DeviceView, call: WaitingCall) -> bool:
         """Whether the device satisfies the constraints of the call's function. O(constraints)."""
@@ -307,8 +319,11 @@ class ResidencyView(Protocol):
     def occupation(self, device: DeviceView, function: FunctionView) -> Bytes | None:
         """The memory that a copy needs on the device; None: the function cannot, or may not, run there."""
 
-    def evictable(self, resident: ResidentView, others: int = 0) -> bool:
-        """Whether it may be a victim beside *others* of its function: not pinned, nor within the minimum of copies."""
+    def evictable(self, device: DeviceView) -> list[ResidentView]:
+        """
+        The copies on the device that may all be evicted together, least recently used first: none is pinned, and each
+        function keeps its minimum of copies.
+        """
 
     def fits(self, device: DeviceView, call: WaitingCall) -> bool:
         """Whether a miss can start there: the device is allowed and large enough, and enough can be evicted. O(M)."""

@@ -57,6 +57,16 @@ class _Fleet(_Part):
             return [key[2] for key in idle[: -limit - 1 : -1]]
         return list(islice((key[2] for key in reversed(idle) if function.allows(key[2])), limit))
 
+    def places(self, function: FunctionState, limit: int) -> list[tuple[DeviceState, Bytes]]:
+        found = []
+        name, costs = function.id, function.costs
+        for device in self.least_used(function, limit):
+            residency = device.residency
+            known = costs[device.kind]
+            if known is not None and name not in residency.models and not device.closed:
+                found.append((device, known.occupation - residency.free))
+        return found
+
     @property
     def device_count(self) -> int:
         return len(self._cluster.devices)
@@ -107,8 +117,18 @@ class _Residency(_Part):
     def residents(self, device: DeviceState) -> Collection[Model]:
         return device.residency.models.values()
 
-    def evictable(self, resident: Model, others: int = 0) -> bool:
-        return evictable(resident, others)
+    def evictable(self, device: DeviceState) -> list[Model]:
+        found = []
+        seen: dict[FunctionId, int] = {}
+        for each in device.residency.models.values():
+            owner = each.owner
+            if owner.exclusive:  # it has one copy per device
+                if evictable(each):
+                    found.append(each)
+            elif evictable(each, others := seen.get(owner.id, 0)):
+                seen[owner.id] = others + 1
+                found.append(each)
+        return found
 
     def free(self, device: DeviceState) -> Bytes:
         return device.residency.free
@@ -229,8 +249,8 @@ class ClusterView(_Fleet, _Residency, _Costs):
                 elif self._has_idle_holder(owner, limit):
                     if head < best and owner.id not in without:
                         best, found = head, owner.queue.calls[0]
-                elif limit is None or min(len(idle), len(owner.holders)) <= limit:
-                    del candidates[owner.id]  # all holders, or all idle devices, were examined
+                elif limit is None or not self._has_idle_holder(owner, None):
+                    del candidates[owner.id]
         for call in waiting.returned:
             if call.number > best:
                 break

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
@@ -118,7 +118,10 @@ class FunctionQueue(Generic[CallT]):
 class GlobalQueue(Generic[CallT]):
     """All waiting calls of model functions. Counts of passes are exact up to `pass_limit`."""
 
-    __slots__ = ("_aside", "_aside_functions", "_ends", "_heads", "count", "next_number", "pass_limit", "returned")
+    __slots__ = (
+        "_aside", "_aside_functions", "_empty", "_ends", "_heads", "_oldest", "_oldest_limit", "_oldest_until", "count",
+        "next_number", "pass_limit", "returned",
+    )  # fmt: skip
 
     def __init__(self, pass_limit: int) -> None:
         self.pass_limit = pass_limit
@@ -127,10 +130,17 @@ class GlobalQueue(Generic[CallT]):
         self.returned: list[CallT] = []
         """Calls that came back, by number, with explicit counts."""
         self._heads: list[tuple[int, FunctionQueue[CallT]]] = []
+        self._empty = 0
+        """The number of entries of functions without waiting calls."""
         self._ends = [0] * pass_limit
         """The `pass_limit` largest ends of scans, ascending."""
         self._aside: list[tuple[int, FunctionQueue[CallT]]] = []
         self._aside_functions: set[FunctionId] = set()
+        self._oldest: list[CallT] = []
+        """The last answer of `oldest`."""
+        self._oldest_limit = 0
+        self._oldest_until = -1
+        """The number of the last call in `_oldest`, or `NEVER` if this has room for more; -1: `_oldest` is void."""
 
     def __len__(self) -> int:
         return self.count
@@ -148,26 +158,47 @@ class GlobalQueue(Generic[CallT]):
 
     @property
     def functions(self) -> int:
-        """An upper bound of the functions that have waiting calls: the cost of examining the first call of each."""
-        return len(self._heads) + len(self._aside) + len(self.returned)
+        """The number of functions that have waiting calls; those of calls that came back may count twice."""
+        return len(self._heads) + len(self._aside) - self._empty + len(self.returned)
 
     def append(self, call: CallT) -> None:
         queue = call.owner.queue
+        if queue.head == NEVER:
+            if queue.listed:
+                self._empty -= 1
+            else:
+                queue.listed = True
+                heappush(self._heads, (call.number, queue))
+            if call.number < self._oldest_until:
+                self._extend_oldest(call)
         queue.append(call)
-        if not queue.listed:
-            queue.listed = True
-            heappush(self._heads, (call.number, queue))
         self.count += 1
 
     def put_back(self, call: CallT) -> None:
         """Let *call* wait again, with its number and its passes."""
         insort(self.returned, call, key=_number)
+        self._oldest_until = -1
         self.count += 1
 
+    def _extend_oldest(self, call: CallT) -> None:
+        """A function begins to wait with *call* while `_oldest` has room for it."""
+        found = self._oldest
+        if self.returned or (found and call.number < found[-1].number):
+            self._oldest_until = -1
+            return
+        found.append(call)
+        if len(found) == self._oldest_limit:
+            self._oldest_until = call.number
+
     def remove(self, call: CallT) -> None:
+        if call.number <= self._oldest_until:
+            self._oldest_until = -1
         self.count -= 1
         if call.passes == IMPLICIT:
-            call.owner.queue.remove(call, self.pass_limit - bisect_right(self._ends, call.number))
+            queue = call.owner.queue
+            queue.remove(call, self.pass_limit - bisect_right(self._ends, call.number))
+            if queue.head == NEVER:
+                self._empty += 1
         else:
             self.returned.remove(call)
 
@@ -191,6 +222,38 @@ class GlobalQueue(Generic[CallT]):
         """Return the first call with a number below *before* whose function is not set aside."""
         return self._first(before, before, 0)
 
+    def oldest(self, limit: int) -> Sequence[CallT]:
+        """Rewind, and return the first call of each of the *limit* functions that have waited longest, by number."""
+        if self._aside_functions:
+            self.rewind()
+        if self._oldest_limit == limit and self._oldest_until >= 0:
+            return self._oldest
+        heads = self._heads
+        found: list[CallT] = []
+        taken = []
+        while heads and len(found) < limit:
+            number, queue = heads[0]
+            head = queue.head
+            if head == number:
+                found.append(queue.calls[0])
+                taken.append(heappop(heads))
+            elif head == NEVER:
+                heappop(heads)
+                queue.listed = False
+                self._empty -= 1
+            else:
+                heapreplace(heads, (head, queue))
+        for entry in taken:
+            heappush(heads, entry)
+        if self.returned:
+            firsts: dict[FunctionId, CallT] = {}
+            for call in sorted([*found, *self.returned], key=_number):
+                firsts.setdefault(call.function, call)
+            found = list(firsts.values())[:limit]
+        self._oldest, self._oldest_limit = found, limit
+        self._oldest_until = found[-1].number if len(found) == limit else NEVER
+        return found
+
     def first_at_limit(self, before: int = NEVER) -> CallT | None:
         """Return `first` among the calls that were passed over `pass_limit` times."""
         ends = self._ends
@@ -210,6 +273,7 @@ class GlobalQueue(Generic[CallT]):
             if head == NEVER:
                 heappop(heads)
                 queue.listed = False
+                self._empty -= 1
             else:
                 heapreplace(heads, (head, queue))
         for call in self.returned:

@@ -1,5 +1,8 @@
 """The index of the queue, alone: the property test of the engine would not say which part is wrong."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gpufaas_core.model import CallId, Function, FunctionId
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.queue import GlobalQueue
@@ -114,3 +117,29 @@ def test_calls_that_leave_from_the_middle_are_not_kept() -> None:
         queue.queue.remove(call)
 
     assert len(queue.functions["f"].queue.calls) < 10
+
+
+@given(st.lists(st.tuples(st.sampled_from(["arrive", "remove", "return", "aside"]), st.integers(0, 99)), max_size=60))
+def test_the_oldest_calls_are_those_of_a_scan_whatever_happened_before(steps: list[tuple[str, int]]) -> None:
+    """The answer is kept between questions; a scan of all waiting calls keeps nothing."""
+    queue, limit = Queue(), 3
+    waiting: list[Call] = []
+    gone: list[Call] = []
+    for step, number in steps:
+        if step == "arrive":
+            waiting += queue.arrive("fghijk"[number % 6])
+        elif step == "remove" and waiting:
+            gone.append(waiting.pop(number % len(waiting)))
+            queue.queue.remove(gone[-1])
+        elif step == "return" and gone:
+            waiting.append(gone.pop(number % len(gone)))
+            queue.queue.put_back(waiting[-1])
+        elif step == "aside" and waiting:
+            queue.queue.set_aside(waiting[number % len(waiting)])
+        firsts: dict[str, str] = {}
+        for call in sorted(waiting, key=lambda each: each.number):
+            firsts.setdefault(call.function, call.id)
+
+        assert [each.id for each in queue.queue.oldest(limit)] == list(firsts.values())[:limit]
+        if not queue.queue.returned:
+            assert queue.queue.functions == len(firsts)

@@ -40,7 +40,7 @@ waiting calls.
 
 from __future__ import annotations
 
-from gpufaas_core.model import FunctionId, Seconds
+from gpufaas_core.model import Seconds
 from gpufaas_scheduler.contract import Plan, View, WaitingCall, Why
 from gpufaas_scheduler.policies.least_wait.order import Order
 from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S
@@ -54,15 +54,21 @@ class LeastWait:
 
     def __init__(self, wait_bound_s: Seconds = DEFAULT_WAIT_BOUND_S) -> None:
         self.wait_bound_s = wait_bound_s
+        self._order: Order | None = None
+        """That of the last run: the next one goes on with it if the view is the same."""
 
     def plan(self, view: View) -> Plan:
-        queue = view.queue
-        refused: set[FunctionId] = set()
+        queue, order = view.queue, self._order
+        if order is None or order.view is not view:
+            self._order = order = Order(view, self.wait_bound_s)
+        refused = order.refused
+        if refused:
+            refused.clear()
         while queue and view.idle_count:
-            order = Order(view, self.wait_bound_s, refused)
             found = order.action()
             queue.rewind()
-            yield from order.promises
+            if order.promises:
+                yield from order.promises
             if found is None:
                 return order.look_at
             action, function = found
@@ -71,7 +77,7 @@ class LeastWait:
         return None
 
     def weigh(self, view: View, call: WaitingCall) -> Why:
-        order = Order(view, self.wait_bound_s, set())
+        order = Order(view, self.wait_bound_s)
         try:
             return order.weigh(call)
         finally:

@@ -19,19 +19,38 @@ from gpufaas_scheduler.policies.least_wait.tuning import (
 class Estimates:
     """Valid for one action, since each action changes the figures. Worth is in seconds of waiting per second."""
 
-    __slots__ = ("_view", "_worth", "demand", "devices", "pressure")
+    __slots__ = ("_fresh", "_view", "_worth", "dearer", "demand", "devices", "pressure")
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self.demand = min(BUSIEST, view.utilisation)
+        self._fresh = False
+        self._worth: dict[FunctionId, float] = {}
+        self.demand = self.pressure = self.dearer = 0.0
+        self.devices = 0
+
+    def expire(self) -> None:
+        """Something has changed: the figures are computed again when they are asked for."""
+        self._fresh = False
+
+    def refresh(self) -> None:
+        """Compute what the figures share, if something has changed."""
+        if self._fresh:
+            return
+        self._fresh = True
+        view = self._view
+        self.demand = demand = min(BUSIEST, view.utilisation)
         """The share of the devices' time that calls ask for."""
         self.devices = view.device_count
         self.pressure = len(view.queue) / self.devices
         """Waiting calls per device."""
-        self._worth: dict[FunctionId, float] = {}
+        self.dearer = 1.0 + self.pressure + LOAD_WEIGHT * demand
+        """How much more a load costs than its time, since others wait for the device meanwhile."""
+        self._worth.clear()
 
     def worth(self, function: FunctionView, kind: str) -> float:
         """Return what losing one copy costs. It is computed once, for the *kind* of the first question."""
+        if not self._fresh:
+            self.refresh()
         worth = self._worth.get(function.id)
         if worth is None:
             copies = function.copies
@@ -46,6 +65,8 @@ class Estimates:
 
     def saved(self, function: FunctionView, copies: int, kind: str) -> float:
         """Return what one copy more than *copies* saves."""
+        if not self._fresh:
+            self.refresh()
         rate, service_s = self._view.rate(function), function.service_s(kind)
         miss_s, own = self._miss_s(function, kind), rate * service_s
         before_s = self._delay_s(function, copies, own, service_s, miss_s)
@@ -60,20 +81,24 @@ class Estimates:
         Source: H. Sakasegawa, An approximation formula Lq = a rho^b / (1 - rho) (1977), with Kingman's factor.
         """
         if function.exclusive:
-            busy = max(own / copies, self.demand + OWN_LOAD * own * (1.0 / copies - 1.0 / self.devices))
+            busy = own / copies
+            shared = self.demand + OWN_LOAD * own * (1.0 / copies - 1.0 / self.devices)
+            if shared > busy:
+                busy = shared
         else:
             copies *= function.slots
             busy = own / copies
         if busy >= SATURATED:
             return miss_s * (1.0 + busy - SATURATED)  # such a queue has no mean, but another copy still helps
         power: float = busy ** (sqrt(2.0 * (copies + 1)) - 1.0)
-        return min(miss_s, SPREAD * service_s * power / (copies * (1.0 - busy)))
+        delay_s = SPREAD * service_s * power / (copies * (1.0 - busy))
+        return delay_s if delay_s < miss_s else miss_s
 
     def _miss_s(self, function: FunctionView, kind: str) -> Seconds:
         load_s = function.load_s(kind)
         if not function.exclusive:
             return load_s  # its load occupies no device
-        return load_s * (1.0 + self.pressure + LOAD_WEIGHT * self.demand)
+        return load_s * self.dearer
 
     def wait_s(self, call: WaitingCall, enough_s: Seconds = 0.0) -> Seconds:
         """
@@ -87,9 +112,12 @@ class Estimates:
             wait_s = view.left_s(device)
             for each in view.residents(device):
                 other = each.owner
-                if other.waiting and other.exclusive and other.copies:
-                    wait_s += other.waiting * other.service_s(kind) / other.copies
-            soonest = min(soonest, wait_s - owner.service_s(kind) / owner.copies)
-            if soonest < enough_s:
-                break
+                waiting = other.waiting
+                if waiting and other.exclusive and other.copies:
+                    wait_s += waiting * other.service_s(kind) / other.copies
+            wait_s -= owner.service_s(kind) / owner.copies
+            if wait_s < soonest:
+                soonest = wait_s
+                if soonest < enough_s:
+                    break
         return soonest

@@ -44,15 +44,16 @@ Found: TypeAlias = tuple[Start | Load, FunctionId]
 
 
 class Order:
-    """Finds the next action. Each action needs a new one, since the figures change."""
+    """Finds the next action."""
 
-    __slots__ = ("bound_s", "estimates", "look_at", "now", "promises", "refused", "rooms", "view")
+    __slots__ = ("bound_s", "estimates", "look_at", "near_s", "now", "promises", "refused", "rooms", "view")
 
-    def __init__(self, view: View, bound_s: Seconds, refused: set[FunctionId]) -> None:
+    def __init__(self, view: View, bound_s: Seconds, refused: set[FunctionId] | None = None) -> None:
         self.view = view
         self.now = view.now
         self.bound_s = bound_s
-        self.refused = refused
+        self.near_s = NEAR * bound_s
+        self.refused = set() if refused is None else refused
         """Functions that the engine refused an action for in this run."""
         self.estimates = Estimates(view)
         self.rooms = Rooms(view, self.estimates)
@@ -63,6 +64,10 @@ class Order:
     def action(self) -> Found | None:
         """Return the next action and its function; None: there is none until an event, or until `look_at`."""
         view, queue = self.view, self.view.queue
+        self.now = view.now
+        self.rooms.expire()  # since the last action, or the last run
+        self.promises = []
+        self.look_at = None
         oldest = queue.first()
         if oldest is None:
             return None
@@ -79,7 +84,8 @@ class Order:
             room = None if call.function in self.refused else self.rooms.cheapest(call.owner)
             if room is not None:
                 return self._load_for(call, room, "no device held the model, and loading it here costs least")
-        for call in islice(self._heads(), RIVALS):
+        self.estimates.refresh()
+        for call in islice(self._heads(), RIVALS) if self.refused else queue.oldest(RIVALS):
             action = self._replica(call)
             if action is not None:
                 return action
@@ -111,6 +117,7 @@ class Order:
                 found = self._load_for(call, room, f"it had waited over {self.bound_s:g} s: one device is for it")
                 assert isinstance(found[0], Start)
                 load_s, service_s = (each(room.device.kind) for each in (call.owner.load_s, call.owner.service_s))
+                self.estimates.refresh()
                 pause_s = max(load_s + service_s, load_s / (RESERVED * self.estimates.devices))
                 return replace(found[0], reserved_s=pause_s), call.function
         view.queue.rewind()
@@ -172,15 +179,23 @@ class Order:
         gain = estimates.saved(owner, owner.copies, kind)
         price = LOAD_PRICE + estimates.demand + estimates.pressure
         worthwhile = HORIZON_S * gain > load_s * price
-        wait_s = estimates.wait_s(call, 0.0 if worthwhile else BEHIND * load_s)
+        wait_s = 0.0 if worthwhile else estimates.wait_s(call, BEHIND * load_s)
         broken = call.promised_at is not None and self.now >= call.promised_at + load_s
         if not (worthwhile or broken) and wait_s < BEHIND * load_s:
             self._wait(call, load_s)
             return None
-        room = rooms.cheapest(owner) or (rooms.cheapest(owner, self.view.idle_count) if broken else None)
-        if room is None:
+        found = rooms.rooms(owner) or (rooms.rooms(owner, self.view.idle_count) if broken else [])
+        if not found:
             self._wait(call, load_s)
             return None
+        if not broken and len({each.device.kind for each in found}) == 1:
+            load_s = owner.load_s(found[0].device.kind)
+            if not self._can_pay(call, found[0].worth, load_s, gain, price):
+                self._wait(call, load_s)
+                return None
+        if worthwhile:
+            wait_s = estimates.wait_s(call)
+        room = rooms.best(owner, found)
         load_s = owner.load_s(room.device.kind)
         waiting: Option = ("wait", call.function, wait_s)
         if broken:
@@ -195,6 +210,16 @@ class Order:
             return Load(owner.id, room.device.part, DEVICE, room.victims, why), owner.id
         self._wait(call, load_s)
         return None
+
+    def _can_pay(self, call: WaitingCall, worth: float, load_s: Seconds, gain: float, price: float) -> bool:
+        """
+        Return whether a load for *call* would pay if its victims were worth only *worth*. Nearly always it would not,
+        and the choice of a room is saved.
+        """
+        if HORIZON_S * (gain - REPLACE * worth) > load_s * price:
+            return True
+        enough_s = BEHIND * load_s + max(0.0, HORIZON_S * (worth - gain))
+        return self.estimates.wait_s(call, enough_s) >= enough_s
 
     def _wait(self, call: WaitingCall, load_s: Seconds) -> None:
         """Let *call* wait for its holders beside an idle device, for the estimated wait and one load at most."""
@@ -252,5 +277,5 @@ class Order:
     def _pull(self, call: WaitingCall) -> Seconds:
         """Return the weighted age of *call*: the weight grows without limit near the bound, so few calls reach it."""
         age = self.now - call.arrived_at
-        near = age / (NEAR * self.bound_s) if self.bound_s > 0 else 1.0
+        near = age / self.near_s if self.bound_s > 0 else 1.0
         return age * 1e4 if near >= 1.0 else age / (1.0 - near * near * near)

@@ -1,12 +1,13 @@
 """On which idle device a model is loaded, with which victims, and which of its idle holders takes a call."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from math import inf
+from typing import TypeAlias
 
 from msgspec import Struct
 
-from gpufaas_core.model import CopyId, FunctionId
-from gpufaas_scheduler.contract import DeviceView, FunctionView, ResidentView, View, WaitingCall
+from gpufaas_core.model import Bytes, CopyId, DeviceId, FunctionId
+from gpufaas_scheduler.contract import DeviceView, FunctionView, View, WaitingCall
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.tuning import CANDIDATES, CROWDED, HOLDERS, HORIZON_S
 
@@ -20,79 +21,105 @@ class Room(Struct, frozen=True):
     """The worth of the victims, in seconds of waiting per second."""
 
 
-class Rooms:
-    """Finds a device for a function or a call. Each action needs a new one, as its estimates do."""
+Victims: TypeAlias = tuple[float, tuple[CopyId, ...]]
+"""Their worth and their names."""
 
-    __slots__ = ("_estimates", "_view")
+_Model: TypeAlias = tuple[float, float, Bytes, CopyId]
+"""A copy that may be evicted: its worth per byte, its worth, its memory and its name."""
+
+
+class Rooms:
+    """Finds a device for a function or a call. What it knows is valid for one action, as its estimates are."""
+
+    __slots__ = ("_estimates", "_shelves", "_view")
 
     def __init__(self, view: View, estimates: Estimates) -> None:
         self._view = view
         self._estimates = estimates
+        self._shelves: dict[DeviceId, list[_Model]] = {}
+        """What may be evicted from a device, least recently used first."""
+
+    def expire(self) -> None:
+        """Something has changed."""
+        self._shelves.clear()
+        self._estimates.expire()
 
     def cheapest(self, function: FunctionView, candidates: int = CANDIDATES) -> Room | None:
         """Return the idle device without *function* where loading it costs least."""
-        view = self._view
-        best: Room | None = None
+        rooms = self.rooms(function, candidates)
+        return self.best(function, rooms) if rooms else None
+
+    def rooms(self, function: FunctionView, candidates: int = CANDIDATES) -> list[Room]:
+        """Return the idle devices where *function* may be loaded, those with the least worth of victims first."""
+        found = []
+        for device, lacking in self._view.places(function, candidates):
+            victims = self._victims(device, lacking) if lacking > 0 else (0.0, ())
+            if victims is not None:
+                found.append((victims[0], device.order, device, victims[1]))
+        found.sort()
+        return [Room(device, names, worth) for worth, _, device, names in found]
+
+    def best(self, function: FunctionView, rooms: list[Room]) -> Room:
+        """Return the one of *rooms* where loading *function* costs least: its victims, and the demand for it."""
+        best = rooms[0]
+        if len(rooms) == 1:
+            return best
         least = (inf, 0)
-        devices = view.least_used(function, candidates)
-        for device in devices:
-            if view.holds_function(device, function):
-                continue
-            room = self.room(function, device)
-            if room is None:
-                continue
-            if len(devices) == 1:
-                return room
-            crowd_s = CROWDED * function.load_s(device.kind) * self._crowd(device, room.victims)
-            cost = (room.worth * HORIZON_S + crowd_s, device.order)
-            if best is None or cost < least:
+        for room in rooms:
+            device = room.device
+            cost_s = room.worth * HORIZON_S
+            if cost_s > least[0]:
+                break  # the victims of all others are worth as much, or more
+            cost_s += CROWDED * function.load_s(device.kind) * self._crowd(device, room.victims)
+            cost = (cost_s, device.order)
+            if cost < least:
                 best, least = room, cost
         return best
 
     def room(self, function: FunctionView, device: DeviceView) -> Room | None:
         """Return the victims of the least worth that make room for *function* on *device*, found greedily."""
         view = self._view
-        estimates, kind = self._estimates, device.kind
         need = view.occupation(device, function)
         if need is None:
             return None
-        need -= view.free(device)
-        if need <= 0:
-            return Room(device, (), 0.0)
-        models = []
-        one: tuple[float, CopyId] | None = None
-        for each in self._evictable(device):
-            worth, memory, name = estimates.worth(each.owner, kind), each.memory, each.key
-            models.append((worth / max(1, memory), worth, memory, name))
-            if memory >= need and (one is None or worth < one[0]):
-                one = (worth, name)
-        models.sort()
-        chosen = []
+        lacking = need - view.free(device)
+        victims = self._victims(device, lacking) if lacking > 0 else (0.0, ())
+        return None if victims is None else Room(device, victims[1], victims[0])
+
+    def _victims(self, device: DeviceView, lacking: Bytes) -> Victims | None:
+        models = self._shelves.get(device.id)
+        if models is None:
+            models = self._shelves[device.id] = self._shelf(device)
+        one: _Model | None = None
         for model in models:
+            if model[2] >= lacking and (one is None or model[1] < one[1]):
+                one = model
+        order = sorted(models)
+        if one is not None and order[0][2] >= lacking:
+            return one[1], (one[3],)
+        chosen = []
+        for model in order:
             chosen.append(model)
-            need -= model[2]
-            if need <= 0:
+            lacking -= model[2]
+            if lacking <= 0:
                 break
         else:
             return None
         for model in sorted(chosen[:-1], key=_by_worth, reverse=True):
-            if need + model[2] <= 0:
-                need += model[2]
+            if lacking + model[2] <= 0:
+                lacking += model[2]
                 chosen.remove(model)
         worth = sum(model[1] for model in chosen)
-        victims = tuple(model[3] for model in chosen)
-        if one is not None and one[0] <= worth:
-            worth, victims = one[0], (one[1],)
-        return Room(device, victims, worth)
+        if one is not None and one[1] <= worth:
+            return one[1], (one[3],)
+        return worth, tuple([model[3] for model in chosen])
 
-    def _evictable(self, device: DeviceView) -> Iterator[ResidentView]:
-        """Yield the copies on *device* that may all be evicted together."""
-        seen: dict[FunctionId, int] = {}
-        for each in self._view.residents(device):
-            others = 0 if each.owner.exclusive else seen.get(each.owner.id, 0)
-            if self._view.evictable(each, others):
-                seen[each.owner.id] = others + 1
-                yield each
+    def _shelf(self, device: DeviceView) -> list[_Model]:
+        found, kind, worth_of = [], device.kind, self._estimates.worth
+        for each in self._view.evictable(device):
+            worth, memory = worth_of(each.owner, kind), each.memory
+            found.append((worth / max(1, memory), worth, memory, each.key))
+        return found
 
     def _crowd(self, device: DeviceView, victims: Collection[CopyId]) -> float:
         """Return the demand for the models that stay on *device*, each divided by the number of its copies."""
@@ -117,19 +144,27 @@ class Rooms:
         found = view.idle_holders(call, HOLDERS)
         if len(found) <= 1:
             return found[0] if found else None
-        demand = self._estimates.demand
+        self._estimates.refresh()
+        demand, function = self._estimates.demand, call.function
+        known: dict[FunctionId, float] = {}
         best: DeviceView | None = None
         least = inf
         for device in found:
             missed = 0.0
             for each in view.residents(device):
                 owner = each.owner
-                if owner.exclusive and owner.id != call.function:
-                    missed += view.rate(owner) * demand ** (owner.copies - 1)
-            if missed < least:
-                best, least = device, missed
+                if owner.exclusive and owner.id != function:
+                    its = known.get(owner.id)
+                    if its is None:
+                        its = known[owner.id] = view.rate(owner) * demand ** (owner.copies - 1)
+                    missed += its
+                    if missed >= least:
+                        break
+            else:
+                if missed < least:
+                    best, least = device, missed
         return best
 
 
-def _by_worth(model: tuple[float, float, int, CopyId]) -> float:
+def _by_worth(model: _Model) -> float:
     return model[1]
