@@ -8,7 +8,7 @@ from _document import table
 from matplotlib.figure import Figure
 from msgspec import Struct, structs
 
-from gpufaas_scheduler.policies import DEFAULT_WAIT_BOUND_S
+from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S
 from gpufaas_simulator.plots import lines
 from gpufaas_simulator.report import Estimate
 

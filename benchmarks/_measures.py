@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from paper import POWER_LAW, Results, Task, run
+from paper import O3_LIMIT, POWER_LAW, Results, Task, run
 
 from gpufaas_scheduler.plans import hardware, partition, provisioning, selection, split, variants
 from gpufaas_scheduler.plans.placement import (
@@ -20,7 +20,6 @@ from gpufaas_scheduler.plans.placement import (
     size,
     usher,
 )
-from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT
 
 Value = str | float
 MEASURES: Final[dict[str, Callable[..., Value]]] = {}
@@ -70,7 +69,7 @@ def download_s(megabytes: str, megabits_per_s: str) -> Value:
 
 
 @functools.cache
-def _results(working_set: int, policy: str, limit: int = DEFAULT_O3_LIMIT) -> Results:
+def _results(working_set: int, policy: str, limit: int = O3_LIMIT) -> Results:
     tasks = [Task(POWER_LAW, working_set, 325, policy, limit, seed) for seed in range(SEEDS)]
     return Results(dict(map(run, tasks)), SEEDS)
 
@@ -84,7 +83,7 @@ def _both(working_set: int, *settings: tuple[str, int]) -> Results:
 
 @measure
 def less(name: str, policy: str, working_set: str) -> Value:
-    both = _both(int(working_set), (policy, DEFAULT_O3_LIMIT), ("lb", DEFAULT_O3_LIMIT))
+    both = _both(int(working_set), (policy, O3_LIMIT), ("lb", O3_LIMIT))
     where, than = ((POWER_LAW, int(working_set), 325, each) for each in (policy, "lb"))
     return 100 * both.less(name, where, than).mean
 

@@ -25,7 +25,7 @@ from _document import table, write_part
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY
+from gpufaas_scheduler.policies import DEFAULT_POLICY
 from gpufaas_simulator import plots, synthetic
 from gpufaas_simulator.report import Estimate, Report, answered, estimate, figure
 from gpufaas_simulator.run import engine_header, simulate
@@ -37,6 +37,8 @@ POLICIES = list(dict.fromkeys(["lb", "lalb", "lalb-o3", DEFAULT_POLICY]))
 PAPER_SETS = (15, 25, 35)
 SETTINGS = [(15, 325), (25, 325), (35, 325), (60, 325), (35, 450), (60, 450)]
 LIMITS = range(0, 46, 5)
+O3_LIMIT = 25
+"""The paper's, and our default."""
 POWER_LAW, TRACE = "power law", "trace"
 
 PUBLISHED: Mapping[tuple[str, int, str], tuple[float | None, float | None]] = {
@@ -95,14 +97,15 @@ def run(task: Task) -> tuple[Task, Done]:
         workload = trace_workload(_trace, working_set=task.working_set, rpm=task.rpm, seed=task.seed)
     else:
         workload = synthetic.make_workload(working_set=task.working_set, rpm=task.rpm, seed=task.seed)
-    record, found = simulate(workload, engine_header(task.policy, task.limit))
+    policy = task.policy if task.limit == O3_LIMIT else f"{task.policy}:o3_limit={task.limit}"
+    record, found = simulate(workload, engine_header(policy))
     shares = np.linspace(0, 1, 200)
     return task, Done(found, np.quantile(answered(record), shares).tolist() if task.seed == 0 else [])
 
 
 def tasks(workloads: Sequence[str], seeds: int) -> list[Task]:
     of_seed = [
-        Task(workload, working_set, rpm, policy, DEFAULT_O3_LIMIT, 0)
+        Task(workload, working_set, rpm, policy, O3_LIMIT, 0)
         for workload in workloads
         for working_set, rpm in SETTINGS
         for policy in POLICIES
@@ -119,9 +122,7 @@ class Results:
         self.done = done
         self.seeds = seeds
 
-    def reports(
-        self, workload: str, working_set: int, rpm: int, policy: str, limit: int = DEFAULT_O3_LIMIT
-    ) -> list[Report]:
+    def reports(self, workload: str, working_set: int, rpm: int, policy: str, limit: int = O3_LIMIT) -> list[Report]:
         return [
             self.done[Task(workload, working_set, rpm, policy, limit, seed)].report for seed in range(self.seeds)
         ]  # fmt: skip
@@ -416,9 +417,7 @@ def draw(results: Results, folder: Path, workloads: Sequence[str]) -> None:
     }
     plots.save(plots.latency_and_misses(bars), folder / "latency.svg")
     spread = {
-        (policy, working_set): np.array(
-            results.done[Task(POWER_LAW, working_set, 325, policy, DEFAULT_O3_LIMIT, 0)].quantiles
-        )
+        (policy, working_set): np.array(results.done[Task(POWER_LAW, working_set, 325, policy, O3_LIMIT, 0)].quantiles)
         for working_set in PAPER_SETS
         for policy in POLICIES
     }

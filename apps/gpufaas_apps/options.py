@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gpufaas_core.units import Bytes, MiB
-from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, DEFAULT_WAIT_BOUND_S
+from gpufaas_scheduler.policies import DEFAULT_POLICY, PolicySpec
 
 DEFAULT_PORT: Final = 8080
 DEFAULT_SCHEDULER_PORT: Final = 7070
@@ -51,14 +51,9 @@ class FrontOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """The policy that decides, and its parameters."""
+    """What decides."""
 
-    policy: str = DEFAULT_POLICY
-    o3_limit: int = DEFAULT_O3_LIMIT
-    """How often a waiting call may be overtaken by later ones that hit."""
-    wait_bound_s: float = DEFAULT_WAIT_BOUND_S
-    """least-wait: a call that waits so long has a device reserved, one at a time."""
-    replacement: str = "lru"
+    policy: PolicySpec = field(default_factory=lambda: PolicySpec(DEFAULT_POLICY))
     journal: Path | None = None
     """Every event of the engine goes here as a JSON line, to be replayed."""
 

@@ -244,9 +244,6 @@ class ServeApp:
 def _header(options: ServeOptions) -> Header:
     return Header(
         policy=options.policy,
-        o3_limit=options.o3_limit,
-        wait_bound_s=options.wait_bound_s,
-        replacement=options.replacement,
         epoch=time.time_ns() // 1_000_000,  # grows from run to run: grants of an earlier run are refused
         max_queue=max(_MAX_QUEUE_IN_ALL, options.max_queue),
     )
@@ -272,10 +269,7 @@ def _url(options: FrontOptions) -> str:
 def greet(options: ServeOptions, credentials: Credentials | None, node: Node) -> None:
     """Print what is served where, and what is wrong with it."""
     lines = [f"gateway    {_url(options)}      OpenFaaS API; stop with Ctrl-C"]
-    limit = f", limit {options.o3_limit}" if options.policy == "lalb-o3" else ""
-    if options.policy == "least-wait":
-        limit = f", wait bound {options.wait_bound_s:g} s"
-    lines.append(f"scheduler  {options.policy}{limit}")
+    lines.append(f"scheduler  {options.policy}")
     for device in node.devices():
         how = ENFORCED_BY.get(device.labels.get(MEMORY, ""), "")
         kind = f"CPU device, memory limit enforced {how}" if how else device.kind

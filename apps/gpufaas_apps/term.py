@@ -38,13 +38,7 @@ class Term:
         self._server = server
         self._etcd = etcd
         self._leadership = leadership
-        self._header = Header(
-            policy=options.policy,
-            o3_limit=options.o3_limit,
-            wait_bound_s=options.wait_bound_s,
-            replacement=options.replacement,
-            epoch=leadership.epoch,
-        )
+        self._header = Header(policy=options.policy, epoch=leadership.epoch)
         self._journal = options.journal
         self._deployed = DeployedFunctions(etcd)
         self._entries: dict[str, FunctionEntry] = {}

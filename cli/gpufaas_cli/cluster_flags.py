@@ -19,7 +19,7 @@ from gpufaas_apps.options import (
 from gpufaas_cli.declare import F, option, options, parsed
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Bytes, format_bytes, parse_bytes
-from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, DEFAULT_WAIT_BOUND_S, make_policy
+from gpufaas_scheduler.policies import DEFAULT_POLICY, policy_spec
 
 _T = TypeVar("_T")
 _FILE: Final = click.Path(dir_okay=False, path_type=Path)
@@ -48,11 +48,6 @@ def _queues(given: tuple[str, ...]) -> dict[str, tuple[int, int]]:
             raise InvalidSpec(f"{found[1]} is given twice: say it once")
         queues[found[1]] = numbers[0], numbers[1]
     return queues
-
-
-def _policy(name: str) -> str:
-    make_policy(name)
-    return name
 
 
 def _endpoints(text: str) -> tuple[str, ...]:
@@ -116,16 +111,11 @@ device_options = options(
 """The names are those of `DeviceOptions`."""
 
 policy_options = options(
-    option("--policy", default=DEFAULT_POLICY, callback=parsed(_policy), metavar="NAME",
+    option("--policy", default=DEFAULT_POLICY, callback=parsed(policy_spec), metavar="SPEC",
            says="lb: any idle device; lalb: where the model is, when that is sooner; lalb-o3: as lalb, and hits may "
-           "overtake; least-wait: what shortens waiting most, with replicas; or one that is installed."),
-    option("--o3-limit", type=click.IntRange(0), default=DEFAULT_O3_LIMIT, metavar="N",
-           says="lalb-o3: how often one waiting call may be overtaken."),
-    option("--wait-bound", "wait_bound_s", type=click.FloatRange(0, max_open=True, max=float("inf")),
-           default=DEFAULT_WAIT_BOUND_S, metavar="SECONDS",
-           says="least-wait: a call that waits so long has a device reserved, one call at a time."),
-    option("--replacement", type=click.Choice(("lru", "cost-aware")), default="lru",
-           says="Which models are evicted first."),
+           "overtake; least-wait: what shortens waiting most, with replicas; or one that is installed. With "
+           "options, as in lalb-o3:o3_limit=10, and roles, as in least-wait+replacement=cost-aware; gpufaas policies "
+           "lists them."),
     option("--journal", type=_FILE, metavar="FILE", says="Write every event of the scheduler there, to be replayed."),
 )  # fmt: skip
 """The names are those of `PolicyOptions`."""

@@ -53,6 +53,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "generate": "Write functions as YAML for Kubernetes.",
     "top": "Watch devices, and what is resident on them.",
     "explain": "Say why a call was started where it was, or why it waits.",
+    "policies": "List the policies that decide, with their options.",
     "simulate": "Run a workload through the scheduler in simulated time.",
     "replay": "Send a workload to a running platform, and report what simulate reports.",
     "what-if": "Ask a recorded journal what other devices or policies would have made of it.",

@@ -13,7 +13,6 @@ import click
 from gpufaas_cli import declare, output
 from gpufaas_cli.declare import gathered, option
 from gpufaas_cli.extra import needing
-from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_WAIT_BOUND_S
 
 if TYPE_CHECKING:
     from gpufaas_core.model import Explanation
@@ -119,16 +118,9 @@ workload = gathered(
 )  # fmt: skip
 """Where the workload comes from, as ``source``."""
 
-engine = declare.options(
-    option("--o3-limit", type=click.IntRange(0), default=DEFAULT_O3_LIMIT,
-           says="How often one waiting call may be overtaken."),
-    option("--wait-bound", type=click.FloatRange(0, max_open=True, max=float("inf")), default=DEFAULT_WAIT_BOUND_S,
-           metavar="SECONDS", says="least-wait: a call that waits so long has a device reserved."),
-    option("--replacement", default="lru", says="Which models are evicted first."),
-    option("--learn", is_flag=True,
-           says="Let the scheduler learn its profiles from what is measured, as serve does; else they are the truth."),
-)  # fmt: skip
-"""What decides, beside the policy: ``o3_limit``, ``wait_bound``, ``replacement``, ``learn``."""
+learn = option("--learn", is_flag=True,
+               says="Let the scheduler learn its profiles from what is measured, as serve does; else they are the "
+               "truth.")  # fmt: skip
 
 plotting = declare.options(
     option("--plots", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",

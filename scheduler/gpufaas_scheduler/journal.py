@@ -12,44 +12,41 @@ from types import TracebackType
 import msgspec
 from msgspec import Struct
 
-from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.messages import Command, Event
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.engine import Engine
-from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, DEFAULT_WAIT_BOUND_S, make_policy
+from gpufaas_scheduler.policies import DEFAULT_POLICY, PolicySpec, make_policy, replacement_of
 
-VERSION = 3
-"""
-1: a device held one copy of a function. Its events can be read, but give other commands now.
-2: devices joined empty, and there was no takeover. A reader of 2 would ignore a node's snapshot.
-"""
+VERSION = 4
+"""Of the events and of the header. The events of 1 to 3 know no grants, and give other commands now."""
 
-READABLE = (2, 3)
+READABLE = (4,)
 """The events of these versions still give the same commands."""
 
 
 class Header(Struct, frozen=True):
     """The arguments of an engine."""
 
-    policy: str = DEFAULT_POLICY
-    o3_limit: int = DEFAULT_O3_LIMIT
-    replacement: str = "lru"
-    wait_bound_s: Seconds = DEFAULT_WAIT_BOUND_S
+    policy: PolicySpec = PolicySpec(DEFAULT_POLICY)
     epoch: int = 1
     max_queue: int = 10_000
     learn: bool = True
     version: int = VERSION
 
     def engine(self) -> Engine:
-        """:raises InvalidSpec: no such policy or replacement order"""
+        """:raises InvalidSpec: see `make_policy`"""
         return Engine(
-            policy=make_policy(self.policy, o3_limit=self.o3_limit, wait_bound_s=self.wait_bound_s),
-            replacement=make_replacement(self.replacement),
+            policy=make_policy(self.policy),
+            replacement=replacement_of(self.policy),
             epoch=self.epoch,
             max_queue=self.max_queue,
             learn=self.learn,
         )
+
+
+class _Version(Struct):
+    version: int = VERSION
 
 
 class Journal:
@@ -85,22 +82,23 @@ def read(path: Path) -> tuple[Header, Iterator[tuple[Event, Seconds]]]:
 
     :raises InvalidSpec: it is no journal, or of another version
     """
-    file = path.open("rb")
+    with path.open("rb") as file:
+        first = file.readline()
     try:
-        header = msgspec.json.decode(file.readline(), type=Header)
+        version = msgspec.json.decode(first, type=_Version).version
+        if version not in READABLE:
+            raise InvalidSpec(
+                f"{path} is a journal of version {version}, this program reads version {VERSION}: replay it with the "
+                "release that wrote it"
+            )
+        header = msgspec.json.decode(first, type=Header)
     except msgspec.DecodeError as exc:
-        file.close()
         raise InvalidSpec(f"{path} is not a journal: its first line is no header ({exc})") from exc
-    if header.version not in READABLE:
-        file.close()
-        raise InvalidSpec(
-            f"{path} is a journal of version {header.version}, this program reads {READABLE[0]} to {VERSION}: "
-            "replay it with the release that wrote it"
-        )
 
     def events() -> Iterator[tuple[Event, Seconds]]:
         decoder = msgspec.json.Decoder(tuple[float, Event])
-        with file:
+        with path.open("rb") as file:
+            file.readline()
             for line in file:
                 if line.endswith(b"\n"):
                     now, event = decoder.decode(line)

@@ -1,27 +1,22 @@
-"""The short API of the simulator: from a workload and the name of a policy to a record and a report."""
+"""The short API of the simulator: from a workload and a policy to a record and a report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpufaas_core.model import CallId, Seconds
+from gpufaas_core.model import CallId
 from gpufaas_scheduler.journal import Header
-from gpufaas_scheduler.policies import DEFAULT_O3_LIMIT, DEFAULT_POLICY, DEFAULT_WAIT_BOUND_S
+from gpufaas_scheduler.policies import DEFAULT_POLICY, PolicySpec, policy_spec
 from gpufaas_simulator.nodes import Noise
 from gpufaas_simulator.report import Report, report
 from gpufaas_simulator.simulation import Observer, Record, Simulation
 from gpufaas_simulator.workload import UNBOUNDED, Workload
 
 
-def engine_header(
-    policy: str = DEFAULT_POLICY, o3_limit: int = DEFAULT_O3_LIMIT, replacement: str = "lru", *, learn: bool = False,
-    wait_bound_s: Seconds = DEFAULT_WAIT_BOUND_S,
-) -> Header:  # fmt: skip
+def engine_header(policy: PolicySpec | str = DEFAULT_POLICY, *, learn: bool = False) -> Header:
     """Return the options of an engine for simulations: unbounded queues, and constant profiles unless *learn*."""
-    return Header(
-        policy=policy, o3_limit=o3_limit, replacement=replacement, max_queue=UNBOUNDED, learn=learn,
-        wait_bound_s=wait_bound_s,
-    )  # fmt: skip
+    spec = policy_spec(policy) if isinstance(policy, str) else policy
+    return Header(policy=spec, max_queue=UNBOUNDED, learn=learn)
 
 
 def simulate(
@@ -36,7 +31,7 @@ def simulate(
     """
     Run *workload* through a new engine. *explain*: a call, by its index; see `Record.explanation`.
 
-    :raises InvalidSpec: there is no such policy or replacement order
+    :raises InvalidSpec: see `gpufaas_scheduler.policies.make_policy`
     """
     engine = (header or engine_header()).engine()
     if explain is not None:

@@ -44,8 +44,9 @@ EVERYTHING = {
         },
     },
     "scheduler": {
-        "policy": "lalb-o3", "nodeSelector": {"role": "edge"}, "tolerations": [{"key": "edge", "operator": "Exists"}],
-        "extraArgs": ["--o3-limit=10"],
+        "policy": "lalb-o3:o3_limit=10", "nodeSelector": {"role": "edge"},
+        "tolerations": [{"key": "edge", "operator": "Exists"}],
+        "extraArgs": ["--journal=events.jsonl"],
     },
     "node": {
         "functions": "kubernetes", "functionNamespace": "functions", "pullSecrets": ["registry"], "hostPath": "/data",

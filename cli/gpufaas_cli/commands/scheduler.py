@@ -26,7 +26,7 @@ def command(**given: Any) -> None:
 
     Examples:
       gpufaas scheduler --id s1 --token-file token --etcd 10.0.0.2:2379 --advertise 10.0.0.5:7070
-      gpufaas scheduler --id s1 --token-file token --policy lalb-o3 --o3-limit 25
+      gpufaas scheduler --id s1 --token-file token --policy lalb-o3:o3_limit=10
     """
     options = SchedulerOptions(cluster=cluster_of(given), policy=taken(PolicyOptions, given), **given)
     with needing("scheduler", "cluster"):

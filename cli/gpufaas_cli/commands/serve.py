@@ -29,7 +29,7 @@ def command(**given: Any) -> None:
     Examples:
       gpufaas serve
       gpufaas serve --device cpu:0=2GiB --device cpu:1=2GiB
-      gpufaas serve --device cuda:0 --device cuda:1=20GiB --policy lalb-o3 --o3-limit 25
+      gpufaas serve --device cuda:0 --device cuda:1=20GiB --policy lalb-o3:o3_limit=10
       gpufaas serve --device cuda:0,tier=gold --device cpu:0=4GiB --label zone=a
       gpufaas serve --host 0.0.0.0 --auth-dir /run/secrets
       gpufaas serve --host 0.0.0.0 --builder-secret payload.txt

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from gpufaas_cli import declare, explanations, output, simulations
-from gpufaas_scheduler.policies import DEFAULT_POLICY, POLICIES
+from gpufaas_scheduler.policies import DEFAULT_POLICY, POLICIES, PolicySpec, policy_spec
 
 if TYPE_CHECKING:
     from gpufaas_scheduler.journal import Header
@@ -50,17 +50,22 @@ def _deviation(noise: float | None, noise_of: str, noise_law: str | None, drift:
         return simulations.Deviation.of_options(noise, noise_of, noise_law, drift)
 
 
+def _specs(given: tuple[str, ...]) -> tuple[PolicySpec, ...]:
+    return tuple(policy_spec(each) for each in given)
+
+
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _ANY = click.FloatRange(0, max_open=True, max=float("inf"))
 
 
 @declare.command("simulate")
 @simulations.workload
-@simulations.engine
 @declare.option(
-    "--policy", "policies", multiple=True, metavar="NAME",
-    says=f"{', '.join(POLICIES)}, or one that is installed; repeatable. [default: {DEFAULT_POLICY}, as serve]",
+    "--policy", "policies", multiple=True, metavar="SPEC", callback=declare.parsed(_specs),
+    says=f"{', '.join(POLICIES)}, or one that is installed; with options, as in lalb-o3:o3_limit=10 (gpufaas policies "
+    f"lists them); repeatable. [default: {DEFAULT_POLICY}, as serve]",
 )  # fmt: skip
+@simulations.learn
 @declare.option("--seed", type=click.IntRange(0), default=0, says="Seed of all that is drawn.")
 @declare.option("--seeds", type=click.IntRange(1), default=1, metavar="N",
                 says="Run with N seeds, and show means with 95 % confidence intervals.")  # fmt: skip
@@ -87,8 +92,8 @@ _ANY = click.FloatRange(0, max_open=True, max=float("inf"))
 )  # fmt: skip
 @declare.as_json
 def command(
-    source: simulations.Source, policies: tuple[str, ...], seed: int, seeds: int, deviation: simulations.Deviation,
-    wanted: _Wanted, plot_format: str, as_json: bool, o3_limit: int, wait_bound: float, replacement: str, learn: bool,
+    source: simulations.Source, policies: tuple[PolicySpec, ...], learn: bool, seed: int, seeds: int,
+    deviation: simulations.Deviation, wanted: _Wanted, plot_format: str, as_json: bool,
 ) -> None:  # fmt: skip
     """
     Run a workload through the scheduler of `gpufaas serve`, in simulated time and on simulated devices.
@@ -99,19 +104,14 @@ def command(
     Examples:
       gpufaas simulate
       gpufaas simulate --policy lb --policy lalb --policy lalb-o3 --working-set 15 --working-set 35 --seeds 5
+      gpufaas simulate --policy lalb-o3:o3_limit=0 --policy lalb-o3 --policy least-wait+replacement=cost-aware
       gpufaas simulate --trace azure.csv --minutes 6 --working-set 35 --rpm 325 --plots figures
       gpufaas simulate --workload w.json --policy lalb-o3 --decisions d.jsonl --json
     """
     with simulations.installed("simulate"):
         from gpufaas_simulator.run import engine_header
 
-        # What the engine refuses is wrong usage.
-        headers = [
-            engine_header(each, o3_limit, replacement, learn=learn, wait_bound_s=wait_bound)
-            for each in policies or (DEFAULT_POLICY,)
-        ]
-        for header in headers:
-            header.engine()
+        headers = [engine_header(each, learn=learn) for each in policies or (PolicySpec(DEFAULT_POLICY),)]
     wanted.check(workloads=len(source.settings()) * seeds, policies=len(headers))
     runs = _run(source, headers, range(seed, seed + seeds), deviation, wanted)
     if as_json:
@@ -158,7 +158,7 @@ def _run(
                         explain=explain,
                         progress=_progress(tell, len(runs), f"{header.policy}, {workload.name}", len(workload)),
                     )
-                run = simulations.Run(header.policy, working_set, seed, found)
+                run = simulations.Run(str(header.policy), working_set, seed, found)
                 if explain is not None:
                     run.explanation = record.explanation
                 if wanted.plots is not None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -12,6 +12,7 @@ from gpufaas_cli import declare, output, simulations
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import DeviceId
 from gpufaas_core.units import parse_bytes
+from gpufaas_scheduler.policies import PolicySpec, policy_spec
 
 if TYPE_CHECKING:
     from gpufaas_simulator.workload import SimulatedDevice, Workload
@@ -24,16 +25,19 @@ if TYPE_CHECKING:
                 says="One more device, as 24GiB; of the most frequent kind unless one is named. "
                 "Repeatable.")  # fmt: skip
 @declare.option("--remove-device", "removed", multiple=True, metavar="ID", says="Without this device. Repeatable.")
-@declare.option("--policy", metavar="NAME", says="Instead of the recorded one.")
-@declare.option("--o3-limit", type=click.IntRange(0), says="Instead of the recorded one.")
-@declare.option("--wait-bound", "wait_bound_s", type=click.FloatRange(0, max_open=True, max=float("inf")),
-                metavar="SECONDS", says="Instead of the recorded one.")  # fmt: skip
-@declare.option("--replacement", metavar="NAME", says="Instead of the recorded one.")
+@declare.option("--policy", callback=declare.parsed(policy_spec), metavar="SPEC",
+                says="Instead of the recorded one, as in lalb-o3:o3_limit=10; gpufaas policies lists them."
+                )  # fmt: skip
 @declare.option("--rate", type=click.FloatRange(0, min_open=True), default=1.0, metavar="FACTOR",
                 says="The same calls, so many times as fast after each other.")  # fmt: skip
 @declare.as_json
 def command(
-    journal: Path, added: tuple[str, ...], removed: tuple[str, ...], rate: float, as_json: bool, **asked: Any
+    journal: Path,
+    added: tuple[str, ...],
+    removed: tuple[str, ...],
+    policy: PolicySpec | None,
+    rate: float,
+    as_json: bool,
 ) -> None:
     """
     Answer from a recorded journal what would have been otherwise.
@@ -46,7 +50,7 @@ def command(
       gpufaas serve --journal events.jsonl       record; each event of the scheduler is a line
       gpufaas what-if --journal events.jsonl --add-device 24GiB --add-device 24GiB
       gpufaas what-if --journal events.jsonl --remove-device local/cuda:1 --json
-      gpufaas what-if --journal events.jsonl --policy lb --rate 2
+      gpufaas what-if --journal events.jsonl --policy lalb-o3:o3_limit=10 --rate 2
     """
     with simulations.installed("what-if"):
         from gpufaas_simulator.recorded import read_journal
@@ -59,15 +63,9 @@ def command(
         raise
     except InvalidSpec as exc:
         raise BadWorkload(str(exc)) from exc
-    header = msgspec.structs.replace(
-        recorded.header, **{name: value for name, value in asked.items() if value is not None}
-    )
-    try:
-        header.engine()
-    except InvalidSpec as exc:
-        raise click.UsageError(str(exc)) from exc
+    header = recorded.header if policy is None else msgspec.structs.replace(recorded.header, policy=policy)
     changed = _changed(recorded.workload, added, removed, rate)
-    found = {"recorded": report(recorded.record, recorded.header.policy)}
+    found = {"recorded": report(recorded.record, str(recorded.header.policy))}
     anything = changed is not recorded.workload or header != recorded.header
     calls = max(1, len(changed))
     with output.progress_bar("simulating", 2 * calls) as tell:

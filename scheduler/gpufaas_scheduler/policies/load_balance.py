@@ -8,7 +8,10 @@ _HEAD: Final = Why("it was the first call that the idle device had room for")
 
 
 class LoadBalance:
-    """A call without room on a device is left to the other devices, so a large model does not block a small device."""
+    """An idle device takes the first call that it has room for.
+
+    A call without room on a device is left to the other devices, so a large model does not block a small device.
+    """
 
     name = "lb"
     pass_limit = 0

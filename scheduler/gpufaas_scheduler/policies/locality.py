@@ -10,7 +10,9 @@ count as a busy holder. A local queue goes back to the global queue when its dev
 first call (docs/adr/0028).
 """
 
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
 
 from gpufaas_scheduler.contract import (
     NEVER,
@@ -24,9 +26,7 @@ from gpufaas_scheduler.contract import (
     Why,
     start_on,
 )
-
-DEFAULT_O3_LIMIT: Final = 25
-"""The paper's."""
+from gpufaas_scheduler.policies.spec import NoOptions
 
 _HIT: Final = Why("the first waiting call whose model the device held")
 _IDLE: Final = Why("another idle device held its model")
@@ -34,12 +34,17 @@ _ONLY: Final = Why("no device held its model")
 _LATE: Final = Why("every holder was late by more than a load takes")
 
 
-class Locality:
-    """Later hits may overtake a call until it was passed over `limit` times; 0: never (plain LALB)."""
+class LalbO3:
+    """LALB where later hits overtake waiting calls, within a limit."""
 
-    def __init__(self, name: str, limit: int) -> None:
-        self.name = name
-        self.pass_limit = limit
+    name = "lalb-o3"
+
+    class Options(Struct, frozen=True):
+        o3_limit: Annotated[int, Meta(ge=0, description="how often one waiting call may be overtaken")] = 25
+        """The default is the paper's. 0: plain LALB."""
+
+    def __init__(self, options: Options) -> None:
+        self.pass_limit = options.o3_limit
 
     def plan(self, view: View) -> Plan:
         # Step 1 (the local queue) was done when the device became free: an idle device has no local work.
@@ -74,6 +79,16 @@ class Locality:
             if not queue:
                 break
         return None
+
+
+class Lalb(LalbO3):
+    """LB, but where the model is, when that is sooner than a load elsewhere. No call is overtaken."""
+
+    name = "lalb"
+    Options = NoOptions  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__(LalbO3.Options(0))
 
 
 def place(view: View, call: WaitingCall, device: DeviceView) -> Start | Assign | None:

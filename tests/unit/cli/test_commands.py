@@ -41,6 +41,7 @@ from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.api import management_app
 from gpufaas_gateway.deploy import Deployer
 from gpufaas_gateway.metrics import Metrics
+from gpufaas_scheduler.policies.spec import Chosen, PolicySpec
 
 DEVICE = Device(DeviceId("n1/cpu:0"), "cpu", 2 * GiB)
 GPUFAAS = str(Path(sys.executable).with_name("gpufaas"))
@@ -970,7 +971,7 @@ def test_serve_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, folder: Pa
     second = run(
         "serve", "--port", "9", "--host", "0.0.0.0",
         "--auth", "on", "--auth-dir", "s", "--data", "d", "--device", "cpu:0=1GiB", "--device", "cuda:0",
-        "--policy", "lb", "--o3-limit", "0", "--replacement", "cost-aware", "--journal", "j", "--max-queue", "5",
+        "--policy", "lalb-o3:o3_limit=7+replacement=cost-aware", "--journal", "j", "--max-queue", "5",
         "--max-body", "1MiB",
     )  # fmt: skip
 
@@ -978,6 +979,7 @@ def test_serve_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, folder: Pa
     assert asked[0] == ServeOptions(data=folder / ".local" / "share" / "gpufaas")
     assert asked[1] == ServeOptions(
         port=9, host="0.0.0.0",
-        auth="on", auth_dir=Path("s"), data=folder / "d", devices=("cpu:0=1GiB", "cuda:0"), policy="lb", o3_limit=0,
-        replacement="cost-aware", journal=Path("j"), max_queue=5, max_body=MiB,
+        auth="on", auth_dir=Path("s"), data=folder / "d", devices=("cpu:0=1GiB", "cuda:0"),
+        policy=PolicySpec("lalb-o3", {"o3_limit": 7}, {"replacement": Chosen("cost-aware")}),
+        journal=Path("j"), max_queue=5, max_body=MiB,
     )  # fmt: skip

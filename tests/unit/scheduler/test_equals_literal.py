@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.scheduler import literal
+from tests.unit.scheduler.world import limited
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
@@ -31,7 +32,7 @@ class Both:
         ]
         self.literal = literal.Literal(self.functions, policy, limit)
         self.engine = Engine(
-            policy=make_policy(policy, o3_limit=limit), replacement=make_replacement("lru"), learn=False
+            policy=make_policy(limited(policy, limit)), replacement=make_replacement("lru"), learn=False
         )
         for each in self.functions:
             profile = Profile(each.load_s, each.service_s, each.size)

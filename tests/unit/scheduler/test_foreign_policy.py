@@ -51,10 +51,12 @@ def test_serve_takes_a_policy_from_outside(tmp_path: Path, monkeypatch: pytest.M
     served: list[ServeOptions] = []
     monkeypatch.setattr("gpufaas_apps.serve.run", served.append)
 
-    done = CliRunner().invoke(cli, ["serve", "--policy", "longest-queue", "--wait-bound", "7", "--data", str(tmp_path)])
+    done = CliRunner().invoke(
+        cli, ["serve", "--policy", "longest-queue+replacement=cost-aware", "--data", str(tmp_path)]
+    )
 
     assert done.exit_code == 0, done.output
-    assert (served[0].policy, served[0].wait_bound_s) == ("longest-queue", 7.0)
+    assert str(served[0].policy) == "longest-queue+replacement=cost-aware"
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, FunctionId
-from gpufaas_scheduler.policies import Plan, Start, View, make_policy
+from gpufaas_scheduler.policies import Plan, PolicySpec, Start, View, make_policy
 from gpufaas_scheduler.policies.least_wait import LeastWait
 from gpufaas_scheduler.view import ClusterView
 from gpufaas_scheduler.world.state import Call
 
 
 def least_wait(bound: float = 30.0):  # type: ignore[no-untyped-def]
-    return World(make_policy("least-wait", wait_bound_s=bound))
+    return World(make_policy(PolicySpec("least-wait", {"wait_bound_s": bound})))
 
 
 def grants(world) -> list[m.Grant]:  # type: ignore[no-untyped-def]
@@ -315,7 +315,7 @@ def test_past_the_bound_one_device_at_a_time_is_for_the_oldest_call(
 ) -> None:
     """Random overload. Later calls pass the oldest only while a device is held or loaded for it, or for another."""
     rng = random.Random(seed)
-    policy = Watched(BOUND)
+    policy = Watched(LeastWait.Options(BOUND))
     world = World(policy, max_queue=10_000)
     memory = {}
     for number in range(devices):
@@ -381,8 +381,8 @@ def test_the_bound_is_checked() -> None:
     from gpufaas_core.errors import InvalidSpec
 
     for bound in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(InvalidSpec, match="wait bound"):
-            make_policy("least-wait", wait_bound_s=bound)
+        with pytest.raises(InvalidSpec, match="wait_bound_s is a number, 0 or more"):
+            make_policy(PolicySpec("least-wait", {"wait_bound_s": bound}))
 
 
 # --- loads that policies ask for ---

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.unit.scheduler.world import state_of
+from tests.unit.scheduler.world import limited, state_of
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
@@ -143,7 +143,7 @@ class Site:
     def new_engine(self, epoch: int) -> Engine:
         policy, replacement, learn = self.how
         return Engine(
-            policy=make_policy(policy, o3_limit=3),
+            policy=make_policy(limited(policy, 3)),
             replacement=make_replacement(replacement),
             epoch=epoch,
             max_queue=30,
@@ -682,7 +682,7 @@ def test_each_doc_that_an_event_changes_is_named(policy: str, learn: bool, seed:
     rng = random.Random(seed)
     site = Site(policy, "lru", learn, rng)
     site.engine = Watched(
-        policy=make_policy(policy, o3_limit=3), replacement=make_replacement("lru"), max_queue=30, learn=learn
+        policy=make_policy(limited(policy, 3)), replacement=make_replacement("lru"), max_queue=30, learn=learn
     )
     for number in range(3):
         device = Device(DeviceId(f"n/d{number}"), ("cpu", "kind1")[number % 2], rng.randint(20, 60) << 20)

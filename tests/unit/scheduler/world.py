@@ -10,6 +10,11 @@ from gpufaas_scheduler.policies import DEFAULT_POLICY, SchedulingPolicy, make_po
 from gpufaas_scheduler.world.world import World as State
 
 
+def limited(policy: str, limit: int) -> str:
+    """Return the spec of *policy*, with this limit on overtaking if it has one."""
+    return f"{policy}:o3_limit={limit}" if policy == "lalb-o3" else policy
+
+
 class World:
     """
     An engine with a clock that the test moves. Commands of the last event are in `out`, all of them in `log`.
@@ -26,7 +31,7 @@ class World:
         max_queue: int = 10_000,
         replacement: str = "lru",
     ) -> None:
-        chosen = make_policy(policy, o3_limit=limit) if isinstance(policy, str) else policy
+        chosen = make_policy(limited(policy, limit)) if isinstance(policy, str) else policy
         self.engine = Engine(policy=chosen, replacement=make_replacement(replacement), max_queue=max_queue, learn=learn)
         self.now = 0.0
         self.redeployed = False

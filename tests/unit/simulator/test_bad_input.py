@@ -173,7 +173,8 @@ def test_minutes_that_a_trace_does_not_have(run: Run, tmp_path: Path) -> None:
     ("args", "said"),
     [
         (("--policy", "lalb-o4"), "no policy is called 'lalb-o4': choose one of lb, lalb, lalb-o3"),
-        (("--replacement", "fifo"), "no replacement order is called 'fifo'"),
+        (("--policy", "lb+replacement=fifo"), "no replacement is called 'fifo': choose one of lru, cost-aware"),
+        (("--policy", "lb:o3_limit=3"), "lb has no option 'o3_limit': it has none"),
         (("--policy", "lb", "--policy", "lalb", "--decisions", "d.jsonl"), "--decisions is of one run"),
         (("--decisions", "nowhere/d.jsonl"), "there is no directory nowhere: make it first"),
         (("--shape", "poisson", "--trace", "t.csv"), "--trace and --shape both name a workload"),

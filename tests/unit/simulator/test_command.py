@@ -26,12 +26,12 @@ def test_without_a_policy_the_service_s_default_decides(small: dict[str, Any], w
 
     found = json.loads(run("simulate", "--workload", written(small), "--json").stdout)
 
-    assert found["policy"] == DEFAULT_POLICY == ServeOptions().policy
+    assert found["policy"] == DEFAULT_POLICY == ServeOptions().policy.name
 
 
 def test_the_o3_limit_is_that_of_serve(run: Run) -> None:
     in_order, overtaking = (
-        json.loads(run("simulate", "--policy", "lalb-o3", "--minutes", 2, "--o3-limit", limit, "--json").stdout)
+        json.loads(run("simulate", "--policy", f"lalb-o3:o3_limit={limit}", "--minutes", 2, "--json").stdout)
         for limit in (0, 25)
     )
     plain = json.loads(run("simulate", "--policy", "lalb", "--minutes", 2, "--json").stdout)
@@ -124,7 +124,7 @@ def test_a_log_that_cannot_be_finished_is_not_there(
     small: dict[str, Any], written: Write, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A policy that raises half-way leaves no half log, and an older log as it was."""
-    from gpufaas_scheduler.policies.locality import Locality
+    from gpufaas_scheduler.policies.load_balance import LoadBalance
 
     log = tmp_path / "d.jsonl"
     log.write_text("old\n")
@@ -134,9 +134,9 @@ def test_a_log_that_cannot_be_finished_is_not_there(
             raise RuntimeError("a bug in a policy")
         return iter(())
 
-    monkeypatch.setattr(Locality, "plan", broken)
+    monkeypatch.setattr(LoadBalance, "plan", broken)
 
     with pytest.raises(AttributeError):  # an iterator is no plan
-        run("simulate", "--workload", written(small), "--decisions", log, "--policy", "lalb")
+        run("simulate", "--workload", written(small), "--decisions", log, "--policy", "lb")
     assert log.read_text() == "old\n"
     assert {each.name for each in tmp_path.iterdir()} == {"w.json", "d.jsonl"}

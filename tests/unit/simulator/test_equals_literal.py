@@ -15,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.scheduler import literal
+from tests.unit.scheduler.world import limited
 
 from gpufaas_cli.main import cli
 
@@ -75,8 +76,9 @@ def simulated(workload: dict[str, Any], policy: str, limit: int) -> list[dict[st
     with TemporaryDirectory() as folder:
         given, decisions = Path(folder, "w.json"), Path(folder, "d.jsonl")
         given.write_text(json.dumps(workload))
-        args = ["simulate", "--workload", given, "--policy", policy, "--decisions", decisions, "--json"]
-        result = CliRunner().invoke(cli, [*map(str, args), "--o3-limit", str(limit)])
+        spec = limited(policy, limit)
+        args = ["simulate", "--workload", given, "--policy", spec, "--decisions", decisions, "--json"]
+        result = CliRunner().invoke(cli, [*map(str, args)])
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout)["completed"] == len(workload["arrivals"])
         return [json.loads(line) for line in decisions.read_text().splitlines()]

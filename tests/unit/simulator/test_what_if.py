@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core.messages import Command, Event
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.journal import Header, Journal
+from gpufaas_scheduler.policies import make_policy, replacement_of
 from gpufaas_simulator.nodes import Noise
 from gpufaas_simulator.noise import lognormal, service_noise
 from gpufaas_simulator.run import engine_header
@@ -34,8 +34,10 @@ class Journaled(Engine):
 
 
 def record(path: Path, workload: Workload, header: Header, noise: Noise | None = None) -> None:
-    made, replacement = header.engine(), make_replacement(header.replacement)
-    engine = Journaled(policy=made.policy, replacement=replacement, max_queue=header.max_queue, learn=False)
+    replacement = replacement_of(header.policy)
+    engine = Journaled(
+        policy=make_policy(header.policy), replacement=replacement, max_queue=header.max_queue, learn=False
+    )
     with Journal(path, header) as journal:
         engine.journal = journal
         Simulation(workload, engine, noise=noise).run()

@@ -40,6 +40,10 @@ waiting calls.
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.contract import Plan, View, WaitingCall, Why
 from gpufaas_scheduler.policies.least_wait.order import Order
@@ -47,13 +51,18 @@ from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S
 
 
 class LeastWait:
-    """See module. `wait_bound_s`: see `policies.PolicyOptions`."""
+    """The call and the place that shorten all waiting most, with replicas."""
 
     name = "least-wait"
     pass_limit = 0
 
-    def __init__(self, wait_bound_s: Seconds = DEFAULT_WAIT_BOUND_S) -> None:
-        self.wait_bound_s = wait_bound_s
+    class Options(Struct, frozen=True):
+        wait_bound_s: Annotated[
+            Seconds, Meta(ge=0, description="a call that waits so long has a device reserved, one call at a time")
+        ] = DEFAULT_WAIT_BOUND_S
+
+    def __init__(self, options: Options) -> None:
+        self.wait_bound_s = options.wait_bound_s
         self._order: Order | None = None
         """That of the last run: the next one goes on with it if the view is the same."""
 
