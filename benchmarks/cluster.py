@@ -124,7 +124,7 @@ async def _place_and_finish(service: SchedulerService, function: FunctionId, cal
         grant = service.place(CallId(f"c{at}"), function, 60.0)
         assert isinstance(grant, m.Grant)
         if grant.cold:
-            service.report(m.Loaded(grant.function, grant.device, 1.0, 10))
+            service.report(m.Loaded(grant.function, grant.device, 1.0, 10, grant.copy))
         service.report(m.Finished(grant.call, grant.device, 0.001))
         spent += time.thread_time() - began
         if at % 50 == 0:

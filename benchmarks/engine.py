@@ -98,11 +98,11 @@ class Bench:
         now, _, grant = heappop(self.running)
         while isinstance(grant, LoadCopy):  # a policy's own: in no call's life, so not in the figure
             load_s = self.profiles[grant.function].load_s
-            self.obey(self.engine.handle(Loaded(grant.function, grant.device, load_s, 0), now), now)
+            self.obey(self.engine.handle(Loaded(grant.function, grant.device, load_s, 0, grant.copy), now), now)
             now, _, grant = heappop(self.running)
         profile = self.profiles[grant.function]
         if grant.cold:  # not in every call's life, so not in the figure
-            self.obey(self.engine.handle(Loaded(grant.function, grant.device, profile.load_s, 0), now), now)
+            self.obey(self.engine.handle(Loaded(grant.function, grant.device, profile.load_s, 0, grant.copy), now), now)
         event = Finished(grant.call, grant.device, profile.service_s)
         before = perf_counter_ns()
         commands = self.engine.handle(event, now)

@@ -8,7 +8,7 @@ here, once for all orders.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
-from gpufaas_cache_manager.residency import OwnerT, Residency, Resident
+from gpufaas_cache_manager.residency import Copy, OwnerT, Residency
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Bytes, FunctionId
 
@@ -19,7 +19,7 @@ class Replacement(Protocol):
     @property
     def name(self) -> str: ...
 
-    def order(self, residency: Residency[OwnerT]) -> Iterable[Resident[OwnerT]]: ...
+    def order(self, residency: Residency[OwnerT]) -> Iterable[Copy[OwnerT]]: ...
 
 
 class Lru:
@@ -27,7 +27,7 @@ class Lru:
 
     name = "lru"
 
-    def order(self, residency: Residency[OwnerT]) -> Iterable[Resident[OwnerT]]:
+    def order(self, residency: Residency[OwnerT]) -> Iterable[Copy[OwnerT]]:
         return residency
 
 
@@ -41,11 +41,11 @@ class CostAware:
 
     name = "cost-aware"
 
-    def order(self, residency: Residency[OwnerT]) -> Iterable[Resident[OwnerT]]:
+    def order(self, residency: Residency[OwnerT]) -> Iterable[Copy[OwnerT]]:
         kind = residency.kind
         before: dict[FunctionId, int] = {}
 
-        def cost(each: Resident[OwnerT]) -> tuple[bool, float]:
+        def cost(each: Copy[OwnerT]) -> tuple[bool, float]:
             owner = each.owner
             others = before.get(owner.id, 0)  # copies here that go before this one
             before[owner.id] = others + 1
@@ -65,17 +65,17 @@ def make_replacement(name: str) -> Replacement:
         raise InvalidSpec(f"no replacement order is called {name!r}: choose one of {', '.join(REPLACEMENTS)}") from None
 
 
-def evictable(resident: Resident[OwnerT], others: int = 0) -> bool:
+def evictable(copy: Copy[OwnerT], others: int = 0) -> bool:
     """Return whether it may be evicted together with *others* of its owner: not pinned, not within the minimum."""
-    if resident.running or resident.loading or resident.queued:
+    if copy.running or copy.loading or copy.queued:
         return False
-    owner = resident.owner
+    owner = copy.owner
     return owner.copies - others > owner.min_copies
 
 
 def victims(
     replacement: Replacement, residency: Residency[OwnerT], need: Bytes, owner: OwnerT | None = None
-) -> tuple[Resident[OwnerT], ...] | None:
+) -> tuple[Copy[OwnerT], ...] | None:
     """
     Return what to evict so that *need* bytes are free: nothing if they are, None if pins make it impossible.
 
@@ -89,7 +89,7 @@ def victims(
         return ()
     if need > residency.memory:
         return None
-    chosen: list[Resident[OwnerT]] = []
+    chosen: list[Copy[OwnerT]] = []
     for each in replacement.order(residency):
         its = each.owner
         others = sum(other.owner is its for other in chosen) if its.min_copies else 0

@@ -40,21 +40,18 @@ ASKED: Final = 1
 ANSWERED: Final = 2
 
 
-class Resident(Generic[OwnerT]):
-    """One model in a device's memory: one worker, ready or loading."""
+class Copy(Generic[OwnerT]):
+    """One copy of a function in a device's memory: one worker, ready or loading."""
 
     __slots__ = (
-        "asked", "copy", "id", "key", "last_used", "limit", "loading", "memory", "owner", "queued", "ready_at",
-        "running",
+        "asked", "id", "last_used", "limit", "loading", "memory", "number", "owner", "queued", "ready_at", "running",
     )  # fmt: skip
 
-    def __init__(self, owner: OwnerT, memory: Bytes, now: Seconds, ready_at: Seconds, copy: int = 0) -> None:
+    def __init__(self, owner: OwnerT, memory: Bytes, now: Seconds, ready_at: Seconds, number: int = 0) -> None:
         self.owner = owner
-        self.copy = copy
-        """Its number among the owner's copies on the device."""
-        self.key = copy_id(owner.id, copy)
-        self.id = self.key
-        """In the whole cluster, once it is on a device."""
+        self.number = number
+        """Among all copies of its function that ever were."""
+        self.id = copy_id(owner.id, number)
         self.memory = memory
         """Its charge. Decisions count with this; it is not taken back while the worker lives."""
         self.limit = memory
@@ -88,7 +85,7 @@ class Residency(Generic[OwnerT]):
     idle worker counts as free, since it can be taken back at once; memory lent to a running worker does not.
     """
 
-    __slots__ = ("free", "held", "kind", "memory", "models", "unpromised")
+    __slots__ = ("copies", "free", "held", "kind", "memory", "unpromised")
 
     def __init__(self, memory: Bytes, kind: str) -> None:
         self.memory = memory
@@ -99,77 +96,77 @@ class Residency(Generic[OwnerT]):
         self.unpromised = memory
         """`memory` less the sum of the limits; never negative."""
         self.kind = kind
-        self.models: dict[CopyId, Resident[OwnerT]] = {}
+        self.copies: dict[CopyId, Copy[OwnerT]] = {}
         """Least recently used first: a dict keeps the order of insertion, and a use inserts again."""
 
-    def __iter__(self) -> Iterator[Resident[OwnerT]]:
-        return iter(self.models.values())
+    def __iter__(self) -> Iterator[Copy[OwnerT]]:
+        return iter(self.copies.values())
 
     def __len__(self) -> int:
-        return len(self.models)
+        return len(self.copies)
 
-    def insert(self, resident: Resident[OwnerT]) -> None:
-        """Charge and list *resident* as the most recent."""
-        assert resident.memory <= self.free, "the engine checks for room before it inserts"
-        assert resident.limit <= self.unpromised, "the engine takes back what is lent before it inserts"
-        self.free -= resident.memory
-        self.unpromised -= resident.limit
-        self.models[resident.key] = resident
-        if resident.running:
-            self.hold(resident)
+    def insert(self, copy: Copy[OwnerT]) -> None:
+        """Charge and list *copy* as the most recent."""
+        assert copy.memory <= self.free, "the engine checks for room before it inserts"
+        assert copy.limit <= self.unpromised, "the engine takes back what is lent before it inserts"
+        self.free -= copy.memory
+        self.unpromised -= copy.limit
+        self.copies[copy.id] = copy
+        if copy.running:
+            self.hold(copy)
 
-    def remove(self, key: CopyId) -> Resident[OwnerT]:
-        resident = self.models.pop(key)
-        if resident.running:
-            self.let_go(resident)
-        self.free += resident.memory
-        self.unpromised += resident.limit
-        return resident
+    def remove(self, key: CopyId) -> Copy[OwnerT]:
+        copy = self.copies.pop(key)
+        if copy.running:
+            self.let_go(copy)
+        self.free += copy.memory
+        self.unpromised += copy.limit
+        return copy
 
-    def touch(self, resident: Resident[OwnerT], now: Seconds) -> None:
+    def touch(self, copy: Copy[OwnerT], now: Seconds) -> None:
         """Make it the most recent: it begins to serve a call."""
-        models = self.models
-        key = resident.key
-        del models[key]
-        models[key] = resident
-        resident.last_used = now
+        copies = self.copies
+        key = copy.id
+        del copies[key]
+        copies[key] = copy
+        copy.last_used = now
 
-    def hold(self, resident: Resident[OwnerT]) -> None:
+    def hold(self, copy: Copy[OwnerT]) -> None:
         """It runs from now on: memory lent to it is not free."""
-        lent = resident.limit - resident.memory
+        lent = copy.limit - copy.memory
         self.held += lent
         self.free -= lent
 
-    def let_go(self, resident: Resident[OwnerT]) -> None:
+    def let_go(self, copy: Copy[OwnerT]) -> None:
         """It is idle again: memory lent to it can be taken back at once."""
-        lent = resident.limit - resident.memory
+        lent = copy.limit - copy.memory
         self.held -= lent
         self.free += lent
 
-    def room_of(self, resident: Resident[OwnerT]) -> Bytes:
+    def room_of(self, copy: Copy[OwnerT]) -> Bytes:
         """Return the most that it can have without an eviction: its charge, and all that is free or lent to it."""
-        return resident.memory + self.free + (resident.limit - resident.memory if resident.running else 0)
+        return copy.memory + self.free + (copy.limit - copy.memory if copy.running else 0)
 
-    def resize(self, resident: Resident[OwnerT], memory: Bytes, limit: Bytes) -> None:
+    def resize(self, copy: Copy[OwnerT], memory: Bytes, limit: Bytes) -> None:
         """Change its charge and its limit; a limit grows by what is unpromised at most."""
         assert memory <= limit, "a limit is never below the charge"
-        assert limit - resident.limit <= self.unpromised, "a limit grows only into unpromised memory"
-        if resident.running:
-            self.let_go(resident)
-        self.free -= memory - resident.memory
-        self.unpromised -= limit - resident.limit
-        resident.memory, resident.limit = memory, limit
-        if resident.running:
-            self.hold(resident)
+        assert limit - copy.limit <= self.unpromised, "a limit grows only into unpromised memory"
+        if copy.running:
+            self.let_go(copy)
+        self.free -= memory - copy.memory
+        self.unpromised -= limit - copy.limit
+        copy.memory, copy.limit = memory, limit
+        if copy.running:
+            self.hold(copy)
         assert self.free >= 0, "a charge grows only into free memory"
 
-    def take_back(self, need: Bytes, apart: Resident[OwnerT] | None = None) -> list[Resident[OwnerT]]:
+    def take_back(self, need: Bytes, apart: Copy[OwnerT] | None = None) -> list[Copy[OwnerT]]:
         """
         Take back what is lent to idle residents until *need* bytes are unpromised: least recently used first, no more
         than is lacking, nothing from *apart*. Return the residents whose limit changed.
         """
         changed = []
-        for each in self.models.values():
+        for each in self.copies.values():
             lacking = need - self.unpromised
             if lacking <= 0:
                 break

@@ -225,10 +225,10 @@ class NodeSessions:
                 node.execute(Evict(extra.function, id_, extra.copy))
         # After all evictions: what the engine starts because of these may be what was to be evicted.
         for id_, difference in differences.items():
-            for model in difference.lost:
-                log.error("node.differs device=%s function=%s: it has no such worker", id_, model.owner.id)
+            for copy in difference.lost:
+                log.error("node.differs device=%s function=%s: it has no such worker", id_, copy.owner.id)
                 reason = "the node does not have it, and did not say so"
-                self._service.report(WorkerExited(model.owner.id, id_, reason, model.copy))
+                self._service.report(WorkerExited(copy.owner.id, id_, reason, copy.number))
         self.differences += len(check.doubted)
         for call, id_ in check.doubted:
             log.error("node.differs device=%s call=%s: it does not run there", id_, call)

@@ -5,8 +5,8 @@ Events say what happened (past tense), commands say what to do (imperative). Bot
 between services, over the wire; their tags are the names there. They are msgspec structs: making one costs a tenth of
 making a frozen dataclass, and msgspec encodes them (docs/adr/0002).
 
-Function, device and `copy` name a worker; `copy` is its number among the function's copies on that device. A model
-function has one copy per device, number 0. A number is free again once the engine has removed its copy.
+Function and `copy` name a copy in the whole cluster: `copy` is its number among all copies of the function that ever
+were. Its device tells the node.
 """
 
 from msgspec import Struct
@@ -290,10 +290,21 @@ class LoadCopy(Struct, frozen=True, tag="Load"):
     number: int
     function: FunctionId
     digest: str
-    device: DeviceId
-    memory: Bytes
+    parts: tuple[Part, ...]
     victims: tuple[CopyId, ...] = ()
     copy: int = 0
+    tier: str = "device"
+    """Where it is loaded to; ``host``: its weights only, into the memory of the node."""
+
+    @property
+    def device(self) -> DeviceId:
+        """The device of the first part, whose node is told."""
+        return self.parts[0].device
+
+    @property
+    def memory(self) -> Bytes:
+        """The reservation of the first part, in bytes."""
+        return self.parts[0].memory
 
 
 class Evict(Struct, frozen=True, tag=True):

@@ -36,15 +36,15 @@ CallId = NewType("CallId", str)
 FunctionId = NewType("FunctionId", str)
 """A revision of a deployed function, ``NAME.NAMESPACE@REVISION``. Opaque to the engine."""
 CopyId: TypeAlias = str
-"""Of one copy of a function on a device; see `copy_id`. The first copy has the function's own id."""
+"""Of one copy of a function; see `copy_id`."""
 NodeId = NewType("NodeId", str)
 DeviceId = NewType("DeviceId", str)
 """``NODE/cuda:0``, ``NODE/cpu:1``."""
 
 
 def copy_id(function: FunctionId, copy: int) -> CopyId:
-    """Return the id of copy number *copy* of *function* on a device; that of number 0 is the function's own."""
-    return f"{function}#{copy}" if copy else function
+    """Return the id of copy number *copy* of *function*."""
+    return f"{function}#{copy}"
 
 
 def gateway_of(call: CallId) -> str:
@@ -228,7 +228,7 @@ class ResidentStatus(Struct, frozen=True):
     draining: bool = False
     """It takes no new calls, and is evicted once its calls have ended."""
     copy: int = 0
-    """Its number among the function's copies on this device: the least that was free."""
+    """Its number: of a function, no two copies have the same, on whatever devices."""
     limit: Bytes = 0
     """What it may use now: `memory`, and the free memory that is lent to it."""
 

@@ -72,7 +72,7 @@ class NodeSnapshot(Struct, frozen=True):
 
 
 Holder: TypeAlias = tuple[DeviceId, int]
-"""Where a copy of a function is: device, and its number there."""
+"""Where a copy of a function is: device, and its number."""
 
 
 class CallDoc(Struct, frozen=True, omit_defaults=True):
@@ -199,6 +199,8 @@ class FunctionDoc(Struct, frozen=True):
     """As it was deployed."""
     holders: tuple[Holder, ...]
     """Its copies that take calls, loading ones included, oldest first."""
+    next_copy: int = 0
+    """The number of its next copy."""
     draining: tuple[Holder, ...] = ()
     """Its copies that take no new calls."""
     ready: tuple[Holder, ...] = ()

@@ -15,20 +15,20 @@ from typing import NamedTuple
 
 from gpufaas_core.model import CallId, CopyId, DeviceId, copy_id
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot
-from gpufaas_scheduler.world.state import Model
+from gpufaas_scheduler.world.state import Copy
 
 
 class Holding(NamedTuple):
     """What a device holds by the engine's state."""
 
-    residents: Mapping[CopyId, Model]
+    residents: Mapping[CopyId, Copy]
     """By identity: another object is another load."""
     calls: set[CallId]
     """The running calls."""
 
 
 class Difference(NamedTuple):
-    lost: list[Model]
+    lost: list[Copy]
     """Copies that the node does not have."""
     extra: list[ResidentSnapshot]
     """Idle workers that the engine does not know."""
@@ -47,7 +47,7 @@ def compare(asked: Holding, told: DeviceSnapshot, now: Holding) -> Difference:
     there = {copy_id(each.function, each.copy) for each in told.residents}
     serving = {copy_id(each.function, each.copy) for each in told.running}
     return Difference(
-        [model for key, model in asked.residents.items() if key not in there and now.residents.get(key) is model],
+        [copy for key, copy in asked.residents.items() if key not in there and now.residents.get(key) is copy],
         [
             each
             for each in told.residents

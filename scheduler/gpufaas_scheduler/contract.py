@@ -176,12 +176,7 @@ class ResidentView(Protocol):
     """A copy of a function on a device, perhaps of a CPU function (`owner.exclusive` is false)."""
 
     @property
-    def id(self) -> CopyId:
-        """In the whole cluster."""
-
-    @property
-    def key(self) -> CopyId:
-        """Its name as a victim; of a model function, the function's id."""
+    def id(self) -> CopyId: ...
 
     @property
     def owner(self) -> FunctionView: ...

@@ -19,7 +19,7 @@ from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.queue import IMPLICIT
 from gpufaas_scheduler.world.ready import ReadyCopies
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 WAITING_KEPT: Final = 1000
@@ -33,7 +33,7 @@ LOCAL_KEPT: Final = 100
 
 
 def call_doc(call: Call, now: Seconds) -> CallDoc:
-    model = call.model
+    copy = call.copy
     return CallDoc(
         call=call.id,
         function=call.function,
@@ -46,7 +46,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         estimate_s=call.estimate_s,
         promised_in_s=None if call.promised_at is None else call.promised_at - now,
         patience_s=None if call.patience_s == inf else call.patience_s,
-        copy=0 if model is None else model.copy,
+        copy=0 if copy is None else copy.number,
         cold=call.cold,
         victims=call.victims,
         size=call.size,
@@ -68,7 +68,7 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
                 function=each.owner.id,
                 memory=each.memory,
                 idle_s=now - each.last_used,
-                copy=each.copy,
+                copy=each.number,
                 loading=each.loading,
                 ready_in_s=each.ready_at - now,
                 running=each.running,
@@ -82,7 +82,7 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
         running=running,
         local=tuple(local),
         local_s=device.local_s,
-        preload=None if device.preload is None else device.preload.key,
+        preload=None if device.preload is None else device.preload.id,
         free_in_s=device.free_at - now if device.busy else 0.0,
         busy_for_s=now - device.busy_since if device.busy else 0.0,
         busy_s=device.busy_s,
@@ -100,6 +100,7 @@ def function_doc(owner: FunctionState, now: Seconds) -> FunctionDoc:
     return FunctionDoc(
         function=owner.declared,
         holders=_holders(owner.active.items()),
+        next_copy=owner.number,
         draining=_holders(owner.draining.items()),
         ready=() if owner.ready is None else _holders((each, owner.active[each]) for each in owner.ready),
         called=owner.called,
@@ -117,8 +118,8 @@ def function_doc(owner: FunctionState, now: Seconds) -> FunctionDoc:
     )
 
 
-def _holders(copies: Iterable[tuple[Model, DeviceState]]) -> tuple[Holder, ...]:
-    return tuple((device.id, model.copy) for model, device in copies)
+def _holders(copies: Iterable[tuple[Copy, DeviceState]]) -> tuple[Holder, ...]:
+    return tuple((device.id, copy.number) for copy, device in copies)
 
 
 def engine_doc(world: World, now: Seconds) -> EngineDoc:
@@ -182,6 +183,7 @@ def restore_function(owner: FunctionState, doc: FunctionDoc, since: Seconds) -> 
     owner.scale(doc.desired)
     owner.eager = doc.eager
     owner.excess = doc.excess
+    owner.number = max(owner.number, doc.next_copy)
     if owner.digest != doc.function.digest:
         return  # other code: the costs and failures of the old code do not apply
     for kind, each in doc.costs.items():
@@ -218,15 +220,15 @@ def restore_order(owner: FunctionState, doc: FunctionDoc) -> None:
         owner.ready = ReadyCopies(each for each in _sorted(owner.active, doc.ready) if not each.loading)
 
 
-def _sorted(copies: dict[Model, DeviceState], order: tuple[Holder, ...]) -> dict[Model, DeviceState]:
+def _sorted(copies: dict[Copy, DeviceState], order: tuple[Holder, ...]) -> dict[Copy, DeviceState]:
     rank = {(device, copy): at for at, (device, copy) in enumerate(order)}
     last = len(rank)
-    return dict(sorted(copies.items(), key=lambda each: rank.get((each[1].id, each[0].copy), last)))
+    return dict(sorted(copies.items(), key=lambda each: rank.get((each[1].id, each[0].number), last)))
 
 
 def lost_copies(owner: FunctionState, doc: FunctionDoc) -> bool:
     """Return whether a copy in *doc* did not come back."""
-    present = {(device.id, model.copy) for model, device in owner.active.items()}
+    present = {(device.id, copy.number) for copy, device in owner.active.items()}
     return any(each not in present for each in doc.holders)
 
 

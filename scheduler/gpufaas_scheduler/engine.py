@@ -179,7 +179,7 @@ class Engine:
         """
         world = self._world
         here = [world.devices[each] for each in devices if each in world.devices]
-        found = {each.id: Holding(dict(each.residency.models), {call.id for call in each.runs}) for each in here}
+        found = {each.id: Holding(dict(each.residency.copies), {call.id for call in each.runs}) for each in here}
         for owner in world.functions.values():
             for call in owner.runs:
                 if call.device is not None and call.device.id in found:

@@ -139,7 +139,7 @@ def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
                 pinned=each.pinned or each.owner.copies <= each.owner.min_copies,
                 last_used=each.last_used,
                 draining=each in each.owner.draining,
-                copy=each.copy,
+                copy=each.number,
                 limit=each.limit,
             )
             for each in device.residency

@@ -12,13 +12,13 @@ from typing import Any, Final, Generic
 from msgspec import Struct
 
 from gpufaas_cache_manager.replacement import Replacement, evictable, victims
-from gpufaas_cache_manager.residency import OwnerT, Residency, Resident
+from gpufaas_cache_manager.residency import Copy, OwnerT, Residency
 from gpufaas_core.model import Bytes, CopyId, DeviceId, FunctionId
 from gpufaas_core.units import format_bytes
 
 
 class Fit(Struct, Generic[OwnerT], frozen=True):
-    victims: tuple[Resident[OwnerT], ...]
+    victims: tuple[Copy[OwnerT], ...]
     """The copies to evict, in this order."""
 
 
@@ -78,8 +78,8 @@ def fits(
 
 
 def in_the_way(
-    residency: Residency[OwnerT], need: Bytes, leaves: Callable[[Resident[OwnerT]], bool]
-) -> tuple[Resident[OwnerT], ...]:
+    residency: Residency[OwnerT], need: Bytes, leaves: Callable[[Copy[OwnerT]], bool]
+) -> tuple[Copy[OwnerT], ...]:
     """
     Return the copies within the minimum of their functions that leave less than *need* bytes of the device; none: there
     is room once calls and loads have ended. O(residents).
@@ -87,7 +87,7 @@ def in_the_way(
     :param leaves: whether a copy drains, and does not count for its function any more
     """
     beyond: dict[FunctionId, int] = {}
-    kept: list[Resident[OwnerT]] = []
+    kept: list[Copy[OwnerT]] = []
     for each in residency:
         owner = each.owner
         if not owner.min_copies or leaves(each):
@@ -101,10 +101,10 @@ def in_the_way(
 
 
 def _fits_without(residency: Residency[OwnerT], need: Bytes, names: tuple[CopyId, ...]) -> Fit[OwnerT] | Reason:
-    chosen: list[Resident[OwnerT]] = []
+    chosen: list[Copy[OwnerT]] = []
     free = residency.free
     for name in dict.fromkeys(names):
-        each = residency.models.get(name)
+        each = residency.copies.get(name)
         if each is None:
             return Reason(_ABSENT, need, free, name)
         if not evictable(each, sum(other.owner is each.owner for other in chosen)):

@@ -19,7 +19,7 @@ from gpufaas_scheduler.contract import NEVER, View
 from gpufaas_scheduler.fit import Fit, Reason
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.queue import GlobalQueue
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 
 _FEW: Final = 16
 """Devices are few if this many times as many functions wait: about twice what a device holds."""
@@ -63,7 +63,7 @@ class _Fleet(_Part):
         for device in self.least_used(function, limit):
             residency = device.residency
             known = costs[device.kind]
-            if known is not None and name not in residency.models and not device.closed:
+            if known is not None and name not in device.copies and not device.closed:
                 found.append((device, known.occupation - residency.free))
         return found
 
@@ -93,10 +93,10 @@ class _Residency(_Part):
     __slots__ = ()
 
     def holds(self, device: DeviceState, call: Call) -> bool:
-        return call.function in device.residency.models
+        return call.function in device.copies
 
     def holds_function(self, device: DeviceState, function: FunctionState) -> bool:
-        return function.id in device.residency.models
+        return function.id in device.copies
 
     def held(self, call: Call) -> bool:
         return bool(call.owner.holders)
@@ -114,13 +114,13 @@ class _Residency(_Part):
             return [key[2] for key in idle[:limit] if key[2].id in holders]
         return [each for each in islice(holders.values(), limit) if each.idle_key is not None]
 
-    def residents(self, device: DeviceState) -> Collection[Model]:
-        return device.residency.models.values()
+    def residents(self, device: DeviceState) -> Collection[Copy]:
+        return device.residency.copies.values()
 
-    def evictable(self, device: DeviceState) -> list[Model]:
+    def evictable(self, device: DeviceState) -> list[Copy]:
         found = []
         seen: dict[FunctionId, int] = {}
-        for each in device.residency.models.values():
+        for each in device.residency.copies.values():
             owner = each.owner
             if owner.exclusive:  # it has one copy per device
                 if evictable(each):
@@ -213,20 +213,20 @@ class ClusterView(_Fleet, _Residency, _Costs):
         return self._cluster.now
 
     def first_hit(self, device: DeviceState) -> Call | None:
-        models = device.residency.models
+        copies = device.residency.copies
         best = NEVER
         found: FunctionState | None = None
-        for model in models.values():
-            head = model.owner.queue.head
-            if head < best and model.owner.exclusive:
+        for copy in copies.values():
+            head = copy.owner.flow.head
+            if head < best and copy.owner.exclusive:
                 best = head
-                found = model.owner
+                found = copy.owner
         for call in self._cluster.queue.returned:
             if call.number > best:
                 break
-            if call.function in models:
+            if call.function in device.copies:
                 return call
-        return None if found is None else found.queue.calls[0]
+        return None if found is None else found.flow.calls[0]
 
     def oldest_hit(self, without: Collection[FunctionId], limit: int | None) -> Call | None:
         best = NEVER
@@ -235,20 +235,20 @@ class ClusterView(_Fleet, _Residency, _Costs):
         if (limit is None or len(idle) <= limit) and _FEW * len(idle) <= waiting.functions:
             # The models on these few devices give the same answer as all that waits, at less cost.
             for _, _, device in idle:
-                for model in device.residency.models.values():
-                    owner = model.owner
-                    head = owner.queue.head
+                for copy in device.residency.copies.values():
+                    owner = copy.owner
+                    head = owner.flow.head
                     if head < best and owner.exclusive and device.id in owner.holders and owner.id not in without:
-                        best, found = head, owner.queue.calls[0]
+                        best, found = head, owner.flow.calls[0]
         else:
             candidates = self._cluster.hits.candidates(waiting)
             for owner in list(candidates.values()):
-                head = owner.queue.head
+                head = owner.flow.head
                 if head == NEVER:
                     del candidates[owner.id]
                 elif self._has_idle_holder(owner, limit):
                     if head < best and owner.id not in without:
-                        best, found = head, owner.queue.calls[0]
+                        best, found = head, owner.flow.calls[0]
                 elif limit is None or not self._has_idle_holder(owner, None):
                     del candidates[owner.id]
         for call in waiting.returned:

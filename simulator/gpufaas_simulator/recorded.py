@@ -203,7 +203,7 @@ class _Outcomes:
                 self.record.release_all(device_id, now)
                 self._lose(now, device_id)
             case m.WorkerExited(function, on, copy=copy) | m.CopyFailed(function, on, copy=copy):
-                self.record.release(function, copy, on, now)
+                self.record.release(function, copy, now)
                 self._lose(now, on, (function, copy))
             case m.Finished(call, _, service_s, ok):
                 if call in self.running:
@@ -212,7 +212,7 @@ class _Outcomes:
                     self.record.service_s[self.number[call]] = service_s
             case m.NodeRefused(call, _):
                 if (ran := self.running.pop(call, None)) is not None and ran[0].cold:
-                    self.record.release(ran[0].function, ran[0].copy, ran[0].device, now)
+                    self.record.release(ran[0].function, ran[0].copy, now)
             case m.CallerLeft(call):
                 if call in self.number and call not in self.running:
                     self.record.outcome[self.number[call]] = FAILED
@@ -231,12 +231,12 @@ class _Outcomes:
                 record.device[at] = self.devices[grant.device].index
                 record.starts.append(at)
                 self.running[grant.call] = (grant, now)
-            case m.LoadCopy(_, _, function, _, device_id, _, victims, copy):
+            case m.LoadCopy(function=function, victims=victims, copy=copy):
                 record.prefetches += 1
-                record.hold(function, device_id, copy, victims, now)
-            case m.Evict(function, device_id, copy):
+                record.hold(function, command.device, copy, victims, now)
+            case m.Evict(function, copy=copy):
                 record.evictions += 1
-                record.release(function, copy, device_id, now)
+                record.release(function, copy, now)
             case m.Reject(call, code) if call in self.number:
                 record.outcome[self.number[call]] = REJECTED
                 record.rejections[code] = record.rejections.get(code, 0) + 1

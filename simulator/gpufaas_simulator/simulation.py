@@ -91,34 +91,52 @@ class Record:
         """The time of the last event."""
         self.rejections: dict[str, int] = {}
         """By code."""
-        self.holders: dict[FunctionId, set[tuple[DeviceId, int]]] = {}
-        """The current copies of each function as (device, number of the copy), from the start of their loads."""
+        self.holders: dict[FunctionId, dict[int, tuple[DeviceId, int]]] = {}
+        """
+        The current copies of each function by number, from the start of their loads: the device, and the least number
+        that was free among its copies there. Logs name a copy with the latter.
+        """
+        self._ordinals: dict[tuple[FunctionId, DeviceId], set[int]] = {}
         hottest = workload.hottest
         self._hottest = None if hottest is None else FunctionId(workload.functions[hottest].name)
         self._hottest_since: Seconds = 0.0
 
     def hold(
         self, function: FunctionId, device: DeviceId, copy: int, victims: tuple[CopyId, ...], now: Seconds
-    ) -> None:
-        """Count a copy whose load begins now, and the eviction of *victims* for it."""
-        for victim in victims:
-            self.release(*self._copy(victim), device, now)
+    ) -> tuple[str, ...]:
+        """
+        Count a copy whose load begins now, and the eviction of *victims* for it. Return the names of these in logs: of
+        the first copy on a device, the function; ``#1`` follows for the next, and so on.
+        """
+        names = tuple([self.release(*_copy(victim), now) for victim in victims]) if victims else ()
         self.evictions += len(victims)
         if function == self._hottest:
             self._count_copies(now)
-        self.holders.setdefault(function, set()).add((device, copy))
+        holders = self.holders.setdefault(function, {})
+        there = self._ordinals.setdefault((function, device), set())
+        ordinal = 0
+        while ordinal in there:
+            ordinal += 1
+        there.add(ordinal)
+        holders[copy] = (device, ordinal)
+        return names
 
-    def release(self, function: FunctionId, copy: int, device: DeviceId, now: Seconds) -> None:
-        """Count the copy as gone from *device*, if it was there."""
+    def release(self, function: FunctionId, copy: int, now: Seconds) -> str:
+        """Count the copy as gone, if it was there. Return its name in logs."""
         if function == self._hottest:
             self._count_copies(now)
-        self.holders.get(function, set()).discard((device, copy))
+        held = self.holders.get(function, {}).pop(copy, None)
+        if held is None:
+            return function
+        device, ordinal = held
+        self._ordinals[function, device].remove(ordinal)
+        return f"{function}#{ordinal}" if ordinal else function
 
     def release_all(self, device: DeviceId, now: Seconds) -> None:
         for function, holders in self.holders.items():
-            for on, copy in list(holders):
+            for copy, (on, _) in list(holders.items()):
                 if on == device:
-                    self.release(function, copy, device, now)
+                    self.release(function, copy, now)
 
     def replaced(self, old: FunctionId, new: FunctionId, now: Seconds) -> None:
         """Note that later calls are of the revision *new*."""
@@ -130,18 +148,17 @@ class Record:
         self._count_copies(now)
         self.end_s = now
 
-    def _copy(self, victim: CopyId) -> tuple[FunctionId, int]:
-        """Return function and number of the copy *victim*: the inverse of `copy_id`."""
-        if victim in self.holders:
-            return FunctionId(victim), 0  # whatever characters its name has
-        function, _, copy = victim.rpartition("#")
-        return FunctionId(function), int(copy)
-
     def _count_copies(self, now: Seconds) -> None:
         """Add up the time of the copies so far. Call it before their number changes, and at the end."""
         if self._hottest is not None:
             self.hottest_copy_s += len(self.holders.get(self._hottest, ())) * (now - self._hottest_since)
         self._hottest_since = now
+
+
+def _copy(victim: CopyId) -> tuple[FunctionId, int]:
+    """Return function and number of the copy *victim*: the inverse of `copy_id`."""
+    function, _, copy = victim.rpartition("#")
+    return FunctionId(function), int(copy)
 
 
 class Simulation:
@@ -265,9 +282,10 @@ class Simulation:
             begin = device.free_at if device.free_at > now else now
         number = grant.number * 3
         ready = begin
+        victims: tuple[str, ...] = ()
         if grant.cold:
             record.start[call] = FALSE_MISS if record.holders.get(function) else MISS
-            record.hold(function, grant.device, grant.copy, grant.victims, now)
+            victims = record.hold(function, grant.device, grant.copy, grant.victims, now)
             ready = begin + self._loads(function, device, cost)
             if shared:
                 device.ready_at[copy_id(function, grant.copy)] = ready
@@ -290,17 +308,17 @@ class Simulation:
             return
 
         def tell() -> None:
-            observer.started(begin, call, function, grant.device, not grant.cold, grant.victims, grant.local)
+            observer.started(begin, call, function, grant.device, not grant.cold, victims, grant.local)
 
         self._at(begin, number, device, tell)
 
     def _load(self, command: m.LoadCopy) -> None:
         device = self._devices[command.device]
-        function, victims = command.function, command.victims
+        function = command.function
         cost = self._revisions.cost(function, device.kind)
         shared = self._revisions.shared(function)
         begin = self.now if shared or device.free_at <= self.now else device.free_at
-        self.record.hold(function, command.device, command.copy, victims, self.now)
+        victims = self.record.hold(function, command.device, command.copy, command.victims, self.now)
         ready = begin + self._loads(function, device, cost)
         if shared:
             device.ready_at[copy_id(function, command.copy)] = ready
@@ -334,7 +352,7 @@ class Simulation:
         return service_s if factors is None else service_s * factors[call]
 
     def _evict(self, command: m.Evict) -> None:
-        self.record.release(command.function, command.copy, command.device, self.now)
+        self.record.release(command.function, command.copy, self.now)
         self.record.evictions += 1
         if self._observer is not None:
             self._observer.evicted(self.now, command.function, command.device)

@@ -178,7 +178,7 @@ async def test_a_victim_is_gone_before_its_memory_is_promised_again(rig: Rig) ->
         before = rig.node.workers()[0].pid
         assert before is not None
         mine, other = functions[turn % 2], functions[(turn + 1) % 2]
-        answer = asyncio.ensure_future(rig.call(rig.grant(mine, cold=True, victims=(other,))))
+        answer = asyncio.ensure_future(rig.call(rig.grant(mine, cold=True, victims=(copy_id(other, 0),))))
         while not answer.done():
             alive = [each for each in rig.node.workers() if each.pid and psutil.pid_exists(each.pid)]
             most = max(most, len(alive))

@@ -138,8 +138,8 @@ def _came_again(world: World, event: m.Arrived) -> bool:
         world.out.append(m.Reject(call.id, "refused", runs))
     else:
         assert call.device is not None
-        assert call.model is not None
-        grant_again(world, call, call.device, call.model)
+        assert call.copy is not None
+        grant_again(world, call, call.device, call.copy)
     return True
 
 
@@ -256,14 +256,14 @@ def finished(world: World, event: m.Finished) -> None:
         next_local(world, device)
         world.freed = True
     else:
-        model, waiting = call.model, owner.queue
-        assert model is not None
-        if waiting.calls and model in owner.active:
-            if model.running < owner.slots:
+        copy, waiting = call.copy, owner.flow
+        assert copy is not None
+        if waiting.calls and copy in owner.active:
+            if copy.running < owner.slots:
                 following = waiting.calls[0]
                 waiting.remove(following)
-                start(world, following, device, model, ())
-        elif model.running == 0 and (
+                start(world, following, device, copy, ())
+        elif copy.running == 0 and (
             # Others may wait for the memory of an idle copy. A next copy of *owner* does not, see `fits`.
             world.surplus or world.homeless or world.queue.count or world.nested
             or len(world.short) > (owner.id in world.short)
@@ -303,19 +303,19 @@ def refused(world: World, event: m.NodeRefused) -> None:
     if call is None or call.state != RUNNING or call.device is None or call.device.id != event.device:
         world.ignored["Refused"] += 1
         return
-    device, model, owner = call.device, call.model, call.owner
-    assert model is not None
+    device, copy, owner = call.device, call.copy, call.owner
+    assert copy is not None
     end(world, call)
     if not call.cold:
         device.hits -= 1
     elif not event.opened:
         device.misses -= 1
-        if model.loading and device.residency.models.get(model.key) is model:
-            drop(world, device, model)
+        if copy.loading and device.residency.copies.get(copy.id) is copy:
+            drop(world, device, copy)
             # The node may not have evicted the victims yet, and their memory is promised: evict them now.
-            for function, copy in call.victims:
-                if copy_id(function, copy) not in device.residency.models:
-                    world.out.append(m.Evict(function, device.id, copy))
+            for function, number in call.victims:
+                if copy_id(function, number) not in device.residency.copies:
+                    world.out.append(m.Evict(function, device.id, number))
     place_again(world, call, event.reason)
     if owner.exclusive:
         next_local(world, device)

@@ -4,9 +4,9 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId, Part
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
-from gpufaas_scheduler.handle.grants import reserve, start
+from gpufaas_scheduler.handle.grants import parts_of, reserve, start
 from gpufaas_scheduler.world.call_state import WAITING
-from gpufaas_scheduler.world.state import Call, DeviceState, Model
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState
 from gpufaas_scheduler.world.world import World
 
 
@@ -18,13 +18,13 @@ def try_start(world: World, action: contract.Start) -> str | None:
     call = world.calls.by_id.get(calls[0])
     if call is None or call.state != WAITING or not call.owner.exclusive:
         return f"call {calls[0]} does not wait in the global queue"
-    victims: tuple[Model, ...] = ()
-    model: Model | None = None
+    victims: tuple[Copy, ...] = ()
+    copy: Copy | None = None
     if action.copy is not None:
         found = world.cluster.copies.get(action.copy)
         if found is None or found[1].owner is not call.owner:
             return _no_copy(action.copy, call)
-        device, model = found
+        device, copy = found
         if device.run is not None or device.preload is not None:
             return _busy(device)
     else:
@@ -44,7 +44,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
     call.why = action.why
     if action.reserved_s:
         world.cluster.reserved_until = world.cluster.now + action.reserved_s
-    start(world, call, device, model, victims)
+    start(world, call, device, copy, victims)
     return None
 
 
@@ -65,10 +65,10 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
     found = world.cluster.copies.get(action.copy)
     if found is None or found[1].owner is not call.owner:
         return _no_copy(action.copy, call)
-    device, model = found
+    device, copy = found
     if not device.busy:
         return f"device {device.id} is idle: nothing would end its local queue's wait"
-    if model not in call.owner.active:
+    if copy not in call.owner.active:
         return f"copy {action.copy} takes no new calls"
     if world.nested and world.nests.holds(device):
         return f"device {device.id} is held by a call that waits for a call"
@@ -77,12 +77,13 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
     costs = call.owner.costs[device.kind]
     call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
     world.calls.enqueue(call, device)
+    call.copy = copy
     call.patience_s = action.patience_s
     device.local.append(call)
     device.local_s += call.estimate_s
     if device.local[0] is call:
         world.overdue.note(device)
-    model.queued += 1
+    copy.queued += 1
     world.cluster.asked = None
     return None
 
@@ -101,20 +102,22 @@ def try_load(world: World, action: contract.Load) -> str | None:
         return _busy(device)
     if owner.backoff is not None:
         return f"the last load of {owner.id} failed: a call has to try it first"
-    if owner.id in device.residency.models:
+    if owner.id in device.copies:
         return f"device {device.id} holds {owner.id} already"
     if owner.max_copies and owner.copies >= owner.max_copies:
         return f"{owner.id} has {owner.copies} copies, and may have {owner.max_copies}"
     found = world.cluster.fits(device, owner, action.victims)
     if isinstance(found, Reason):
         return found.say(owner.id, device.id, device.kind)
-    model, names = reserve(world, device, owner, found.victims)
-    device.preload = model
+    copy, names = reserve(world, device, owner, found.victims)
+    device.preload = copy
     device.busy_since = world.cluster.now
-    device.free_at = model.ready_at
+    device.free_at = copy.ready_at
     world.cluster.set_busy(device)
     world.grant = number = world.grant + 1
-    world.out.append(m.LoadCopy(world.epoch, number, owner.id, owner.digest, device.id, model.memory, names))
+    world.out.append(
+        m.LoadCopy(world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number)
+    )
     return None
 
 

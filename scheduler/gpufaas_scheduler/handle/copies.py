@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Final
 
 from gpufaas_core import messages as m
-from gpufaas_scheduler.handle.grants import next_local, reserve, return_local, start
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.handle.grants import next_local, parts_of, reserve, return_local, start
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 MAX_LOADING: Final = 4
@@ -42,25 +42,25 @@ def balance(world: World, owner: FunctionState) -> None:
     world.freed = True
 
 
-def evict(world: World, device: DeviceState, model: Model) -> None:
+def evict(world: World, device: DeviceState, copy: Copy) -> None:
     """Evict a copy that is no victim of a miss or a load."""
     preload = device.preload
-    world.cluster.evict(device, model)
-    world.out.append(m.Evict(model.owner.id, device.id, model.copy))
+    world.cluster.evict(device, copy)
+    world.out.append(m.Evict(copy.owner.id, device.id, copy.number))
     if preload is not device.preload:
         next_local(world, device)
 
 
-def drop(world: World, device: DeviceState, model: Model) -> None:
+def drop(world: World, device: DeviceState, copy: Copy) -> None:
     """Remove a copy that is lost, and return its local queue."""
-    owner = model.owner
-    if model.queued:
+    owner = copy.owner
+    if copy.queued:
         for call in [each for each in device.local if each.owner is owner]:
             return_local(world, device, call)
-    world.cluster.evict(device, model, lost=True)
+    world.cluster.evict(device, copy, lost=True)
     if owner.copies < owner.target and owner.id not in world.short:
         note_lack(world, owner)
-    if not owner.exclusive and owner.queue.calls and not owner.active:
+    if not owner.exclusive and owner.flow.calls and not owner.active:
         world.homeless[owner.id] = owner
 
 
@@ -68,8 +68,8 @@ def forget_if_done(world: World, owner: FunctionState) -> None:
     """Evict a removed function and forget it, once none of its calls waits or runs."""
     if owner.waiting or owner.running or world.functions.get(owner.id) is not owner:
         return
-    for model, device in [*owner.active.items(), *owner.draining.items()]:
-        evict(world, device, model)
+    for copy, device in [*owner.active.items(), *owner.draining.items()]:
+        evict(world, device, copy)
     del world.functions[owner.id]
     owner.forget()
     world.cluster.constrained -= bool(owner.constraints)
@@ -80,7 +80,7 @@ def forget_if_done(world: World, owner: FunctionState) -> None:
 
 def serve_fifo(world: World, owner: FunctionState) -> None:
     """Start as many waiting calls of a CPU function as it has free slots; load it if it has no copy."""
-    queue = owner.queue
+    queue = owner.flow
     if not owner.active and queue.calls:
         owner.revive()
     if not owner.active and queue.calls:
@@ -100,18 +100,18 @@ def serve_fifo(world: World, owner: FunctionState) -> None:
 
 def trim(world: World, owner: FunctionState) -> None:
     """Evict surplus copies that are idle, and drain those that are not."""
-    for model, device in list(owner.draining.items()):
-        if not model.pinned:
-            evict(world, device, model)
+    for copy, device in list(owner.draining.items()):
+        if not copy.pinned:
+            evict(world, device, copy)
     surplus = owner.surplus
     if surplus:
-        for model in _dispensable(owner)[:surplus]:
+        for copy in _dispensable(owner)[:surplus]:
             owner.excess -= 1
-            if model.pinned:
-                owner.drain(model)
+            if copy.pinned:
+                owner.drain(copy)
                 world.cluster.note_waiting(owner)
             else:
-                evict(world, owner.active[model], model)
+                evict(world, owner.active[copy], copy)
     if not owner.surplus:
         owner.trimmed()
         if not owner.draining:
@@ -141,11 +141,11 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
     if room is None:
         return False
     device, victims = room
-    if victims and owner.copies >= owner.min_copies and not owner.eager and not owner.queue.calls:
+    if victims and owner.copies >= owner.min_copies and not owner.eager and not owner.flow.calls:
         return False
-    model, names = reserve(world, device, owner, victims)
+    copy, names = reserve(world, device, owner, victims)
     world.grant = number = world.grant + 1
-    load = m.LoadCopy(world.epoch, number, owner.id, owner.digest, device.id, model.memory, names, model.copy)
+    load = m.LoadCopy(world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number)
     world.out.append(load)
     if not owner.exclusive:
         serve_fifo(world, owner)  # its slots are free from now on, see `free_copy`
@@ -155,10 +155,10 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
 def place_shared(world: World, call: Call) -> None:
     """Start a call of a CPU function, or let it wait in the FIFO of its function."""
     owner = call.owner
-    if not owner.queue.calls and (free := owner.free_copy()) is not None:
+    if not owner.flow.calls and (free := owner.free_copy()) is not None:
         start(world, call, owner.active[free], free, ())
         return
-    owner.queue.append(call)
+    owner.flow.append(call)
     if not owner.active:
         world.homeless[owner.id] = owner
         serve_fifo(world, owner)
@@ -175,19 +175,19 @@ def scaled(world: World, event: m.Scaled) -> None:
     balance(world, owner)
 
 
-def _dispensable(owner: FunctionState) -> list[Model]:
+def _dispensable(owner: FunctionState) -> list[Copy]:
     """
     Return the copies that may go, the first to go first: by the fewest running calls, then by the most copies on their
     device, then by the last use, oldest first.
 
     Loading copies are left out until they are loaded: a call may have been promised one.
     """
-    ready = [(model, device) for model, device in owner.active.items() if not model.loading]
+    ready = [(copy, device) for copy, device in owner.active.items() if not copy.loading]
     ready.sort(key=lambda each: (each[0].running + each[0].queued, each[0].last_used, each[1].order))
     left = Counter(device for _, device in ready)
     ranked = []
-    for at, (model, device) in enumerate(ready):
-        ranked.append((model.running + model.queued, -left[device], at, model))
+    for at, (copy, device) in enumerate(ready):
+        ranked.append((copy.running + copy.queued, -left[device], at, copy))
         left[device] -= 1
     ranked.sort(key=lambda each: each[:3])
     return [each[3] for each in ranked]

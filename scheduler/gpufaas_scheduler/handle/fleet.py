@@ -30,28 +30,28 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
         return
     for call in list(device.local):
         return_local(world, device, call)
-    for model in list(device.residency):
-        owner = model.owner
-        if model in owner.draining:
+    for copy in list(device.residency):
+        owner = copy.owner
+        if copy in owner.draining:
             pass
-        elif model.pinned:
-            owner.drain(model)
+        elif copy.pinned:
+            owner.drain(copy)
             world.cluster.note_waiting(owner)
-            if not owner.exclusive and owner.queue.calls and not owner.active:
+            if not owner.exclusive and owner.flow.calls and not owner.active:
                 world.homeless[owner.id] = owner
         else:
-            evict(world, device, model)
+            evict(world, device, copy)
         balance(world, owner)
     if device.idle_key is not None:
         world.cluster.set_busy(device)
 
 
 def leave(world: World, device: DeviceState) -> None:
-    owners = [model.owner for model in device.residency]
+    owners = [copy.owner for copy in device.residency]
     for call in world.runs_at(device):
         end(world, call)
-    for model in list(device.residency):
-        drop(world, device, model)
+    for copy in list(device.residency):
+        drop(world, device, copy)
     world.cluster.leave(device)
     for owner in owners:
         if owner.removed:

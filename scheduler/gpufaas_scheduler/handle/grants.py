@@ -8,33 +8,33 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId, Part, copy_id
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of it")
 
 
-def start(world: World, call: Call, device: DeviceState, model: Model | None, victims: tuple[Model, ...]) -> None:
+def start(world: World, call: Call, device: DeviceState, copy: Copy | None, victims: tuple[Copy, ...]) -> None:
     """Grant *call* a grant: a hit on *model*, or a miss for which *victims* are evicted. The caller has checked it."""
     cluster, calls, owner = world.cluster, world.calls, call.owner
     local, after = call.state == LOCAL, START[call.state]
     now = cluster.now
     names: tuple[CopyId, ...] = ()
-    if model is None:
-        model, names = reserve(world, device, owner, victims)
+    if copy is None:
+        copy, names = reserve(world, device, owner, victims)
         call.cold = True
-        call.victims = tuple([(each.owner.id, each.copy) for each in victims])
+        call.victims = tuple([(each.owner.id, each.number) for each in victims])
         device.misses += 1
     else:
-        device.residency.touch(model, now)
+        device.residency.touch(copy, now)
         cluster.asked = None
         device.hits += 1
-    model.running += 1
-    if model.running == 1 and model.limit != model.memory:
-        device.residency.hold(model)
+    copy.running += 1
+    if copy.running == 1 and copy.limit != copy.memory:
+        device.residency.hold(copy)
     call.state = after
     call.device = device
-    call.model = model
+    call.copy = copy
     if not owner.marked:
         owner.mark()
     if not device.marked:
@@ -44,7 +44,7 @@ def start(world: World, call: Call, device: DeviceState, model: Model | None, vi
     calls.waiting -= 1
     if owner.exclusive:
         costs = owner.costs[device.kind]
-        ready = model.ready_at if model.loading and model.ready_at > now else now
+        ready = copy.ready_at if copy.loading and copy.ready_at > now else now
         device.run = call
         device.busy_since = now
         call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
@@ -58,30 +58,34 @@ def start(world: World, call: Call, device: DeviceState, model: Model | None, vi
     else:
         owner.runs[call] = None
         if owner.ready is not None:
-            owner.ready.started(model)
+            owner.ready.started(copy)
     world.grant = number = world.grant + 1
     grant = m.Grant(
-        world.epoch, number, (call.id,), owner.id, owner.digest, (Part(device.id, model.memory),), call.cold, names,
-        local, model.copy, None if call.ends is None else call.ends - now,
+        world.epoch, number, (call.id,), owner.id, owner.digest, parts_of(copy, device), call.cold, names,
+        local, copy.number, None if call.ends is None else call.ends - now,
     )  # fmt: skip
     world.out.append(m.StartCall(grant))
 
 
 def reserve(
-    world: World, device: DeviceState, owner: FunctionState, victims: tuple[Model, ...]
-) -> tuple[Model, tuple[CopyId, ...]]:
+    world: World, device: DeviceState, owner: FunctionState, victims: tuple[Copy, ...]
+) -> tuple[Copy, tuple[CopyId, ...]]:
     """Evict *victims* and charge the reservation of *owner*, whose load begins now."""
     leave_for_others(world, device, victims)
     costs = owner.costs[device.kind]
     assert costs is not None
     world.out += world.lending.take_back(device, costs.occupation)
-    model = world.cluster.insert(device, owner, costs.occupation, costs.load_s)
+    copy = world.cluster.insert(device, owner, costs.occupation, costs.load_s)
     if owner.copies >= owner.target:
         world.short.pop(owner.id, None)
-    return model, tuple([each.key for each in victims])
+    return copy, tuple([each.id for each in victims])
 
 
-def leave_for_others(world: World, device: DeviceState, victims: Iterable[Model]) -> None:
+def parts_of(copy: Copy, device: DeviceState) -> tuple[Part, ...]:
+    return (Part(device.id, copy.memory),)
+
+
+def leave_for_others(world: World, device: DeviceState, victims: Iterable[Copy]) -> None:
     for victim in victims:
         world.cluster.evict(device, victim)
         owner = victim.owner
@@ -92,8 +96,8 @@ def leave_for_others(world: World, device: DeviceState, victims: Iterable[Model]
 
 def end(world: World, call: Call) -> None:
     """*call* no longer uses its worker."""
-    model, device, owner = call.model, call.device, call.owner
-    assert model is not None
+    copy, device, owner = call.copy, call.device, call.owner
+    assert copy is not None
     assert device is not None
     calls = world.calls
     call.state = END[call.state]
@@ -106,12 +110,12 @@ def end(world: World, call: Call) -> None:
         calls.twins.pop((call.id, device.id), None)
     else:
         del calls.by_id[call.id]
-    model.running -= 1
-    if not model.running:
-        if model.limit != model.memory:
-            device.residency.let_go(model)
-        if model.asked == ANSWERED:
-            model.asked = NOT_ASKED
+    copy.running -= 1
+    if not copy.running:
+        if copy.limit != copy.memory:
+            device.residency.let_go(copy)
+        if copy.asked == ANSWERED:
+            copy.asked = NOT_ASKED
     if device.run is call:
         device.run = None
         device.busy_s += world.cluster.now - device.busy_since
@@ -123,7 +127,7 @@ def end(world: World, call: Call) -> None:
     else:
         del owner.runs[call]
         if owner.ready is not None:
-            owner.ready.ended(model)
+            owner.ready.ended(copy)
 
 
 def _next_other(world: World, device: DeviceState) -> None:
@@ -142,9 +146,10 @@ def next_local(world: World, device: DeviceState) -> None:
         return
     if device.local:
         call = device.local[0]
-        model = device.residency.models[call.function]
+        copy = call.copy
+        assert copy is not None
         take_local(world, device, call)
-        start(world, call, device, model, ())
+        start(world, call, device, copy, ())
     elif device.idle_key is None and not device.closed:
         world.cluster.set_idle(device)
 
@@ -159,7 +164,8 @@ def take_local(world: World, device: DeviceState, call: Call) -> None:
         local.remove(call)
     # Of an empty queue it is exactly 0, whatever was rounded.
     device.local_s = device.local_s - call.estimate_s if local else 0.0
-    device.residency.models[call.function].queued -= 1
+    if call.copy is not None:
+        call.copy.queued -= 1
 
 
 def return_local(world: World, device: DeviceState, call: Call) -> None:
@@ -169,13 +175,13 @@ def return_local(world: World, device: DeviceState, call: Call) -> None:
     world.cluster.note_waiting(call.owner)
 
 
-def grant_again(world: World, call: Call, device: DeviceState, model: Model) -> None:
+def grant_again(world: World, call: Call, device: DeviceState, copy: Copy) -> None:
     """Grant a call its grant again: it has its place, but its gateway has not heard of it."""
     world.grant = number = world.grant + 1
     owner = call.owner
-    victims = tuple(copy_id(function, copy) for function, copy in call.victims)
+    victims = tuple(copy_id(*each) for each in call.victims)
     grant = m.Grant(
-        world.epoch, number, (call.id,), owner.id, owner.digest, (Part(device.id, model.memory),), call.cold, victims,
-        copy=model.copy, within_s=None if call.ends is None else call.ends - world.cluster.now,
+        world.epoch, number, (call.id,), owner.id, owner.digest, parts_of(copy, device), call.cold, victims,
+        copy=copy.number, within_s=None if call.ends is None else call.ends - world.cluster.now,
     )  # fmt: skip
     world.out.append(m.StartCall(grant))

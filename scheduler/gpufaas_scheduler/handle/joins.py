@@ -5,7 +5,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED, Resident
+from gpufaas_cache_manager import residency
+from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, Seconds, copy_id
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, RunningCall
@@ -15,7 +16,7 @@ from gpufaas_scheduler.handle.fleet import leave
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local
 from gpufaas_scheduler.handle.waiting import unqueue, wait_again
 from gpufaas_scheduler.world.call_state import RUNNING
-from gpufaas_scheduler.world.state import Call, DeviceState, Model
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState
 from gpufaas_scheduler.world.world import World
 
 # Calls that were started before this engine knew of them have numbers below all others.
@@ -97,10 +98,10 @@ def adopt(
         cluster.close(state, closed=True)
     exclusive: list[tuple[Call, RunningCall]] = []
     for each in snapshot.running:
-        model = state.residency.models.get(copy_id(each.function, each.copy))
-        if model is None:
+        copy = state.residency.copies.get(copy_id(each.function, each.copy))
+        if copy is None:
             continue  # it is on its way out, and its calls with it
-        call = _adopt_call(world, state, model, each, at, calls, waiting)
+        call = _adopt_call(world, state, copy, each, at, calls, waiting)
         if call.owner.exclusive:
             exclusive.append((call, each))
     if doc is not None and calls:
@@ -127,7 +128,7 @@ def _adopt_run(
     since: Seconds,
 ) -> None:
     """Set the call or load that has the device: of the running calls of model functions, the one in *doc*, if any."""
-    preload = None if doc is None or doc.preload is None else state.residency.models.get(doc.preload)
+    preload = None if doc is None or doc.preload is None else state.residency.copies.get(doc.preload)
     if exclusive:
         has = doc.running[0].call if doc is not None and doc.running else None
         exclusive.sort(key=lambda each: (each[0].id != has, not each[1].begun, -each[1].age_s))
@@ -145,13 +146,14 @@ def _adopt_run(
 
 def _adopt_local(world: World, state: DeviceState, local: list[Call]) -> list[Call]:
     """Put the calls of *local* whose model is there into the local queue, and return them."""
-    waits = [call for call in local if call.function in state.residency.models]
+    waits = [call for call in local if call.function in state.copies]
     for call in waits:
+        call.copy = copy = state.residency.copies[state.copies[call.function]]
         world.calls.wait(call)
         world.calls.enqueue(call, state)
         state.local.append(call)
         state.local_s += call.estimate_s
-        state.residency.models[call.function].queued += 1
+        copy.queued += 1
         world.calls.watch(call)
     return waits
 
@@ -166,6 +168,8 @@ def _adopt_residents(
     found = []
     for each in snapshot.residents:
         owner = world.functions.get(each.function)
+        if owner is not None:
+            owner.number = max(owner.number, each.copy + 1)
         key = copy_id(each.function, each.copy)
         excess = over > 0 and not running[key]
         if (
@@ -174,9 +178,9 @@ def _adopt_residents(
             or owner.digest != each.digest
             or owner.costs[state.kind] is None
             or not owner.allows(state)
-            or (owner.exclusive and each.copy)
+            or (each.function in state.copies)
             or each.memory > state.residency.unpromised
-            or key in state.residency.models
+            or key in world.cluster.copies
         ):
             over -= each.memory
             world.out.append(m.Evict(each.function, state.id, each.copy))
@@ -185,19 +189,19 @@ def _adopt_residents(
         assert costs is not None
         before = known.get(key)
         charged = min(each.memory, costs.occupation if before is None else before.memory)
-        model = Resident(owner, charged, at - each.idle_s, at - each.load_age_s + costs.load_s, each.copy)
-        model.limit = each.memory
-        model.loading = each.loading
-        model.running = running[key]
-        model.asked = ANSWERED if model.running and before is not None and before.asked else NOT_ASKED
+        copy = residency.Copy(owner, charged, at - each.idle_s, at - each.load_age_s + costs.load_s, each.copy)
+        copy.limit = each.memory
+        copy.loading = each.loading
+        copy.running = running[key]
+        copy.asked = ANSWERED if copy.running and before is not None and before.asked else NOT_ASKED
         if before is not None and before.loading == each.loading:
-            model.ready_at = since + before.ready_in_s
-        world.cluster.place(state, model)
-        world.lending.note(state, model)
+            copy.ready_at = since + before.ready_in_s
+        world.cluster.place(state, copy)
+        world.lending.note(state, copy)
         closed = doc is not None and doc.closed
-        owner.adopt(model, state, draining=closed or (before is not None and before.draining))
+        owner.adopt(copy, state, draining=closed or (before is not None and before.draining))
         world.cluster.note_waiting(owner)
-        found.append((key, each.memory, each.loading, model.running))
+        found.append((key, each.memory, each.loading, copy.running))
     return found != [
         (copy_id(each.function, each.copy), each.limit or each.memory, each.loading, each.running)
         for each in known.values()
@@ -207,14 +211,14 @@ def _adopt_residents(
 def _adopt_call(
     world: World,
     state: DeviceState,
-    model: Model,
+    copy: Copy,
     running: RunningCall,
     at: Seconds,
     calls: dict[CallId, Call],
     waiting: dict[CallId, Call],
 ) -> Call:
     """Return the state of the call *running* on *model*, made new if need be. `model.running` counts it already."""
-    owner = model.owner
+    owner = copy.owner
     other = world.calls.by_id.get(running.call)
     waited = waiting.pop(running.call, None)
     call = calls.pop(running.call, None) or waited
@@ -238,22 +242,22 @@ def _adopt_call(
             world.out.append(m.Abort(running.call, state.id))
     elif call.aborted and not running.abandoned:
         world.out.append(m.Abort(running.call, state.id))  # the node has not heard of it
-    world.calls.adopt(call, state, model, twin=twin)
+    world.calls.adopt(call, state, copy, twin=twin)
     call.cold = running.cold
     if running.begun:
         call.why = TAKEN_OVER
     if regrant:
-        grant_again(world, call, state, model)
+        grant_again(world, call, state, copy)
     return call
 
 
 def _estimate(call: Call, running: RunningCall, at: Seconds) -> Seconds:
     """Return when a call of a model function should end that this engine did not start."""
-    model, device = call.model, call.device
-    assert model is not None
+    copy, device = call.copy, call.device
+    assert copy is not None
     assert device is not None
     costs = call.owner.costs[device.kind]
     call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
     if running.begun:
         return at - running.age_s + call.estimate_s
-    return max(at, model.ready_at if model.loading else at) + call.estimate_s
+    return max(at, copy.ready_at if copy.loading else at) + call.estimate_s

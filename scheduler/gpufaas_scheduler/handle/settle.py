@@ -105,7 +105,7 @@ def _start_at_another_copy(world: World, call: Call) -> None:
     room = world.cluster.room_for(owner)
     if room is not None:
         device, victims = room
-        owner.queue.remove(call)
+        owner.flow.remove(call)
         start(world, call, device, None, victims)
 
 

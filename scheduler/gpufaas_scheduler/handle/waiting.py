@@ -19,7 +19,7 @@ def join_queue(world: World, call: Call) -> None:
     """Put *call* into its queue, by its number and with its passes."""
     owner = call.owner
     if not owner.exclusive:
-        owner.queue.put_back(call)
+        owner.flow.put_back(call)
         if not owner.active:
             world.homeless[owner.id] = owner
         return
@@ -45,8 +45,8 @@ def unqueue(world: World, call: Call) -> None:
     elif owner.exclusive:
         world.queue.remove(call)
     else:
-        owner.queue.remove(call)
-        if not owner.queue.calls:
+        owner.flow.remove(call)
+        if not owner.flow.calls:
             world.homeless.pop(owner.id, None)
     world.calls.leave(call)
 
@@ -78,7 +78,7 @@ def place_again(world: World, call: Call, why: str) -> None:
         reason = f"{call.refusals} nodes in a row refused the call, the last one ({call.device.id}): {why}"
         world.out.append(m.Reject(call.id, "refused", reason, 1.0))
     else:
-        call.device = call.model = None
+        call.device = call.copy = None
         call.cold, call.victims = False, ()
         if owner.desired == 0:
             wake(owner)

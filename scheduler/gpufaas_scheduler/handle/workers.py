@@ -11,7 +11,7 @@ from gpufaas_scheduler.handle.grants import end, leave_for_others, next_local
 from gpufaas_scheduler.handle.waiting import give_up, refuse_failing
 from gpufaas_scheduler.world import backoff, memory
 from gpufaas_scheduler.world.calls import runs_on
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import LEARNING_RATE, World
 
 # A grant reaches its node within moments, or its caller gives up: this many are for bursts and for dead gateways.
@@ -20,11 +20,11 @@ _MAX_LOST: Final = 10_000
 
 def _resident(
     world: World, event: m.Loaded | m.CopyFailed | m.Measured | m.Resized | m.WorkerExited
-) -> tuple[DeviceState, Model] | None:
+) -> tuple[DeviceState, Copy] | None:
     """Return the device and the copy of *event*; None: the engine has removed the copy."""
     state = world.devices.get(event.device)
-    model = None if state is None else state.residency.models.get(copy_id(event.function, event.copy))
-    return None if state is None or model is None else (state, model)
+    copy = None if state is None else state.residency.copies.get(copy_id(event.function, event.copy))
+    return None if state is None or copy is None else (state, copy)
 
 
 def loaded(world: World, event: m.Loaded) -> None:
@@ -32,15 +32,15 @@ def loaded(world: World, event: m.Loaded) -> None:
     if found is None or not found[1].loading:
         world.ignored["Loaded"] += 1
         return
-    device, model = found
-    owner = model.owner
-    owner.loaded(model, device, world.cluster.now)
+    device, copy = found
+    owner = copy.owner
+    owner.loaded(copy, device, world.cluster.now)
     if owner.backoff is not None:
         note_lack(world, owner)
     if world.learn and owner.declared.elastic:
         # Its node waits for an answer, even if nothing is lent.
-        world.out += world.lending.lend(device, model) or [memory.resize_of(device, model)]
-    if device.preload is model:
+        world.out += world.lending.lend(device, copy) or [memory.resize_of(device, copy)]
+    if device.preload is copy:
         device.preload = None
         device.busy_s += world.cluster.now - device.busy_since
         next_local(world, device)
@@ -50,13 +50,13 @@ def loaded(world: World, event: m.Loaded) -> None:
         costs.learn_load(event.load_s, LEARNING_RATE)
         world.learnt[(owner.id, device.kind)] = None
     run = device.run
-    if run is not None and run.model is model and costs is not None:
+    if run is not None and run.copy is copy and costs is not None:
         run.estimate_s = costs.estimate_s(run.size)
         device.free_at = world.cluster.now + run.estimate_s  # the load is over, so the end is known better
         world.overdue.note(device)
     if not owner.exclusive:
         serve_fifo(world, owner)
-    if not model.pinned or owner.copies < owner.target or owner.surplus:
+    if not copy.pinned or owner.copies < owner.target or owner.surplus:
         world.freed = True
 
 
@@ -65,10 +65,10 @@ def load_failed(world: World, event: m.CopyFailed) -> None:
     if found is None or not found[1].loading:
         world.ignored["LoadFailed"] += 1
         return
-    device, model = found
-    owner = model.owner
-    awaited = model.running > 0
-    ended = _lose(world, device, model)
+    device, copy = found
+    owner = copy.owner
+    awaited = copy.running > 0
+    ended = _lose(world, device, copy)
     if event.blameless:
         if not ended:  # no call waits for this copy: it is loaded again, but not at once
             _hold_back(world, owner)
@@ -77,14 +77,14 @@ def load_failed(world: World, event: m.CopyFailed) -> None:
     costs = owner.costs[device.kind]
     if event.out_of_memory and world.learn and costs is not None:
         largest = world.cluster.largest_for(owner).get(device.kind, device.device.memory)
-        if memory.widen(costs, model.limit, largest):
+        if memory.widen(costs, copy.limit, largest):
             _profile_changed(world, owner, device.kind)
             for call in ended:
                 call.refusals -= 1  # the node refuses them now, only for lack of memory
             _after_loss(world, device, owner)
             return
         owner.starved = (
-            f"function {owner.id} ran out of memory while it loaded: it had {format_bytes(model.limit)}, which is "
+            f"function {owner.id} ran out of memory while it loaded: it had {format_bytes(copy.limit)}, which is "
             f"all that the largest {device.kind} device for it has ({event.reason}). Deploy a smaller or quantised "
             "model, or add a larger device"
         )
@@ -97,11 +97,11 @@ def worker_exited(world: World, event: m.WorkerExited) -> None:
     if found is None:
         world.ignored["WorkerExited"] += 1
         return
-    device, model = found
-    owner = model.owner
-    young = model.loading or world.cluster.now - model.ready_at < backoff.STEADY_S
+    device, copy = found
+    owner = copy.owner
+    young = copy.loading or world.cluster.now - copy.ready_at < backoff.STEADY_S
     # If calls ran on it, they may have ended it.
-    if not _lose(world, device, model) and young and owner.copies < owner.target:
+    if not _lose(world, device, copy) and young and owner.copies < owner.target:
         why = f"the last worker, on {device.id}, ended right after it had started: {event.reason}"
         _start_failed(world, owner, False, why)
     _after_loss(world, device, owner)
@@ -125,19 +125,19 @@ def _hold_back(world: World, owner: FunctionState) -> bool:
     return held_back
 
 
-def _lose(world: World, device: DeviceState, model: Model) -> list[Call]:
+def _lose(world: World, device: DeviceState, copy: Copy) -> list[Call]:
     """
     Remove a copy whose worker is gone. Its calls end, and those in its local queue go back to the global queue.
 
     Return the calls that ended.
     """
-    ended = runs_on(model, device)
+    ended = runs_on(copy, device)
     for call in ended:
         end(world, call)
         world.lost[call.id] = call
     while len(world.lost) > _MAX_LOST:
         del world.lost[next(iter(world.lost))]
-    drop(world, device, model)
+    drop(world, device, copy)
     return ended
 
 
@@ -153,27 +153,27 @@ def measured(world: World, event: m.Measured) -> None:
     if found is None or not is_size(event.occupation):
         world.ignored["Measured"] += 1
         return
-    device, model = found
-    costs = model.owner.costs[device.kind]
-    peak, charged, limit = event.occupation, model.memory, model.limit
+    device, copy = found
+    costs = copy.owner.costs[device.kind]
+    peak, charged, limit = event.occupation, copy.memory, copy.limit
     if event.out_of_memory and costs is not None and limit <= costs.occupation:
         peak = max(peak, limit)  # it needs more than it had; with lent memory, nothing follows
     if peak:
         wanted = min(memory.reservation(peak), device.device.memory)
         if costs is not None and world.learn:
             if costs.learn_size(wanted):
-                _profile_changed(world, model.owner, device.kind)
+                _profile_changed(world, copy.owner, device.kind)
                 world.freed = True
             wanted = min(costs.occupation, device.device.memory)
-        world.out += world.lending.resize(device, model, max(wanted, model.owner.declared.floor))
-    elastic = model.owner.declared.elastic
+        world.out += world.lending.resize(device, copy, max(wanted, copy.owner.declared.floor))
+    elastic = copy.owner.declared.elastic
     if world.learn and event.out_of_memory and elastic:
-        leaving = world.lending.outgrown(device, model)
+        leaving = world.lending.outgrown(device, copy)
         leave_for_others(world, device, leaving)
-        world.out += [m.Evict(each.owner.id, device.id, each.copy) for each in leaving]
-    if world.learn and (event.out_of_memory or (model.limit > limit and elastic)):
-        world.out += world.lending.lend(device, model)
-    if (model.memory, model.limit) != (charged, limit):
+        world.out += [m.Evict(each.owner.id, device.id, each.number) for each in leaving]
+    if world.learn and (event.out_of_memory or (copy.limit > limit and elastic)):
+        world.out += world.lending.lend(device, copy)
+    if (copy.memory, copy.limit) != (charged, limit):
         world.cluster.asked = None
         world.freed = True
 

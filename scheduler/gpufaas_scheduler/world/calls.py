@@ -1,7 +1,7 @@
 """
 The call book: all calls that wait or run, by id, and the deadlines of those that wait.
 
-The queues know the place of a waiting call (`queue`, `FunctionState.queue`, `DeviceState.local`).
+The queues know the place of a waiting call (`queue`, `FunctionState.flow`, `DeviceState.local`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 
 from gpufaas_core.model import CallId, DeviceId, Seconds
 from gpufaas_scheduler.world.call_state import ADOPT, ENQUEUE, LEAVE, LOCAL, RETURN, WAIT
-from gpufaas_scheduler.world.state import Call, DeviceState, Model
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState
 
 
 class CallBook:
@@ -54,13 +54,13 @@ class CallBook:
         call.state = RETURN[call.state]
         if call.device is not None:
             call.device.mark()
-        call.device = None
+        call.device = call.copy = None
 
-    def adopt(self, call: Call, device: DeviceState, model: Model, *, twin: bool) -> None:
+    def adopt(self, call: Call, device: DeviceState, copy: Copy, *, twin: bool) -> None:
         """*call* was found running on *device*."""
         call.state = ADOPT[call.state]
         call.device = device
-        call.model = model
+        call.copy = copy
         if twin:
             self.twins[call.id, device.id] = call
         else:
@@ -124,6 +124,6 @@ class CallBook:
             yield heappop(self._deadlines)[2]
 
 
-def runs_on(model: Model, device: DeviceState) -> list[Call]:
+def runs_on(copy: Copy, device: DeviceState) -> list[Call]:
     """Return the calls that run on a copy. O(running calls of its function)."""
-    return [each for each in (device.runs if model.owner.exclusive else model.owner.runs) if each.model is model]
+    return [each for each in (device.runs if copy.owner.exclusive else copy.owner.runs) if each.copy is copy]

@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Iterable
 from math import inf
 
+from gpufaas_cache_manager import residency
 from gpufaas_cache_manager.replacement import Replacement
-from gpufaas_cache_manager.residency import Resident
-from gpufaas_core.model import Bytes, CopyId, Device, DeviceId, FunctionId, Seconds, copy_id
+from gpufaas_core.model import Bytes, CopyId, Device, DeviceId, FunctionId, Seconds
 from gpufaas_scheduler.fit import NOT_ALLOWED, Fit, Reason, fits
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.demand import Demand
 from gpufaas_scheduler.world.hits import Hits
 from gpufaas_scheduler.world.queue import GlobalQueue
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, IdleKey, Model
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, IdleKey
 
 
 class Cluster:
@@ -29,7 +29,7 @@ class Cluster:
         self.queue: GlobalQueue[Call] = GlobalQueue(pass_limit)
         self.devices: dict[DeviceId, DeviceState] = {}
         self.functions: dict[FunctionId, FunctionState] = {}
-        self.copies: dict[CopyId, tuple[DeviceState, Model]] = {}
+        self.copies: dict[CopyId, tuple[DeviceState, Copy]] = {}
         self.largest: dict[str, Bytes] = {}
         """Memory of the largest device, by kind."""
         self.fleet = 0
@@ -90,8 +90,8 @@ class Cluster:
         if device.idle_key is not None:
             self.set_busy(device)
         self.constrained -= device.closed
-        for model in list(device.residency):
-            self.evict(device, model, lost=True)
+        for copy in list(device.residency):
+            self.evict(device, copy, lost=True)
         del self.devices[device.id]
         device.forget()
         self.largest = {}
@@ -117,46 +117,43 @@ class Cluster:
         del self.idle_devices[bisect_left(self.idle_devices, key)]
         device.idle_key = None
 
-    def insert(self, device: DeviceState, owner: FunctionState, memory: Bytes, load_s: Seconds) -> Model:
-        copy = 0
-        while copy_id(owner.id, copy) in device.residency.models:
-            copy += 1
-        model: Model = Resident(owner, memory, self.now, self.now + load_s, copy)
-        self.place(device, model)
-        owner.add(model, device)
+    def insert(self, device: DeviceState, owner: FunctionState, memory: Bytes, load_s: Seconds) -> Copy:
+        copy: Copy = residency.Copy(owner, memory, self.now, self.now + load_s, owner.number)
+        owner.number += 1
+        self.place(device, copy)
+        owner.add(copy, device)
         owner.loading += 1
         if self.hits.asked:
             self.hits.note(owner)
         self.asked = None
-        return model
+        return copy
 
-    def place(self, device: DeviceState, model: Model) -> None:
-        """*model* is in the memory of *device* from now on."""
-        device.residency.insert(model)
-        model.id = f"{device.id}/{model.key}"
-        self.copies[model.id] = device, model
-        if model.owner.exclusive:
-            device.copies[model.owner.id] = model.id
+    def place(self, device: DeviceState, copy: Copy) -> None:
+        """*copy* is in the memory of *device* from now on."""
+        device.residency.insert(copy)
+        self.copies[copy.id] = device, copy
+        if copy.owner.exclusive:
+            device.copies[copy.owner.id] = copy.id
 
-    def evict(self, device: DeviceState, model: Model, *, lost: bool = False) -> None:
-        """Remove *model* and free its charge. *lost*: its worker is gone already, so this is no eviction."""
-        owner = model.owner
+    def evict(self, device: DeviceState, copy: Copy, *, lost: bool = False) -> None:
+        """Remove *copy* and free its charge. *lost*: its worker is gone already, so this is no eviction."""
+        owner = copy.owner
         if not owner.marked:
             owner.mark()
         if not device.marked:
             device.mark()
         device.evictions += not lost
-        device.residency.remove(model.key)
-        del self.copies[model.id]
+        device.residency.remove(copy.id)
+        del self.copies[copy.id]
         if owner.exclusive:
             del device.copies[owner.id]
-        if model in owner.active:
-            owner.drop(model)
+        if copy in owner.active:
+            owner.drop(copy)
         else:
-            del owner.draining[model]
-        if model.loading:
+            del owner.draining[copy]
+        if copy.loading:
             owner.loading -= 1
-            if device.preload is model:
+            if device.preload is copy:
                 device.preload = None
                 device.busy_s += self.now - device.busy_since
         self.note_waiting(owner)
@@ -183,7 +180,7 @@ class Cluster:
 
     def room_for(
         self, owner: FunctionState, among: Iterable[DeviceState] | None = None
-    ) -> tuple[DeviceState, tuple[Model, ...]] | None:
+    ) -> tuple[DeviceState, tuple[Copy, ...]] | None:
         """
         Return the device (of *among*, or any) for a copy that no policy places, and the victims there.
 
@@ -191,16 +188,16 @@ class Cluster:
         victims that are cheapest to load again; then the most free memory; then the first that joined.
         O(devices x residents).
         """
-        best: tuple[DeviceState, tuple[Model, ...]] | None = None
+        best: tuple[DeviceState, tuple[Copy, ...]] | None = None
         best_key: tuple[bool, int, Seconds, Bytes, int] | None = None
         held = Counter(owner.active.values())
         for device in self.devices.values() if among is None else among:
-            if owner.exclusive and owner.id in device.residency.models:
+            if owner.exclusive and owner.id in device.copies:
                 continue
             found = self.fits(device, owner)
             if isinstance(found, Reason):
                 continue
-            reload_s = sum(model.owner.load_s(device.kind) for model in found.victims)
+            reload_s = sum(copy.owner.load_s(device.kind) for copy in found.victims)
             key = (bool(found.victims), held[device], reload_s, -device.residency.free, device.order)
             if best_key is None or key < best_key:
                 best, best_key = (device, found.victims), key
@@ -248,7 +245,7 @@ class Cluster:
             elif returned:
                 call = self._first_of(owner)
             else:
-                call = owner.queue.calls[0] if owner.queue.calls else None
+                call = owner.flow.calls[0] if owner.flow.calls else None
             if call is None:
                 stale.append(owner.id)
             elif len(found) < limit:
@@ -260,7 +257,7 @@ class Cluster:
         return found
 
     def _first_of(self, owner: FunctionState) -> Call | None:
-        first = owner.queue.calls[0] if owner.queue.calls else None
+        first = owner.flow.calls[0] if owner.flow.calls else None
         for call in self.queue.returned:
             if call.owner is owner and (first is None or call.number < first.number):
                 return call

@@ -43,9 +43,9 @@ class Hits:
             return candidates
         for device in self._idle.values():
             if device.idle_key is not None:
-                for model in device.residency.models.values():
-                    owner = model.owner
-                    if owner.queue.head != NEVER and owner.exclusive:
+                for copy in device.residency.copies.values():
+                    owner = copy.owner
+                    if owner.flow.head != NEVER and owner.exclusive:
                         candidates[owner.id] = owner
         self._idle.clear()
         return candidates

@@ -18,7 +18,7 @@ from gpufaas_core.units import MiB
 from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.costs import Costs
-from gpufaas_scheduler.world.state import DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
 
 HEADROOM: Final = 1.1
 HEADROOM_BYTES: Final = 16 * MiB
@@ -44,8 +44,8 @@ def reservation(peak: Bytes) -> Bytes:
     return int(peak * HEADROOM) + HEADROOM_BYTES
 
 
-def resize_of(device: DeviceState, model: Model) -> m.Resize:
-    return m.Resize(model.owner.id, device.id, model.limit, model.copy)
+def resize_of(device: DeviceState, copy: Copy) -> m.Resize:
+    return m.Resize(copy.owner.id, device.id, copy.limit, copy.number)
 
 
 def widen(costs: Costs, failed: Bytes, largest: Bytes) -> bool:
@@ -70,43 +70,43 @@ class Lending:
             return []
         return [resize_of(device, each) for each in device.residency.take_back(need)]
 
-    def resize(self, device: DeviceState, model: Model, wanted: Bytes) -> list[m.Resize]:
+    def resize(self, device: DeviceState, copy: Copy, wanted: Bytes) -> list[m.Resize]:
         """Charge *model* with *wanted*, as far as there is room, and raise its limit to that if it is lower."""
-        models, limit = device.residency, model.limit
-        room = limit if model.asked == ASKED else models.room_of(model)  # a new limit must not cross the node's answer
+        residency, limit = device.residency, copy.limit
+        room = limit if copy.asked == ASKED else residency.room_of(copy)  # a new limit must not cross the node's answer
         memory = min(wanted, room)
         grown = max(limit, memory)
-        changed = models.take_back(grown - limit, model) if grown > limit else []
-        models.resize(model, memory, grown)
-        self.note(device, model)
+        changed = residency.take_back(grown - limit, copy) if grown > limit else []
+        residency.resize(copy, memory, grown)
+        self.note(device, copy)
         if grown > limit:
-            changed.append(model)
+            changed.append(copy)
         return [resize_of(device, each) for each in changed]
 
-    def lend(self, device: DeviceState, model: Model) -> list[m.Resize]:
+    def lend(self, device: DeviceState, copy: Copy) -> list[m.Resize]:
         """Let *model* use all free memory of its device."""
-        models = device.residency
-        if device.kind != _LENT_ON or model.asked == ASKED:
+        residency = device.residency
+        if device.kind != _LENT_ON or copy.asked == ASKED:
             return []
-        limit = models.room_of(model)
-        if limit <= model.limit:
+        limit = residency.room_of(copy)
+        if limit <= copy.limit:
             return []
-        changed = models.take_back(limit - model.limit, model)
-        models.resize(model, model.memory, limit)
-        self.note(device, model)
-        return [resize_of(device, each) for each in (*changed, model)]
+        changed = residency.take_back(limit - copy.limit, copy)
+        residency.resize(copy, copy.memory, limit)
+        self.note(device, copy)
+        return [resize_of(device, each) for each in (*changed, copy)]
 
-    def outgrown(self, device: DeviceState, model: Model) -> list[Model]:
+    def outgrown(self, device: DeviceState, copy: Copy) -> list[Copy]:
         """Return the idle copies to evict so that *model*, which ran out, can be lent `_OUTGROWN` times its limit."""
-        cluster, models = self._cluster, device.residency
-        if device.kind != _LENT_ON or model.asked == ASKED:
+        cluster, residency = self._cluster, device.residency
+        if device.kind != _LENT_ON or copy.asked == ASKED:
             return []
-        missing = min(model.limit * _OUTGROWN, device.device.memory) - models.room_of(model)
-        leaving: list[Model] = []
-        for each in cluster.replacement.order(models):
+        missing = min(copy.limit * _OUTGROWN, device.device.memory) - residency.room_of(copy)
+        leaving: list[Copy] = []
+        for each in cluster.replacement.order(residency):
             if missing <= 0:
                 break
-            if each.owner is not model.owner and evictable(each, [a.owner for a in leaving].count(each.owner)):
+            if each.owner is not copy.owner and evictable(each, [a.owner for a in leaving].count(each.owner)):
                 leaving.append(each)
                 missing -= each.memory
         return leaving
@@ -126,15 +126,15 @@ class Lending:
                 continue
             lent = [each for each in device.residency if each.running and not each.asked and each.limit > each.memory]
             if lent and any(self._lacks(device, owner) for owner in self._seekers(homeless)):
-                for model in lent:
-                    model.asked = ASKED
+                for copy in lent:
+                    copy.asked = ASKED
                     device.mark()
-                    asked.append(m.Resize(model.owner.id, device.id, model.memory, model.copy))
+                    asked.append(m.Resize(copy.owner.id, device.id, copy.memory, copy.number))
         return asked
 
-    def note(self, device: DeviceState, model: Model) -> None:
+    def note(self, device: DeviceState, copy: Copy) -> None:
         device.mark()
-        if model.limit > model.memory:
+        if copy.limit > copy.memory:
             self.lenders[device.id] = device
 
     def _seekers(self, homeless: Iterable[FunctionState]) -> list[FunctionState]:
@@ -148,18 +148,18 @@ class Lending:
         return isinstance(found, Reason) and found.need > 0
 
 
-def answered(device: DeviceState, model: Model, memory: Bytes) -> bool:
+def answered(device: DeviceState, copy: Copy, memory: Bytes) -> bool:
     """
     Its node says how much memory *model* still uses. Return whether memory became free.
 
     Only the answer of a worker that was asked counts: an idle one may have been lent more since.
     """
-    if model.asked != ASKED:
+    if copy.asked != ASKED:
         return False
-    model.asked = ANSWERED if model.running else NOT_ASKED
+    copy.asked = ANSWERED if copy.running else NOT_ASKED
     device.mark()
-    limit = max(model.memory, min(model.limit, memory))
-    if limit == model.limit:
+    limit = max(copy.memory, min(copy.limit, memory))
+    if limit == copy.limit:
         return False
-    device.residency.resize(model, model.memory, limit)
+    device.residency.resize(copy, copy.memory, limit)
     return True

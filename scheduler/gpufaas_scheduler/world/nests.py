@@ -19,9 +19,9 @@ from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world.call_state import ENDED, LOCAL, RUNNING
 from gpufaas_scheduler.world.calls import runs_on
 from gpufaas_scheduler.world.cluster import Cluster
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, Model
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 
-_Held: TypeAlias = "Counter[Model | None]"
+_Held: TypeAlias = "Counter[Copy | None]"
 """By copy, the number of calls that cannot end before others."""
 
 
@@ -42,10 +42,10 @@ class Nests:
         the new call is not nested. O(running calls of the function).
         """
         device = self._cluster.devices.get(said.device)
-        model = None if device is None else device.residency.models.get(copy_id(said.function, said.copy))
-        if device is None or model is None or not model.running:
+        copy = None if device is None else device.residency.copies.get(copy_id(said.function, said.copy))
+        if device is None or copy is None or not copy.running:
             return None, None
-        running = runs_on(model, device)
+        running = runs_on(copy, device)
         if said.call and len(running) > 1:
             named = [each for each in running if each.id == said.call or each.id.startswith(f"{said.call}#")]
             running = named or running
@@ -113,26 +113,26 @@ class Nests:
 
     def full_of_outers(self, owner: FunctionState) -> bool:
         """Whether calls that wait for calls hold all slots of a CPU function."""
-        return not _has_slot(owner, Counter(each.model for each in self._held(self.waiting())))
+        return not _has_slot(owner, Counter(each.copy for each in self._held(self.waiting())))
 
     def _has_place(self, call: Call, held: set[Call]) -> bool:
         """Whether *call* can have a place while *held* keep theirs, and all other calls end."""
         owner = call.owner
-        models = Counter(each.model for each in held if each.state == RUNNING)
+        copies = Counter(each.copy for each in held if each.state == RUNNING)
         if not owner.exclusive:
-            if _has_slot(owner, models):
+            if _has_slot(owner, copies):
                 return True
             if owner.active and owner.max_copies and owner.copies >= owner.max_copies:
                 return False
         elif call.state == LOCAL:
             return call.device is not None and call.device.run not in held
         return any(
-            self._room(owner, each, held, models) is None
+            self._room(owner, each, held, copies) is None
             for each in self._cluster.devices.values()
             if not (owner.exclusive and _holder(each, held))
         )
 
-    def _room(self, owner: FunctionState, device: DeviceState, held: set[Call], models: _Held) -> Bytes | None:
+    def _room(self, owner: FunctionState, device: DeviceState, held: set[Call], copies: _Held) -> Bytes | None:
         """None: *owner* fits on *device* once all that may leave has left; else the bytes that it would have there."""
         need = owner.need(device)
         if isinstance(need, Reason):
@@ -141,19 +141,19 @@ class Nests:
             return None
         room = device.device.memory
         waits = _holder(device, held) is not None
-        for model in device.residency:
-            if models[model]:
+        for copy in device.residency:
+            if copies[copy]:
                 # What it was lent counts as free, unless it has answered that it uses it.
-                room -= model.limit if model.asked == ANSWERED else model.memory
-            elif (waits and model.queued) or model.owner.copies <= model.owner.min_copies:
-                room -= model.memory
+                room -= copy.limit if copy.asked == ANSWERED else copy.memory
+            elif (waits and copy.queued) or copy.owner.copies <= copy.owner.min_copies:
+                room -= copy.memory
         return None if need <= room else room
 
     def why_stuck(self, call: Call) -> str:
         """Return for people what holds the places that *call* could have."""
         owner = call.owner
         held = self._held(self.waiting())
-        models = Counter(each.model for each in held if each.state == RUNNING)
+        copies = Counter(each.copy for each in held if each.state == RUNNING)
         reasons = []
         if not owner.exclusive and owner.active:
             reasons.append(f"all slots of {owner.id} are held by calls that wait for calls")
@@ -161,7 +161,7 @@ class Nests:
             if isinstance(owner.need(device), Reason):
                 continue
             holder = _holder(device, held) if owner.exclusive else None
-            room = self._room(owner, device, held, models)
+            room = self._room(owner, device, held, copies)
             if holder is not None:
                 reasons.append(f"device {device.id} is held by call {holder.id} of {holder.function}")
             elif room is not None:
@@ -181,4 +181,4 @@ def _holder(device: DeviceState, held: set[Call]) -> Call | None:
 
 
 def _has_slot(owner: FunctionState, held: _Held) -> bool:
-    return any(held.get(model, 0) < owner.slots for model in owner.active)
+    return any(held.get(copy, 0) < owner.slots for copy in owner.active)

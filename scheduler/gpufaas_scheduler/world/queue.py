@@ -33,11 +33,11 @@ IMPLICIT: Final = -1
 """`Call.passes` of a call that never left the queue: its number gives its count."""
 
 
-class Flow(Protocol):
+class HasFlow(Protocol):
     """What the queue needs of a function."""
 
     @property
-    def queue(self) -> FunctionQueue[Any]: ...
+    def flow(self) -> Flow[Any]: ...
 
 
 class Queued(Protocol):
@@ -49,7 +49,7 @@ class Queued(Protocol):
     @property
     def function(self) -> FunctionId: ...
     @property
-    def owner(self) -> Flow: ...
+    def owner(self) -> HasFlow: ...
     @property
     def number(self) -> int:
         """Arrival number. It orders the queue, and a call that comes back keeps it."""
@@ -58,7 +58,7 @@ class Queued(Protocol):
 CallT = TypeVar("CallT", bound=Queued)
 
 
-class FunctionQueue(Generic[CallT]):
+class Flow(Generic[CallT]):
     """The waiting calls of one function, in arrival order. A call that leaves from the middle stays as a tombstone."""
 
     __slots__ = ("calls", "head", "listed", "tombstones")
@@ -129,12 +129,12 @@ class GlobalQueue(Generic[CallT]):
         self.next_number = 0
         self.returned: list[CallT] = []
         """Calls that came back, by number, with explicit counts."""
-        self._heads: list[tuple[int, FunctionQueue[CallT]]] = []
+        self._heads: list[tuple[int, Flow[CallT]]] = []
         self._empty = 0
         """The number of entries of functions without waiting calls."""
         self._ends = [0] * pass_limit
         """The `pass_limit` largest ends of scans, ascending."""
-        self._aside: list[tuple[int, FunctionQueue[CallT]]] = []
+        self._aside: list[tuple[int, Flow[CallT]]] = []
         self._aside_functions: set[FunctionId] = set()
         self._oldest: list[CallT] = []
         """The last answer of `oldest`."""
@@ -162,7 +162,7 @@ class GlobalQueue(Generic[CallT]):
         return len(self._heads) + len(self._aside) - self._empty + len(self.returned)
 
     def append(self, call: CallT) -> None:
-        queue = call.owner.queue
+        queue = call.owner.flow
         if queue.head == NEVER:
             if queue.listed:
                 self._empty -= 1
@@ -195,7 +195,7 @@ class GlobalQueue(Generic[CallT]):
             self._oldest_until = -1
         self.count -= 1
         if call.passes == IMPLICIT:
-            queue = call.owner.queue
+            queue = call.owner.flow
             queue.remove(call, self.pass_limit - bisect_right(self._ends, call.number))
             if queue.head == NEVER:
                 self._empty += 1
@@ -290,7 +290,7 @@ class GlobalQueue(Generic[CallT]):
                 yield queue.calls[0]
         yield from self.returned
 
-    def heads(self) -> Iterator[tuple[int, FunctionQueue[CallT]]]:
+    def heads(self) -> Iterator[tuple[int, Flow[CallT]]]:
         """Yield the queue of each waiting function, with a lower bound of its first call's number; in any order."""
         return chain(self._heads, self._aside)
 
@@ -298,7 +298,7 @@ class GlobalQueue(Generic[CallT]):
         """Leave the function of *call* out until `rewind`, since it cannot be placed now."""
         self._aside_functions.add(call.function)
         heads = self._heads
-        function = cast(Queued, call).owner.queue
+        function = cast(Queued, call).owner.flow
         if heads and heads[0][1] is function:
             self._aside.append(heappop(heads))
         elif function.listed:

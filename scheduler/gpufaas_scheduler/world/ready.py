@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
-from gpufaas_cache_manager.residency import Resident
+from gpufaas_cache_manager.residency import Copy
 
-_Copy: TypeAlias = "Resident[Any]"
+_Copy: TypeAlias = "Copy[Any]"
 
 
 class ReadyCopies:
@@ -18,43 +18,43 @@ class ReadyCopies:
 
     __slots__ = ("_fewest", "_running")
 
-    def __init__(self, models: Iterable[_Copy]) -> None:
+    def __init__(self, copies: Iterable[_Copy]) -> None:
         self._running: list[dict[_Copy, None]] = []
         """By the number of running calls: the copies, in the order in which they reached that number."""
         self._fewest = 0
         """A lower bound of the running calls of a copy."""
-        for model in models:
-            self.add(model)
+        for copy in copies:
+            self.add(copy)
 
     def __iter__(self) -> Iterator[_Copy]:
         """Yield the copies in the order in which they take calls."""
-        return (model for row in self._running for model in row)
+        return (copy for row in self._running for copy in row)
 
-    def add(self, model: _Copy) -> None:
-        running = model.running
+    def add(self, copy: _Copy) -> None:
+        running = copy.running
         while len(self._running) <= running:
             self._running.append({})
-        self._running[running][model] = None
+        self._running[running][copy] = None
         if running < self._fewest:
             self._fewest = running
 
-    def discard(self, model: _Copy) -> None:
-        if model.running < len(self._running):
-            self._running[model.running].pop(model, None)
+    def discard(self, copy: _Copy) -> None:
+        if copy.running < len(self._running):
+            self._running[copy.running].pop(copy, None)
 
-    def started(self, model: _Copy) -> None:
+    def started(self, copy: _Copy) -> None:
         """*model* runs one call more. No effect if it is not listed."""
-        running = model.running
-        if running <= len(self._running) and model in (before := self._running[running - 1]):
-            del before[model]
-            self.add(model)
+        running = copy.running
+        if running <= len(self._running) and copy in (before := self._running[running - 1]):
+            del before[copy]
+            self.add(copy)
 
-    def ended(self, model: _Copy) -> None:
+    def ended(self, copy: _Copy) -> None:
         """*model* runs one call less. No effect if it is not listed."""
-        running = model.running
-        if running + 1 < len(self._running) and model in (before := self._running[running + 1]):
-            del before[model]
-            self.add(model)
+        running = copy.running
+        if running + 1 < len(self._running) and copy in (before := self._running[running + 1]):
+            del before[copy]
+            self.add(copy)
 
     def first(self, slots: int) -> _Copy | None:
         """Return the copy for the next call; None: all run *slots* calls."""

@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from gpufaas_cache_manager.residency import Residency, Resident
+from gpufaas_cache_manager import residency
+from gpufaas_cache_manager.residency import Residency
 from gpufaas_core.constraints import satisfied
 from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, Function, FunctionId, Part, Seconds
 from gpufaas_scheduler.contract import Why
@@ -19,7 +20,7 @@ from gpufaas_scheduler.world.backoff import Backoff
 from gpufaas_scheduler.world.call_state import NEW
 from gpufaas_scheduler.world.changes import Changes, Marked, device_key, function_key
 from gpufaas_scheduler.world.costs import Costed, CostsByKind
-from gpufaas_scheduler.world.queue import IMPLICIT, FunctionQueue
+from gpufaas_scheduler.world.queue import IMPLICIT, Flow
 from gpufaas_scheduler.world.ready import ReadyCopies
 from gpufaas_scheduler.world.times import SHARE
 
@@ -44,7 +45,7 @@ class Call(Struct, eq=False):
     refusals: int = 0
     # The following are set when it is placed; `device` also in a local queue.
     device: DeviceState | None = None
-    model: Model | None = None
+    copy: Copy | None = None
     cold: bool = False
     victims: tuple[tuple[FunctionId, int], ...] = ()
     """The copies that were evicted for it."""
@@ -70,9 +71,9 @@ class FunctionState(Marked, Costed):
 
     __slots__ = (
         "active", "backoff", "called", "called_at", "constraints", "copies", "costs", "declared", "desired", "digest",
-        "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "holders", "id", "loading", "max_copies",
-        "max_queue", "min_copies", "queue", "ready", "removed", "running", "runs", "slots", "starved", "target",
-        "waiting",
+        "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "flow", "holders", "id", "loading",
+        "max_copies", "max_queue", "min_copies", "number", "ready", "removed", "running", "runs", "slots",
+        "starved", "target", "waiting",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -80,18 +81,20 @@ class FunctionState(Marked, Costed):
         self.id = function.id
         self.exclusive = function.need.compute > 0
         self.constraints = function.constraints
-        self.queue: FunctionQueue[Call] = FunctionQueue()
+        self.flow: Flow[Call] = Flow()
         """Waiting calls: part of the global queue, or the FIFO of a CPU function."""
-        self.active: dict[Model, DeviceState] = {}
+        self.active: dict[Copy, DeviceState] = {}
         """Its copies and their devices, loading ones included, draining ones not."""
         self.copies = 0
         """The length of `active`: a decision reads it many times."""
-        self.draining: dict[Model, DeviceState] = {}
+        self.draining: dict[Copy, DeviceState] = {}
         """Its copies that run calls but take no new ones."""
         self.holders: dict[DeviceId, DeviceState] = {}
         """The devices of the `active` copies of a model function, which has one copy per device."""
         self.ready: ReadyCopies | None = None
         """The loaded ones of `active`, for a CPU function with several copies; else None."""
+        self.number = 0
+        """Of its next copy. A number is never used again."""
         self.loading = 0
         """The number of its copies that load."""
         self.waiting = 0
@@ -187,25 +190,25 @@ class FunctionState(Marked, Costed):
         costs = self.costs[device.kind]
         return NO_PROFILE if costs is None else costs.occupation
 
-    def add(self, model: Model, device: DeviceState) -> None:
+    def add(self, copy: Copy, device: DeviceState) -> None:
         """The copy takes calls from now on: it begins to load, or does not drain any more."""
         if not self.marked:
             self.mark()
         if not device.marked:
             device.mark()
-        self.active[model] = device
+        self.active[copy] = device
         self.copies = len(self.active)
         if self.exclusive:
             self.holders[device.id] = device
         elif self.ready is None:
             if self.copies > 1:
                 self.ready = ReadyCopies(each for each in self.active if not each.loading)
-        elif not model.loading:
-            self.ready.add(model)
+        elif not copy.loading:
+            self.ready.add(copy)
 
-    def drop(self, model: Model) -> DeviceState:
+    def drop(self, copy: Copy) -> DeviceState:
         """The copy takes no more calls. Return its device."""
-        device = self.active.pop(model)
+        device = self.active.pop(copy)
         self.copies = len(self.active)
         if not self.marked:
             self.mark()
@@ -214,57 +217,57 @@ class FunctionState(Marked, Costed):
         if self.exclusive:
             del self.holders[device.id]
         elif self.ready is not None:
-            self.ready.discard(model)
+            self.ready.discard(copy)
             if self.copies == 1:
                 self.ready = None
         return device
 
-    def drain(self, model: Model) -> None:
+    def drain(self, copy: Copy) -> None:
         """The copy takes no more calls, and is evicted once it is idle."""
-        self.draining[model] = self.drop(model)
+        self.draining[copy] = self.drop(copy)
 
     def revive(self) -> bool:
         """Let a draining copy take calls again; False: there is none that may."""
-        for model, device in self.draining.items():
+        for copy, device in self.draining.items():
             if not device.closed:
-                self.add(model, self.draining.pop(model))
+                self.add(copy, self.draining.pop(copy))
                 return True
         return False
 
-    def loaded(self, model: Model, device: DeviceState, now: Seconds) -> None:
+    def loaded(self, copy: Copy, device: DeviceState, now: Seconds) -> None:
         """*model* is ready."""
         self.mark()
         device.mark()
-        model.loading = False
-        model.ready_at = now
+        copy.loading = False
+        copy.ready_at = now
         self.loading -= 1
-        if model not in self.draining:
-            self.add(model, device)
+        if copy not in self.draining:
+            self.add(copy, device)
         self.starved = None
         if self.backoff is not None:
             self.backoff.loaded(now)
 
-    def adopt(self, model: Model, device: DeviceState, *, draining: bool) -> None:
+    def adopt(self, copy: Copy, device: DeviceState, *, draining: bool) -> None:
         """*model* was found on *device*."""
-        self.loading += model.loading
+        self.loading += copy.loading
         if draining:
-            self.draining[model] = device
+            self.draining[copy] = device
             self.mark()
         else:
-            self.add(model, device)
+            self.add(copy, device)
 
-    def free_copy(self) -> Model | None:
+    def free_copy(self) -> Copy | None:
         """
         Return the copy for the next call of a CPU function; None: the call waits for a slot. A loading copy counts only
         while none is ready: a call in the FIFO takes the first slot that becomes free, also that of a copy just loaded.
         """
         if self.ready is not None and self.loading < self.copies:
             return self.ready.first(self.slots)
-        best: Model | None = None
+        best: Copy | None = None
         fewest = self.slots
-        for model in self.active:
-            if model.running < fewest:
-                best, fewest = model, model.running
+        for copy in self.active:
+            if copy.running < fewest:
+                best, fewest = copy, copy.running
         return best
 
     @property
@@ -301,7 +304,7 @@ class DeviceState(Marked):
         """The call of a model function that has the device."""
         self.others: list[Call] = []
         """More calls of model functions that run there: gateways sent them while there was no scheduler."""
-        self.preload: Model | None = None
+        self.preload: Copy | None = None
         """The copy that a policy loads without a call. It has the device until it is loaded."""
         self.busy_since = 0.0
         """When `run` or `preload` started."""
@@ -356,7 +359,7 @@ class DeviceState(Marked):
             costs = run.owner.costs[self.kind]
             if costs is None or now <= began_at:
                 left = max(0.0, left)
-            elif run.model is not None and run.model.loading:
+            elif run.copy is not None and run.copy.loading:
                 left = run.estimate_s + SHARE * (now - began_at)  # its load takes longer than estimated
             else:
                 left = costs.left_s(now - began_at, run.estimate_s)
@@ -367,7 +370,7 @@ class DeviceState(Marked):
         return left + self.local_s
 
 
-Model: TypeAlias = Resident[FunctionState]
+Copy: TypeAlias = residency.Copy[FunctionState]
 """A function's copy on a device."""
 
 IdleKey: TypeAlias = "tuple[int, int, DeviceState]"

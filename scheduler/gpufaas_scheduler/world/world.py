@@ -137,9 +137,9 @@ class World:
 
     def waits_of(self, owner: FunctionState) -> list[Call]:
         """Return all waiting calls of *owner*, by number. O(these, and the local queues of its devices)."""
-        found = list(owner.queue)
+        found = list(owner.flow)
         found += [each for each in self.queue.returned if each.owner is owner]
-        devices = [device for model, device in (*owner.active.items(), *owner.draining.items()) if model.queued]
+        devices = [device for copy, device in (*owner.active.items(), *owner.draining.items()) if copy.queued]
         found += [each for device in devices for each in device.local if each.owner is owner]
         return sorted(found, key=lambda each: each.number)
 

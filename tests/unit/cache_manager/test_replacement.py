@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufaas_cache_manager.replacement import CostAware, Lru, Replacement, make_replacement, victims
-from gpufaas_cache_manager.residency import Residency, Resident
+from gpufaas_cache_manager.residency import Copy, Residency
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import FunctionId
 
@@ -30,13 +30,13 @@ def holding(
     """A device that holds *models* of the given sizes, ready and idle, the least recently used first."""
     residency: Residency[Owner] = Residency(memory, "gpu")
     for at, (name, size) in enumerate(models):
-        resident = Resident(Owner(FunctionId(name), (copies or {}).get(name, 1), reload_s=reload_s), size, at, at)
+        resident = Copy(Owner(FunctionId(name), (copies or {}).get(name, 1), reload_s=reload_s), size, at, at)
         resident.loading = False
         residency.insert(resident)
     return residency
 
 
-def names(chosen: tuple[Resident[Owner], ...] | None) -> list[str] | None:
+def names(chosen: tuple[Copy[Owner], ...] | None) -> list[str] | None:
     return None if chosen is None else [each.owner.id for each in chosen]
 
 
@@ -53,9 +53,9 @@ def test_the_least_recently_used_go_first() -> None:
 def test_a_use_makes_a_model_the_most_recent() -> None:
     residency = holding(("x", 40), ("y", 30))
 
-    residency.touch(residency.models[FunctionId("x")], 7.0)
+    residency.touch(residency.copies["x#0"], 7.0)
 
-    assert [(each.key, each.last_used) for each in residency] == [("y", 1), ("x", 7.0)]
+    assert [(each.id, each.last_used) for each in residency] == [("y#0", 1), ("x#0", 7.0)]
 
 
 def test_what_is_larger_than_the_device_evicts_nobody() -> None:
@@ -65,7 +65,7 @@ def test_what_is_larger_than_the_device_evicts_nobody() -> None:
 @pytest.mark.parametrize("pin", ["loading", "running", "queued"])
 def test_a_model_that_loads_runs_or_has_local_work_is_spared(pin: str) -> None:
     residency = holding(("x", 40), ("y", 40))
-    setattr(residency.models[FunctionId("x")], pin, 1)
+    setattr(residency.copies["x#0"], pin, 1)
 
     assert names(victims(Lru(), residency, 60)) == ["y"]
     assert victims(Lru(), residency, 61) is None
@@ -73,7 +73,7 @@ def test_a_model_that_loads_runs_or_has_local_work_is_spared(pin: str) -> None:
 
 def test_a_copy_within_its_minimum_is_spared() -> None:
     residency = holding(("x", 40), ("y", 40))
-    residency.models[FunctionId("x")].owner.min_copies = 1
+    residency.copies["x#0"].owner.min_copies = 1
 
     assert names(victims(Lru(), residency, 50)) == ["y"]
 
@@ -100,7 +100,7 @@ def copies_of(owner: Owner, number: int, size: int, memory: int = 100) -> Reside
     """A device that holds *number* copies of *owner*, ready and idle."""
     residency: Residency[Owner] = Residency(memory, "gpu")
     for copy in range(number):
-        resident = Resident(owner, size, copy, copy, copy)
+        resident = Copy(owner, size, copy, copy, copy)
         resident.loading = False
         residency.insert(resident)
     return residency
@@ -113,7 +113,7 @@ def test_copies_of_one_function_on_a_device_go_one_by_one_down_to_its_minimum(re
     chosen = victims(replacement, residency, 50)
 
     assert chosen is not None
-    assert [each.key for each in chosen] == ["x", "x#1"]
+    assert [each.id for each in chosen] == ["x#0", "x#1"]
     assert victims(replacement, residency, 51) is None
 
 
@@ -128,14 +128,14 @@ def test_the_other_copies_of_a_function_make_no_room_for_its_next() -> None:
 def test_the_last_copy_of_all_is_spared_while_another_function_has_one_too_many() -> None:
     several = Owner(FunctionId("x"), copies=2)
     residency = copies_of(several, 2, size=25)
-    resident = Resident(Owner(FunctionId("y"), copies=2), 50, 9.0, 9.0)
+    resident = Copy(Owner(FunctionId("y"), copies=2), 50, 9.0, 9.0)
     resident.loading = False
     residency.insert(resident)
 
     chosen = victims(CostAware(), residency, 75)
 
     assert chosen is not None
-    assert sorted(each.key for each in chosen) == ["x", "y"]
+    assert sorted(each.id for each in chosen) == ["x#0", "y#0"]
 
 
 @given(
@@ -149,7 +149,7 @@ def test_victims_make_room_and_are_free_to_go(
     residency: Residency[Owner] = Residency(120, "gpu")
     for at, (size, running, copies, minimum) in enumerate(models):
         if size <= residency.free:
-            resident = Resident(Owner(FunctionId(f"f{at}"), copies, minimum), size, 0.0, 0.0)
+            resident = Copy(Owner(FunctionId(f"f{at}"), copies, minimum), size, 0.0, 0.0)
             resident.loading = False
             resident.running = int(running)
             residency.insert(resident)
@@ -163,7 +163,7 @@ def test_victims_make_room_and_are_free_to_go(
     assert all(each in evictable for each in chosen)
     assert len(set(map(id, chosen))) == len(chosen)
     for each in chosen:
-        residency.remove(each.owner.id)
+        residency.remove(each.id)
     assert residency.free >= need
     if chosen:
         assert residency.free - chosen[-1].memory < need, "the last victim was not needed"
@@ -173,9 +173,9 @@ def test_memory_is_accounted_to_the_byte() -> None:
     residency = holding(("x", 40), ("y", 30))
     assert residency.free == 30
 
-    residency.resize(residency.models[FunctionId("x")], 60, 60)
+    residency.resize(residency.copies["x#0"], 60, 60)
     assert residency.free == 10
-    residency.remove(FunctionId("x"))
+    residency.remove("x#0")
 
     assert residency.free == 70
     assert len(residency) == 1
@@ -183,7 +183,7 @@ def test_memory_is_accounted_to_the_byte() -> None:
 
 def test_what_is_lent_is_free_while_its_holder_is_idle() -> None:
     residency = holding(("x", 40), ("y", 30))
-    x, y = residency.models.values()
+    x, y = residency.copies.values()
     residency.resize(x, 40, 70)
     assert (residency.free, residency.unpromised) == (30, 0)
 
@@ -197,7 +197,7 @@ def test_what_is_lent_is_free_while_its_holder_is_idle() -> None:
     assert residency.room_of(y) == 60
     assert residency.take_back(20) == [x]  # and no more than is lacking
     assert (x.memory, x.limit, residency.free, residency.unpromised) == (40, 50, 30, 20)
-    residency.remove(x.key)
+    residency.remove(x.id)
     assert (residency.free, residency.unpromised) == (70, 70)
 
 

@@ -25,8 +25,9 @@ GRANT = m.Grant(1, 2, (CALL,), FUNCTION, "d", (Part(DEVICE, 10),), False)
             m.StartCall(GRANT),
         ),
         (
-            '{"type":"Load","epoch":1,"number":2,"function":"f.ns@1","digest":"d","device":"n/cpu:0","memory":10}',
-            m.LoadCopy(1, 2, FUNCTION, "d", DEVICE, 10),
+            '{"type":"Load","epoch":1,"number":2,"function":"f.ns@1","digest":"d",'
+            '"parts":[{"device":"n/cpu:0","memory":10}]}',
+            m.LoadCopy(1, 2, FUNCTION, "d", (Part(DEVICE, 10),)),
         ),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_call_that_runs_is_not_started_and_one_that_is_over_does_not_end() -> 
     engine = with_a_call_on_a()
     world = state_of(engine)
     call = world.calls.by_id[CallId("c")]
-    device, model = call.device, call.model
+    device, model = call.device, call.copy
     assert device is not None
     assert model is not None
     before, grant = engine.status(0.0), world.grant

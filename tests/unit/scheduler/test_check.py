@@ -4,13 +4,13 @@ from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, P
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.check import Holding, NodeCheck, compare
 from gpufaas_scheduler.world.changes import Changes
-from gpufaas_scheduler.world.state import FunctionState, Model
+from gpufaas_scheduler.world.state import Copy, FunctionState
 
 DEVICE = Device(DeviceId("n/cpu:0"), "cpu", 100)
 
 
-def model(name: str) -> Model:
-    return Model(
+def model(name: str) -> Copy:
+    return Copy(
         FunctionState(Function(FunctionId(name), "d", profiles={"*": Profile(1.0, 1.0, 10)}), Changes()),
         10,
         0.0,
@@ -27,8 +27,8 @@ def told(*residents: str, running: dict[str, str] | None = None) -> DeviceSnapsh
     )
 
 
-def holding(*models: Model, calls: set[str] | None = None) -> Holding:
-    return Holding({each.key: each for each in models}, {CallId(each) for each in calls or ()})
+def holding(*models: Copy, calls: set[str] | None = None) -> Holding:
+    return Holding({each.id: each for each in models}, {CallId(each) for each in calls or ()})
 
 
 def test_one_mind_is_no_difference() -> None:

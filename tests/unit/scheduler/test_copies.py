@@ -3,7 +3,7 @@
 from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import DeviceId, FunctionId
+from gpufaas_core.model import DeviceId, FunctionId, Part
 from gpufaas_core.units import MiB
 from gpufaas_scheduler.handle.copies import MAX_LOADING
 from gpufaas_scheduler.world.memory import reservation
@@ -16,9 +16,9 @@ def test_a_minimum_of_copies_is_loaded_one_at_a_time() -> None:
 
     world.deploy("f", min_copies=2)
 
-    assert world.out == [m.LoadCopy(1, 1, FunctionId("f"), "digest of f", DeviceId("a"), 10)]
+    assert world.out == [m.LoadCopy(1, 1, FunctionId("f"), "digest of f", (Part(DeviceId("a"), 10),))]
     world.loaded("f", "a")
-    assert world.out == [m.LoadCopy(1, 2, FunctionId("f"), "digest of f", DeviceId("b"), 10)]
+    assert world.out == [m.LoadCopy(1, 2, FunctionId("f"), "digest of f", (Part(DeviceId("b"), 10),), copy=1)]
 
 
 def test_a_call_joins_a_copy_that_is_loading_without_one() -> None:
@@ -46,7 +46,7 @@ def test_a_copy_within_its_minimum_is_not_evicted() -> None:
     world.deploy("kept", size=60, min_copies=0)
     world.call("c", "f")
     assert world.started == [("c", "a")]
-    assert world.running["c"].victims == ("kept",)
+    assert world.running["c"].victims == ("kept#0",)
 
 
 def test_a_copy_that_has_no_room_is_loaded_when_there_is() -> None:
@@ -60,7 +60,7 @@ def test_a_copy_that_has_no_room_is_loaded_when_there_is() -> None:
     world.finish("pins")
 
     assert isinstance(world.out[-1], m.LoadCopy)
-    assert world.out[-1].victims == ("f",)
+    assert world.out[-1].victims == ("f#0",)
 
 
 def test_who_waits_for_a_slot_gets_one_of_the_next_copy_as_soon_as_it_is_loaded() -> None:
@@ -212,18 +212,18 @@ def test_calls_that_come_one_at_a_time_go_round_the_copies() -> None:
     assert served == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_copy_that_dies_is_replaced_under_its_number_and_the_others_serve_on() -> None:
+def test_a_copy_that_dies_is_replaced_under_a_new_number_and_the_others_serve_on() -> None:
     world = one_device(3)
     for number in range(3):
         world.call(f"c{number}", "echo")
 
     world.tell(m.WorkerExited(FunctionId("echo"), DeviceId("a"), "killed", 1))
 
-    assert world.out == [m.LoadCopy(1, 7, FunctionId("echo"), "digest of echo", DeviceId("a"), 10, (), 1)]
+    assert world.out == [m.LoadCopy(1, 7, FunctionId("echo"), "digest of echo", (Part(DeviceId("a"), 10),), (), 3)]
     assert world.ended == {"c1"}
-    world.loaded("echo", "a", 1)
+    world.loaded("echo", "a", 3)
     world.call("next", "echo")
-    assert world.running["next"].copy == 1
+    assert world.running["next"].copy == 3
 
 
 def test_surplus_copies_of_a_device_are_named_by_their_numbers_and_drain() -> None:
@@ -235,7 +235,7 @@ def test_surplus_copies_of_a_device_are_named_by_their_numbers_and_drain() -> No
 
     assert {(each.device, each.copy) for each in world.out} == {("a", 2), ("a", 3)}
     assert all(isinstance(each, m.Evict) for each in world.out)
-    assert world.draining == {("echo", "a")}  # of the two that run a call, the one that began longer ago
+    assert world.draining == {("echo", "a", 0)}  # of the two that run a call, the one that began longer ago
     world.finish("c1")
     assert world.out == []
     world.finish("c0")
@@ -261,21 +261,21 @@ def test_idle_copies_of_a_device_are_victims_one_by_one_and_come_back_when_calls
 
     world.call("c", "f")
 
-    assert world.running["c"].victims == ("echo", "echo#1", "echo#2", "echo#3")
+    assert world.running["c"].victims == ("echo#0", "echo#1", "echo#2", "echo#3")
     assert world.copies == {"echo": 5, "f": 1}
     world.finish("c")
     assert world.out == []
     for number in range(6):
         world.call(f"c{number}", "echo")
-    assert [each.victims for each in world.out] == [("f",), (), (), ()]
-    assert [each.copy for each in world.out] == [0, 1, 2, 3]
+    assert [each.victims for each in world.out] == [("f#0",), (), (), ()]
+    assert [each.copy for each in world.out] == [9, 10, 11, 12]
 
 
 def test_a_refused_miss_ends_the_copies_that_were_to_make_room_for_it() -> None:
     world = one_device(9)
     world.deploy("f", size=25)
     world.call("c", "f")
-    assert world.running["c"].victims == ("echo", "echo#1")
+    assert world.running["c"].victims == ("echo#0", "echo#1")
 
     world.refuse("c")
 

@@ -59,7 +59,7 @@ def test_a_cpu_function_evicts_what_is_cheapest_to_load_again() -> None:
 
     world.call("c", "echo")
 
-    assert world.running["c"].victims == ("cheap",)
+    assert world.running["c"].victims == ("cheap#0",)
 
 
 def test_a_cpu_function_that_does_not_fit_now_is_placed_when_a_pin_ends() -> None:

@@ -41,7 +41,7 @@ def test_a_drained_device_takes_no_call(policy: str, exclusive: bool) -> None:
     for at, name in enumerate(["f", "g", "f", "g"]):
         for grant in starts(engine.handle(m.Arrived(CallId(f"c{at}"), FunctionId(name)), 1.0 + at)):
             assert grant.device == B
-            engine.handle(m.Loaded(grant.function, B, 1.0, 40), 1.1 + at)
+            engine.handle(m.Loaded(grant.function, B, 1.0, 40, grant.copy), 1.1 + at)
             engine.handle(m.Finished(grant.call, B, 0.1), 1.2 + at)
 
 

@@ -91,9 +91,8 @@ class Both:
         for command in self.engine.handle(event, now):
             match command:
                 case m.StartCall(grant):
-                    done.append(
-                        literal.Decision(now, grant.call, grant.device, not grant.cold, grant.victims, grant.local)
-                    )
+                    victims = tuple(each.rpartition("#")[0] for each in grant.victims)
+                    done.append(literal.Decision(now, grant.call, grant.device, not grant.cold, victims, grant.local))
                     self.start(grant, now)
                 case m.Reject(call):
                     rejected.append(call)
@@ -112,7 +111,7 @@ class Both:
         load_s = max(TICK, function.load_s + load_off * TICK) if grant.cold else 0.0
         service_s = max(TICK, function.service_s + service_off * TICK)
         if grant.cold:
-            self.at(now + load_s, m.Loaded(grant.function, grant.device, load_s, 0))
+            self.at(now + load_s, m.Loaded(grant.function, grant.device, load_s, 0, grant.copy))
         self.at(now + load_s + service_s, m.Finished(grant.call, grant.device, service_s))
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.unit.scheduler.world import World
 
 from gpufaas_cache_manager.replacement import CostAware, Lru, Replacement, evictable
-from gpufaas_cache_manager.residency import Resident
+from gpufaas_cache_manager.residency import Copy
 from gpufaas_core.model import CopyId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_core.units import MiB
 from gpufaas_scheduler.contract import Start
@@ -28,7 +28,7 @@ def device(memory: int, *held: FunctionState, kind: str = "gpu") -> DeviceState:
     for owner in held:
         need = owner.need(state)
         assert not isinstance(need, Reason)
-        model = Resident(owner, need, 0.0, 0.0)
+        model = Copy(owner, need, 0.0, 0.0)
         model.loading = False
         state.residency.insert(model)
         owner.add(model, state)
@@ -43,7 +43,7 @@ def ask(
     names = tuple(CopyId(each) for each in leaving) if isinstance(leaving, tuple) else leaving
     found = need if isinstance(need, Reason) else fits(state.residency, need, owner, names)
     if isinstance(found, Fit):
-        return tuple(each.key for each in found.victims)
+        return tuple(each.id for each in found.victims)
     return found.say(owner.id, state.id, state.kind)
 
 
@@ -51,9 +51,9 @@ def test_who_leaves_is_found_in_the_replacement_order_or_is_given() -> None:
     x, y, new = function("x"), function("y"), function("new", 15)
     state = device(25, x, y)
 
-    assert ask(state, new) == ("x",)
-    assert ask(state, new, ("y",)) == ("y",)
-    assert ask(state, new, ("y", "x", "y")) == ("y", "x"), "all that are named leave, each once"
+    assert ask(state, new) == ("x#0",)
+    assert ask(state, new, ("y#0",)) == ("y#0",)
+    assert ask(state, new, ("y#0", "x#0", "y#0")) == ("y#0", "x#0"), "all that are named leave, each once"
     assert ask(device(25, x), new, ()) == ()
 
 
@@ -62,13 +62,13 @@ def test_copies_within_their_minimum_are_in_the_way_also_once_all_calls_have_end
     state = device(30, x, y)
     elsewhere = device(30, x)
 
-    def kept(need: int, state: DeviceState, *leaving: Resident[FunctionState]) -> list[str]:
-        return [each.key for each in in_the_way(state.residency, need * MiB, lambda each: each in leaving)]
+    def kept(need: int, state: DeviceState, *leaving: Copy[FunctionState]) -> list[str]:
+        return [each.id for each in in_the_way(state.residency, need * MiB, lambda each: each in leaving)]
 
     assert kept(20, state) == [], "x has a second copy elsewhere: either may leave"
     x.drop(next(iter(elsewhere.residency)))
     assert kept(20, state) == [], "y leaves"
-    assert kept(21, state) == ["x"]
+    assert kept(21, state) == ["x#0"]
     assert kept(21, state, next(iter(state.residency))) == [], "x drains"
     for each in state.residency:
         each.running = 1
@@ -78,16 +78,16 @@ def test_copies_within_their_minimum_are_in_the_way_also_once_all_calls_have_end
 def test_a_reason_says_what_is_the_case() -> None:
     kept, pinned, idle = function("kept", min_copies=1), function("pinned"), function("idle")
     state = device(40, kept, pinned, idle)
-    state.residency.models[CopyId("pinned")].running = 1
+    state.residency.copies["pinned#0"].running = 1
     new = function("new", 25)
 
     assert ask(state, function("huge", 50)) == "huge needs 50 MiB, device d0 has 40 MiB"
     assert ask(state, new) == "new needs 25 MiB, device d0 has 10 MiB free, and what could be evicted is too little"
     assert ask(state, new, ("nobody",)) == "nobody cannot be evicted: d0 does not hold it"
-    for name in ("kept", "pinned"):
+    for name in ("kept#0", "pinned#0"):
         said = f"{name} cannot be evicted from d0: it is pinned, or within its minimum of copies"
         assert ask(state, new, (name,)) == said
-    assert ask(state, new, ("idle",)) == "new needs 25 MiB, device d0 has 20 MiB free once 1 are evicted"
+    assert ask(state, new, ("idle#0",)) == "new needs 25 MiB, device d0 has 20 MiB free once 1 are evicted"
     assert ask(state, new, ()) == "new needs 25 MiB, device d0 has 10 MiB free once 0 are evicted"
     assert ask(device(40, kind="tpu"), new) == "new has no profile for devices of kind tpu"
 
@@ -133,7 +133,7 @@ def test_what_fits_in_the_replacement_order_fits_with_the_same_victims_named(
 
     found = ask(state, new, order)
 
-    everyone = tuple(each.key for each in state.residency if evictable(each))
+    everyone = tuple(each.id for each in state.residency if evictable(each))
     if isinstance(found, tuple):
         assert ask(state, new, found) == found
         assert isinstance(ask(state, new, everyone), tuple)
@@ -144,8 +144,8 @@ def test_what_fits_in_the_replacement_order_fits_with_the_same_victims_named(
 @pytest.mark.parametrize(("others", "may"), [(0, True), (1, True), (2, False)])
 def test_copies_leave_down_to_the_minimum(others: int, may: bool) -> None:
     owner = function("f", min_copies=1)
-    for number in range(3):
-        device(10, owner).residency.models[CopyId("f")].copy = number
+    for _ in range(3):
+        device(10, owner)
 
     assert owner.copies == 3
     assert evictable(next(iter(owner.active)), others) is may

@@ -72,7 +72,7 @@ def test_a_duplicate_is_evicted_before_the_last_copy_of_a_function_that_is_calle
     world.now += 4
     (grant,) = [each.grant for each in world.log if isinstance(each, m.StartCall) and each.grant.call == "c"]
 
-    assert "once" not in grant.victims
+    assert "once#0" not in grant.victims
 
 
 def test_a_call_waits_for_its_holder_when_that_is_sooner_than_a_load() -> None:
@@ -159,7 +159,7 @@ def test_no_call_waits_beside_an_idle_device_for_longer_than_was_estimated_and_a
                 at = world.now
                 if isinstance(command, m.LoadCopy) or grant.cold:
                     at += load_s[grant.function]
-                    loaded = m.Loaded(grant.function, grant.device, load_s[grant.function], 0)
+                    loaded = m.Loaded(grant.function, grant.device, load_s[grant.function], 0, grant.copy)
                     heappush(coming, (at, -1, serial, grant.function, loaded))
                 if isinstance(command, m.StartCall):
                     service_s = rng.choice([0.1, 0.5, 1.0, 1.0, 5.0, 40.0])

@@ -135,7 +135,7 @@ def test_a_model_is_loaded_where_the_victims_are_worth_least() -> None:
 
     found = place(full, "new")
 
-    assert (found.device.id, found.victims) == ("d1", ("b",))
+    assert (found.device.id, found.victims) == ("d1", ("b#0",))
     assert found.worth > 0.0
 
 
@@ -157,7 +157,7 @@ def test_victims_that_are_not_needed_stay() -> None:
         one.deploy(name, size=size)
     one.hold(("large", "d0"), ("large", "d0"), ("large", "d0"), ("large", "d0"), ("small", "d0"))
 
-    assert place(one, "new").victims == ("large",)
+    assert place(one, "new").victims == ("large#0",)
 
 
 def test_there_is_no_place_beside_what_cannot_leave() -> None:
@@ -236,4 +236,4 @@ def test_a_hit_gives_way_to_a_load_that_relieves_more_waiting(first: str) -> Non
     assert found is not None
     action, function = found
     assert function == first
-    assert action.victims == (("beside",) if first == "orphan" else None)
+    assert action.victims == (("beside#0",) if first == "orphan" else None)

@@ -22,7 +22,7 @@ def test_a_model_that_nobody_holds_is_loaded_on_the_device_with_most_starts() ->
     world.call("c", "h")
 
     grant = world.running["c"]
-    assert (grant.device, grant.cold, grant.victims, grant.memory) == ("a", True, ("f",), 60)
+    assert (grant.device, grant.cold, grant.victims, grant.memory) == ("a", True, ("f#0",), 60)
 
 
 def test_devices_with_equally_many_starts_are_taken_in_the_order_in_which_they_joined() -> None:
@@ -123,7 +123,7 @@ def test_a_pinned_model_is_no_victim_and_its_device_no_candidate() -> None:
     assert world.started == []
     world.finish("pins")
     assert world.started == [("c", "a")]
-    assert world.running["c"].victims == ("cpu",)
+    assert world.running["c"].victims == ("cpu#0",)
 
 
 def test_a_model_larger_than_a_device_goes_to_the_larger_one_and_blocks_nobody() -> None:
@@ -156,7 +156,7 @@ def test_victims_are_the_least_recently_used_until_it_fits() -> None:
 
     world.call("c", "new")
 
-    assert world.running["c"].victims == ("y", "z")
+    assert world.running["c"].victims == ("y#0", "z#0")
     assert world.models("a") == ["x", "new"]
     assert world.on("a").evictions == 2
 

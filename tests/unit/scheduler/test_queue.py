@@ -116,7 +116,7 @@ def test_calls_that_leave_from_the_middle_are_not_kept() -> None:
         (call,) = queue.arrive("f")
         queue.queue.remove(call)
 
-    assert len(queue.functions["f"].queue.calls) < 10
+    assert len(queue.functions["f"].flow.calls) < 10
 
 
 @given(st.lists(st.tuples(st.sampled_from(["arrive", "remove", "return", "aside"]), st.integers(0, 99)), max_size=60))

@@ -24,7 +24,7 @@ def loading_in_place_of_another() -> World:
 def test_a_refused_call_is_placed_again_and_its_reservation_is_undone() -> None:
     world = loading_in_place_of_another()
     first = world.running["c"]
-    assert first.victims == ("g",)
+    assert first.victims == ("g#0",)
 
     world.refuse("c")
 

@@ -3,7 +3,7 @@
 from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import DeviceId, FunctionId
+from gpufaas_core.model import DeviceId, FunctionId, Part
 
 
 def warm_copies(copies: int, *, slots: int = 1, devices: str = "abc", **options):  # type: ignore[no-untyped-def]
@@ -26,10 +26,10 @@ def test_a_function_that_is_scaled_up_gets_its_copies_one_after_the_other() -> N
 
     world.scale("echo", 2)
 
-    assert world.out == [m.LoadCopy(1, 1, FunctionId("echo"), "digest of echo", DeviceId("a"), 10)]
+    assert world.out == [m.LoadCopy(1, 1, FunctionId("echo"), "digest of echo", (Part(DeviceId("a"), 10),))]
     assert world.status.desired == {"echo": 2}
     world.loaded("echo", "a")
-    assert world.out == [m.LoadCopy(1, 2, FunctionId("echo"), "digest of echo", DeviceId("b"), 10)]
+    assert world.out == [m.LoadCopy(1, 2, FunctionId("echo"), "digest of echo", (Part(DeviceId("b"), 10),), copy=1)]
 
 
 def test_calls_that_waited_are_spread_over_the_copies_that_run_the_fewest() -> None:
@@ -68,13 +68,13 @@ def test_a_surplus_copy_takes_no_new_call_and_goes_when_its_last_one_ends() -> N
     world.scale("echo", 1)
 
     assert world.out == []
-    assert world.draining == {("echo", "b")}
+    assert world.draining == {("echo", "b", 1)}
     world.call("c3", "echo")
     assert world.status.queued == {"echo": 1}
     world.finish("c0")
     assert world.started == [("c3", "a")]
     world.finish("c1")
-    assert world.out == [m.Evict(FunctionId("echo"), DeviceId("b"))]
+    assert world.out == [m.Evict(FunctionId("echo"), DeviceId("b"), 1)]
     assert world.copies == {"echo": 1}
 
 
@@ -97,7 +97,7 @@ def test_a_copy_that_drains_is_taken_back_when_the_others_die() -> None:
     world.call("c0", "echo")
     world.call("c1", "echo")
     world.scale("echo", 1)
-    ((_, drains),) = world.draining
+    ((_, drains, _),) = world.draining
     stays = "a" if drains == "b" else "b"
     world.call("waits", "echo")
 
@@ -113,7 +113,7 @@ def test_a_function_that_is_scaled_to_zero_leaves_the_memory_at_once_when_it_is_
 
     world.scale("echo", 0)
 
-    assert world.out == [m.Evict(FunctionId("echo"), DeviceId(name)) for name in "ab"]
+    assert world.out == [m.Evict(FunctionId("echo"), DeviceId(name), copy) for copy, name in enumerate("ab")]
     assert world.status.desired == {"echo": 0}
 
 
@@ -133,7 +133,7 @@ def test_a_call_that_comes_while_the_last_copy_drains_is_a_hit_on_it() -> None:
     world = warm_copies(1, slots=2)
     world.call("runs", "echo")
     world.scale("echo", 0)
-    assert world.draining == {("echo", "a")}
+    assert world.draining == {("echo", "a", 0)}
 
     world.call("c", "echo")
 
@@ -179,7 +179,7 @@ def test_scaling_up_takes_the_memory_of_idle_copies_and_of_nobody_else() -> None
 
     (load,) = world.out
     assert isinstance(load, m.LoadCopy)
-    assert (load.device, load.victims) == ("b", ("idle",))
+    assert (load.device, load.victims) == ("b", ("idle#0",))
     world.loaded("echo", "b")
     assert world.out == []
     assert world.copies == {"pinned": 1, "echo": 1}
@@ -195,7 +195,7 @@ def test_copies_beyond_the_minimum_give_way_and_come_back_when_there_is_room() -
 
     world.call("c", "f")
 
-    assert world.running["c"].victims == ("echo",)
+    assert world.running["c"].victims == ("echo#0",)
     world.finish("c")
     assert world.out == []  # f is idle now, but who gives way does not push
     assert world.status.desired == {"echo": 1}
@@ -215,7 +215,7 @@ def test_a_copy_that_gave_way_comes_back_when_calls_wait_for_it() -> None:
 
     (load,) = world.out
     assert isinstance(load, m.LoadCopy)
-    assert load.victims == ("f",)
+    assert load.victims == ("f#0",)
     world.loaded("echo", load.device)
     assert world.started == [("waits", load.device)]
 
@@ -285,7 +285,7 @@ def test_a_model_that_drains_serves_its_local_queue_and_gets_no_more_into_it() -
     world.scale("f", 1)
     world.call("late", "f")
 
-    ((_, drains),) = world.draining
+    ((_, drains, _),) = world.draining
     assert world.on(drains).local_queue == 1
     for call in ("c0", "c1", "c2", "c3"):
         world.finish(call)

@@ -118,7 +118,7 @@ class Rooms:
         found, kind, worth_of = [], device.kind, self._estimates.worth
         for each in self._view.evictable(device):
             worth, memory = worth_of(each.owner, kind), each.memory
-            found.append((worth / max(1, memory), worth, memory, each.key))
+            found.append((worth / max(1, memory), worth, memory, each.id))
         return found
 
     def _crowd(self, device: DeviceView, victims: Collection[CopyId]) -> float:
@@ -126,7 +126,7 @@ class Rooms:
         demand = 0.0
         for each in self._view.residents(device):
             owner = each.owner
-            if owner.exclusive and owner.copies and each.key not in victims:
+            if owner.exclusive and owner.copies and each.id not in victims:
                 demand += self._view.rate(owner) * owner.service_s(device.kind) / owner.copies
         return demand
 
