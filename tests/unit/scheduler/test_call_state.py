@@ -93,8 +93,8 @@ def test_a_call_that_runs_twice_is_known_by_its_id_and_by_where_it_is_to_stop() 
     """The node that came back is told to stop it, and says so under the id that the call has everywhere."""
     engine = with_a_call_on_a()
     b = Device(DeviceId("b"), "gpu", 100)
-    resident = ResidentSnapshot(FunctionId("f"), "digest of f", 10)
-    joined = m.DeviceJoined(b, DeviceSnapshot(b, (resident,), (RunningCall(CallId("c"), FunctionId("f")),)))
+    resident = ResidentSnapshot(FunctionId("f"), "digest of f", 10, 1)
+    joined = m.DeviceJoined(b, DeviceSnapshot(b, (resident,), (RunningCall(CallId("c"), FunctionId("f"), 1),)))
 
     assert engine.handle(joined, 1.0) == [m.Abort(CallId("c"), b.id)]
 

@@ -469,12 +469,12 @@ def model(name: str, size: int = 10, digest: str = "d") -> Function:
     return Function(FunctionId(name), digest, profiles={"*": Profile(3.0, 1.0, size)})
 
 
-def holds(name: str, *, digest: str = "d", size: int = 10, loading: bool = False) -> ResidentSnapshot:
-    return ResidentSnapshot(FunctionId(name), digest, size, loading=loading)
+def holds(name: str, *, digest: str = "d", size: int = 10, loading: bool = False, copy: int = 0) -> ResidentSnapshot:
+    return ResidentSnapshot(FunctionId(name), digest, size, copy, loading=loading)
 
 
-def runs(call: str, function: str, *, begun: bool = True, age_s: float = 0.5) -> RunningCall:
-    return RunningCall(CallId(call), FunctionId(function), age_s=age_s, begun=begun)
+def runs(call: str, function: str, *, begun: bool = True, age_s: float = 0.5, copy: int = 0) -> RunningCall:
+    return RunningCall(CallId(call), FunctionId(function), copy, age_s=age_s, begun=begun)
 
 
 A = Device(DeviceId("n/a"), "gpu", 100)
@@ -620,12 +620,30 @@ def test_a_call_that_runs_on_two_nodes_is_stopped_on_the_one_that_came_back() ->
     engine = make_engine(model("f"))
     engine.handle(joined(holds("f"), running=(runs("c", "f"),)), 0.0)
 
-    commands = engine.handle(m.DeviceJoined(b, DeviceSnapshot(b, (holds("f"),), (runs("c", "f"),))), 1.0)
+    snapshot = DeviceSnapshot(b, (holds("f", copy=1),), (runs("c", "f", copy=1),))
+    commands = engine.handle(m.DeviceJoined(b, snapshot), 1.0)
 
     assert commands == [m.Abort(CallId("c"), b.id)]
     assert engine.status(1.0).devices[1].busy
     engine.handle(m.Finished(CallId("c"), b.id, 0.0, ok=False), 2.0)
     assert [each.busy for each in engine.status(2.0).devices] == [True, False]
+
+
+def test_a_number_is_never_given_twice() -> None:
+    """Not after a takeover, nor after a node told of a copy that this engine did not know."""
+    b = Device(DeviceId("n2/b"), "gpu", 100)
+    engine = make_engine(model("f"))
+    engine.handle(joined(holds("f", copy=4)), 0.0)
+    engine.handle(m.DeviceJoined(b, DeviceSnapshot(b, (holds("f", copy=4),))), 0.0)
+    engine.handle(m.WorkerExited(FunctionId("f"), A.id, "killed", 4), 1.0)
+
+    (start,) = engine.handle(m.Arrived(CallId("c"), FunctionId("f")), 2.0)
+
+    assert isinstance(start, m.StartCall)
+    assert start.grant.copy == 5
+    doc = engine.doc("functions/f", 3.0)
+    assert isinstance(doc, FunctionDoc)
+    assert doc.next_copy == 6
 
 
 def test_nothing_is_decided_before_the_new_engine_serves() -> None:
