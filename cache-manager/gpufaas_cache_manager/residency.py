@@ -44,7 +44,8 @@ class Copy(Generic[OwnerT]):
     """One copy of a function in a device's memory: one worker, ready or loading."""
 
     __slots__ = (
-        "asked", "id", "last_used", "limit", "loading", "memory", "number", "owner", "queued", "ready_at", "running",
+        "asked", "batch", "id", "last_used", "limit", "loading", "memory", "number", "owner", "queued", "ready_at",
+        "running", "share", "slots",
     )  # fmt: skip
 
     def __init__(self, owner: OwnerT, memory: Bytes, now: Seconds, ready_at: Seconds, number: int = 0) -> None:
@@ -61,6 +62,11 @@ class Copy(Generic[OwnerT]):
         self.last_used = now
         """The last start of service; the start of the load if it never served."""
         self.running = 0
+        self.share = 0
+        """The most of the device's compute that it may use, in per cent; 0: no cap."""
+        self.slots = 0
+        """Grants that it runs at once; 0: as its function needs it. `batch` likewise: calls of one grant."""
+        self.batch = 0
         self.queued = 0
         """Calls in the device's local queue that need it."""
         self.loading = True

@@ -89,6 +89,14 @@ class NoRoom(GpufaasError):
     """Copies that are never evicted hold the memory: lower their minimum."""
 
 
+class NotAdmitted(GpufaasError):
+    """The scheduling policy refused the call: the message says why."""
+
+
+class Preempted(GpufaasError):
+    """The scheduling policy stopped the call for others: call again."""
+
+
 class NestedCall(GpufaasError):
     """A call of a function by a function can never start: the message says why."""
 

@@ -12,7 +12,19 @@ were. Its device tells the node.
 from msgspec import Struct
 
 from gpufaas_core._types import Bytes, Seconds
-from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, Part, Profile
+from gpufaas_core.model import (
+    CallId,
+    CopyId,
+    Device,
+    DeviceId,
+    Function,
+    FunctionId,
+    NodeId,
+    Offer,
+    Part,
+    PlacementPlan,
+    Profile,
+)
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc
 
 
@@ -229,6 +241,18 @@ class Woken(Struct, frozen=True, tag=True):
     """`Engine.wake_at` has come."""
 
 
+class Planned(Struct, frozen=True, tag=True):
+    """A solver has made a plan: the policy has it from now on."""
+
+    plan: PlacementPlan
+
+
+class Offered(Struct, frozen=True, tag=True):
+    """These kinds of nodes can be procured from now on, in place of those that were offered before."""
+
+    offers: tuple[Offer, ...]
+
+
 class Restored(Struct, frozen=True, tag=True):
     """
     What an older engine left. A new engine is told it after the deployed functions, and before all else. Until
@@ -252,7 +276,8 @@ class Serving(Struct, frozen=True, tag=True):
 
 Event = (
     DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | CallerLeft
-    | Loaded | CopyFailed | Finished | Measured | Resized | WorkerExited | NodeRefused | Woken | Restored | Serving
+    | Loaded | CopyFailed | Finished | Measured | Resized | WorkerExited | NodeRefused | Woken | Planned | Offered
+    | Restored | Serving
 )  # fmt: skip
 
 
@@ -271,16 +296,25 @@ class Reject(Struct, frozen=True, tag=True):
     call: CallId
     code: str
     """``overloaded``, ``deadline``, ``removed``, ``no_device``, ``no_room``, ``refused``, ``unknown_function``,
-    ``load_failed``, ``out_of_memory``, ``nested``."""
+    ``load_failed``, ``out_of_memory``, ``nested``, ``policy``."""
     message: str
     retry_after_s: Seconds = 0.0
 
 
 class Abort(Struct, frozen=True, tag=True):
-    """Stop a running call whose caller is gone. The node answers with `Finished`."""
+    """
+    Stop a running call: its caller is gone, or the policy has stopped it. The node answers with `Finished`; or with
+    `Refused` if the call is to run once more, and can.
+    """
 
     call: CallId
     device: DeviceId
+    requeue: bool = False
+    """The call waits for another grant."""
+    reason: str = ""
+    """What the caller is told; empty: the caller is gone, or its function."""
+    number: int = 0
+    """Of the grant that ends."""
 
 
 class LoadCopy(Struct, frozen=True, tag="Load"):
@@ -313,6 +347,8 @@ class Evict(Struct, frozen=True, tag=True):
     function: FunctionId
     device: DeviceId
     copy: int = 0
+    to: str = "none"
+    """``host``: its weights stay in the memory of its node, if the node can keep them. ``none``: they do not."""
 
 
 class Resize(Struct, frozen=True, tag=True):
@@ -327,7 +363,45 @@ class Resize(Struct, frozen=True, tag=True):
     copy: int = 0
 
 
-Command = StartCall | Reject | Abort | LoadCopy | Evict | Resize
+class SetLimit(Struct, frozen=True, tag=True):
+    """What a copy may do from now on."""
+
+    function: FunctionId
+    device: DeviceId
+    copy: int = 0
+    share: int = 0
+    """The most of the device's compute that it may use, in per cent; 0: no cap."""
+    slots: int = 1
+    """Grants that it runs at once."""
+    batch: int = 1
+    """Calls of one grant at most."""
+
+
+class Fetch(Struct, frozen=True, tag=True):
+    """Bring what the workers of a function need to a node, ahead of its first load there."""
+
+    function: FunctionId
+    node: NodeId
+    source: str = ""
+    """The node that has it; empty: wherever it is."""
+    ranges: tuple[tuple[int, int], ...] = ()
+    """The parts of the weights that are wanted, as (first, end) in bytes; none: all of them."""
+
+
+class Procure(Struct, frozen=True, tag=True):
+    """Order *n* nodes of an offered kind. Their devices join later."""
+
+    kind: str
+    n: int
+
+
+class Release(Struct, frozen=True, tag=True):
+    """Give a node back: none of its devices holds or runs anything."""
+
+    node: NodeId
+
+
+Command = StartCall | Reject | Abort | LoadCopy | Evict | Resize | SetLimit | Fetch | Procure | Release
 
 
 class Learnt(Struct, frozen=True):

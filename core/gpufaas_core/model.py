@@ -23,12 +23,16 @@ __all__ = [
     "Need",
     "NodeId",
     "NodeView",
+    "Offer",
     "Part",
+    "PlacementPlan",
     "Profile",
+    "Replica",
     "ResidentStatus",
     "Seconds",
     "copy_id",
     "gateway_of",
+    "node_of",
 ]  # fmt: skip
 
 CallId = NewType("CallId", str)
@@ -45,6 +49,11 @@ DeviceId = NewType("DeviceId", str)
 def copy_id(function: FunctionId, copy: int) -> CopyId:
     """Return the id of copy number *copy* of *function*."""
     return f"{function}#{copy}"
+
+
+def node_of(device: DeviceId) -> NodeId:
+    """Return the node of *device*: what precedes the last ``/`` of its id."""
+    return NodeId(device.rpartition("/")[0])
 
 
 def gateway_of(call: CallId) -> str:
@@ -75,7 +84,7 @@ class Device(Struct, frozen=True):
 
     @property
     def node(self) -> NodeId:
-        return NodeId(self.id.rpartition("/")[0])
+        return node_of(self.id)
 
 
 class SizesDoc(Struct, frozen=True):
@@ -176,6 +185,44 @@ class Part(Struct, frozen=True):
     """Its reservation there."""
     share: int = 0
     """The compute that it holds there for good, in per cent; 0: each grant reserves what it needs."""
+
+
+class Replica(Struct, frozen=True):
+    """A copy that a plan asks for."""
+
+    function: FunctionId
+    device: DeviceId
+    share: int = 0
+    """In per cent of the device's compute; 0: no cap."""
+    slots: int = 1
+    batch: int = 1
+
+
+class PlacementPlan(Struct, frozen=True):
+    """Which copies there should be. The engine keeps it for its policy, and does nothing about it."""
+
+    epoch: int
+    """Grows with each plan."""
+    replicas: tuple[Replica, ...] = ()
+    notes: tuple[str, ...] = ()
+    """For people."""
+
+
+class Offer(Struct, frozen=True):
+    """A kind of node that can be procured."""
+
+    kind: str
+    """Of its devices."""
+    memory: Bytes
+    """Of each device."""
+    devices: int = 1
+    """Of one node."""
+    price_per_h: float = 0.0
+    """Of one node, in the provider's currency."""
+    delay_s: Seconds = 0.0
+    """From the order until its devices join."""
+    limit: int = 0
+    """Nodes that can be procured from now on."""
 
 
 class Function(Struct, frozen=True):

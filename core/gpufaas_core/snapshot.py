@@ -13,7 +13,18 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from gpufaas_core._types import Bytes, Seconds
-from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, TimesDoc
+from gpufaas_core.model import (
+    CallId,
+    CopyId,
+    Device,
+    DeviceId,
+    Function,
+    FunctionId,
+    NodeId,
+    Offer,
+    PlacementPlan,
+    TimesDoc,
+)
 
 # --- what a node knows ------------------------------------------------------------------------------------------------
 
@@ -100,6 +111,8 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     victims: tuple[tuple[FunctionId, int], ...] = ()
     """The copies that were evicted for it."""
     size: float = 0.0
+    grant: int = 0
+    """The number of its grant; 0: it has none."""
 
 
 class BackoffDoc(Struct, frozen=True):
@@ -135,6 +148,10 @@ class ResidentDoc(Struct, frozen=True, omit_defaults=True):
     """What its worker may use; 0: what it is charged."""
     asked: bool = False
     """It runs a call, and was asked to give back what it was lent."""
+    share: int = 0
+    """As the policy has limited it; `slots` and `batch` likewise. 0: it has not."""
+    slots: int = 0
+    batch: int = 0
 
 
 class DeviceDoc(Struct, frozen=True):
@@ -245,8 +262,17 @@ class EngineDoc(Struct, frozen=True):
     """Where the last scans of the queue ended. Each scan that ended behind a call has passed over it."""
     reserved_in_s: Seconds | None = None
     """For this long no further device is reserved for a call that has waited too long."""
-    look_in_s: Seconds | None = None
-    """Until the policy wants to plan again if nothing happens before."""
+    wakes: tuple[tuple[str, Seconds], ...] = ()
+    """Until the policy wants to run again, by key."""
+    plan: PlacementPlan | None = None
+    """The plan in force."""
+    offers: tuple[Offer, ...] = ()
+    ordered: tuple[tuple[str, int], ...] = ()
+    """Nodes that were procured and have not joined, by kind."""
+    releasing: tuple[tuple[NodeId, bool], ...] = ()
+    """Nodes that are given back, and whether the provider was told."""
+    policy_state: bytes | None = None
+    """What the policy keeps for its successor; None: nothing."""
     first_call_age_s: Seconds | None = None
     offered_s: Seconds = 0.0
     """Offered load: service times of the arrivals, weighted by age, as of `offered_age_s` ago."""

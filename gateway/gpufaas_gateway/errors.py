@@ -27,8 +27,10 @@ from gpufaas_core.errors import (
     NestedCall,
     NoDeviceFits,
     NoRoom,
+    NotAdmitted,
     OutOfMemory,
     Overloaded,
+    Preempted,
     StorageAway,
     StorageFailed,
     UnknownArtifact,
@@ -106,6 +108,7 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     CallEnded: 409,
     BodyTooLarge: 413,
     BadQuery: 422,  # as OpenFaaS answers it
+    NotAdmitted: 429,
     Overloaded: 429,
     CallCancelled: 499,  # nginx's number for a client that hung up; only logs and metrics show it
     NoWebSocket: 501,
@@ -118,6 +121,7 @@ STATUS: Final[Mapping[type[GpufaasError], int]] = {
     GrantRefused: 503,
     NoRoom: 503,
     NotReady: 503,
+    Preempted: 503,
     Unavailable: 503,
     DeadlineExceeded: 504,
     StorageAway: 503,

@@ -22,7 +22,19 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
-from gpufaas_core.model import Bytes, CallId, CopyId, DeviceId, FunctionId, Part, Seconds
+from gpufaas_core.messages import Event
+from gpufaas_core.model import (
+    Bytes,
+    CallId,
+    CopyId,
+    DeviceId,
+    FunctionId,
+    NodeId,
+    Offer,
+    Part,
+    PlacementPlan,
+    Seconds,
+)
 
 NEVER: Final = 1 << 62
 """An arrival number above all others."""
@@ -96,6 +108,86 @@ class Load(Struct, frozen=True):
     why: Why | None = None
 
 
+class Evict(Struct, frozen=True):
+    """Evict an idle copy; with `to` `HOST`, its weights stay in the memory of its node."""
+
+    copy: CopyId
+    to: str = NONE
+
+
+class Limit(Struct, frozen=True):
+    """What a copy may do from now on, within the need of its function."""
+
+    copy: CopyId
+    share: int = 0
+    """Of the device's compute, in per cent; 0: no cap. The shares of a device's copies fit its compute together."""
+    slots: int = 1
+    batch: int = 1
+
+
+class Choose(Struct, frozen=True):
+    """Let a waiting call be one of another function of the same task. It keeps its number and its deadline."""
+
+    call: CallId
+    function: FunctionId
+
+
+class Reject(Struct, frozen=True):
+    """Refuse a waiting call. Its caller reads `why`."""
+
+    call: CallId
+    why: str
+
+
+class Preempt(Struct, frozen=True):
+    """Stop the calls of a running grant: they wait again (`requeue`), or end with an error for their callers."""
+
+    grant: int
+    """`RunningCall.grant`."""
+    requeue: bool = True
+    """Only for idempotent functions."""
+
+
+class Fetch(Struct, frozen=True):
+    """Bring what a function needs to nodes ahead of its loads there; each node has it from the one before."""
+
+    function: FunctionId
+    nodes: tuple[NodeId, ...]
+    source: str = ""
+    """A node that has it; empty: wherever it is."""
+    ranges: tuple[tuple[int, int], ...] = ()
+    """As (first, end) in bytes of the weights; none: all of them."""
+
+
+class Wake(Struct, frozen=True):
+    """
+    Run the policy at that time, if it would run then: see `Watching`. The key says what for, and a later wake with the
+    same key takes the place of this one. At infinity: not at all.
+    """
+
+    at: Seconds
+    key: str = ""
+
+
+class Procure(Struct, frozen=True):
+    """Order *n* nodes of an offered kind."""
+
+    kind: str
+    n: int = 1
+
+
+class Release(Struct, frozen=True):
+    """Give a node of an offered kind back: its devices are drained, and it goes once they are empty."""
+
+    node: NodeId
+
+
+class SetPlan(Struct, frozen=True):
+    """Keep a plan: `View.plan` shows it, also to a policy that takes over."""
+
+    plan: PlacementPlan
+
+
 class Promise(Struct, frozen=True):
     """Note when the wait of a call should be over, as `WaitingCall.promised_at`. It has no other effect."""
 
@@ -109,7 +201,10 @@ class CountPass(Struct, frozen=True):
     before: int
 
 
-Action = Start | Assign | Load | Promise | CountPass
+Action = (
+    Start | Assign | Load | Evict | Limit | Choose | Reject | Preempt | Fetch | Wake | Procure | Release | SetPlan
+    | Promise | CountPass
+)  # fmt: skip
 
 
 def start_on(device: DeviceView, call: WaitingCall, why: Why | None = None) -> Start:
@@ -125,8 +220,23 @@ class Refusal(Struct, frozen=True):
     reason: str
 
 
-Plan = Generator[Action, Refusal | None, Seconds | None]
-"""Returns when to run it again if no event comes before, on the clock of `View.now`; None: after the next event."""
+Plan = Generator[Action, Refusal | None, None]
+"""The next run follows the next event, unless the policy asks for one (`Wake`)."""
+
+# --- the causes of a run ----------------------------------------------------------------------------------------------
+
+ARRIVAL: Final = 1
+"""A call began to wait."""
+FINISH: Final = 2
+"""A call ended, was refused by its node, or its caller left."""
+LOADED: Final = 4
+"""A load ended, a worker did, or its memory changed."""
+FLEET: Final = 8
+"""Devices, functions or offers came, went or changed."""
+WAKE: Final = 16
+"""`View.woken` has the keys."""
+PLAN: Final = 32
+"""There is a new plan."""
 
 # --- the view ---------------------------------------------------------------------------------------------------------
 
@@ -207,6 +317,16 @@ class WaitingCall(Protocol):
         """As the policy said with `Promise`; None: it said nothing."""
 
 
+class RunningCall(Protocol):
+    @property
+    def id(self) -> CallId: ...
+    @property
+    def owner(self) -> FunctionView: ...
+    @property
+    def grant(self) -> int:
+        """The number of its grant; 0: an older engine made it."""
+
+
 class DeviceView(Protocol):
     @property
     def id(self) -> DeviceId: ...
@@ -283,6 +403,9 @@ class FleetView(Protocol):
         The devices of `least_used` that do not hold the function and where it can run. For each, the bytes that must be
         freed for a copy: 0 or less if there is room.
         """
+
+    def running(self, device: DeviceView) -> Collection[RunningCall]:
+        """The calls of model functions that run on the device."""
 
     def allows(self, device: DeviceView, call: WaitingCall) -> bool:
         """Whether the device satisfies the constraints of the call's function. O(constraints)."""
@@ -370,11 +493,39 @@ class CostsView(Protocol):
         """Service time that arrives per second and device. 1 is all that devices can serve without loads."""
 
 
-class View(FleetView, ResidencyView, CostsView, Protocol):
+class AgendaView(Protocol):
+    """Why the policy runs, and what it has asked for."""
+
+    @property
+    def causes(self) -> int:
+        """A mask: `ARRIVAL`, `FINISH`, `LOADED`, `FLEET`, `WAKE`, `PLAN`."""
+
+    @property
+    def woken(self) -> Collection[str]:
+        """The keys of the wakes that have come."""
+
+    @property
+    def wakes(self) -> Mapping[str, Seconds]:
+        """The wakes that have not come, by key."""
+
+    @property
+    def placement(self) -> PlacementPlan | None:
+        """The plan in force."""
+
+    @property
+    def offers(self) -> Mapping[str, Offer]:
+        """What can be procured, by kind."""
+
+    @property
+    def ordered(self) -> Mapping[str, int]:
+        """Nodes that were procured and have not joined, by kind."""
+
+
+class View(FleetView, ResidencyView, CostsView, AgendaView, Protocol):
     """
     The cluster after the last action that was done. M is the number of copies on a device.
 
-    A helper of a policy that needs less takes one of the three views that this one consists of.
+    A helper of a policy that needs less takes one of the four views that this one consists of.
     """
 
     @property
@@ -406,6 +557,31 @@ class SchedulingPolicy(Protocol):
 
     def plan(self, view: View) -> Plan:
         """One scheduling run. It ends when the generator returns."""
+
+
+@runtime_checkable
+class Watching(Protocol):
+    """A policy that runs also when no call waits, or no device is idle."""
+
+    @property
+    def watches(self) -> int:
+        """The mask of causes for which it does."""
+
+
+@runtime_checkable
+class Observing(Protocol):
+    """A policy that is told each event before the engine handles it."""
+
+    def observe(self, event: Event, now: Seconds) -> None: ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A policy with state of its own, which a later engine goes on with if its policy has the same name."""
+
+    def save(self) -> bytes: ...
+    def load(self, state: bytes) -> None:
+        """Take the state that `save` of an equal policy returned. Called before the first run."""
 
 
 @runtime_checkable

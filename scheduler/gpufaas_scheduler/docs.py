@@ -14,6 +14,7 @@ from typing import Final
 from gpufaas_cache_manager.residency import NOT_ASKED
 from gpufaas_core.model import Seconds
 from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, FunctionDoc, Holder, ResidentDoc
+from gpufaas_scheduler.contract import Stateful
 from gpufaas_scheduler.world.backoff import restored
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.costs import Costs
@@ -50,6 +51,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         cold=call.cold,
         victims=call.victims,
         size=call.size,
+        grant=call.grant,
     )
 
 
@@ -75,6 +77,9 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
                 draining=each in each.owner.draining,
                 limit=each.limit if each.limit != each.memory else 0,
                 asked=each.asked != NOT_ASKED,
+                share=each.share,
+                slots=each.slots,
+                batch=each.batch,
             )
             for each in device.residency
         ),
@@ -124,9 +129,9 @@ def _holders(copies: Iterable[tuple[Copy, DeviceState]]) -> tuple[Holder, ...]:
 
 def engine_doc(world: World, now: Seconds) -> EngineDoc:
     """O(calls) until `WAITING_KEPT` waiting ones are found."""
-    cluster, demand, look_at = world.cluster, world.cluster.demand, world.look_at
+    cluster, demand, agenda, policy = world.cluster, world.cluster.demand, world.agenda, world.policy
     return EngineDoc(
-        policy=world.policy.name,
+        policy=policy.name,
         grant=world.grant,
         next_number=cluster.queue.next_number,
         joined=cluster.joined,
@@ -134,7 +139,12 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         waiting_count=world.calls.waiting,
         ends=cluster.queue.ends,
         reserved_in_s=cluster.reserved_until - now if cluster.reserved else None,
-        look_in_s=None if look_at is None else look_at - now,
+        wakes=tuple((key, at - now) for key, at in agenda.wakes.items()),
+        plan=agenda.plan,
+        offers=tuple(agenda.offers.values()),
+        ordered=tuple(agenda.ordered.items()),
+        releasing=tuple(agenda.releasing.items()),
+        policy_state=policy.save() if isinstance(policy, Stateful) else None,
         first_call_age_s=None if demand.first_call_at is None else now - demand.first_call_at,
         offered_s=demand.offered_s,
         offered_age_s=now - demand.offered_at,
@@ -173,6 +183,7 @@ def restored_call(doc: CallDoc, owner: FunctionState, since: Seconds) -> Call:
     call.patience_s = inf if doc.patience_s is None else doc.patience_s
     call.cold = doc.cold
     call.victims = doc.victims
+    call.grant = doc.grant
     return call
 
 
@@ -230,6 +241,18 @@ def lost_copies(owner: FunctionState, doc: FunctionDoc) -> bool:
     """Return whether a copy in *doc* did not come back."""
     present = {(device.id, copy.number) for copy, device in owner.active.items()}
     return any(each not in present for each in doc.holders)
+
+
+def restore_agenda(world: World, doc: EngineDoc, since: Seconds) -> None:
+    """Give the engine what its predecessor's policy had asked for, and its own policy that policy's state."""
+    agenda = world.agenda
+    agenda.wakes = {key: since + in_s for key, in_s in doc.wakes}
+    agenda.plan = doc.plan
+    agenda.offers = {each.kind: each for each in doc.offers}
+    agenda.ordered = dict(doc.ordered)
+    agenda.releasing = dict(doc.releasing)
+    if doc.policy_state is not None and doc.policy == world.policy.name and isinstance(world.policy, Stateful):
+        world.policy.load(doc.policy_state)
 
 
 ENGINE_KEY: Final = "engine"

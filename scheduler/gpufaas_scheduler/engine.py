@@ -38,8 +38,8 @@ from gpufaas_scheduler import docs
 from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.contract import SchedulingPolicy
 from gpufaas_scheduler.explain import explain, status
-from gpufaas_scheduler.handle import calls, copies, fleet, joins, takeover, workers
-from gpufaas_scheduler.handle.settle import return_overdue, settle, untangle
+from gpufaas_scheduler.handle import agenda, calls, copies, fleet, joins, takeover, workers
+from gpufaas_scheduler.handle.settle import is_watched, return_overdue, settle, untangle
 from gpufaas_scheduler.view import view_of
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.cluster import Cluster
@@ -47,7 +47,12 @@ from gpufaas_scheduler.world.world import World
 
 
 def _serving(world: World, _event: m.Serving) -> None:
-    takeover.serving(world, lambda each: HANDLERS[type(each)](world, each))
+    def replay(event: m.Event) -> None:
+        if world.observe is not None:
+            world.observe(event, world.cluster.now)
+        HANDLERS[type(event)](world, event)
+
+    takeover.serving(world, replay)
 
 
 HANDLERS: Final[dict[type[m.Event], Callable[[World, Any], None]]] = {
@@ -67,6 +72,8 @@ HANDLERS: Final[dict[type[m.Event], Callable[[World, Any], None]]] = {
     m.FunctionDeployed: fleet.function_deployed,
     m.FunctionRemoved: fleet.function_removed,
     m.Scaled: copies.scaled,
+    m.Planned: agenda.planned,
+    m.Offered: agenda.offered,
     m.Restored: takeover.restored,
     m.Serving: _serving,
 }
@@ -120,14 +127,17 @@ class Engine:
         cluster.asked = None
         out: list[m.Command] = []
         world.out = out
+        kind = world.agenda.event = type(event)
+        if world.observe is not None and world.left is None:
+            world.observe(event, now)
         overdue = world.overdue.entries
         if overdue and overdue[0][0] <= now:
             return_overdue(world)
-        (HANDLERS if world.left is None else _LISTENING)[type(event)](world, event)
-        if world.freed:
+        (HANDLERS if world.left is None else _LISTENING)[kind](world, event)
+        if world.freed or (world.agenda.watches and world.left is None and is_watched(world)):
             world.freed = False
             settle(world)
-        if world.nested and (world.tangled or type(event) in _TANGLING):
+        if world.nested and (world.tangled or kind in _TANGLING):
             world.tangled = False
             untangle(world)
         if world.lending.lenders and (world.homeless or cluster.orphaned):
@@ -138,7 +148,7 @@ class Engine:
     def wake_at(self) -> Seconds | None:
         """
         When to send `Woken`: the deadline of a waiting call, the return of a local queue, the retry of a failed load,
-        or the policy's next run, whichever is first. None: time alone changes nothing.
+        or the policy's next wake, whichever is first. None: time alone changes nothing.
         """
         world = self._world
         at = world.calls.deadline()
@@ -148,9 +158,10 @@ class Engine:
         if world.held_back:
             retry_at = min(each.backoff.retry_at for each in world.held_back.values() if each.backoff is not None)
             at = retry_at if at is None or retry_at < at else at
-        look_at = world.look_at
-        if look_at is not None and world.queue.count and (at is None or look_at < at):
-            at = look_at
+        if world.agenda.wakes or world.agenda.planned:
+            look_at = world.agenda.wake_at(world.cluster.now, world.queue.count)
+            if look_at is not None and (at is None or look_at < at):
+                at = look_at
         return at
 
     @property

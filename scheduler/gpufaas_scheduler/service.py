@@ -7,6 +7,7 @@ can be granted at once.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Final, Protocol
 
 from gpufaas_core import messages as m
@@ -19,6 +20,7 @@ from gpufaas_core.errors import (
     LoadFailed,
     NestedCall,
     NoRoom,
+    NotAdmitted,
     OutOfMemory,
     Overloaded,
     UnknownFunction,
@@ -33,6 +35,7 @@ from gpufaas_core.model import (
     FunctionId,
     Seconds,
     gateway_of,
+    node_of,
 )
 from gpufaas_core.snapshot import DeviceSnapshot
 from gpufaas_scheduler.driver import EngineDriver, JournalPort
@@ -45,6 +48,12 @@ class NodeCommands(Protocol):
     def execute(self, command: m.Command) -> None: ...
 
 
+class Provider(Protocol):
+    """Makes the nodes that are procured, and takes them back."""
+
+    def execute(self, command: m.Procure | m.Release) -> None: ...
+
+
 _REJECTIONS: Final[Mapping[str, type[GpufaasError]]] = {
     "deadline": DeadlineExceeded,
     "unknown_function": UnknownFunction,
@@ -54,6 +63,7 @@ _REJECTIONS: Final[Mapping[str, type[GpufaasError]]] = {
     "refused": GrantRefused,
     "out_of_memory": OutOfMemory,
     "nested": NestedCall,
+    "policy": NotAdmitted,
 }
 
 OnAnswer = Callable[[CallId, m.Grant | GpufaasError], None]
@@ -87,6 +97,8 @@ class SchedulerService:
         """The node of each device."""
         self._gateways: dict[str, OnAnswer] = {}
         """Gateways of other processes, by the name that ends the ids of their calls."""
+        self.provider: Provider | None = None
+        """Set by the one who tells the engine what is offered."""
         self._placing: CallId | None = None
         self._placed: m.Grant | GpufaasError | None = None
 
@@ -201,6 +213,15 @@ class SchedulerService:
             device = grant.device
         elif isinstance(command, m.Reject):
             self._answer(command.call, _rejection(command))
+            return
+        elif isinstance(command, m.Procure | m.Release):
+            if self.provider is not None:
+                self.provider.execute(command)
+            return
+        elif isinstance(command, m.Fetch):
+            nodes = (each for device, each in self._nodes.items() if node_of(device) == command.node)
+            for each in islice(nodes, 1):
+                each.execute(command)
             return
         else:
             device = command.device

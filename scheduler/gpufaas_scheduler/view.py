@@ -8,13 +8,13 @@ objects, so the methods here name the types of these. `view_of` casts once; a ca
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from math import inf
 from typing import Final, cast
 
 from gpufaas_cache_manager.replacement import evictable
-from gpufaas_core.model import Bytes, FunctionId, Seconds
+from gpufaas_core.model import Bytes, FunctionId, Offer, PlacementPlan, Seconds
 from gpufaas_scheduler.contract import NEVER, View
 from gpufaas_scheduler.fit import Fit, Reason
 from gpufaas_scheduler.world.cluster import Cluster
@@ -78,6 +78,9 @@ class _Fleet(_Part):
     @property
     def reserved(self) -> bool:
         return self._cluster.reserved
+
+    def running(self, device: DeviceState) -> Collection[Call]:
+        return device.runs
 
     def allows(self, device: DeviceState, call: Call) -> bool:
         return call.owner.allows(device)
@@ -199,7 +202,37 @@ class _Costs(_Part):
         return best, left_s
 
 
-class ClusterView(_Fleet, _Residency, _Costs):
+class _Plans(_Part):
+    """`contract.AgendaView`."""
+
+    __slots__ = ()
+
+    @property
+    def causes(self) -> int:
+        return self._cluster.agenda.causes
+
+    @property
+    def woken(self) -> Collection[str]:
+        return self._cluster.agenda.woken
+
+    @property
+    def wakes(self) -> Mapping[str, Seconds]:
+        return self._cluster.agenda.wakes
+
+    @property
+    def placement(self) -> PlacementPlan | None:
+        return self._cluster.agenda.plan
+
+    @property
+    def offers(self) -> Mapping[str, Offer]:
+        return self._cluster.agenda.offers
+
+    @property
+    def ordered(self) -> Mapping[str, int]:
+        return self._cluster.agenda.ordered
+
+
+class ClusterView(_Fleet, _Residency, _Costs, _Plans):
     """`contract.View`."""
 
     __slots__ = ("queue",)

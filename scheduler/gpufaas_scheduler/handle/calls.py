@@ -9,6 +9,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, FunctionId, Seconds, copy_id
 from gpufaas_core.plausible import MAX_S
 from gpufaas_core.units import format_bytes
+from gpufaas_scheduler.contract import ARRIVAL
 from gpufaas_scheduler.fit import Reason, in_the_way
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
@@ -76,7 +77,7 @@ def arrived(world: World, event: m.Arrived) -> None:
         if world.freed:  # local queues went back: one scheduling run for all
             world.freed = False
             settle(world)
-        elif world.idle:
+        elif world.idle or world.agenda.watches & ARRIVAL:
             run_policy(world)
     else:
         place_shared(world, call)
@@ -306,7 +307,10 @@ def refused(world: World, event: m.NodeRefused) -> None:
     device, copy, owner = call.device, call.copy, call.owner
     assert copy is not None
     end(world, call)
-    if not call.cold:
+    if call.preempted:
+        call.preempted = False
+        call.refusals -= 1  # the policy has stopped it, so its node is not to blame
+    elif not call.cold:
         device.hits -= 1
     elif not event.opened:
         device.misses -= 1
@@ -328,8 +332,7 @@ def refused(world: World, event: m.NodeRefused) -> None:
 
 def woken(world: World, _event: m.Woken) -> None:
     now = world.cluster.now
-    if world.look_at is not None and world.look_at <= now:
-        world.look_at = None
+    if world.agenda.wake(now):
         world.freed = True
     if world.held_back:
         for owner in [each for each in world.held_back.values() if not is_held_back(world, each)]:

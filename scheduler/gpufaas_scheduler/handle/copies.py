@@ -42,11 +42,11 @@ def balance(world: World, owner: FunctionState) -> None:
     world.freed = True
 
 
-def evict(world: World, device: DeviceState, copy: Copy) -> None:
+def evict(world: World, device: DeviceState, copy: Copy, to: str = "none") -> None:
     """Evict a copy that is no victim of a miss or a load."""
     preload = device.preload
     world.cluster.evict(device, copy)
-    world.out.append(m.Evict(copy.owner.id, device.id, copy.number))
+    world.out.append(m.Evict(copy.owner.id, device.id, copy.number, to))
     if preload is not device.preload:
         next_local(world, device)
 

@@ -59,7 +59,7 @@ def start(world: World, call: Call, device: DeviceState, copy: Copy | None, vict
         owner.runs[call] = None
         if owner.ready is not None:
             owner.ready.started(copy)
-    world.grant = number = world.grant + 1
+    call.grant = world.grant = number = world.grant + 1
     grant = m.Grant(
         world.epoch, number, (call.id,), owner.id, owner.digest, parts_of(copy, device), call.cold, names,
         local, copy.number, None if call.ends is None else call.ends - now,
@@ -177,7 +177,7 @@ def return_local(world: World, device: DeviceState, call: Call) -> None:
 
 def grant_again(world: World, call: Call, device: DeviceState, copy: Copy) -> None:
     """Grant a call its grant again: it has its place, but its gateway has not heard of it."""
-    world.grant = number = world.grant + 1
+    call.grant = world.grant = number = world.grant + 1
     owner = call.owner
     victims = tuple(copy_id(*each) for each in call.victims)
     grant = m.Grant(

@@ -11,6 +11,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, Seconds, copy_id
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, RunningCall
 from gpufaas_scheduler import docs
+from gpufaas_scheduler.handle.agenda import node_joined
 from gpufaas_scheduler.handle.copies import balance, forget_if_done, serve_fifo
 from gpufaas_scheduler.handle.fleet import leave
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local
@@ -31,6 +32,7 @@ def device_joined(world: World, event: m.DeviceJoined) -> None:
         if known is not None:
             leave(world, known)  # its node restarted before its absence was noticed: it holds nothing any more
         world.cluster.join(event.device)
+    node_joined(world, event.device)
     world.freed = True
 
 
@@ -194,6 +196,8 @@ def _adopt_residents(
         copy.loading = each.loading
         copy.running = running[key]
         copy.asked = ANSWERED if copy.running and before is not None and before.asked else NOT_ASKED
+        if before is not None:
+            copy.share, copy.slots, copy.batch = before.share, before.slots, before.batch
         if before is not None and before.loading == each.loading:
             copy.ready_at = since + before.ready_in_s
         world.cluster.place(state, copy)

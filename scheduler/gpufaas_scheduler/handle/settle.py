@@ -1,11 +1,15 @@
 """Something became free: all that waits tries again, the calls of model functions in one run of the policy."""
 
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from gpufaas_core import messages as m
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.contract import Action, Refusal
+from gpufaas_scheduler.handle.agenda import release_empty, try_procure, try_release, try_set_plan, try_wake
 from gpufaas_scheduler.handle.commit import try_assign, try_load, try_promise, try_start
+from gpufaas_scheduler.handle.commit_calls import try_choose, try_preempt, try_reject
+from gpufaas_scheduler.handle.commit_copies import try_evict, try_fetch, try_limit
 from gpufaas_scheduler.handle.copies import load_copies, serve_fifo, trim
 from gpufaas_scheduler.handle.grants import return_local, start
 from gpufaas_scheduler.handle.waiting import give_up
@@ -14,6 +18,24 @@ from gpufaas_scheduler.world.state import Call
 from gpufaas_scheduler.world.world import World
 
 _NESTED: Final = contract.Why("a call that holds a device waits for it, so it gets the first device that it can use")
+
+COMMIT: Final[Mapping[type[Action], Callable[[World, Any], str | None]]] = {
+    contract.Start: try_start,
+    contract.Assign: try_assign,
+    contract.Load: try_load,
+    contract.Evict: try_evict,
+    contract.Limit: try_limit,
+    contract.Choose: try_choose,
+    contract.Reject: try_reject,
+    contract.Preempt: try_preempt,
+    contract.Fetch: try_fetch,
+    contract.Wake: try_wake,
+    contract.Procure: try_procure,
+    contract.Release: try_release,
+    contract.SetPlan: try_set_plan,
+    contract.Promise: try_promise,
+}
+"""What does an action, or returns why not."""
 
 # After this many actions in a row that are refused, a run ends; the next event starts another one.
 _MAX_IDLE_ACTIONS: Final = 1000
@@ -31,40 +53,37 @@ def settle(world: World) -> None:
             serve_fifo(world, owner)
     if world.nested:
         start_nested(world)
-    if world.queue.count and world.idle:
+    if (world.queue.count and world.idle) or world.agenda.watches & world.agenda.causes:
         run_policy(world)
     if world.short:
         for owner in list(world.short.values()):
             load_copies(world, owner)
+    if world.agenda.releasing:
+        release_empty(world)
+
+
+def is_watched(world: World) -> bool:
+    """Whether the policy runs for the present event in any case. It has run for an arrival, when the call came."""
+    return bool(world.agenda.watches & world.agenda.causes & ~contract.ARRIVAL)
 
 
 def run_policy(world: World) -> None:
     """Do one scheduling run: the policy proposes actions, and each is done or refused at once."""
     plan = world.policy.plan(world.view)
     verdict: Refusal | None = None
-    world.look_at = None
     budget = limit = _MAX_IDLE_ACTIONS + _IDLE_ACTIONS_PER_DEVICE * len(world.devices)
     while True:
         try:
             action: Action = plan.send(verdict)
-        except StopIteration as end:
-            world.look_at = None if end.value is None or end.value <= world.cluster.now else end.value
+        except StopIteration:
             break
         kind = type(action)
         if kind is contract.CountPass:
             world.queue.count_pass(action.before)  # type: ignore[union-attr]
             verdict = None
         else:
-            if kind is contract.Start:
-                reason = try_start(world, action)  # type: ignore[arg-type]
-            elif kind is contract.Assign:
-                reason = try_assign(world, action)  # type: ignore[arg-type]
-            elif kind is contract.Promise:
-                reason = try_promise(world, action)  # type: ignore[arg-type]
-            elif kind is contract.Load:
-                reason = try_load(world, action)  # type: ignore[arg-type]
-            else:
-                reason = f"{kind.__name__} is not an action"
+            commit = COMMIT.get(kind)
+            reason = f"{kind.__name__} is not an action" if commit is None else commit(world, action)
             if reason is None:
                 verdict = None
                 budget = limit

@@ -49,7 +49,7 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
         world.queue.restore(newest.next_number, newest.ends)
         world.cluster.joined = newest.joined
         since = left.since(newest)
-        world.look_at = None if newest.look_in_s is None else since + newest.look_in_s
+        docs.restore_agenda(world, newest, since)
         if newest.reserved_in_s is not None:
             world.cluster.reserved_until = since + newest.reserved_in_s
         first = newest.first_call_age_s

@@ -28,4 +28,3 @@ class LoadBalance:
             queue.rewind()
             if not queue:
                 break
-        return None

@@ -78,7 +78,6 @@ class LalbO3:
             queue.rewind()
             if not queue:
                 break
-        return None
 
 
 class Lalb(LalbO3):

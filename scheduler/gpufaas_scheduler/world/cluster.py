@@ -13,6 +13,7 @@ from gpufaas_cache_manager import residency
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core.model import Bytes, CopyId, Device, DeviceId, FunctionId, Seconds
 from gpufaas_scheduler.fit import NOT_ALLOWED, Fit, Reason, fits
+from gpufaas_scheduler.world.agenda import Agenda
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.demand import Demand
 from gpufaas_scheduler.world.hits import Hits
@@ -52,6 +53,7 @@ class Cluster:
         self.reserved_until: Seconds = -inf
         """See `contract.Start.reserved_s`."""
         self.demand = Demand()
+        self.agenda = Agenda()
 
     def note_waiting(self, owner: FunctionState) -> None:
         """One of its calls began to wait, or a device began or stopped holding it."""

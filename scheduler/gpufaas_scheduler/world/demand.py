@@ -55,6 +55,13 @@ class Demand:
         self.offered_s = self.offered_s * exp((self.offered_at - now) / DEMAND_S) + service_s
         self.offered_at = now
 
+    def move(self, before: FunctionState, after: FunctionState, arrived_at: Seconds, now: Seconds) -> None:
+        """A call that arrived for one function is one of another from now on."""
+        weight = exp((arrived_at - now) / DEMAND_S)
+        for owner, change in ((before, -weight), (after, weight)):
+            owner.called = max(0.0, owner.called * exp((owner.called_at - now) / DEMAND_S) + change)
+            owner.called_at = now
+
     def rate(self, owner: FunctionState, now: Seconds) -> float:
         """Return the calls of *owner* per second."""
         if now != self._observed_at:

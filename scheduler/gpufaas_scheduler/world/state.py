@@ -43,6 +43,8 @@ class Call(Struct, eq=False):
     state: int = NEW
     """See `call_state`."""
     refusals: int = 0
+    grant: int = 0
+    """The number of its grant."""
     # The following are set when it is placed; `device` also in a local queue.
     device: DeviceState | None = None
     copy: Copy | None = None
@@ -56,6 +58,8 @@ class Call(Struct, eq=False):
     estimate_s: Seconds = 0.0
     """Its service time, estimated when it was put into a local queue or started."""
     aborted: bool = False
+    preempted: bool = False
+    """The policy has stopped it, and it waits again once its node has ended it."""
     outer: Call | None = None
     """The call that made it, and waits for it."""
     avoid: frozenset[DeviceId] = frozenset()

@@ -6,12 +6,13 @@ follow from an event into `World.out`.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Seconds
 from gpufaas_core.snapshot import CallDoc, DeviceDoc, EngineDoc, FunctionDoc
-from gpufaas_scheduler.contract import Refusal, SchedulingPolicy, View, Why
+from gpufaas_scheduler.contract import Observing, Refusal, SchedulingPolicy, View, Watching, Why
 from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.memory import Lending
@@ -32,6 +33,7 @@ class World:
 
     __slots__ = (
         "adopted",
+        "agenda",
         "calls",
         "cluster",
         "devices",
@@ -47,11 +49,11 @@ class World:
         "learnt",
         "left",
         "lending",
-        "look_at",
         "lost",
         "max_queue",
         "nested",
         "nests",
+        "observe",
         "out",
         "overdue",
         "policy",
@@ -71,6 +73,7 @@ class World:
         self, cluster: Cluster, view: View, policy: SchedulingPolicy, *, epoch: int, max_queue: int, learn: bool
     ) -> None:
         self.policy = policy
+        self.observe = policy.observe if isinstance(policy, Observing) else None
         self.epoch = epoch
         self.max_queue = max_queue
         self.refusals: deque[Refusal] = deque(maxlen=100)
@@ -80,6 +83,8 @@ class World:
         self.learn = learn
         self.rate = LEARNING_RATE if learn else 0.0
         self.cluster = cluster
+        self.agenda = cluster.agenda
+        self.agenda.watches = policy.watches if isinstance(policy, Watching) else 0
         self.view = view
         """The policy's view of `cluster`."""
         self.lending = Lending(self.cluster)
@@ -95,8 +100,6 @@ class World:
         self.grant = 0
         self.starts: deque[Started] = deque(maxlen=EXPLAINED)
         self.overdue = Overdue()
-        self.look_at: Seconds | None = None
-        """When the policy wants to plan again if nothing happens before."""
         self.lost: dict[CallId, Call] = {}
         """Calls that ended with their worker. Their node has answered most of them; it refuses those whose grant had
         not reached it, and they are placed again."""
@@ -128,6 +131,13 @@ class World:
         found = list(device.runs)
         found += [each for owner in self.functions.values() for each in owner.runs if each.device is device]
         return found
+
+    def running(self) -> Iterator[Call]:
+        """Yield all calls that run. O(devices + running calls)."""
+        for device in self.devices.values():
+            yield from device.runs
+        for owner in self.functions.values():
+            yield from owner.runs
 
     def runs_of(self, owner: FunctionState) -> list[Call]:
         """Return the calls of *owner* that run. O(devices) for a model function."""

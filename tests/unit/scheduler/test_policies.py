@@ -8,7 +8,7 @@ from tests.unit.scheduler.world import World
 from gpufaas_core import messages as m
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_scheduler import contract
-from gpufaas_scheduler.policies import POLICIES, Plan, View, make_policy, start_on
+from gpufaas_scheduler.policies import POLICIES, Plan, View, Wake, make_policy, start_on
 from gpufaas_scheduler.view import ClusterView
 
 
@@ -33,11 +33,8 @@ def test_a_policy_says_when_it_looks_again_and_is_asked_then() -> None:
         def plan(self, view: View) -> Plan:
             self.looks += 1
             call, device = view.queue.first(), next(iter(view.idle()))
-            if self.looks < 3:
-                return view.now + 2.0
             assert call is not None
-            yield start_on(device, call)
-            return None
+            yield Wake(view.now + 2.0) if self.looks < 3 else start_on(device, call)
 
     policy = Patient()
     world = World(policy)

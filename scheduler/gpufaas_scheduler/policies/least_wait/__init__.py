@@ -40,14 +40,18 @@ waiting calls.
 
 from __future__ import annotations
 
-from typing import Annotated
+from math import inf
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 from gpufaas_core.model import Seconds
-from gpufaas_scheduler.contract import Plan, View, WaitingCall, Why
+from gpufaas_scheduler.contract import Plan, View, WaitingCall, Wake, Why
 from gpufaas_scheduler.policies.least_wait.order import Order
 from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S
+
+_PROMISE: Final = "promise"
+"""The key of the wake for when the next promise to a waiting call is over."""
 
 
 class LeastWait:
@@ -73,17 +77,20 @@ class LeastWait:
         refused = order.refused
         if refused:
             refused.clear()
+        look_at = inf
         while queue and view.idle_count:
             found = order.action()
             queue.rewind()
             if order.promises:
                 yield from order.promises
             if found is None:
-                return order.look_at
+                look_at = inf if order.look_at is None else order.look_at
+                break
             action, function = found
             if (yield action) is not None:
                 refused.add(function)  # the next run examines it again
-        return None
+        if view.wakes.get(_PROMISE, inf) != look_at:
+            yield Wake(look_at, _PROMISE)
 
     def weigh(self, view: View, call: WaitingCall) -> Why:
         order = Order(view, self.wait_bound_s)

@@ -1,0 +1,105 @@
+"""What a policy asks for beyond calls and copies: when it runs again, a plan, and nodes; and the events about these."""
+
+from math import inf
+
+from msgspec.structs import replace
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import Device
+from gpufaas_scheduler import contract
+from gpufaas_scheduler.handle.fleet import device_drained
+from gpufaas_scheduler.world.world import World
+
+
+def try_wake(world: World, action: contract.Wake) -> str | None:
+    """Do *action*, or return why not."""
+    if action.at == inf:
+        world.agenda.wakes.pop(action.key, None)
+    elif action.at > world.cluster.now:
+        world.agenda.wakes[action.key] = action.at
+    else:
+        return "a wake lies in the future"
+    return None
+
+
+def try_procure(world: World, action: contract.Procure) -> str | None:
+    """Do *action*, or return why not."""
+    offers = world.agenda.offers
+    offer = offers.get(action.kind)
+    if offer is None:
+        return f"no nodes of kind {action.kind} are offered"
+    if not 1 <= action.n <= offer.limit:
+        return f"1 to {offer.limit} nodes of kind {action.kind} can be procured, not {action.n}"
+    offers[action.kind] = replace(offer, limit=offer.limit - action.n)
+    ordered = world.agenda.ordered
+    ordered[action.kind] = ordered.get(action.kind, 0) + action.n
+    world.out.append(m.Procure(action.kind, action.n))
+    return None
+
+
+def try_release(world: World, action: contract.Release) -> str | None:
+    """Do *action*, or return why not."""
+    node, agenda = action.node, world.agenda
+    devices = [each for each in world.devices.values() if each.device.node == node]
+    if not devices:
+        return f"there is no node {node}"
+    if node in agenda.releasing:
+        return f"node {node} is being released already"
+    if all(each.kind not in agenda.offers for each in devices):
+        return f"node {node} is of no kind that is offered, so nobody takes it back"
+    agenda.releasing[node] = False
+    freed = world.freed
+    for each in devices:
+        if not each.closed:
+            device_drained(world, m.DeviceDrained(each.id))
+    world.freed = freed  # the policy, which runs now, sees what became free
+    release_empty(world)
+    return None
+
+
+def release_empty(world: World) -> None:
+    """Give back the released nodes whose devices are empty."""
+    releasing = world.agenda.releasing
+    for node, told in list(releasing.items()):
+        devices = [each for each in world.devices.values() if each.device.node == node]
+        if not told and not any(len(each.residency) or each.busy for each in devices):
+            world.out.append(m.Release(node))
+            releasing[node] = True
+        if not devices:
+            del releasing[node]
+
+
+def try_set_plan(world: World, action: contract.SetPlan) -> str | None:
+    """Do *action*, or return why not."""
+    plan, agenda = action.plan, world.agenda
+    if agenda.plan is not None and plan.epoch <= agenda.plan.epoch:
+        return f"plan {plan.epoch} is not newer than plan {agenda.plan.epoch}, which is in force"
+    for each in plan.replicas:
+        if each.function not in world.functions:
+            return f"plan {plan.epoch} names {each.function}, which is not deployed"
+        if each.device not in world.devices:
+            return f"plan {plan.epoch} names device {each.device}, which is not there"
+    agenda.plan = plan
+    agenda.planned = bool(agenda.watches & contract.PLAN)
+    return None
+
+
+def planned(world: World, event: m.Planned) -> None:
+    agenda = world.agenda
+    if agenda.plan is not None and event.plan.epoch <= agenda.plan.epoch:
+        world.ignored["Planned"] += 1
+    else:
+        agenda.plan = event.plan
+
+
+def offered(world: World, event: m.Offered) -> None:
+    world.agenda.offers = {each.kind: each for each in event.offers}
+
+
+def node_joined(world: World, device: Device) -> None:
+    """A device has joined: perhaps of a node that was procured, or of one that is being released."""
+    agenda = world.agenda
+    if device.node in agenda.releasing:
+        device_drained(world, m.DeviceDrained(device.id))
+    elif agenda.ordered and sum(each.device.node == device.node for each in world.devices.values()) == 1:
+        agenda.joined(device.kind)

@@ -1,0 +1,96 @@
+"""
+Why the policy runs, when it wants to run again, and what it has asked for beyond the placement of calls: a plan, and
+nodes that are procured or released.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import NodeId, Offer, PlacementPlan, Seconds
+from gpufaas_scheduler.contract import ARRIVAL, FINISH, FLEET, LOADED, PLAN, WAKE
+
+CAUSE: Final[Mapping[type[m.Event], int]] = {
+    m.Arrived: ARRIVAL,
+    m.Finished: FINISH,
+    m.CallerLeft: FINISH,
+    m.NodeRefused: FINISH,
+    m.Loaded: LOADED,
+    m.CopyFailed: LOADED,
+    m.Measured: LOADED,
+    m.Resized: LOADED,
+    m.WorkerExited: LOADED,
+    m.DeviceJoined: FLEET,
+    m.DeviceLeft: FLEET,
+    m.DeviceDrained: FLEET,
+    m.FunctionDeployed: FLEET,
+    m.FunctionRemoved: FLEET,
+    m.Scaled: FLEET,
+    m.Offered: FLEET,
+    m.Serving: FLEET,
+    m.Woken: WAKE,
+    m.Planned: PLAN,
+}
+"""The cause of a run that follows from an event."""
+
+_NO_KEYS: Final[frozenset[str]] = frozenset()
+"""Of wakes."""
+
+
+class Agenda:
+    """See module. `handle.agenda` changes it."""
+
+    __slots__ = ("_came", "_planning", "event", "offers", "ordered", "plan", "planned", "releasing", "wakes", "watches")
+
+    def __init__(self) -> None:
+        self.watches = 0
+        """See `contract.Watching`."""
+        self.event: type[m.Event] = m.Serving
+        """The event that is being handled."""
+        self._came = _NO_KEYS
+        """The keys of the wakes that came with the last `Woken`."""
+        self._planning = False
+        """The last `Woken` came for a plan."""
+        self.wakes: dict[str, Seconds] = {}
+        """When the policy wants to run again, by key."""
+        self.plan: PlacementPlan | None = None
+        self.planned = False
+        """The policy has set a plan, and wants to run for it."""
+        self.offers: dict[str, Offer] = {}
+        """By kind; `Offer.limit` is what is left of it."""
+        self.ordered: dict[str, int] = {}
+        """Nodes that were procured and have not joined, by kind."""
+        self.releasing: dict[NodeId, bool] = {}
+        """Nodes that are given back once their devices are empty, and whether the provider was told."""
+
+    @property
+    def causes(self) -> int:
+        """Why the policy runs, as a mask of the contract's constants."""
+        return CAUSE[self.event] | PLAN if self.event is m.Woken and self._planning else CAUSE[self.event]
+
+    @property
+    def woken(self) -> frozenset[str]:
+        """The keys of the wakes that have come now."""
+        return self._came if self.event is m.Woken else _NO_KEYS
+
+    def wake(self, now: Seconds) -> bool:
+        """Take the wakes that have come. Return whether there are any, or a plan to look at."""
+        self._came = came = frozenset(key for key, at in self.wakes.items() if at <= now)
+        for key in came:
+            del self.wakes[key]
+        self._planning, self.planned = self.planned, False
+        return bool(came) or self._planning
+
+    def wake_at(self, now: Seconds, waiting: int) -> Seconds | None:
+        """Return when the policy wants to run, if it would: *waiting* is the number of calls that wait for it."""
+        if self.planned:
+            return now
+        return min(self.wakes.values()) if self.wakes and (waiting or self.watches & WAKE) else None
+
+    def joined(self, kind: str) -> None:
+        """A node with devices of that kind has joined: perhaps one that was procured."""
+        left = self.ordered.get(kind, 0) - 1
+        if left > 0:
+            self.ordered[kind] = left
+        else:
+            self.ordered.pop(kind, None)
