@@ -30,7 +30,7 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.frames import AnswerHead, CallHead
 from gpufaas_core.logs import FunctionLogs
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId, NodeView, Part
+from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Need, NodeId, NodeView, Part
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.node import Node
@@ -67,7 +67,7 @@ def node_at(root: Path, name: str) -> Node:
 
 
 def spec() -> WorkerSpec:
-    return WorkerSpec(FunctionId("echo.ns@1"), "echo", "ns", "echo", "http", CALLERS)
+    return WorkerSpec(FunctionId("echo.ns@1"), "echo", "ns", "echo", "http", Need(0, slots=CALLERS))
 
 
 async def serve(root: Path) -> None:

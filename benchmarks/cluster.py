@@ -37,7 +37,7 @@ from gpufaas_cluster.leader import Leader
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core import messages as m
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Profile
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot
 from gpufaas_scheduler.journal import Header
 from gpufaas_scheduler.service import SchedulerService
@@ -185,7 +185,7 @@ async def _scheduler_process() -> None:
     leader = server.leads = Leader(service, 1)
     for name in FUNCTIONS:
         function = Function(FunctionId(name), "d", profiles={"*": Profile(0.001, 0.001, 10)}, max_queue=10_000)
-        leader.deployed.deploy(function, WorkerSpec(FunctionId(name), name, "ns", "d", "model"))
+        leader.deployed.deploy(function, WorkerSpec(FunctionId(name), name, "ns", "d", "model", Need()))
     leader.lead(set(), m.Restored())
     print(port, flush=True)
     await asyncio.Event().wait()

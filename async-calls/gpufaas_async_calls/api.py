@@ -27,7 +27,7 @@ from gpufaas_core.errors import (
     StorageFailed,
 )
 from gpufaas_gateway.call_body import Caller, too_large
-from gpufaas_gateway.call_headers import new_call_id, told_size
+from gpufaas_gateway.call_headers import new_call_id, told_goal, told_size
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import BadQuery, CallEnded, UnknownCall
 from gpufaas_gateway.invoke import AsgiCaller, send_whole
@@ -70,7 +70,7 @@ class AsyncInvocations:
         name, slash, path = raw[len(PREFIX) :].partition(b"/")
         headers: list[Header] = []
         call_id, url = b"", None
-        size = b""
+        size = goal = b""
         length = -1
         forwarded = False
         for key, value in scope["headers"]:
@@ -84,6 +84,8 @@ class AsyncInvocations:
                     url = value.decode("latin-1").strip()
                 elif key == b"x-gpufaas-size":
                     size = value
+                elif key == b"x-latency-goal":
+                    goal = value
                 elif key == b"x-forwarded-for":
                     forwarded = True
         call_id = call_id or new_call_id().encode()
@@ -103,6 +105,8 @@ class AsyncInvocations:
                 check_url(url, self._allow_local)
             if size:
                 told_size(size)
+            if goal:
+                told_goal(goal)
             if length > deployed.max_body:
                 raise too_large(deployed, length)
             call = AcceptedCall(

@@ -24,7 +24,7 @@ from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.messages import Command, Event, Grant, Outer
 from gpufaas_core.model import CallId, DeviceId, EngineStatus, FunctionId, NodeId, NodeView
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Both ends must have the same number. A release that changes what messages mean increments it."""
 MAX_MESSAGE: Final[Bytes] = 64 * 1024 * 1024
 BEAT_S: Final[Seconds] = 0.5
@@ -106,7 +106,7 @@ class RunningCalls(Message, frozen=True, array_like=True, tag=32):
 class PlaceCall(Message, frozen=True, array_like=True, tag=33):
     """
     Asks for a grant. `age_s`: how long the call has waited already, under another scheduler or over another connection;
-    `size`: of the request, see `Arrived`.
+    the fields after it as in `Arrived`.
     """
 
     call: CallId
@@ -116,6 +116,7 @@ class PlaceCall(Message, frozen=True, array_like=True, tag=33):
     size: float = 0.0
     outer: Outer | None = None
     endless: bool = False
+    goal_s: Seconds | None = None
 
 
 class CancelCall(Message, frozen=True, array_like=True, tag=34):

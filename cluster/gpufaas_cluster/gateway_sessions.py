@@ -85,8 +85,9 @@ class GatewaySessions:
         if kind is control.PlaceCall:
             deadline = service.driver.now() + message.timeout_s
             arrived = Arrived(
-                message.call, message.function, deadline, message.age_s, message.size, message.outer, message.endless
-            )
+                message.call, message.function, deadline, message.age_s, message.size, message.outer, message.endless,
+                message.goal_s,
+            )  # fmt: skip
             self._deployed.when_known(message.function, lambda: self._place(gateway, arrived))
         elif kind is control.CancelCall:
             service.cancel(message.call)

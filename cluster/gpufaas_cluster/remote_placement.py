@@ -27,7 +27,7 @@ WITHOUT_LEADER: Final = -1
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A call that has no grant yet. `size`, `outer` and `endless` as in `Arrived`."""
+    """A call that has no grant yet. `size` and what follows it as in `Arrived`."""
 
     call: CallId
     """Its id at this gateway."""
@@ -40,10 +40,13 @@ class _Waiting:
     size: float = 0.0
     outer: Outer | None = None
     endless: bool = False
+    goal_s: Seconds | None = None
 
     def message(self, now: float) -> control.PlaceCall:
         left_s, age_s = self.deadline - now, now - self.since
-        return control.PlaceCall(self.sent, self.function, left_s, age_s, self.size, self.outer, self.endless)
+        return control.PlaceCall(
+            self.sent, self.function, left_s, age_s, self.size, self.outer, self.endless, self.goal_s
+        )
 
 
 class RemotePlacement:
@@ -77,6 +80,7 @@ class RemotePlacement:
         size: float = 0.0,
         outer: Outer | None = None,
         endless: bool = False,
+        goal_s: Seconds | None = None,
     ) -> Grant | asyncio.Future[Grant]:
         now = self._loop.time()
         future: asyncio.Future[Grant] = self._loop.create_future()
@@ -88,7 +92,7 @@ class RemotePlacement:
                 return grant
             self._loop.call_later(min(NO_LEADER_S, timeout_s), self._give_up, future)
         waiting = self._waiting[call] = _Waiting(
-            call, call, function, now, now + timeout_s, future, size, outer, endless
+            call, call, function, now, now + timeout_s, future, size, outer, endless, goal_s
         )
         if link is not None:
             link.send(waiting.message(now))
@@ -215,7 +219,7 @@ class RemotePlacement:
         """
         Return a grant of our own for a copy that the last view shows ready; None: there is no such copy.
 
-        The node serves it only if the copy is there and ready, one call at a time where the device is exclusive. So
+        The node serves it only if the copy is there and ready, as far as the device's compute goes. So
         without a scheduler no memory is promised, and nothing is loaded.
         """
         if self.view is None:

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.constraints import Constraint
-from gpufaas_core.model import FunctionId
+from gpufaas_core.model import FunctionId, Need
 
 MANIFEST = "gpufaas.json"
 FUNCTION_DIR = "function"
@@ -88,7 +88,8 @@ class WorkerSpec(Struct, frozen=True):
     digest: str
     """sha256 of the bundle."""
     kind: Kind
-    slots: int = 1
+    need: Need = Need(0)
+    """Its slots, and the compute of its device that a call has, which a node counts for calls without a scheduler."""
     memory: Bytes = 0
     """Its first reservation, declared or derived. It applies again when a smaller, measured one was too small."""
     env: dict[str, str] = field(default_factory=dict)
@@ -112,8 +113,6 @@ class WorkerSpec(Struct, frozen=True):
     memory_limit: Bytes = 0
     """The container's memory limit (limits.memory); 0: its reservation."""
     labels: dict[str, str] = field(default_factory=dict)
-    exclusive: bool = False
-    """A server has its device to itself during a call. Models always have."""
     constraints: tuple[Constraint, ...] = ()
     """On the devices that it may run on. The scheduler obeys them, and a deployment is checked on such a device."""
     elastic: bool = False

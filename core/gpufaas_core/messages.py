@@ -10,6 +10,7 @@ were. Its device tells the node.
 """
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpufaas_core._types import Bytes, Seconds
 from gpufaas_core.model import (
@@ -39,7 +40,7 @@ class Grant(Struct, frozen=True):
     number: int
     """Grows by one with each grant of an epoch."""
     calls: tuple[CallId, ...]
-    """The calls that run together; nearly always one."""
+    """The calls that run together; nearly always one. Each gets the grant with itself as the first (`of`)."""
     function: FunctionId
     digest: str
     parts: tuple[Part, ...]
@@ -59,6 +60,12 @@ class Grant(Struct, frozen=True):
     def call(self) -> CallId:
         """The first of its calls."""
         return self.calls[0]
+
+    def of(self, call: CallId) -> "Grant":
+        """Return the grant as *call* gets it: with that call first."""
+        if call == self.calls[0]:
+            return self
+        return replace(self, calls=(call, *(each for each in self.calls if each != call)))
 
     @property
     def device(self) -> DeviceId:
@@ -151,6 +158,8 @@ class Arrived(Struct, frozen=True, tag=True):
     """Set if a function made the call."""
     endless: bool = False
     """The deadline is for its start only: once it runs, it may go on (a WebSocket)."""
+    goal_s: Seconds | None = None
+    """It should be answered within this time of its arrival. None: within its function's `Need.latency_goal_s`."""
 
 
 class CallerLeft(Struct, frozen=True, tag="Cancelled"):

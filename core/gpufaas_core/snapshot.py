@@ -113,6 +113,7 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     size: float = 0.0
     grant: int = 0
     """The number of its grant; 0: it has none."""
+    goal_s: Seconds | None = None
 
 
 class BackoffDoc(Struct, frozen=True):

@@ -56,7 +56,7 @@ async def read_rest(piece: bytes, caller: Caller, deployed: Deployed, length: in
     :raises BodyTooLarge: it is larger than the function takes
     :raises StorageFailed: *spool* cannot be written
     """
-    if not deployed.exclusive and not 0 <= length <= SPOOL_ABOVE:
+    if not deployed.compute and not 0 <= length <= SPOOL_ABOVE:
         return piece, STREAM, "", 0
     pieces, size, more, file, path = [piece], len(piece), True, None, ""
     try:

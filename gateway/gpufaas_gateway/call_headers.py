@@ -17,6 +17,7 @@ from gpufaas_core.messages import Grant
 from gpufaas_core.model import DeviceId, Seconds
 from gpufaas_core.units import parse_duration
 from gpufaas_gateway.errors import headers_of
+from gpufaas_gateway.spec import read_goal
 
 Header = tuple[bytes, bytes]
 
@@ -28,7 +29,7 @@ BODILESS: Final = frozenset((204, 304))
 """Statuses without a body: a client would take a body for the start of the connection's next answer."""
 _NOTED: Final = HOP_BY_HOP | {
     b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-forwarded-for", b"x-forwarded-host",
-    b"x-timeout", b"x-gpufaas-size", b"host",
+    b"x-timeout", b"x-gpufaas-size", b"x-latency-goal", b"host",
 }  # fmt: skip
 """Request headers that are read here, or not passed on."""
 _DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-served-by"}
@@ -43,16 +44,16 @@ _random: Final = random.Random(os.urandom(16))
 
 def read_head(
     headers: Iterable[Header], client: tuple[str, int] | None
-) -> tuple[list[Header], bytes, int, bytes, bytes]:
+) -> tuple[list[Header], bytes, int, bytes, bytes, bytes]:
     """
     Return the headers that the function is given, and what the platform itself reads.
 
     :param client: address and port of the caller, for X-Forwarded-For
     :return: the function's headers (a new list); X-Call-Id, empty if the caller gave none; Content-Length, -1 if
-        unknown; X-Timeout and X-Gpufaas-Size as they came, empty if they did not
+        unknown; X-Timeout, X-Gpufaas-Size and X-Latency-Goal as they came, empty if they did not
     """
     passed: list[Header] = []
-    call_id = timeout = size = b""
+    call_id = timeout = size = goal = b""
     length = -1
     host: Header | None = None
     forwarded_for = forwarded_host = False
@@ -71,6 +72,8 @@ def read_head(
                 timeout = pair[1]
             elif key == b"x-gpufaas-size":
                 size = pair[1]
+            elif key == b"x-latency-goal":
+                goal = pair[1]
             elif key == b"x-call-id":
                 call_id = pair[1][:128]
                 continue
@@ -81,7 +84,7 @@ def read_head(
         passed.append(_forwarded_for(client))
     if not forwarded_host and host is not None:
         passed.append((b"x-forwarded-host", host[1]))
-    return passed, call_id, length, timeout, size
+    return passed, call_id, length, timeout, size, goal
 
 
 @lru_cache(1024)  # a connection has one address and many calls
@@ -171,6 +174,18 @@ def told_size(text: bytes) -> float:
         shown = text[:40].decode("latin-1")
         raise InvalidSpec(f"X-Gpufaas-Size is a number, 0 or more, in any unit of the function's own; not {shown!r}")
     return size
+
+
+def told_goal(text: bytes) -> Seconds:
+    """
+    Return the seconds in an X-Latency-Goal.
+
+    :raises InvalidSpec: it is not a duration, or not more than 0
+    """
+    try:
+        return read_goal(text.decode("latin-1"))
+    except InvalidSpec as exc:
+        raise InvalidSpec(f"X-Latency-Goal: {exc}") from exc
 
 
 def new_call_id() -> str:

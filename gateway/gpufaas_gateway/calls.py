@@ -31,6 +31,7 @@ from gpufaas_gateway.call_headers import (
     placement_headers,
     read_head,
     timing,
+    told_goal,
     told_size,
 )
 from gpufaas_gateway.call_life import CallLife
@@ -138,7 +139,7 @@ class Calls:
     def _new_call(self, request: Request) -> "_Call":
         """Give the call an id. The caller may choose it; the scheduler's is unique even if two choose the same."""
         began, started_ns = time.perf_counter(), time.time_ns()
-        passed, public_id, length, timeout, size = read_head(request.headers, request.client)
+        passed, public_id, length, timeout, size, goal = read_head(request.headers, request.client)
         outer = request.outer
         if public_id:
             self._serial += 1
@@ -152,7 +153,7 @@ class Calls:
             call_id = f"{name}#{self._suffix}" if self._suffix else name
         return _Call(
             request=request, caller=request.caller, owner=asyncio.current_task(), began=began, passed=passed,
-            length=length, timeout=timeout, told_size=size, name=name, id=CallId(call_id), outer=outer,
+            length=length, timeout=timeout, told_size=size, told_goal=goal, name=name, id=CallId(call_id), outer=outer,
             ours=[(b"x-call-id", public_id), (b"x-start-time", b"%d" % started_ns), self._served_by],
         )  # fmt: skip
 
@@ -177,6 +178,8 @@ class Calls:
                 call.whose = f"which is what X-Timeout asks for (the function's time limit is {deployed.timeout_s:g} s)"
             if call.told_size:
                 call.asked_size = told_size(call.told_size)
+        if call.told_goal:
+            call.goal_s = told_goal(call.told_goal)
         call.ends = call.began + timeout_s
 
     async def _read_rest(self, call: "_Call", first: bytes, caller: Caller) -> None:
@@ -223,11 +226,11 @@ class Calls:
         left_s = call.ends - time.perf_counter()
         place, endless = self._scheduler.place, call.mode == UPGRADE
         try:
-            return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless)
+            return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.goal_s)
         except UnknownFunction:
             # The function was updated while the body came: the new revision answers.
             call.deployed = self._find(call.request)
-            return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless)
+            return place(call.id, call.deployed.function_id, left_s, call.size, call.outer, endless, call.goal_s)
 
     async def _granted(self, call: "_Call", placed: "asyncio.Future[Grant]") -> Grant:
         """Return the grant that *placed* promises."""
@@ -410,7 +413,8 @@ class _Call(CallLife, eq=False, kw_only=True):
     """Content-Length, -1: unknown."""
     timeout: bytes
     told_size: bytes
-    """X-Timeout and X-Gpufaas-Size as they came."""
+    told_goal: bytes
+    """X-Timeout, X-Gpufaas-Size and X-Latency-Goal as they came."""
     ours: list[Header]
     """Headers of every answer to it."""
     crossing: bool = False
@@ -423,6 +427,7 @@ class _Call(CallLife, eq=False, kw_only=True):
     size: float = 0.0
     """Of the body in bytes, or `asked_size`: what the scheduler is told."""
     asked_size: float | None = None
+    goal_s: Seconds | None = None
     grant: Grant | None = None
     ran_out: bool = False
     """It ran out of memory once, and runs again."""

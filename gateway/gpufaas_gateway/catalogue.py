@@ -47,14 +47,14 @@ class Deployed:
     timeout_s: Seconds = field(init=False)
     max_body: Bytes = field(init=False)
     body_patience_s: Seconds = field(init=False)
-    exclusive: bool = field(init=False)
+    compute: int = field(init=False)
     idempotent: bool = field(init=False)
     cors: Cors | None = field(init=False)
 
     def __post_init__(self) -> None:
         record, options = self.record, self.options
         self.name, self.namespace, self.full_name = record.name, record.namespace, record.full_name
-        self.function_id, self.exclusive = record.function_id, self.function.need.compute > 0
+        self.function_id, self.compute = record.function_id, self.function.need.compute
         self.timeout_s, self.body_patience_s = options.timeout_s, options.body_patience_s
         self.max_body, self.idempotent, self.cors = options.max_body, options.idempotent, options.cors
 

@@ -26,7 +26,7 @@ from gpufaas_core.errors import (
     UnknownArtifact,
     UnknownFunction,
 )
-from gpufaas_core.model import Function, FunctionId
+from gpufaas_core.model import Function, FunctionId, Need
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.catalogue import Catalogue, Deployed
 from gpufaas_gateway.errors import Unavailable
@@ -41,7 +41,7 @@ from gpufaas_gateway.revision import (
     deployed,
     first_reservation,
     image_sizes,
-    slots_of,
+    need_of,
     unavailable,
     worker_spec,
 )
@@ -290,17 +290,17 @@ class Deployer:
         """Install the revision and compute what it needs."""
         # The kind is written in the bundle, so it is known only once the bundle is installed.
         kind: Kind = "model" if options.bundle else "server"
-        asked = worker_spec(record, options, kind, slots=1, memory=options.memory or MODEL_BASE)
+        asked = worker_spec(record, options, kind, Need(), memory=options.memory or MODEL_BASE)
         manifest = await self._workers.define(asked)
         if manifest.needs is not None:
             check_needs(record.name, manifest.needs, await self._workers.environments(asked.constraints))
-        slots = slots_of(manifest.kind, options, self._defaults)
+        need = need_of(manifest.kind, options, self._defaults)
         memory = options.memory or first_reservation(manifest)
         sizes: dict[str, Bytes] | None = None
         if asked.image:
             sizes = image_sizes(options, memory, options.placement.among(self._workers.devices()))
             memory = max(sizes.values(), default=memory)
-        spec = worker_spec(record, options, manifest.kind, slots, memory)
+        spec = worker_spec(record, options, manifest.kind, need, memory)
         if spec != asked:
             await self._workers.define(spec)
         learnt = await asyncio.to_thread(self._store.profiles, spec.digest)

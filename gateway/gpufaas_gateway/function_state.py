@@ -89,7 +89,10 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
         detail.since = timestamp(time.time() - failing.for_s)
         detail.retry_in = round(failing.retry_in_s, 3)
     spec, placement = deployed.spec, deployed.options.placement
-    detail.kind, detail.slots, detail.memory = spec.kind, spec.slots, spec.memory
+    need = deployed.function.need
+    detail.kind, detail.slots, detail.memory = spec.kind, need.slots, spec.memory
+    detail.compute, detail.latency_goal = need.compute, need.latency_goal_s
+    detail.sharing = need.sharing if need.compute else None
     detail.memory_reason, detail.timeout = deployed.why_memory, deployed.timeout_s
     detail.profiles = msgspec.convert(deployed.profiles, dict[str, ProfileShown], from_attributes=True)
     allowed = placement.among([known.device for known in status.devices])

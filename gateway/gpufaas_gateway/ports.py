@@ -289,6 +289,7 @@ class PlacementPort(Protocol):
         size: float = 0.0,
         outer: Outer | None = None,
         endless: bool = False,
+        goal_s: Seconds | None = None,
     ) -> Grant | asyncio.Future[Grant]: ...
 
     def again(self, call: CallId) -> asyncio.Future[Grant]: ...

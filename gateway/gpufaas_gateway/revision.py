@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpufaas_core.bundle import Kind, Manifest, WorkerSpec
 from gpufaas_core.constraints import GPU
 from gpufaas_core.errors import InvalidSpec, NoDeviceFits
-from gpufaas_core.model import Device, Function, Need, Profile
+from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Device, Function, Need, Profile
 from gpufaas_core.units import Bytes, MiB, Seconds, format_bytes
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.spec import Defaults, FunctionRecord, FunctionSpec, Options, default_options
@@ -58,7 +58,6 @@ def deployed(
     :param learnt: measured profiles by kind of device
     :param sizes: for an image, its reservation by kind of device
     """
-    exclusive = manifest.kind == "model" or spec.exclusive
     guess = Profile(
         load_s=_LOAD_BASE_S + manifest.weight_bytes / _LOAD_BYTES_PER_S,
         service_s=_SERVICE_S,
@@ -67,7 +66,7 @@ def deployed(
     function = Function(
         id=record.function_id,
         digest=spec.digest,
-        need=Need(100 if exclusive else 0, slots=spec.slots),
+        need=spec.need,
         idempotent=options.idempotent,
         tenant=record.namespace,
         profiles={"*": guess, **{kind: replace(guess, occupation=size) for kind, size in sizes.items()}, **learnt},
@@ -88,13 +87,15 @@ def unavailable(record: FunctionRecord, reason: str, defaults: Defaults, stats: 
     """Return a revision that is listed but cannot be called."""
     digest = (record.spec.annotations or {}).get("gpufaas.bundle", "")
     spec = WorkerSpec(record.function_id, record.name, record.namespace, digest, "http")
-    function = Function(record.function_id, digest)
+    function = Function(record.function_id, digest, spec.need)
     return Deployed(record, spec, default_options(digest, defaults), function, stats, {}, unavailable=reason)
 
 
 def check_fits(new: Deployed, devices: Sequence[Device]) -> None:
-    """:raises NoDeviceFits: none of *devices* has the memory that it needs"""
+    """:raises NoDeviceFits: none of *devices* has the compute, or the memory, that it needs"""
     devices = new.options.placement.among(devices) or devices
+    _check_compute(new, devices)
+    devices = [each for each in devices if new.function.need.compute <= each.compute]
     floor = new.function.floor
     if any(max(floor, new.function.profile(each.kind).occupation) <= each.memory for each in devices):
         return
@@ -114,6 +115,17 @@ def check_fits(new: Deployed, devices: Sequence[Device]) -> None:
         f"{allowed}({largest.id}) has {format_bytes(largest.memory)}: deploy a smaller or quantised model, add a "
         "larger device" + ("" if need.measured else ", or set the annotation gpufaas.memory if it needs less")
     )
+
+
+def _check_compute(new: Deployed, devices: Sequence[Device]) -> None:
+    compute, most = new.function.need.compute, max(devices, key=lambda each: each.compute, default=None)
+    if most is not None and compute > most.compute:
+        allowed = "that it may run on " if new.options.placement.asked else ""
+        raise NoDeviceFits(
+            f"function {new.name} needs {compute} per cent of a device's compute (gpufaas.sharing "
+            f"{new.function.need.sharing}), but no device {allowed}has more than {most.compute} ({most.id}): set "
+            f"gpufaas.sharing to spatial or share and gpufaas.compute to {most.compute} or less"
+        )
 
 
 def first_reservation(manifest: Manifest) -> Bytes:
@@ -136,7 +148,7 @@ def _why_memory(manifest: Manifest, options: Options, function: Function) -> str
     return f"{why}; {'more while there is room; ' if function.elastic else ''}set gpufaas.memory to change it"
 
 
-def worker_spec(record: FunctionRecord, options: Options, kind: Kind, slots: int, memory: Bytes) -> WorkerSpec:
+def worker_spec(record: FunctionRecord, options: Options, kind: Kind, need: Need, memory: Bytes) -> WorkerSpec:
     env = dict(record.spec.env_vars or {})
     if record.spec.env_process:
         env["fprocess"] = record.spec.env_process
@@ -149,7 +161,7 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, slots: int
         # Profiles of an image are stored under its name: its digest is not known before it is pulled.
         digest=options.bundle or f"image:{record.spec.image}",
         kind=kind,
-        slots=slots,
+        need=need,
         memory=memory,
         env=env,
         secrets=record.spec.secrets or (),
@@ -162,16 +174,10 @@ def worker_spec(record: FunctionRecord, options: Options, kind: Kind, slots: int
         read_only=bool(record.spec.read_only_root_filesystem),
         cpus=options.cpus,
         memory_limit=0 if options.bundle else options.memory_limit,
-        exclusive=not options.bundle and _is_exclusive_image(options),
         constraints=options.placement.constraints,
         elastic=not options.memory and kind != "server",
         labels={**(record.spec.labels or {}), "faas_function": record.name},
     )
-
-
-def _is_exclusive_image(options: Options) -> bool:
-    """Return whether an image uses a GPU exclusively during a call, as models do: unless it sets gpufaas.slots."""
-    return options.placement.gpu and options.slots in (None, 1)
 
 
 def image_sizes(options: Options, memory: Bytes, devices: Sequence[Device]) -> dict[str, Bytes]:
@@ -190,23 +196,45 @@ def image_sizes(options: Options, memory: Bytes, devices: Sequence[Device]) -> d
     return sizes
 
 
-def slots_of(kind: Kind, options: Options, defaults: Defaults) -> int:
-    if kind == "http":
-        if (options.slots or 0) > MOST_FORKED:
-            raise InvalidSpec(
-                f"annotation gpufaas.slots: {options.slots} calls at once in one process with a handle() are over its "
-                f"limit of {MOST_FORKED}: ask for more copies (com.openfaas.scale.min), or serve a port yourself"
-            )
-        return options.slots or defaults.slots
-    if kind == "server":
-        one = not options.bundle and _is_exclusive_image(options)
-        return options.slots or (1 if one else defaults.server_slots)
-    if options.slots not in (None, 1):
+def need_of(kind: Kind, options: Options, defaults: Defaults) -> Need:
+    """
+    Return what a function asks of its device, and how its calls run.
+
+    :raises InvalidSpec: what the deployment says of that is not for a function of this kind
+    """
+    asked = "sharing" if options.sharing else "compute" if options.compute is not None else ""
+    on_gpu = kind == "server" and options.placement.gpu
+    if kind == "model" or (on_gpu and (asked or (not options.bundle and options.slots in (None, 1)))):
+        return _need_of_model(kind, options)
+    if asked:
         raise InvalidSpec(
-            f"annotation gpufaas.slots: {options.slots} calls at once is for functions without a model; "
-            "a model function has its device to itself while it runs: remove the annotation"
+            f"annotation gpufaas.{asked}: is for models, and for programs and images on a GPU: this function needs no "
+            "compute of a device: remove the annotation" + (", or ask for a GPU" if kind == "server" else "")
         )
-    return 1
+    if kind == "http" and (options.slots or 0) > MOST_FORKED:
+        raise InvalidSpec(
+            f"annotation gpufaas.slots: {options.slots} calls at once in one process with a handle() are over its "
+            f"limit of {MOST_FORKED}: ask for more copies (com.openfaas.scale.min), or serve a port yourself"
+        )
+    slots = options.slots or (defaults.slots if kind == "http" else defaults.server_slots)
+    return Need(0, slots=slots, latency_goal_s=options.latency_goal_s)
+
+
+def _need_of_model(kind: Kind, options: Options) -> Need:
+    """Return the need of a model, or of a program or image that uses a GPU as a model does."""
+    sharing, slots = options.sharing or SHARINGS[0], options.slots or 1
+    need = Need(options.compute or ALL_COMPUTE, sharing, slots, latency_goal_s=options.latency_goal_s)
+    if slots > 1 and kind == "model":
+        raise InvalidSpec(
+            f"annotation gpufaas.slots: {slots} calls at once is for functions without a model; "
+            "a copy of a model runs one call at a time: remove the annotation"
+        )
+    if slots > 1 and need.reserved:
+        raise InvalidSpec(
+            f"annotation gpufaas.slots: with gpufaas.sharing {sharing} a copy runs one call at a time, not {slots}: "
+            "remove one of the two, or set gpufaas.sharing to share"
+        )
+    return need
 
 
 def _declares_memory(spec: FunctionSpec) -> bool:

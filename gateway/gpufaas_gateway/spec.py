@@ -15,7 +15,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.model import FunctionId
+from gpufaas_core.model import ALL_COMPUTE, SHARINGS, FunctionId
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
 from gpufaas_core.units import Bytes, MiB, Seconds, parse_bytes, parse_duration
 from gpufaas_gateway.cors import HEADERS, METHODS, ORIGINS, Cors, read_cors
@@ -33,6 +33,8 @@ _MAX_SUBDOMAIN: Final = 253
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_SLOTS: Final = 1024  # threads of one worker; more run into limits of the kernel
 _NO_LIMIT_S: Final = 86_400.0  # "0" means no limit to OpenFaaS's watchdogs; here every wait has a deadline: a day
+_WHOLE_DEVICE: Final = ("exclusive", "time", "auto")
+"""The sharings that have all compute of a device while a call runs."""
 
 
 class FunctionSpec(Struct, frozen=True, omit_defaults=True):
@@ -147,6 +149,11 @@ class Options:
     placement: Placement = NOTHING_ASKED
     idempotent: bool = False
     """A call may be run twice."""
+    latency_goal_s: Seconds | None = None
+    compute: int | None = None
+    """In per cent of a device; None: not given."""
+    sharing: str = ""
+    """One of `SHARINGS`; empty: not given."""
     cors: Cors | None = None
 
     @property
@@ -223,6 +230,7 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
                 read[name] = parse(given[what])
             except InvalidSpec as exc:
                 raise InvalidSpec(f"{what}: {exc}") from exc
+    _check_sharing(read)
     return replace(
         default_options(bundle, defaults),
         scaling=read_scaling_rule(spec.labels or {}, annotations),
@@ -230,6 +238,26 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
         cors=read_cors(annotations),
         **read,
     )
+
+
+def _check_sharing(read: Mapping[str, Any]) -> None:
+    """:raises InvalidSpec: what was read of sharing, compute and slots cannot go together; says what to change"""
+    sharing, compute, slots = read.get("sharing") or "exclusive", read.get("compute"), read.get("slots", 1)
+    if sharing in _WHOLE_DEVICE and compute not in (None, ALL_COMPUTE):
+        raise InvalidSpec(
+            f"annotation gpufaas.compute: with gpufaas.sharing {sharing} a call has all of its device's compute, not "
+            f"{compute} per cent: remove it, or set gpufaas.sharing to spatial or share"
+        )
+    if sharing not in _WHOLE_DEVICE and compute is None:
+        raise InvalidSpec(
+            f"annotation gpufaas.sharing: {sharing} needs gpufaas.compute, the per cent of a device's compute (1 to "
+            f"{ALL_COMPUTE}): set it"
+        )
+    if sharing == "time" and slots > 1:
+        raise InvalidSpec(
+            f"annotation gpufaas.sharing: time runs one call at a time, and gpufaas.slots asks for {slots}: remove one "
+            "of the two"
+        )
 
 
 def default_options(bundle: str, defaults: Defaults) -> Options:
@@ -274,9 +302,11 @@ def _cores(text: str) -> float:
 
 def _refuse_unknown(annotations: Mapping[str, str]) -> None:
     for name in annotations:
-        if name.startswith("gpufaas.") and name not in _KNOWN:
-            nearest = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]
-            raise InvalidSpec(f"annotation {name} is not known: did you mean {nearest}? (known: {', '.join(_KNOWN)})")
+        if name.startswith("gpufaas.") and name not in ANNOTATIONS:
+            nearest = difflib.get_close_matches(name, ANNOTATIONS, n=1, cutoff=0.0)[0]
+            raise InvalidSpec(
+                f"annotation {name} is not known: did you mean {nearest}? (known: {', '.join(ANNOTATIONS)})"
+            )
 
 
 def _check_environment(env: Mapping[str, str]) -> None:
@@ -302,6 +332,26 @@ def _yes(text: str) -> bool:
     if text.strip().lower() not in ("true", "false"):
         raise InvalidSpec(f"{text!r} is neither true nor false")
     return text.strip().lower() == "true"
+
+
+def read_goal(text: str) -> Seconds:
+    """:raises InvalidSpec: *text* is not a duration, or not more than 0, or more than a day"""
+    goal_s = parse_duration(text)
+    if not 0.0 < goal_s <= _NO_LIMIT_S:
+        raise InvalidSpec(f"{text[:80]!r} must be more than 0 and at most 24h: write for example 200ms")
+    return goal_s
+
+
+def _compute(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or not 1 <= int(text) <= ALL_COMPUTE:
+        raise InvalidSpec(f"{text[:80]!r} is not a share of a device's compute: write a whole number from 1 to 100")
+    return int(text)
+
+
+def _sharing(text: str) -> str:
+    if text.strip() not in SHARINGS:
+        raise InvalidSpec(f"{text[:80]!r} is not one of {', '.join(SHARINGS)}")
+    return text.strip()
 
 
 def _whole(text: str) -> int:
@@ -344,6 +394,9 @@ _READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "annotation gpufaas.max-body": ("max_body", _size),
     "annotation gpufaas.body-patience": ("body_patience_s", _timeout),
     "annotation gpufaas.idempotent": ("idempotent", _yes),
+    "annotation gpufaas.latency-goal": ("latency_goal_s", read_goal),
+    "annotation gpufaas.compute": ("compute", _compute),
+    "annotation gpufaas.sharing": ("sharing", _sharing),
     "annotation com.openfaas.queue": ("async_queue", _queue),
     "annotation com.openfaas.ready.http.path": ("ready_path", _path),
     "annotation com.openfaas.health.http.path": ("health_path", _path),
@@ -351,7 +404,7 @@ _READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "annotation com.openfaas.health.http.failureThreshold": ("health_failures", _count),
 }
 """What a deployment may say, as errors name it: field of `Options`, and reader. Of two for a field the later counts."""
-_KNOWN: Final = sorted([
+ANNOTATIONS: Final = sorted([
     "gpufaas.allow-pickle",  # read at build: the bundle's manifest has the answer
     "gpufaas.bundle",
     HEADERS,
@@ -360,3 +413,4 @@ _KNOWN: Final = sorted([
     DEVICE_ANNOTATION,
     *(what.removeprefix("annotation ") for what in _READ if what.startswith("annotation gpufaas.")),
 ])  # fmt: skip
+"""All that there are of ours."""

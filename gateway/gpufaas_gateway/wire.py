@@ -254,6 +254,9 @@ class FunctionDetail(_Answer, kw_only=True):
     unavailable: str | None = None
     kind: str | None = None
     slots: int | None = None
+    compute: Annotated[int | None, Meta(description="per cent of a device; 0: it needs none")] = None
+    sharing: str | None = None
+    latency_goal: Annotated[Seconds | None, Meta(description="seconds")] = None
     memory: Annotated[Bytes | None, Meta(description="of the first reservation, in bytes")] = None
     memory_reason: str | None = None
     timeout: Annotated[Seconds | None, Meta(description="seconds")] = None

@@ -29,6 +29,7 @@ from gpufaas_core.frames import (
     encode_prefix,
 )
 from gpufaas_core.messages import Grant
+from gpufaas_core.model import Bytes
 from gpufaas_core.plausible import is_size, is_time, shortened, why_no_answer, why_not_ready
 from gpufaas_gpu_manager import exchange_state as states
 
@@ -38,9 +39,9 @@ _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
 _decode_ready: Final = msgspec.msgpack.Decoder(ReadyHead).decode
 _decode_failed: Final = msgspec.msgpack.Decoder(FailedHead).decode
 
-MODEL_BUFFER: Final = 8 * 1024 * 1024
+MODEL_BUFFER: Final[Bytes] = 8 * 1024 * 1024
 """Bytes of an answer that a node holds for a slow reader before the model has to wait."""
-STREAM_BUFFER: Final = 256 * 1024
+STREAM_BUFFER: Final[Bytes] = 256 * 1024
 """The same for CPU functions, which hold no device and so may wait."""
 
 
@@ -170,13 +171,13 @@ class Exchange(AnswerBuffer):
 
     # --- the worker's side ---
 
-    def bind(self, slot: Slot, now: float, exclusive: bool) -> None:
-        """The slot takes the call."""
+    def bind(self, slot: Slot, now: float, buffer: Bytes) -> None:
+        """The slot takes the call. *buffer*: so much of its answer is kept for a slow caller."""
         self.state = states.BIND[self.state]
         self.slot = slot
         self.bound_at = now
         self.load_s = now - self.opened_at
-        self._limit = MODEL_BUFFER if exclusive else STREAM_BUFFER
+        self._limit = buffer
         assert self.head is not None
         head, body = self.head, self.body
         self.head, self.body = None, b""

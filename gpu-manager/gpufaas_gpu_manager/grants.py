@@ -15,6 +15,7 @@ from gpufaas_gpu_manager import exchange_state as states
 from gpufaas_gpu_manager.exchange import Exchange
 from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.supervisor import Supervisor
+from gpufaas_gpu_manager.worker import Worker
 from gpufaas_gpu_manager.worker_state import WorkerState
 
 
@@ -37,7 +38,8 @@ class Grants:
 
     def open(self, grant: Grant) -> Exchange | None:
         """
-        Open *grant*: on a miss, evict its victims and start its worker. Idempotent: the command opens it, or the call.
+        Open *grant* for all of its calls: on a miss, evict its victims and start its worker. Idempotent: the command
+        opens it, or the call that comes first. Return the exchange of its first call.
 
         None: the grant was refused, and `NodeRefused` is reported.
         """
@@ -65,12 +67,29 @@ class Grants:
         if worker is None:
             self._host.report(NodeRefused(grant.call, grant.device, "its worker is not there any more"))
             return None
+        exchange = self._add(grant, worker)
+        if grant.cold:
+            asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._expire, exchange)
+        if len(grant.calls) > 1:
+            self._open_others(grant, worker)
+        return exchange
+
+    def _open_others(self, grant: Grant, worker: Worker) -> None:
+        """Open *grant* for its other calls, so that none of them loads again what fails before it comes."""
+        for call in grant.calls[1:]:
+            known = self._grants.get(call)
+            if known is not None and not (known.finished and known.grant.number < grant.number):
+                continue
+            if grant.number <= self._revoked.get(call, -math.inf):
+                continue
+            exchange = self._add(grant.of(call), worker)
+            asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._expire, exchange)
+
+    def _add(self, grant: Grant, worker: Worker) -> Exchange:
         worker.used_at = now = time.monotonic()
         exchange = Exchange(grant, worker, asyncio.get_running_loop(), now)
         self._grants[grant.call] = exchange
         worker.calls.exchanges[grant.call] = exchange
-        if grant.cold:
-            asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._expire, exchange)
         return exchange
 
     def open_for_body(self, grant: Grant) -> bool:
@@ -82,7 +101,8 @@ class Grants:
 
     def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
         """
-        Give the call to its worker and return the exchange.
+        Give the first call of *grant* to its worker and return the exchange. The other calls come on their own, each
+        with a grant in which it is the first.
 
         :raises GrantRefused: nothing was taken; the scheduler knows, and places the call again
         """
@@ -94,7 +114,7 @@ class Grants:
         if exchange.state >= states.FINISHED:
             self._grants.pop(grant.call, None)
             return exchange  # its worker failed before the call came: the exchange has the reason
-        if grant.number < 0 and worker.exclusive and worker.device.busy:
+        if grant.number < 0 and not worker.device.has_compute_for(worker):
             if head.body_mode not in (STREAM, UPGRADE):  # pieces of these may come at once
                 exchange.state = states.QUEUE[exchange.state]
             worker.device.unled.append(exchange)
@@ -145,9 +165,13 @@ class Grants:
             # It failed before its call arrived: without it, the call would open the grant, and load, once more.
             asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._forget_failed, exchange)
         device = exchange.worker.device
-        while device.unled and not device.busy:
-            following = device.unled.popleft()
-            if not following.finished and following.worker.state is WorkerState.READY:
+        while device.unled:
+            following = device.unled[0]
+            waits = not following.finished and following.worker.state is WorkerState.READY
+            if waits and not device.has_compute_for(following.worker):
+                break
+            device.unled.popleft()
+            if waits:
                 following.state = states.LEAVE[following.state]
                 following.worker.calls.bind(following)
 

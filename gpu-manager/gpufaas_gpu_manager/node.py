@@ -138,7 +138,8 @@ class Node:
         """Carry out a command of the scheduler."""
         match command:
             case StartCall(grant):
-                self.grants.open(grant)
+                for each in grant.calls:
+                    self.grants.open(grant.of(each))  # the first opens it; a refusal is said of each
             case Abort(call, device):
                 self.grants.abort(call, device)
             case Evict(function, device, copy):

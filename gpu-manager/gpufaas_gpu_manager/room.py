@@ -29,19 +29,17 @@ class WorkerDevice:
         """The current worker of each copy; a worker that ends is in the ledger only."""
         self.waiting: deque[Worker] = deque()
         self.unled: deque[Exchange] = deque()
-        """Calls that no scheduler ordered; those of exclusive workers run one at a time."""
+        """Calls that no scheduler ordered, and that wait for compute."""
         self._settling = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def busy(self) -> bool:
-        """Whether a call has the device to itself."""
-        return any(
-            each.slot is not None and not each.finished
-            for worker in self.workers.values()
-            if worker.exclusive
-            for each in worker.calls.exchanges.values()
-        )
+    def has_compute_for(self, worker: Worker) -> bool:
+        """Whether a call that no scheduler ordered may begin on *worker*: a slot of it, and the compute, are free."""
+        reserved = worker.spec.need.reserved
+        if not reserved:
+            return True
+        used = sum(each.calls.compute for each in self.workers.values())
+        return worker.calls.has_slot and used + reserved <= self.source.device.compute
 
     def add(self, worker: Worker) -> None:
         """Start *worker* when there is room for it."""

@@ -79,7 +79,6 @@ class Worker(SlotOwner):
         self.host = host
         self.device = device
         self.spec = spec
-        self.exclusive = spec.kind == "model" or spec.exclusive
         self.copy = copy
         """The engine's number of the copy, among those of the function on the device; `number` is the node's."""
         self.key = copy_id(spec.function, copy)
@@ -129,7 +128,7 @@ class Worker(SlotOwner):
         try:
             if self.host.fetch is not None and not self.spec.image:
                 await self._fetch.run(self.host.fetch, lambda: self._cause.killed_for)
-            self.host.open_files.take(self.number, 1 if self.scratch else self.spec.slots)
+            self.host.open_files.take(self.number, 1 if self.scratch else self.spec.need.slots)
             await self.run.start()
         except (GpufaasError, OSError) as exc:
             self._cause.no_files = is_lack(exc)

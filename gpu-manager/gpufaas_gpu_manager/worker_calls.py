@@ -11,7 +11,7 @@ from gpufaas_core.messages import Event, Finished, Measured, NodeRefused
 from gpufaas_core.model import Bytes, CallId, DeviceId, Seconds
 from gpufaas_core.units import format_bytes
 from gpufaas_gpu_manager.devices import NodeDevice
-from gpufaas_gpu_manager.exchange import Exchange, Slot
+from gpufaas_gpu_manager.exchange import MODEL_BUFFER, STREAM_BUFFER, Exchange, Slot
 from gpufaas_gpu_manager.ledger import MemoryLedger
 from gpufaas_gpu_manager.output import Output
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -87,7 +87,6 @@ class CallsWorker(Protocol):
     copy: int
     memory: Bytes
     outgrown: bool
-    exclusive: bool
     run: Running
     output: Output
     timers: Timers
@@ -112,6 +111,22 @@ class WorkerCalls:
         self._worker = worker
         self._host = host
         self._free: list[Slot] = []
+        self._buffer = MODEL_BUFFER if worker.spec.need.compute else STREAM_BUFFER
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether a slot is free."""
+        return bool(self._free)
+
+    @property
+    def compute(self) -> int:
+        """What its worker has of the device's compute now, in per cent: for good, and by the grants that run."""
+        need = self._worker.spec.need
+        if not need.reserved:
+            return need.held
+        running = (each.grant for each in self.exchanges.values() if each.slot is not None and not each.finished)
+        grants = {each.call if each.number < 0 else each.number for each in running}  # no scheduler: all are -1
+        return need.reserved * (len(grants) if need.sharing == "spatial" else bool(grants))
 
     def on_slots(self, slots: Sequence[Slot]) -> None:
         """Use *slots* for calls, once the worker is ready."""
@@ -122,7 +137,7 @@ class WorkerCalls:
         if not self._free:
             self.unbound.append(exchange)
             return
-        exchange.bind(self._free.pop(), time.monotonic(), self._worker.exclusive)
+        exchange.bind(self._free.pop(), time.monotonic(), self._buffer)
 
     def bind_waiting(self) -> None:
         while self.unbound and self._free:

@@ -313,6 +313,10 @@ class WaitingCall(Protocol):
     @property
     def deadline(self) -> Seconds | None: ...
     @property
+    def goal_s(self) -> Seconds | None:
+        """It should be answered within this time of its arrival; None: neither it nor its function has a goal."""
+
+    @property
     def promised_at(self) -> Seconds | None:
         """As the policy said with `Promise`; None: it said nothing."""
 

@@ -52,6 +52,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         victims=call.victims,
         size=call.size,
         grant=call.grant,
+        goal_s=call.own_goal_s,
     )
 
 
@@ -174,7 +175,7 @@ def _first_waiting(world: World) -> list[Call]:
 def restored_call(doc: CallDoc, owner: FunctionState, since: Seconds) -> Call:
     """Return the call of *doc*. The caller puts it into its queue or on its device."""
     deadline = None if doc.deadline_in_s is None else since + doc.deadline_in_s
-    call = Call(doc.call, owner.id, owner, doc.number, since - doc.age_s, deadline, doc.size)
+    call = Call(doc.call, owner.id, owner, doc.number, since - doc.age_s, deadline, doc.size, own_goal_s=doc.goal_s)
     call.passes = IMPLICIT if doc.passes is None else doc.passes
     call.refusals = doc.refusals
     call.aborted = doc.aborted

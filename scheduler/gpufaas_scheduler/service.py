@@ -112,6 +112,7 @@ class SchedulerService:
         size: float = 0.0,
         outer: m.Outer | None = None,
         endless: bool = False,
+        goal_s: Seconds | None = None,
     ) -> m.Grant | asyncio.Future[m.Grant]:
         """
         Ask for the right to run *call*: return a grant if it is granted at once, else a future of it.
@@ -119,11 +120,12 @@ class SchedulerService:
         :param size: of the request, see `Arrived`
         :param outer: a function made the call
         :param endless: once it runs, it may go on beyond its time
+        :param goal_s: it should be answered within this time; None: as its function says
         :raises GpufaasError: it was rejected at once; the future raises the same when that happens later
         """
         self._placing, self._placed = call, None
         now = self._now()
-        self.handle(m.Arrived(call, function, now + timeout_s, 0.0, size, outer, endless), now)
+        self.handle(m.Arrived(call, function, now + timeout_s, 0.0, size, outer, endless, goal_s), now)
         self._placing, placed = None, self._placed
         if placed is None:
             future: asyncio.Future[m.Grant] = self._loop.create_future()
@@ -208,6 +210,8 @@ class SchedulerService:
         if isinstance(command, m.StartCall):
             grant = command.grant
             self._answer(grant.call, grant)
+            for other in grant.calls[1:]:
+                self._answer(other, grant.of(other))
             if not grant.cold:
                 return  # on a hit the call itself opens the grant; on a miss the node need not wait for it
             device = grant.device

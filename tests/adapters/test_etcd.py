@@ -690,7 +690,7 @@ async def test_an_empty_prefix_becomes_ours_once(etcd: Etcd, settings: EtcdSetti
 
     meta = await etcd.get(META)
     assert meta is not None
-    assert (meta.value, meta.create_revision) == (b'{"product":"gpufaas","version":1}', meta.mod_revision)
+    assert (meta.value, meta.create_revision) == (b'{"product":"gpufaas","version":2}', meta.mod_revision)
     await etcd.put("v1/functions/openfaas-fn/echo", b"{}")
     await open_store(etcd, pytest.fail)
 
@@ -707,7 +707,11 @@ async def test_somebody_elses_keys_are_left_alone(etcd: Etcd, settings: EtcdSett
 @pytest.mark.parametrize(
     ("meta", "message"),
     [
-        (b'{"product":"gpufaas","version":2}', "newer version .keys of version 2, this one knows 1"),
+        (b'{"product":"gpufaas","version":3}', "newer version .keys of version 3, this one knows 2"),
+        (
+            b'{"product":"gpufaas","version":1}',
+            "older version .keys of version 1, this one writes 2.: give another prefix, or delete these keys",
+        ),
         (b'{"product":"tomatoes","version":1}', "says tomatoes: give another prefix"),
         (b"tomatoes", "says something else"),
     ],

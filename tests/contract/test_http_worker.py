@@ -21,7 +21,7 @@ from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemo
 from gpufaas_core.frames import FILE, INLINE, STREAM, UPGRADE, AnswerHead, CallHead
 from gpufaas_core.logs import Printed
 from gpufaas_core.messages import CopyFailed, Event, Finished, Grant, Loaded, WorkerExited
-from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, Part
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.exchange import Exchange
@@ -59,7 +59,7 @@ class Programs:
     def spec(self, name: str, **asked: object) -> WorkerSpec:
         (self._root / name / "function").mkdir(parents=True)
         shutil.copy(SERVER, self._root / name / "function" / "server.py")
-        return WorkerSpec(FunctionId(f"{name}.ns@1"), name, "ns", name, "server", 8, **asked)  # type: ignore[arg-type]
+        return WorkerSpec(FunctionId(f"{name}.ns@1"), name, "ns", name, "server", Need(0, slots=8), **asked)  # type: ignore[arg-type]
 
     def install(self, digest: str) -> Path:
         return self._root / digest
@@ -82,7 +82,7 @@ class Images(Programs):
 
     def spec(self, name: str, **asked: object) -> WorkerSpec:
         function = FunctionId(f"{name}.ns@1")
-        return WorkerSpec(function, name, "ns", "", "server", 8, image=self._image, **asked)  # type: ignore[arg-type]
+        return WorkerSpec(function, name, "ns", "", "server", Need(0, slots=8), image=self._image, **asked)  # type: ignore[arg-type]
 
 
 class PodImages(Images):

@@ -20,7 +20,7 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.frames import CallHead
 from gpufaas_core.messages import Event, Grant, Loaded
-from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, Part
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part
 from gpufaas_core.units import GiB
 from gpufaas_gpu_manager.devices import Nvml, open_devices
 from gpufaas_gpu_manager.node import Node
@@ -88,7 +88,7 @@ async def test_a_model_runs_on_the_gpu_and_its_occupation_is_measured(
     manager, bundles, facts = node
     bundles.write("one")
     function = FunctionId("one.ns@1")
-    await manager.define(WorkerSpec(function, "one", "ns", "one", "model"))
+    await manager.define(WorkerSpec(function, "one", "ns", "one", "model", Need()))
 
     answer = await call(manager, Grant(1, 1, (CallId("c1"),), function, "one", (Part(DEVICE, 3 * GiB),), True))
 
@@ -104,7 +104,7 @@ async def test_an_evicted_model_gives_its_memory_back_to_the_driver(node: tuple[
     for name in ("one", "two"):
         bundles.write(name)
         functions.append(FunctionId(f"{name}.ns@1"))
-        await manager.define(WorkerSpec(functions[-1], name, "ns", name, "model"))
+        await manager.define(WorkerSpec(functions[-1], name, "ns", name, "model", Need()))
     await call(manager, Grant(1, 1, (CallId("c1"),), functions[0], "one", (Part(DEVICE, 3 * GiB),), True))
     first = manager.workers()[0].pid
     assert first is not None

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 from tests.waiting import eventually
 
 from gpufaas_cluster.connection import Identity, NotReached, TurnedAway, connect
@@ -25,7 +26,7 @@ from gpufaas_core.errors import CallCancelled, GrantRefused, InvalidSpec, Storag
 from gpufaas_core.frames import FILE, INLINE, STREAM, AnswerHead, CallHead
 from gpufaas_core.logs import LogQuery
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId, NodeView, Part
+from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Need, NodeId, NodeView, Part
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 
@@ -145,19 +146,22 @@ class Rig:
     async def linked(self, name: str = "n") -> None:
         await eventually(lambda: (node := self.nodes.get(name)) is not None and node.linked)
 
-    async def function(self, name: str, source: str, kind: str = "http", slots: int = 8, node: str = "n") -> FunctionId:
+    async def function(
+        self, name: str, source: str, kind: str = "http", slots: int = 8, node: str = "n", need: Need | None = None
+    ) -> FunctionId:
         """Deploy *source* and load it on *node*."""
         (self.root / name / "function").mkdir(parents=True, exist_ok=True)
         (self.root / name / "function" / "handler.py").write_text(textwrap.dedent(source))
         (self.root / name / "kind").write_text(kind)
-        spec = self.spec(name, kind, slots)
+        spec = self.spec(name, kind, slots, need)
         remote = self.nodes.get(node)
         assert remote is not None
         await remote.ask("define", spec)
         return spec.function
 
-    def spec(self, name: str, kind: str = "http", slots: int = 8) -> WorkerSpec:
-        return WorkerSpec(FunctionId(f"{name}.ns@1"), name, "ns", name, kind, slots)  # type: ignore[arg-type]
+    def spec(self, name: str, kind: str = "http", slots: int = 8, need: Need | None = None) -> WorkerSpec:
+        need = need or (Need() if kind == "model" else Need(0, slots=slots))
+        return WorkerSpec(FunctionId(f"{name}.ns@1"), name, "ns", name, kind, need)  # type: ignore[arg-type]
 
     def grant(self, function: FunctionId, *, cold: bool = False, node: str = "n", number: int | None = None) -> Grant:
         self.number += 1
@@ -397,6 +401,62 @@ async def test_without_a_scheduler_only_a_ready_worker_is_called_and_one_call_at
     assert (await whole(waiting))[1] == b"done"
     assert (await whole(last))[1] == b"done"
     assert not (rig.root / "third.reached").exists()
+
+
+async def test_without_a_scheduler_calls_run_beside_others_as_far_as_the_compute_goes(rig: Rig) -> None:
+    needs = {"one": Need(40, "spatial"), "two": Need(60, "spatial"), "three": Need(1, "spatial")}
+    functions = [await rig.function(name, GATED_MODEL, "model", 1, need=need) for name, need in needs.items()]
+    for each in functions:
+        rig.open_gate(f"warm-{each}")
+        await (await rig.gated(each, f"warm-{each}", cold=True)).answer()
+
+    running = [
+        await rig.gated(each, name, number=-1) for each, name in zip(functions[:2], ("first", "second"), strict=True)
+    ]
+    waiting = rig.begin(functions[2], str(rig.root / "third").encode(), number=-1)
+    again = rig.begin(functions[0], str(rig.root / "again").encode(), number=-1)
+    await rig.call(await rig.function("echo", ECHO), cold=True)  # by now the node has all of them
+    assert not (rig.root / "third.reached").exists()
+
+    rig.open_gate("second")
+    assert (await whole(running[1]))[1] == b"done"
+    await eventually((rig.root / "third.reached").exists)
+    assert not (rig.root / "again.reached").exists()  # its copy runs one call at a time
+    for gate in ("first", "third", "again"):
+        rig.open_gate(gate)
+    assert [(await whole(each))[1] for each in (running[0], waiting, again)] == [b"done"] * 3
+
+
+async def test_a_share_that_a_copy_holds_is_not_free_for_calls_without_a_scheduler(rig: Rig) -> None:
+    held = await rig.function("held", GATED_MODEL, "model", 1, need=Need(30, "share"))
+    large = await rig.function("large", GATED_MODEL, "model", 1, need=Need(71, "spatial"))
+    small = await rig.function("small", GATED_MODEL, "model", 1, need=Need(70, "spatial"))
+    for each in (held, large, small):
+        rig.open_gate(f"warm-{each}")
+        await (await rig.gated(each, f"warm-{each}", cold=True)).answer()
+
+    beside = [await rig.gated(each, f"gate-{each}", number=-1) for each in (held, small)]
+    for each in (held, small):
+        rig.open_gate(f"gate-{each}")
+    assert [(await whole(each))[1] for each in beside] == [b"done"] * 2
+
+    never = rig.begin(large, str(rig.root / "never").encode(), number=-1)
+    await rig.call(await rig.function("echo", ECHO), cold=True)
+    assert not (rig.root / "never.reached").exists()
+    never.fail(CallCancelled("the caller went away"))
+
+
+async def test_the_calls_of_one_grant_come_over_two_connections(rig: Rig) -> None:
+    function = await rig.function("gated", GATED, slots=2)
+    grant = replace(rig.grant(function, cold=True), calls=(CallId("a"), CallId("b")))
+
+    both = [await rig.gated(function, call, grant=grant.of(call)) for call in grant.calls]
+    for call in grant.calls:
+        rig.open_gate(call)
+
+    assert [(await whole(each))[1] for each in both] == [b"done"] * 2
+    await eventually(lambda: sorted(each["call"] for each in rig.processes[0].of("Finished")) == ["a", "b"])
+    assert len(rig.processes[0].of("Loaded")) == 1
 
 
 async def test_a_node_that_is_not_there_takes_nothing_and_the_scheduler_is_told(rig: Rig) -> None:

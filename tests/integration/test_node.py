@@ -26,6 +26,7 @@ from gpufaas_core.errors import (
 from gpufaas_core.frames import CallHead
 from gpufaas_core.logs import Printed
 from gpufaas_core.messages import (
+    Abort,
     CopyFailed,
     DeviceLeft,
     Event,
@@ -35,9 +36,10 @@ from gpufaas_core.messages import (
     Measured,
     NodeRefused,
     Resized,
+    StartCall,
     WorkerExited,
 )
-from gpufaas_core.model import CallId, DeviceId, FunctionId, NodeId, Part, copy_id
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part, copy_id
 from gpufaas_core.units import MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.node import Node
@@ -98,8 +100,9 @@ class Rig:
     ) -> FunctionId:
         self.bundles.write(name, source, kind)
         function = FunctionId(f"{name}.ns@1")
+        need = Need() if kind == "model" else Need(0, slots=slots)
         await self.node.functions.define(
-            WorkerSpec(function, name, "ns", name, kind, slots, stall_s=stall_s)  # type: ignore[arg-type]
+            WorkerSpec(function, name, "ns", name, kind, need, stall_s=stall_s)  # type: ignore[arg-type]
         )
         return function
 
@@ -404,6 +407,95 @@ async def test_an_answer_that_never_ends_stops_when_its_caller_is_gone(rig: Rig)
     assert await rig.call(rig.grant(function)) == (200, b"short")
 
 
+# --- grants of several calls ---
+
+MEET = """
+    import pathlib, time
+    def handle(event, context):
+        mine, other = event.body.decode().split()
+        pathlib.Path(mine).write_text("here")
+        while not pathlib.Path(other).exists():
+            time.sleep(0.01)
+        return mine
+"""
+
+
+@pytest.mark.parametrize("by_command", [True, False])
+async def test_the_calls_of_one_grant_load_one_copy_and_run_on_it_at_once(
+    rig: Rig, tmp_path: Path, by_command: bool
+) -> None:
+    function = await rig.function("meet", MEET, kind="http", slots=2)
+    grant = rig.grant(function, cold=True)
+    grant = replace(grant, calls=(CallId("a"), CallId("b")))
+    mine, other = str(tmp_path / "a"), str(tmp_path / "b")
+    if by_command:
+        rig.node.execute(StartCall(grant))
+
+    answers = await asyncio.gather(
+        rig.call(grant.of(CallId("b")), f"{other} {mine}".encode()), rig.call(grant, f"{mine} {other}".encode())
+    )
+
+    assert answers == [(200, other.encode()), (200, mine.encode())]
+    assert len(rig.node.workers()) == len(rig.facts_of(Loaded)) == 1
+    ended = [fact.call for fact in rig.facts_of(Finished) if isinstance(fact, Finished) and fact.ok]
+    assert sorted(ended) == ["a", "b"]
+    assert rig.node.snapshot().devices[0].running == ()
+
+
+async def test_a_call_of_a_grant_is_aborted_alone(rig: Rig, tmp_path: Path) -> None:
+    function = await rig.function("meet", MEET, kind="http", slots=2)
+    grant = replace(rig.grant(function, cold=True), calls=(CallId("a"), CallId("b")))
+    rig.node.execute(StartCall(grant))
+
+    rig.node.execute(Abort(CallId("b"), DEVICE))
+
+    assert rig.facts_of(Finished) == [Finished(CallId("b"), DEVICE, 0.0, ok=False)]
+    with pytest.raises(GrantRefused):
+        await rig.call(grant.of(CallId("b")))
+    assert [each.call for each in rig.facts_of(NodeRefused)] == ["b"]  # type: ignore[union-attr]
+    here = str(tmp_path / "a").encode()
+    assert await rig.call(grant, here + b" " + here) == (200, here)
+
+
+async def test_what_loads_for_several_calls_and_fails_is_not_loaded_by_each_of_them(rig: Rig) -> None:
+    function = await rig.function("broken", "def load(d): raise ValueError('no such file')\ndef handle(m, e, c): pass")
+    grant = replace(rig.grant(function, cold=True), calls=(CallId("a"), CallId("b")))
+    rig.node.execute(StartCall(grant))
+    await eventually(lambda: rig.facts_of(CopyFailed))
+
+    for call in grant.calls:
+        with pytest.raises(LoadFailed, match="no such file"):
+            await rig.call(grant.of(call))
+
+    assert len(rig.facts_of(CopyFailed)) == 1
+    assert rig.facts_of(NodeRefused) == []
+
+
+async def test_each_call_of_a_grant_that_the_node_refuses_is_reported(rig: Rig) -> None:
+    grant = replace(rig.grant(FunctionId("nobody.ns@1"), cold=True), calls=(CallId("a"), CallId("b")))
+
+    rig.node.execute(StartCall(grant))
+
+    assert [each.call for each in rig.facts_of(NodeRefused)] == ["a", "b"]  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("warm_fork_servers")
+async def test_a_call_of_a_grant_that_does_not_come_expires_alone(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, untaken_s=0.3)
+    await rig.node.start()
+    here = str(tmp_path / "here").encode()
+    function = await rig.function("meet", MEET, kind="http", slots=2)
+    await rig.call(rig.grant(function, cold=True), here + b" " + here)
+    grant = replace(rig.grant(function), calls=(CallId("a"), CallId("b")))
+
+    assert (await rig.call(grant, here + b" " + here))[0] == 200
+    assert [each.call for each in rig.node.snapshot().devices[0].running] == ["b"]
+    await eventually(lambda: rig.node.snapshot().devices[0].running == ())
+
+    assert rig.facts[-1] == Finished(CallId("b"), DEVICE, 0.0, ok=False)
+    await rig.node.close()
+
+
 async def test_aborting_a_grant_whose_call_never_came_frees_it(rig: Rig) -> None:
     """The caller hung up between the grant of the grant and its arrival at the node: the engine waits for Finished."""
     rig.node.grants.abort(CallId("never"), DEVICE)
@@ -599,7 +691,7 @@ async def test_a_check_misses_load(rig: Rig) -> None:
     await rig.function("half", "def handle(model, event, context): pass")
 
     with pytest.raises(InvalidSpec, match=r"no function load\(\)"):
-        await rig.node.functions.check(WorkerSpec(FunctionId("half.ns@1"), "half", "ns", "half", "model"))
+        await rig.node.functions.check(WorkerSpec(FunctionId("half.ns@1"), "half", "ns", "half", "model", Need()))
 
 
 @pytest.mark.usefixtures("own_fork_server")
@@ -727,7 +819,7 @@ async def expected(rig: Rig, name: str, source: str = BIG) -> FunctionId:
     """A function that the node knows, but was never asked to define."""
     rig.bundles.write(name, source, "model")
     function = FunctionId(f"{name}.ns@1")
-    rig.node.functions.expect(WorkerSpec(function, name, "ns", name, "model", stall_s=1.0))
+    rig.node.functions.expect(WorkerSpec(function, name, "ns", name, "model", Need(), stall_s=1.0))
     return function
 
 

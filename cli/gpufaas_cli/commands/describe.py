@@ -96,6 +96,10 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
     if ours.get("kind"):
         slots = int(ours.get("slots") or 1)
         pairs.append(("Kind", f"{ours['kind']}, {slots} {'call' if slots == 1 else 'calls'} at once"))
+    if ours.get("sharing"):
+        pairs.append(("Compute", f"{ours['compute']} per cent of a device, {ours['sharing']}"))
+    if ours.get("latencyGoal"):
+        pairs.append(("Latency goal", output.format_seconds(float(ours["latencyGoal"]))))
     if ours.get("memory"):
         why = f" ({ours['memoryReason']})" if ours.get("memoryReason") else ""
         pairs.append(("First reservation", f"{format_bytes(int(ours['memory']))}{why}"))

@@ -35,7 +35,7 @@ class ForkedProcess:
         worker, loop = self._worker, asyncio.get_running_loop()
         start = await asyncio.to_thread(self._recipes.start, worker)
         limits = worker.limits = self._recipes.limits(worker)
-        pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.slots)]
+        pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.need.slots)]
         theirs = [theirs for _, theirs in pairs]
         try:
             for index, (ours, _) in enumerate(pairs):
@@ -64,7 +64,7 @@ class ForkedProcess:
     def limit_to(self, memory: Bytes) -> None:
         worker = self._worker
         if worker.pid is not None and worker.ready_head is not None and worker.device.source.enforced:
-            limit = data_limit(worker.ready_head.data_base, memory, worker.spec.slots)
+            limit = data_limit(worker.ready_head.data_base, memory, worker.spec.need.slots)
             limit_data(worker.pid, limit, self._recipes.enforcement.hard_is_soft)
 
     def in_use(self) -> Bytes:
@@ -76,7 +76,7 @@ class ForkedProcess:
             or not worker.device.source.enforced
         ):
             return 0
-        data = data_of(worker.pid) - data_limit(worker.ready_head.data_base, COPIED, worker.spec.slots) + COPIED
+        data = data_of(worker.pid) - data_limit(worker.ready_head.data_base, COPIED, worker.spec.need.slots) + COPIED
         return max(data, worker.limits.used(worker.pid))
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class Recipes:
             handler=manifest.handler,
             kind=spec.kind,
             device=source.torch_device,
-            slots=spec.slots,
+            slots=spec.need.slots,
             threads=self._threads,
             limit=worker.memory if source.enforced else 0,
             env=env,

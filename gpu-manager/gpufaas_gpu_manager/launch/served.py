@@ -33,7 +33,7 @@ class Face:
         """:param behind: returns whether the server to which it passes its calls listens, too"""
         loop = asyncio.get_running_loop()
         worker = self._worker
-        self._slots = [HttpSlot(worker, host, port, loop) for _ in range(worker.spec.slots)]
+        self._slots = [HttpSlot(worker, host, port, loop) for _ in range(worker.spec.need.slots)]
         worker.on_slots(self._slots)
         self._task = loop.create_task(self._look_after(host, port, behind))
 

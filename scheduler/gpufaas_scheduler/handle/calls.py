@@ -57,7 +57,7 @@ def arrived(world: World, event: m.Arrived) -> None:
     if owner.desired == 0:
         wake(owner)
     queue = world.queue
-    call = Call(event.call, owner.id, owner, queue.next_number, now, deadline, event.size, event.endless)
+    call = Call(event.call, owner.id, owner, queue.next_number, now, deadline, event.size, event.endless, event.goal_s)
     if outer is not None:
         world.nests.add(call, outer, ends)
         world.tangled = True

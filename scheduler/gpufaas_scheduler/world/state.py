@@ -39,6 +39,8 @@ class Call(Struct, eq=False):
     """Of its request; 0.0: not known."""
     endless: bool = False
     """Its deadline is for its start only."""
+    own_goal_s: Seconds | None = None
+    """As `Arrived.goal_s`."""
     passes: int = IMPLICIT
     state: int = NEW
     """See `call_state`."""
@@ -68,6 +70,11 @@ class Call(Struct, eq=False):
     """Its deadline, if that comes from its outer call."""
     why: Why | None = None
     """What the policy said when it was placed."""
+
+    @property
+    def goal_s(self) -> Seconds | None:
+        """It should be answered within this time of its arrival; None: no goal."""
+        return self.own_goal_s if self.own_goal_s is not None else self.owner.declared.need.latency_goal_s
 
 
 class FunctionState(Marked, Costed):

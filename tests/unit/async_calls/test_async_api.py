@@ -102,6 +102,13 @@ async def test_a_size_that_is_none_is_refused_before_the_call_is_accepted(rig: R
     assert rig.queue.claim("queued", "f.openfaas-fn", float("inf"), 5)[0] == []
 
 
+async def test_a_goal_that_is_none_is_refused_before_the_call_is_accepted(rig: Rig) -> None:
+    status, _, text = await rig.post("f", b"hello", x_latency_goal="soon")
+
+    assert (status, text.startswith(b"X-Latency-Goal: 'soon' is not a duration")) == (400, True)
+    assert rig.queue.claim("queued", "f.openfaas-fn", float("inf"), 5)[0] == []
+
+
 async def test_a_full_disk_is_507_and_nothing_is_left_of_the_call(rig: Rig) -> None:
     rig.queue.failure = "the disk is full"
 

@@ -16,7 +16,7 @@ from gpufaas_cluster.remote_scheduler import RemoteScheduler
 from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.messages import Arrived, Command, Event, Evict, Finished, Grant, Restored
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, NodeId, Profile, Seconds
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, NodeId, Profile, Seconds
 from gpufaas_core.snapshot import DeviceSnapshot, NodeSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import make_policy
@@ -93,7 +93,7 @@ async def rig() -> AsyncIterator[Rig]:
     leader = server.leads = Leader(SchedulerService(engine), 1)
     leader.deployed.deploy(
         Function(F, "d", profiles={"*": Profile(3.0, 1.0, 10)}),
-        WorkerSpec(function=F, name="f", namespace="openfaas-fn", digest="d", kind="model"),
+        WorkerSpec(function=F, name="f", namespace="openfaas-fn", digest="d", kind="model", need=Need()),
     )
     made = Rig(leader, f"127.0.0.1:{port}")
     yield made
@@ -219,12 +219,12 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
     async with asyncio.timeout(10):
         placed = gateway.place(first, F, 60.0)
         running = placed if isinstance(placed, Grant) else await placed
-        waiting = gateway.place(second, F, 60.0, 512.0)
+        waiting = gateway.place(second, F, 60.0, 512.0, goal_s=0.5)
         assert isinstance(waiting, asyncio.Future)
         engine = rig.leader.service.engine
         while not engine.knows(second):
             await asyncio.sleep(0.01)
-        assert [each.size for each in arrived] == [0.0, 512.0]
+        assert [(each.size, each.goal_s) for each in arrived] == [(0.0, None), (512.0, 0.5)]
 
         gateway._link.abort("lost")  # type: ignore[union-attr]
         grant = await waiting
@@ -248,7 +248,7 @@ async def test_a_call_that_went_on_without_the_scheduler_is_waited_for_by_nobody
 def known(rig: Rig, name: str, **limits: int) -> None:
     """etcd tells the scheduler of a function."""
     function = Function(FunctionId(name), "d", profiles={"*": Profile(3.0, 1.0, 10)}, **limits)
-    rig.leader.deployed.deploy(function, WorkerSpec(FunctionId(name), name, "openfaas-fn", "d", "model"))
+    rig.leader.deployed.deploy(function, WorkerSpec(FunctionId(name), name, "openfaas-fn", "d", "model", Need()))
 
 
 async def test_a_call_that_comes_before_its_function_waits_for_it(rig: Rig) -> None:

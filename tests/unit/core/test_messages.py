@@ -10,6 +10,15 @@ CALL, DEVICE, FUNCTION = CallId("c"), DeviceId("n/cpu:0"), FunctionId("f.ns@1")
 GRANT = m.Grant(1, 2, (CALL,), FUNCTION, "d", (Part(DEVICE, 10),), False)
 
 
+def test_each_call_of_a_grant_gets_it_with_itself_first() -> None:
+    first, second, third = CallId("a"), CallId("b"), CallId("c")
+    grant = m.Grant(1, 2, (first, second, third), FUNCTION, "d", (Part(DEVICE, 10),), False)
+
+    assert grant.of(first) is grant
+    assert grant.of(third).calls == (third, first, second)
+    assert (grant.of(third).call, grant.of(third).number) == (third, 2)
+
+
 @pytest.mark.parametrize(
     ("written", "means"),
     [

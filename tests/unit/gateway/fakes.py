@@ -9,7 +9,7 @@ from typing import IO
 
 from msgspec.structs import replace
 
-from gpufaas_core.bundle import Manifest, WeightsFile, WorkerSpec
+from gpufaas_core.bundle import Kind, Manifest, WeightsFile, WorkerSpec
 from gpufaas_core.constraints import Constraint, satisfied
 from gpufaas_core.environment import Environment, grouped
 from gpufaas_core.errors import (
@@ -188,12 +188,10 @@ class FakeWorkers:
         self.during_check: Callable[[], None] = lambda: None
         """Called while a handler is being imported."""
 
-    def bundle(self, digest: str, *, kind: str = "model", weights: Bytes = 0) -> None:
+    def bundle(self, digest: str, *, kind: Kind = "model", weights: Bytes = 0) -> None:
         """Let the bundle *digest* hold a function of *kind* with so many bytes of weights."""
         files = (WeightsFile("function/weights.safetensors", "0" * 64, weights),) if weights else ()
-        self.manifests[digest] = Manifest(
-            kind="http" if kind == "http" else "model", template="python3-torch", weights=files
-        )
+        self.manifests[digest] = Manifest(kind=kind, template="python3-torch", weights=files)
 
     async def define(self, spec: WorkerSpec) -> Manifest:
         if self.define_failure is not None:

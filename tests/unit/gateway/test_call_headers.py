@@ -151,6 +151,24 @@ async def test_a_size_that_is_none_is_refused_before_anything_runs(rig: Rig, wro
     assert not rig.functions.called
 
 
+@pytest.mark.parametrize(("asked", "goal_s"), [("200ms", 0.2), ("1m30s", 90.0), ("2", 2.0), ("", None)])
+async def test_the_scheduler_is_told_the_goal_of_the_call(rig: Rig, asked: str, goal_s: float | None) -> None:
+    await rig.call(x_latency_goal=asked)
+    await rig.call()
+
+    assert rig.functions.goals == [goal_s, None]
+    assert (b"x-latency-goal", asked.encode()) in rig.functions.called[0][1].headers
+
+
+@pytest.mark.parametrize("wrong", ["0", "0s", "-1s", "soon", "25h", "1 2", "nan"])
+async def test_a_goal_that_is_none_is_refused_before_anything_runs(rig: Rig, wrong: str) -> None:
+    answer = await rig.call(x_latency_goal=wrong)
+
+    assert (answer.status_code, answer.text.count("\n")) == (400, 0)
+    assert answer.text.startswith(f"X-Latency-Goal: {wrong!r} ")
+    assert not rig.functions.called
+
+
 @pytest.mark.parametrize(("length", "expected"), [(1234, "1234"), (0, "0"), (-1, None)])
 async def test_an_answer_to_head_has_the_functions_length(rig: Rig, length: int, expected: str | None) -> None:
     rig.functions.answer = AnswerHead(200, [], length=length)

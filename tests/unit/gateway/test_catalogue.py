@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemoryStore
 
+from gpufaas_core.bundle import Kind
 from gpufaas_core.errors import (
     CorruptArtifact,
     FunctionExists,
@@ -48,7 +49,7 @@ class Platform:
         self.catalogue = self.deployer.catalogue
         self.keeper = Keeper(self.store, self.catalogue)
 
-    def bundle(self, content: bytes = b"bundle", *, kind: str = "model", weights: int = 0) -> str:
+    def bundle(self, content: bytes = b"bundle", *, kind: Kind = "model", weights: int = 0) -> str:
         digest = self.artifacts.add(content)
         self.workers.bundle(digest, kind=kind, weights=weights)
         return digest
@@ -88,9 +89,9 @@ async def test_a_deployed_function_is_found_by_both_forms_of_its_name(platform: 
 async def test_a_model_function_has_its_device_to_itself(platform: Platform) -> None:
     deployed = await platform.deployer.deploy(platform.spec(), update=False)
 
-    assert deployed.exclusive
+    assert deployed.compute == 100
     assert platform.workers.defined[deployed.function_id] == deployed.spec
-    assert (deployed.spec.kind, deployed.spec.slots, deployed.spec.stall_s) == ("model", 1, 60.0)
+    assert (deployed.spec.kind, deployed.spec.need.slots, deployed.spec.stall_s) == ("model", 1, 60.0)
     assert platform.scheduler.functions[deployed.function_id].need.compute == 100
 
 
@@ -100,10 +101,10 @@ async def test_a_function_without_a_model_has_slots(platform: Platform) -> None:
     deployed = await platform.deployer.deploy(platform.spec(bundle=bundle), update=False)
     wider = await platform.deployer.deploy(platform.spec("wide", bundle=bundle, slots="32"), update=False)
 
-    assert not deployed.exclusive
-    assert (deployed.spec.kind, deployed.spec.slots) == ("http", 8)
+    assert deployed.compute == 0
+    assert (deployed.spec.kind, deployed.spec.need.slots) == ("http", 8)
     assert platform.workers.defined[deployed.function_id] == deployed.spec  # what the node has is the last word
-    assert wider.spec.slots == 32
+    assert wider.spec.need.slots == 32
     with pytest.raises(InvalidSpec, match=r"gpufaas.slots: 241 calls at once in one process .* over its limit of 240"):
         await platform.deployer.deploy(platform.spec("wider", bundle=bundle, slots="241"), update=False)
 
@@ -127,8 +128,8 @@ async def test_a_function_that_has_only_an_image_runs_where_there_is_an_engine(p
     assert (spec.ready_path, spec.health_path, spec.health_period_s) == ("/ready", "/health", 5.0)
     assert spec.env["fprocess"] == "cat"
     assert spec.labels == {"team": "a", "faas_function": "web"}
-    assert not deployed.exclusive
-    assert spec.slots == 100
+    assert deployed.compute == 0
+    assert spec.need.slots == 100
 
 
 @pytest.mark.parametrize(

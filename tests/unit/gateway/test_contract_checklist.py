@@ -83,12 +83,16 @@ class Functions:
     answer: AnswerHead = field(default_factory=lambda: AnswerHead(200, [(b"content-type", b"text/plain")]))
     called: list[tuple[FunctionId, CallHead]] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
+    goals: list[Seconds | None] = field(default_factory=list)
 
     def place(
-        self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0, *_: object, **__: object
-    ) -> Grant:
+        self, call: CallId, function: FunctionId, timeout_s: Seconds, size: float = 0.0,
+        outer: object = None, endless: bool = False, goal_s: Seconds | None = None,
+    ) -> Grant:  # fmt: skip
         assert timeout_s > 0
+        assert (outer, endless) == (None, False)
         self.sizes.append(size)
+        self.goals.append(goal_s)
         return Grant(1, 1, (call,), function, "", (Part(DEVICE.id, 0),), cold=False)
 
     def again(self, call: CallId) -> asyncio.Future[Grant]:

@@ -8,7 +8,7 @@ from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts
 
 from gpufaas_core.constraints import PRODUCT, Constraint
 from gpufaas_core.errors import InvalidSpec, NoDeviceFits
-from gpufaas_core.model import Device, DeviceId, Profile
+from gpufaas_core.model import Device, DeviceId, Need, Profile
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gateway.catalogue import Deployed
 from gpufaas_gateway.deploy import Deployer
@@ -214,7 +214,7 @@ async def test_an_image_without_a_request_takes_many_calls_on_a_cpu_device() -> 
 
     deployed = await platform.deploy(image=True, limits={"memory": "256Mi"})
 
-    assert (deployed.exclusive, deployed.spec.slots, deployed.spec.memory) == (False, 100, 256 * MiB)
+    assert (deployed.compute, deployed.spec.need.slots, deployed.spec.memory) == (0, 100, 256 * MiB)
     assert deployed.options.placement.among([CPU, GPU]) == [CPU]
 
 
@@ -224,7 +224,7 @@ async def test_an_image_on_a_gpu_has_all_of_it_and_takes_one_call_at_a_time() ->
 
     deployed = await platform.deploy(image=True, limits={"nvidia.com/gpu": "1", "memory": "2Gi"})
 
-    assert (deployed.exclusive, deployed.spec.exclusive, deployed.spec.slots) == (True, True, 1)
+    assert (deployed.compute, deployed.spec.need) == (100, Need())
     assert deployed.function.profile("Test GPU").occupation == 16 * GiB
     assert deployed.spec.memory_limit == 2 * GiB  # of the machine's memory, which is what limits.memory means
     assert deployed.options.placement.among([CPU, GPU]) == [GPU]
@@ -243,7 +243,7 @@ async def test_an_image_that_batches_by_itself_may_take_more_calls_at_once() -> 
 
     deployed = await platform.deploy(image=True, annotations={"gpufaas.device": "cuda", "gpufaas.slots": "64"})
 
-    assert (deployed.exclusive, deployed.spec.exclusive, deployed.spec.slots) == (False, False, 64)
+    assert (deployed.compute, deployed.spec.need) == (0, Need(0, slots=64))
 
 
 async def test_an_image_for_any_device_is_charged_by_the_kind_of_it() -> None:
@@ -254,7 +254,7 @@ async def test_an_image_for_any_device_is_charged_by_the_kind_of_it() -> None:
     assert deployed.function.constraints == ()
     assert deployed.function.profile("cpu").occupation == GiB
     assert deployed.function.profile("Test GPU").occupation == 16 * GiB
-    assert deployed.exclusive
+    assert deployed.compute == 100
 
 
 async def test_what_an_image_cost_before_does_not_change_what_it_is_given_now() -> None:

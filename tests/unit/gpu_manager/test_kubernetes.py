@@ -16,7 +16,7 @@ from gpufaas_core.errors import GpufaasError, InvalidSpec, LoadFailed, OutOfMemo
 from gpufaas_core.frames import CallHead
 from gpufaas_core.logs import Printed
 from gpufaas_core.messages import Event, Grant, WorkerExited
-from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, NodeId, Part
+from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Need, NodeId, Part
 from gpufaas_core.units import GiB, MiB
 from gpufaas_gpu_manager.devices import open_devices
 from gpufaas_gpu_manager.launch.kubernetes import Pods
@@ -65,7 +65,7 @@ class Cluster:
         self.number = 0
 
     async def define(self, **asked: Any) -> None:
-        spec = WorkerSpec(FUNCTION, "f", "ns", "", "server", 4, **{"image": "test:1", **asked})
+        spec = WorkerSpec(FUNCTION, "f", "ns", "", "server", Need(0, slots=4), **{"image": "test:1", **asked})
         await self.node.functions.define(spec)
 
     async def call(

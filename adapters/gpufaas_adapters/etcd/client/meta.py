@@ -12,8 +12,8 @@ from gpufaas_adapters.etcd.client.errors import EtcdUnreachable, ForeignKeys
 from gpufaas_adapters.etcd.client.values import DoGet, DoPut, absent
 
 META: Final = "v1/meta"
-_LAYOUT: Final = 1
-"""Of the keys below ``v1/``; one that this version cannot read gets the next number, and a folder of its own."""
+_LAYOUT: Final = 2
+"""Of the values below ``v1/``; what another release cannot read gets the next number. 2: functions have needs."""
 
 
 class Meta(Struct, frozen=True):
@@ -29,7 +29,7 @@ async def open_store(
 
     :param on_wait: called with a line for the log after each vain request
     :param retry_s: pauses between requests; the last one is repeated
-    :raises ForeignKeys: it belongs to another product, or to a newer version
+    :raises ForeignKeys: it belongs to another product, or to another version
     :raises EtcdRefused: we may not read or write there
     """
     tries = 0
@@ -65,6 +65,12 @@ async def _check_meta(etcd: Etcd) -> None:
     if found.product != "gpufaas":
         raise ForeignKeys(
             f"{prefix}/{META} in etcd at {etcd.endpoint} says {found.product}: give another prefix, or another etcd"
+        )
+    if 0 < found.version < _LAYOUT:
+        raise ForeignKeys(
+            f"what is below {prefix} in etcd at {etcd.endpoint} was written by an older version (keys of version "
+            f"{found.version}, this one writes {_LAYOUT}): give another prefix, or delete these keys, and deploy the "
+            "functions again"
         )
     if found.version > _LAYOUT:
         raise ForeignKeys(

@@ -1,0 +1,140 @@
+"""What a deployment says of compute, sharing and latency: what the scheduler and nodes get, and what is refused."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts, MemoryStore
+
+from gpufaas_core.constraints import GPU
+from gpufaas_core.errors import InvalidSpec, NoDeviceFits
+from gpufaas_core.model import Device, DeviceId, Need
+from gpufaas_core.units import GiB
+from gpufaas_gateway.catalogue import Deployed
+from gpufaas_gateway.deploy import Deployer
+from gpufaas_gateway.metrics import Metrics
+from gpufaas_gateway.spec import ANNOTATIONS, FunctionSpec
+
+CPU = Device(DeviceId("n/cpu:0"), "cpu", 8 * GiB, {GPU: "false"})
+CUDA = Device(DeviceId("n/cuda:0"), "Test GPU", 8 * GiB, {GPU: "true"})
+
+
+class Platform:
+    """Deploys one function with annotations, written without ``gpufaas.`` and with ``_`` for ``-``."""
+
+    def __init__(self, *devices: Device) -> None:
+        self.artifacts, self.scheduler = MemoryArtifacts(), FakeScheduler(*devices)
+        self.workers = FakeWorkers(*devices)
+        self.workers.containers = True
+        self.deployer = Deployer(
+            MemoryStore(), self.artifacts, self.workers, self.scheduler, Metrics(self.scheduler.status)
+        )
+
+    async def deploy(self, kind: str = "model", **annotations: str) -> Deployed:
+        """*kind*: of the bundle, or ``image`` for none."""
+        given = {f"gpufaas.{name.replace('_', '-')}": text for name, text in annotations.items()}
+        if kind != "image":
+            given["gpufaas.bundle"] = self.artifacts.add(b"bundle")
+            self.workers.bundle(given["gpufaas.bundle"], kind=kind)
+        return await self.deployer.deploy(FunctionSpec("f", "f:1", annotations=given), update=False)
+
+
+@pytest.fixture
+def platform() -> Platform:
+    return Platform(CPU, CUDA)
+
+
+@pytest.mark.parametrize(
+    ("kind", "annotations", "need"),
+    [
+        ("model", {}, Need()),
+        ("model", {"sharing": "exclusive", "compute": "100"}, Need()),
+        ("model", {"sharing": "time"}, Need(sharing="time")),
+        ("model", {"sharing": "spatial", "compute": "30"}, Need(30, "spatial")),
+        ("model", {"sharing": " share ", "compute": " 1 "}, Need(1, "share")),
+        ("model", {"sharing": "auto"}, Need(sharing="auto")),
+        ("model", {"latency_goal": "200ms"}, Need(latency_goal_s=0.2)),
+        ("http", {"latency_goal": "1m30s"}, Need(0, slots=8, latency_goal_s=90.0)),
+        ("server", {"device": "cuda"}, Need(0, slots=100)),
+        ("server", {"device": "cuda", "sharing": "exclusive"}, Need()),
+        ("image", {"device": "cuda", "sharing": "spatial", "compute": "50"}, Need(50, "spatial")),
+        ("image", {"device": "cuda", "sharing": "share", "compute": "50", "slots": "16"}, Need(50, "share", 16)),
+        ("image", {"device": "cuda", "slots": "16"}, Need(0, slots=16)),
+        ("image", {"latency_goal": "2"}, Need(0, slots=100, latency_goal_s=2.0)),
+    ],
+)
+async def test_the_scheduler_and_the_node_are_told_what_a_function_needs(
+    platform: Platform, kind: str, annotations: dict[str, str], need: Need
+) -> None:
+    deployed = await platform.deploy(kind, **annotations)
+
+    assert deployed.function.need == deployed.spec.need == need
+    assert platform.scheduler.functions[deployed.function_id].need == need
+    assert platform.workers.defined[deployed.function_id].need == need
+    assert deployed.compute == need.compute
+
+
+@pytest.mark.parametrize(
+    ("kind", "annotations", "says"),
+    [
+        ("model", {"compute": "0"}, "gpufaas.compute: '0' is not a share of a device's compute: .* from 1 to 100"),
+        ("model", {"compute": "101"}, "gpufaas.compute: '101' is not a share"),
+        ("model", {"compute": "30%"}, "gpufaas.compute: '30%' is not a share"),
+        ("model", {"compute": "-5"}, "gpufaas.compute: '-5' is not a share"),
+        ("model", {"sharing": "share", "compute": "0"}, "gpufaas.compute: '0' is not a share"),
+        ("model", {"sharing": "share", "compute": "101"}, "gpufaas.compute: '101' is not a share"),
+        ("model", {"sharing": "mps"}, "gpufaas.sharing: 'mps' is not one of exclusive, time, spatial, share, auto"),
+        ("model", {"compute": "30"}, "with gpufaas.sharing exclusive .* not 30 per cent: remove it, or set"),
+        ("model", {"sharing": "time", "compute": "99"}, "with gpufaas.sharing time .* not 99 per cent"),
+        ("model", {"sharing": "auto", "compute": "30"}, "with gpufaas.sharing auto .* not 30 per cent"),
+        ("model", {"sharing": "spatial"}, "gpufaas.sharing: spatial needs gpufaas.compute"),
+        ("model", {"sharing": "share"}, "gpufaas.sharing: share needs gpufaas.compute"),
+        ("model", {"sharing": "time", "slots": "2"}, "gpufaas.sharing: time runs one call at a time, .* asks for 2"),
+        ("model", {"slots": "2"}, "gpufaas.slots: 2 calls at once is for functions without a model"),
+        ("model", {"sharing": "share", "compute": "50", "slots": "2"}, "gpufaas.slots: 2 calls at once"),
+        ("image", {"device": "cuda", "sharing": "exclusive", "slots": "4"}, "exclusive a copy runs one call at a time"),
+        ("http", {"sharing": "share", "compute": "50"}, "gpufaas.sharing: is for models, and for programs and images"),
+        ("http", {"compute": "100"}, "gpufaas.compute: is for models.*remove the annotation$"),
+        ("image", {"sharing": "time"}, "gpufaas.sharing: is for models.*, or ask for a GPU$"),
+        ("model", {"latency_goal": "0s"}, "gpufaas.latency-goal: '0s' must be more than 0"),
+        ("model", {"latency_goal": "25h"}, "gpufaas.latency-goal: '25h' must be more than 0 and at most 24h"),
+        ("model", {"latency_goal": "fast"}, "gpufaas.latency-goal: 'fast' is not a duration"),
+        ("model", {"latency": "1s"}, "gpufaas.latency is not known: did you mean gpufaas.latency-goal"),
+    ],
+)
+async def test_what_cannot_be_is_refused_in_one_line_that_says_what_to_do(
+    platform: Platform, kind: str, annotations: dict[str, str], says: str
+) -> None:
+    with pytest.raises(InvalidSpec, match=says) as refused:
+        await platform.deploy(kind, **annotations)
+
+    assert "\n" not in str(refused.value)
+    assert platform.scheduler.functions == {}
+
+
+async def test_compute_that_no_device_has_is_refused(platform: Platform) -> None:
+    half = Device(DeviceId("n/cuda:0"), "Test GPU", 8 * GiB, {GPU: "true"}, compute=50)
+    platform = Platform(CPU, half)
+
+    with pytest.raises(NoDeviceFits, match=r"needs 100 per cent .*sharing exclusive.* that it may run on has .* 50 "):
+        await platform.deploy(device="cuda")
+    with pytest.raises(NoDeviceFits, match="needs 51 per cent"):
+        await platform.deploy(device="cuda", sharing="spatial", compute="51")
+
+    assert (await platform.deploy(device="cuda", sharing="spatial", compute="50")).function.need.compute == 50
+
+
+async def test_memory_is_looked_for_on_devices_that_have_the_compute() -> None:
+    wide = Device(DeviceId("n/cuda:1"), "Small GPU", 1 * GiB, {GPU: "true"})
+    half = Device(DeviceId("n/cuda:0"), "Test GPU", 8 * GiB, {GPU: "true"}, compute=50)
+
+    with pytest.raises(NoDeviceFits, match=r"the largest device \(n/cuda:1\) has 1.0 GiB"):
+        await Platform(half, wide).deploy(memory="2GiB")
+
+
+def test_the_docs_have_one_row_for_each_annotation() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "writing-functions.md").read_text()
+    table = text.partition("| annotation | values |")[2].partition("\n\n")[0]
+    rows = [row.split(" | ")[0] for row in table.splitlines()[2:]]
+
+    assert sorted(name for row in rows for name in re.findall(r"`(gpufaas\.[-a-z]+)`", row)) == list(ANNOTATIONS)

@@ -1,0 +1,81 @@
+"""The scheduler's service answers each call of a grant, wherever its gateway is."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gpufaas_core.errors import GpufaasError
+from gpufaas_core.messages import Arrived, Command, Event, Grant, StartCall
+from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Part, Seconds
+from gpufaas_scheduler.service import SchedulerService
+
+DEVICE = Device(DeviceId("n/cpu:0"), "cpu", 100)
+F = FunctionId("f")
+
+
+class Batching:
+    """An engine that starts calls in pairs: the second one to arrive starts both."""
+
+    wake_at: Seconds | None = None
+
+    def __init__(self, cold: bool) -> None:
+        self.cold = cold
+        self.goals: list[Seconds | None] = []
+        self._waits: CallId | None = None
+
+    def handle(self, event: Event, now: Seconds) -> Sequence[Command]:
+        assert now >= 0
+        if not isinstance(event, Arrived):
+            return []
+        self.goals.append(event.goal_s)
+        if self._waits is None:
+            self._waits = event.call
+            return []
+        calls, self._waits = (self._waits, event.call), None
+        return [StartCall(Grant(1, 1, calls, F, "d", (Part(DEVICE.id, 10),), self.cold))]
+
+
+class Node:
+    def __init__(self) -> None:
+        self.told: list[Command] = []
+
+    def execute(self, command: Command) -> None:
+        self.told.append(command)
+
+
+def service(cold: bool) -> tuple[SchedulerService, Node, Batching]:
+    engine: Any = Batching(cold)
+    made, node = SchedulerService(engine), Node()
+    made.join(node, [DEVICE])
+    return made, node, engine
+
+
+@pytest.mark.parametrize("cold", [True, False])
+async def test_each_call_of_a_grant_gets_it_and_the_node_gets_it_once_on_a_miss(cold: bool) -> None:
+    scheduler, node, engine = service(cold)
+
+    first = scheduler.place(CallId("a"), F, 60.0, goal_s=0.5)
+    second = scheduler.place(CallId("b"), F, 60.0)
+
+    assert not isinstance(first, Grant)
+    assert isinstance(second, Grant)
+    assert (second.call, second.calls) == ("b", ("b", "a"))
+    assert ((await first).call, (await first).calls) == ("a", ("a", "b"))
+    assert [each.grant.calls for each in node.told if isinstance(each, StartCall)] == [("a", "b")] * cold
+    assert engine.goals == [0.5, None]
+
+
+async def test_the_calls_of_a_grant_may_be_of_several_gateways() -> None:
+    scheduler, _, _ = service(cold=True)
+    answered: dict[str, list[tuple[CallId, Grant | GpufaasError]]] = {"g1": [], "g2": []}
+    for name, answers in answered.items():
+        scheduler.attach(name, lambda call, grant, to=answers: to.append((call, grant)))  # type: ignore[misc]
+
+    for call in ("1@g1", "2@g2"):
+        scheduler.handle(Arrived(CallId(call), F))
+
+    for name, call in (("g1", "1@g1"), ("g2", "2@g2")):
+        ((got, grant),) = answered[name]
+        assert isinstance(grant, Grant)
+        assert (got, grant.call) == (call, call)
