@@ -16,7 +16,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.messages import Command, Event
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.engine import Engine
-from gpufaas_scheduler.policies import DEFAULT_POLICY, PolicySpec, make_policy, replacement_of
+from gpufaas_scheduler.policies import DEFAULT_POLICY, PolicySpec, make_policy
 
 VERSION = 4
 """Of the events and of the header. The events of 1 to 3 know no grants, and give other commands now."""
@@ -36,9 +36,10 @@ class Header(Struct, frozen=True):
 
     def engine(self) -> Engine:
         """:raises InvalidSpec: see `make_policy`"""
+        policy = make_policy(self.policy)
         return Engine(
-            policy=make_policy(self.policy),
-            replacement=replacement_of(self.policy),
+            policy=policy,
+            replacement=policy.replacement,
             epoch=self.epoch,
             max_queue=self.max_queue,
             learn=self.learn,

@@ -54,7 +54,6 @@ from gpufaas_scheduler.policies.registry import (
     POLICIES,
     make_policy,
     policy_spec,
-    replacement_of,
 )
 from gpufaas_scheduler.policies.spec import PolicySpec
 
@@ -64,5 +63,5 @@ __all__ = [
     "FunctionView", "Limit", "Load", "Observing", "Option", "Plan", "PolicySpec", "Preempt", "Procure", "Promise",
     "QueueView", "Refusal", "Reject", "Release", "ResidentView", "RunningCall", "SchedulingPolicy", "SetPlan",
     "Start", "Stateful", "View", "WaitingCall", "Wake", "Watching", "Why", "make_policy", "policy_spec",
-    "replacement_of", "start_on",
+    "start_on",
 ]  # fmt: skip

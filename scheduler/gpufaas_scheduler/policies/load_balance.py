@@ -2,29 +2,31 @@
 
 from typing import Final
 
-from gpufaas_scheduler.contract import Plan, View, Why, start_on
+from gpufaas_scheduler.contract import DeviceView, Plan, Start, View, WaitingCall, Why, start_on
+from gpufaas_scheduler.roles import Placement
 
 _HEAD: Final = Why("it was the first call that the idle device had room for")
 
 
-class LoadBalance:
-    """An idle device takes the first call that it has room for.
+class Arrival:
+    """The calls in order of arrival; one that cannot be placed is left to the next device."""
 
-    A call without room on a device is left to the other devices, so a large model does not block a small device.
-    """
-
-    name = "lb"
-    pass_limit = 0
-
-    def plan(self, view: View) -> Plan:
-        queue = view.queue
+    def plan(self, view: View, placement: Placement) -> Plan:
+        queue, place = view.queue, placement.place
         for device in view.idle():
             while (call := queue.first()) is not None:
-                if (view.holds(device, call) or view.fits(device, call)) and (
-                    yield start_on(device, call, _HEAD)
-                ) is None:
+                action = place(view, call, device)
+                if action is None or (yield action) is not None:
+                    queue.set_aside(call)
+                elif device.busy:
                     break
-                queue.set_aside(call)
             queue.rewind()
             if not queue:
                 break
+
+
+class Anywhere:
+    """The device that is considered, if it holds the model or has room for it."""
+
+    def place(self, view: View, call: WaitingCall, device: DeviceView) -> Start | None:
+        return start_on(device, call, _HEAD) if view.holds(device, call) or view.fits(device, call) else None

@@ -26,7 +26,7 @@ from gpufaas_scheduler.contract import (
     Why,
     start_on,
 )
-from gpufaas_scheduler.policies.spec import NoOptions
+from gpufaas_scheduler.roles import Placement
 
 _HIT: Final = Why("the first waiting call whose model the device held")
 _IDLE: Final = Why("another idle device held its model")
@@ -34,21 +34,22 @@ _ONLY: Final = Why("no device held its model")
 _LATE: Final = Why("every holder was late by more than a load takes")
 
 
-class LalbO3:
-    """LALB where later hits overtake waiting calls, within a limit."""
+class O3Options(Struct, frozen=True):
+    o3_limit: Annotated[int, Meta(ge=0, description="how often one waiting call may be overtaken")] = 25
+    """The default is the paper's."""
 
-    name = "lalb-o3"
 
-    class Options(Struct, frozen=True):
-        o3_limit: Annotated[int, Meta(ge=0, description="how often one waiting call may be overtaken")] = 25
-        """The default is the paper's. 0: plain LALB."""
+class O3:
+    """The calls in order of arrival, but later ones whose model the device holds overtake them, within a limit."""
 
-    def __init__(self, options: Options) -> None:
+    Options = O3Options
+
+    def __init__(self, options: O3Options) -> None:
         self.pass_limit = options.o3_limit
 
-    def plan(self, view: View) -> Plan:
+    def plan(self, view: View, placement: Placement) -> Plan:
         # Step 1 (the local queue) was done when the device became free: an idle device has no local work.
-        queue = view.queue
+        queue, place = view.queue, placement.place
         counts = self.pass_limit > 0
         for device in view.idle():
             hit = view.first_hit(device)
@@ -59,7 +60,7 @@ class LalbO3:
                 action = place(view, call, device)
                 if action is None or (yield action) is not None:
                     queue.set_aside(call)  # no later call of its function does better in this scan
-                elif action.copy is None:  # a miss: on this device
+                elif device.busy:
                     started = call.number
                     break
             if started == NEVER and hit is not None:  # 2a
@@ -73,45 +74,38 @@ class LalbO3:
                 action = place(view, call, device)
                 if action is None or (yield action) is not None:
                     queue.set_aside(call)
-                elif action.copy is None:  # a miss: on this device
+                elif device.busy:
                     started = call.number
             queue.rewind()
             if not queue:
                 break
 
 
-class Lalb(LalbO3):
-    """LB, but where the model is, when that is sooner than a load elsewhere. No call is overtaken."""
+class Locality:
+    """Where the model is, when that is sooner than a load on the device that is considered."""
 
-    name = "lalb"
-    Options = NoOptions  # type: ignore[assignment]
+    def place(self, view: View, call: WaitingCall, device: DeviceView) -> Start | Assign | None:
+        """
+        Return where *call* goes when the idle *device* is considered.
 
-    def __init__(self) -> None:
-        super().__init__(LalbO3.Options(0))
-
-
-def place(view: View, call: WaitingCall, device: DeviceView) -> Start | Assign | None:
-    """
-    Return where *call* goes when the idle *device*, which does not hold it, is considered.
-
-    None: it goes on waiting, since the device has no room for it and no other place is better. A device that it may not
-    run on leads to nothing, not even to a holder's local queue, since it could not load here instead.
-    """
-    if not view.allows(device, call):
-        return None
-    if view.held(call):
+        None: it goes on waiting, since the device has no room for it and no other place is better. A device that it may
+        not run on leads to nothing, not even to a holder's local queue, since it could not load here instead.
+        """
+        if not view.allows(device, call):
+            return None
+        if not view.held(call):
+            return start_on(device, call, _ONLY) if view.fits(device, call) else None
         idle = view.idle_holder(call)
         if idle is not None:
             return start_on(idle, call, _IDLE)
         load_s = view.load_s(device, call)
         soonest = view.soonest_holder(call, load_s)
-        if soonest is not None:
-            options = (("wait", soonest[0].id, soonest[1]), ("load", device.id, load_s))
-            if soonest[1] < load_s:
-                why = Why("a holder finishes before a load would", options)
-                return Assign(call.id, soonest[0].copies[call.function], why, load_s)
-            if view.fits(device, call):
-                return start_on(device, call, Why("no holder finishes before a load would", options))
-            return None
-        return start_on(device, call, _LATE) if view.fits(device, call) else None
-    return start_on(device, call, _ONLY) if view.fits(device, call) else None
+        if soonest is None:
+            return start_on(device, call, _LATE) if view.fits(device, call) else None
+        options = (("wait", soonest[0].id, soonest[1]), ("load", device.id, load_s))
+        if soonest[1] < load_s:
+            why = Why("a holder finishes before a load would", options)
+            return Assign(call.id, soonest[0].copies[call.function], why, load_s)
+        if view.fits(device, call):
+            return start_on(device, call, Why("no holder finishes before a load would", options))
+        return None

@@ -1,5 +1,6 @@
 """The text and the fields of a policy's spec, and what is said about one that is wrong."""
 
+from io import BytesIO
 from typing import Annotated, Literal
 
 import msgspec
@@ -9,9 +10,12 @@ from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_scheduler.policies import PolicySpec, make_policy, policy_spec, replacement_of
+from gpufaas_scheduler.policies import PolicySpec, make_policy, policy_spec
 from gpufaas_scheduler.policies.registry import described
 from gpufaas_scheduler.policies.spec import Chosen, read_options
+from gpufaas_simulator.decisions import DecisionLog
+from gpufaas_simulator.run import engine_header, simulate
+from gpufaas_simulator.synthetic import devices, make_workload
 
 NAMES = st.from_regex(r"[a-z][-_a-z0-9]{0,8}", fullmatch=True)
 VALUES = st.from_regex(r"[-a-z0-9.]{0,8}", fullmatch=True)
@@ -30,9 +34,9 @@ def test_a_spec_has_the_options_with_their_types() -> None:
 
     assert spec == PolicySpec("least-wait", {"wait_bound_s": 7.0}, {"replacement": Chosen("cost-aware")})
     assert str(spec) == "least-wait:wait_bound_s=7+replacement=cost-aware"
-    assert replacement_of(spec).name == "cost-aware"
+    assert make_policy(spec).replacement.name == "cost-aware"
     assert policy_spec("lalb-o3:o3_limit=10") == PolicySpec("lalb-o3", {"o3_limit": 10})
-    assert replacement_of(PolicySpec("lb")).name == "lru"
+    assert make_policy("lb").replacement.name == "lru"
 
 
 @pytest.mark.parametrize(
@@ -47,6 +51,11 @@ def test_a_spec_has_the_options_with_their_types() -> None:
         ("lalb-o3:o3_limit=1,o3_limit=2", "gives o3_limit twice: say it once"),
         ("lb+replacement=lru+replacement=lru", "names replacement twice: say it once"),
         ("random", "no policy is called 'random': choose one of lb, lalb, lalb-o3, least-wait"),
+        ("order=o3", "policy 'order=o3' has no placement: add placement=NAME, or begin with a policy"),
+        ("least-wait+placement=locality", "least-wait is order and placement in one, so placement cannot be combined"),
+        ("lalb-o3:o3_limit=3+order=arrival", "lalb-o3 has no option 'o3_limit': it has none"),
+        ("lalb-o3+order=o3:limit=3", "o3 has no option 'limit': it has o3_limit"),
+        ("lb+order=best", "no order is called 'best': choose one of arrival, o3"),
         ("lb+taste=good", "there is no role 'taste': choose one of "),
         ("lb+replacement=fifo", "no replacement is called 'fifo': choose one of lru, cost-aware"),
         ("lb+replacement=lru:size=3", "lru has no option 'size': it has none"),
@@ -64,6 +73,21 @@ def test_a_wrong_spec_is_refused_in_one_line_that_helps(text: str, message: str)
         policy_spec(text)
 
     assert "\n" not in str(refused.value)
+
+
+def test_roles_alone_are_a_policy_too() -> None:
+    """The names are short for compositions: spelled out, they decide the same."""
+    workload = make_workload(working_set=12, rpm=200, minutes=1, on=devices(4))
+
+    def log(spec: str) -> bytes:
+        out = BytesIO()
+        simulate(workload, engine_header(spec), observer=DecisionLog(out))
+        return out.getvalue()
+
+    assert log("lalb-o3:o3_limit=3") == log("order=o3:o3_limit=3+placement=locality")
+    assert log("lalb") == log("lalb-o3+order=o3:o3_limit=0")
+    assert log("lb") == log("lalb+order=arrival+placement=anywhere")
+    assert len({log("lb"), log("lb+placement=locality"), log("lalb-o3+placement=anywhere"), log("lalb-o3")}) == 4
 
 
 def test_options_of_every_kind() -> None:

@@ -124,17 +124,17 @@ def test_a_log_that_cannot_be_finished_is_not_there(
     small: dict[str, Any], written: Write, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A policy that raises half-way leaves no half log, and an older log as it was."""
-    from gpufaas_scheduler.policies.load_balance import LoadBalance
+    from gpufaas_scheduler.policies.load_balance import Arrival
 
     log = tmp_path / "d.jsonl"
     log.write_text("old\n")
 
-    def broken(_: object, view: Any) -> Any:
+    def broken(_: object, view: Any, placement: Any) -> Any:  # noqa: ARG001
         if view.now > 1:
             raise RuntimeError("a bug in a policy")
         return iter(())
 
-    monkeypatch.setattr(LoadBalance, "plan", broken)
+    monkeypatch.setattr(Arrival, "plan", broken)
 
     with pytest.raises(AttributeError):  # an iterator is no plan
         run("simulate", "--workload", written(small), "--decisions", log, "--policy", "lb")

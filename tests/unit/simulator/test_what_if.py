@@ -12,7 +12,7 @@ from gpufaas_core.messages import Command, Event
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.journal import Header, Journal
-from gpufaas_scheduler.policies import make_policy, replacement_of
+from gpufaas_scheduler.policies import make_policy
 from gpufaas_simulator.nodes import Noise
 from gpufaas_simulator.noise import lognormal, service_noise
 from gpufaas_simulator.run import engine_header
@@ -34,10 +34,8 @@ class Journaled(Engine):
 
 
 def record(path: Path, workload: Workload, header: Header, noise: Noise | None = None) -> None:
-    replacement = replacement_of(header.policy)
-    engine = Journaled(
-        policy=make_policy(header.policy), replacement=replacement, max_queue=header.max_queue, learn=False
-    )
+    policy = make_policy(header.policy)
+    engine = Journaled(policy=policy, replacement=policy.replacement, max_queue=header.max_queue, learn=False)
     with Journal(path, header) as journal:
         engine.journal = journal
         Simulation(workload, engine, noise=noise).run()
