@@ -74,6 +74,7 @@ class Exchange(AnswerBuffer):
         "bound_at",
         "grant",
         "head",
+        "once",
         "opened_at",
         "slot",
         "state",
@@ -90,6 +91,8 @@ class Exchange(AnswerBuffer):
         """The call, until a slot takes it."""
         self.body: bytes | memoryview = b""
         self.slot: Slot | None = None
+        self.once = False
+        """It cannot run again: its body streams, or its answer does and has begun."""
         self.state: int = states.OPENED
         """One of `exchange_state`, and changed only by its steps."""
         self.opened_at = now
@@ -129,6 +132,7 @@ class Exchange(AnswerBuffer):
         """Send a piece of a body that streams; wait while the worker does not read. Nothing, once the call is over."""
         slot = self.slot or await self._slot()
         if slot is not None and not self.finished:
+            self.once = True
             await slot.send_body(piece)
 
     async def end_body(self) -> None:
@@ -190,6 +194,7 @@ class Exchange(AnswerBuffer):
             self._wake()
 
     def on_head(self, head: AnswerHead) -> None:
+        self.once = True
         if not self.abandoned:
             self._chunks.append((head, b"", False))
             self._wake()

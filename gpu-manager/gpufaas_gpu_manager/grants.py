@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from gpufaas_core.bundle import WorkerSpec
-from gpufaas_core.errors import GrantRefused, UnknownFunction, WorkerCrashed
+from gpufaas_core.errors import GrantRefused, Preempted, UnknownFunction, WorkerCrashed
 from gpufaas_core.frames import STREAM, UPGRADE, CallHead
 from gpufaas_core.messages import Finished, Grant, NodeRefused
 from gpufaas_core.model import CallId, DeviceId, FunctionId, copy_id
@@ -34,7 +34,7 @@ class Grants:
         self._host = host
         self._grants: dict[CallId, Exchange] = {}
         self._revoked: dict[CallId, float] = {}
-        """The number of the last void grant, of calls that were reported as finished before they arrived."""
+        """The number of the last void grant, of calls that ended, or were stopped, before they arrived."""
 
     def open(self, grant: Grant) -> Exchange | None:
         """
@@ -126,29 +126,59 @@ class Grants:
                 worker.device.admit()
         return exchange
 
-    def abort(self, call: CallId, device: DeviceId) -> None:
-        """Abandon *call*: its caller is gone, or has an answer. Its slot is free when its worker has ended it."""
+    def abort(self, call: CallId, device: DeviceId, reason: str = "") -> None:
+        """
+        Abandon *call*: its caller is gone, or has an answer. Its slot is free when its worker has ended it.
+
+        :param reason: the policy has stopped it, and its caller is told why
+        """
         exchange = self._grants.get(call)
         if exchange is None:
             # Its caller went away before the grant arrived here: there is nothing to stop.
             self.settle(call, device)
             return
+        worker = exchange.worker
         if exchange.abandoned:
+            worker.calls.stopped.pop(exchange, None)  # it does not run again
             return
         exchange.state = states.ABANDON[exchange.state]
-        worker = exchange.worker
-        exchange.fail(UnknownFunction(f"{worker.spec.name} was removed while the call ran"))
+        removed = UnknownFunction(f"{worker.spec.name} was removed while the call ran")
+        exchange.fail(Preempted(f"{reason}: call again") if reason else removed)
         if exchange.slot is not None:
             exchange.slot.cancel()
             worker.calls.watch_abandoned()
             return
-        # No slot has it yet, so it is over now. Its worker may go on loading, for the next call.
-        with contextlib.suppress(ValueError):
-            worker.calls.unbound.remove(exchange)
-        worker.calls.exchanges.pop(call, None)
-        self.over(exchange)
+        self._take_back(exchange)
         self._revoke(call, exchange.grant.number)
         self._host.report(Finished(call, exchange.grant.device, 0.0, ok=False))
+
+    def requeue(self, call: CallId, number: int, reason: str) -> None:
+        """
+        Stop *call*, which runs by grant *number*, and report it as refused, so that it gets another grant. If it cannot
+        run again, abort it.
+        """
+        exchange = self._grants.get(call)
+        if exchange is None or exchange.grant.number < number:
+            self._revoke(call, number)  # it is refused when it comes; or it is over, and that is reported
+        elif exchange.grant.number > number or exchange.abandoned or exchange.finished:
+            return
+        elif exchange.once:
+            self.abort(call, exchange.grant.device, reason)
+        elif exchange.slot is None:
+            self._take_back(exchange)
+            exchange.worker.calls.refuse(exchange, reason)
+        else:
+            exchange.state = states.ABANDON[exchange.state]
+            exchange.worker.calls.stopped[exchange] = reason
+            exchange.slot.cancel()
+            exchange.worker.calls.watch_abandoned()
+
+    def _take_back(self, exchange: Exchange) -> None:
+        """End an exchange that no slot has. Its worker may go on loading, for the next call."""
+        with contextlib.suppress(ValueError):
+            exchange.worker.calls.unbound.remove(exchange)
+        exchange.worker.calls.exchanges.pop(exchange.grant.call, None)
+        self.over(exchange)
 
     def settle(self, call: CallId, device: DeviceId) -> None:
         """Report *call* as finished unless it runs here, and refuse its grants from now on. The scheduler asks this."""
@@ -192,5 +222,5 @@ class Grants:
 
     def _revoke(self, call: CallId, number: float) -> None:
         """Refuse grants of *call* up to *number*: they may be on their way here."""
-        self._revoked[call] = number
+        self._revoked[call] = max(number, self._revoked.get(call, number))
         asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._revoked.pop, call, None)

@@ -140,8 +140,10 @@ class Node:
             case StartCall(grant):
                 for each in grant.calls:
                     self.grants.open(grant.of(each))  # the first opens it; a refusal is said of each
-            case Abort(call, device):
-                self.grants.abort(call, device)
+            case Abort(call, _, True, reason, number):
+                self.grants.requeue(call, number, reason)
+            case Abort(call, device, False, reason):
+                self.grants.abort(call, device, reason)
             case Evict(function, device, copy):
                 self.evict(function, device, copy)
             case Resize(function, device, memory, copy):

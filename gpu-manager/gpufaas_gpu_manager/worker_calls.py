@@ -108,6 +108,8 @@ class WorkerCalls:
         """Those that have a grant on the worker and are not over."""
         self.unbound: deque[Exchange] = deque()
         """Those of them that wait until the worker is ready, or a slot is free."""
+        self.stopped: dict[Exchange, str] = {}
+        """Those that the policy has stopped and that run again elsewhere once their worker has let go; and why."""
         self._worker = worker
         self._host = host
         self._free: list[Slot] = []
@@ -152,7 +154,10 @@ class WorkerCalls:
         worker.outgrown = out_of_memory
         if peak or out_of_memory:
             host.report(Measured(worker.spec.function, worker.device.id, peak, worker.copy, out_of_memory))
-        host.report(Finished(call, worker.device.id, run_s, ok and not exchange.abandoned))
+        if self.stopped and (why := self.stopped.pop(exchange, None)) is not None:
+            self.refuse(exchange, why)
+        else:
+            host.report(Finished(call, worker.device.id, run_s, ok and not exchange.abandoned))
         if self.unbound and self._worker.takes_calls:
             self.bind(self.unbound.popleft())
 
@@ -223,7 +228,8 @@ class WorkerCalls:
         for exchange in exchanges.values():
             untouched = exchange.untouched
             self._host.over(exchange)
-            if not exchange.abandoned and ((untouched and was_ready) or again):
+            stopped = self.stopped.pop(exchange, None) is not None
+            if stopped or (not exchange.abandoned and ((untouched and was_ready) or again)):
                 refused.append(exchange)
             else:
                 exchange.fail(error)

@@ -21,6 +21,7 @@ from gpufaas_core.errors import (
     InvalidSpec,
     LoadFailed,
     OutOfMemory,
+    Preempted,
     WorkerCrashed,
 )
 from gpufaas_core.frames import CallHead
@@ -386,15 +387,7 @@ async def test_a_handler_that_raises_answers_500_with_its_own_words_and_its_work
 
 
 async def test_an_answer_that_never_ends_stops_when_its_caller_is_gone(rig: Rig) -> None:
-    function = await rig.function(
-        "endless",
-        """
-        import itertools
-        def load(device): return 1
-        def handle(model, event, context):
-            return (f"{n}\\n" for n in itertools.count()) if event.body else "short"
-        """,
-    )
+    function = await rig.function("endless", ENDLESS)
     grant = rig.grant(function, cold=True)
     exchange = rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), b"x")
     await exchange.answer()
@@ -406,6 +399,13 @@ async def test_an_answer_that_never_ends_stops_when_its_caller_is_gone(rig: Rig)
     assert rig.facts_of(Finished) == [Finished(grant.call, DEVICE, rig.facts_of(Finished)[0].service_s, ok=False)]  # type: ignore[union-attr]
     assert await rig.call(rig.grant(function)) == (200, b"short")
 
+
+ENDLESS = """
+    import itertools
+    def load(device): return 1
+    def handle(model, event, context):
+        return (f"{n}\\n" for n in itertools.count()) if event.body else "short"
+"""
 
 # --- grants of several calls ---
 
@@ -494,6 +494,116 @@ async def test_a_call_of_a_grant_that_does_not_come_expires_alone(tmp_path: Path
 
     assert rig.facts[-1] == Finished(CallId("b"), DEVICE, 0.0, ok=False)
     await rig.node.close()
+
+
+# --- calls that the policy stops ---
+
+WAITS = """
+    import pathlib, time
+    def load(device): return None
+    def handle(model, event, context):
+        pathlib.Path(event.body.decode()).touch()
+        time.sleep(30)
+"""
+WHY = "the policy stopped the call"
+
+
+def stop(grant: Grant, *, requeue: bool = True) -> Abort:
+    return Abort(grant.call, DEVICE, requeue, WHY, grant.number)
+
+
+async def running(rig: Rig, function: FunctionId, began: Path) -> tuple[Grant, asyncio.Task[tuple[int, bytes]]]:
+    """Begin a call, and return when its handler runs."""
+    grant = rig.grant(function, cold=True)
+    call = asyncio.create_task(rig.call(grant, str(began).encode()))
+    await eventually(began.exists)
+    return grant, call
+
+
+async def test_a_stopped_call_is_refused_once_its_worker_has_let_go_of_it(rig: Rig, tmp_path: Path) -> None:
+    grant, call = await running(rig, await rig.function("waits", WAITS), tmp_path / "began")
+
+    rig.node.execute(stop(grant))
+    rig.node.execute(stop(grant))
+    assert rig.facts_of(NodeRefused) == []
+
+    with pytest.raises(GrantRefused, match="could not give"):
+        await call
+    told = [fact for fact in rig.facts if isinstance(fact, WorkerExited | NodeRefused | Finished)]
+    assert [type(fact) for fact in told] == [WorkerExited, NodeRefused]  # it did not end by itself in time
+    assert [fact.call for fact in told if isinstance(fact, NodeRefused)] == [grant.call]
+
+
+async def test_a_stopped_call_whose_caller_goes_does_not_run_again(rig: Rig, tmp_path: Path) -> None:
+    function = await rig.function("meet", MEET, kind="http", slots=2)
+    first, second = tmp_path / "first", tmp_path / "second"
+    grant = rig.grant(function, cold=True)
+    call = asyncio.create_task(rig.call(grant, f"{first} {second}".encode()))
+    await eventually(first.exists)
+
+    rig.node.execute(stop(grant))
+    rig.node.execute(Abort(grant.call, DEVICE))
+    second.touch()
+
+    await eventually(lambda: rig.facts_of(Finished))
+    assert rig.facts_of(NodeRefused) == []
+    assert [fact.ok for fact in rig.facts if isinstance(fact, Finished)] == [False]
+    call.cancel()
+
+
+async def test_a_stopped_call_that_no_slot_has_is_refused_at_once(rig: Rig) -> None:
+    function = await rig.function(
+        "slow", "import time\ndef load(device): time.sleep(1)\ndef handle(m, e, c): return 'ok'"
+    )
+    grant = rig.grant(function, cold=True)
+    exchange = rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), b"")
+
+    rig.node.execute(stop(grant))
+
+    assert rig.facts == [NodeRefused(grant.call, DEVICE, WHY)]
+    with pytest.raises(GrantRefused):
+        await exchange.answer()
+    again = replace(rig.grant(function), calls=grant.calls)
+    assert await rig.call(again) == (200, b"ok")
+    assert len(rig.facts_of(Loaded)) == 1
+
+
+@pytest.mark.parametrize("opened", [True, False])
+async def test_a_call_that_was_stopped_before_it_came_is_refused_when_it_comes(rig: Rig, opened: bool) -> None:
+    function = await rig.function("echo", "def handle(event, context): return event.body", kind="http", slots=2)
+    await rig.call(rig.grant(function, cold=True))
+    grant = rig.grant(function)
+    if opened:
+        rig.node.grants.open(grant)
+
+    rig.node.execute(stop(grant))
+    rig.node.execute(stop(replace(grant, number=grant.number - 1)))  # of an older grant: it says nothing of this one
+
+    with pytest.raises(GrantRefused):
+        await rig.call(grant)
+    assert rig.facts_of(NodeRefused)[0].call == grant.call  # type: ignore[union-attr]
+    assert len(rig.facts_of(NodeRefused)) == 1
+    assert await rig.call(replace(rig.grant(function), calls=grant.calls), b"again") == (200, b"again")
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+async def test_a_stopped_call_that_has_answered_in_part_ends_with_an_error(rig: Rig, requeue: bool) -> None:
+    function = await rig.function("endless", ENDLESS)
+    grant = rig.grant(function, cold=True)
+    exchange = rig.node.grants.call(grant, CallHead(grant.call, "POST", "/", b"", []), b"x")
+    await exchange.answer()
+
+    rig.node.execute(stop(grant, requeue=requeue))
+
+    async def read_on() -> None:
+        while await exchange.chunk() is not None:
+            pass
+
+    with pytest.raises(Preempted, match="the policy stopped the call: call again"):
+        await read_on()
+    await eventually(lambda: rig.facts_of(Finished))
+    assert [fact.ok for fact in rig.facts if isinstance(fact, Finished)] == [False]
+    assert rig.facts_of(NodeRefused) == []
 
 
 async def test_aborting_a_grant_whose_call_never_came_frees_it(rig: Rig) -> None:
