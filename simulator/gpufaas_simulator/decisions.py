@@ -19,16 +19,23 @@ from gpufaas_core.model import Seconds
 
 
 class Started(Struct, frozen=True):
-    """A line of the log: the service of a call begins, with its load if there is one."""
+    """A line of the log: the service of a grant begins, with its load if there is one."""
 
     t: Seconds
     call: int
-    """Index into the workload's arrivals."""
+    """Index into the workload's arrivals, of its first call."""
     device: str
     hit: bool
     victims: tuple[str, ...]
     via: str
     """The queue of the call: ``global`` or ``local``."""
+
+
+class StartedTogether(Started, frozen=True, rename={"others": "with"}):
+    """The same for a grant of several calls."""
+
+    others: tuple[int, ...]
+    """Its further calls."""
 
 
 class LoadBegun(Struct, frozen=True):
@@ -56,10 +63,15 @@ class DecisionLog:
         self._encode = msgspec.json.Encoder().encode
 
     def started(
-        self, t: Seconds, call: int, function: str, device: str, hit: bool, victims: tuple[str, ...], local: bool
-    ) -> None:
+        self, t: Seconds, calls: tuple[int, ...], function: str, device: str, hit: bool, victims: tuple[str, ...],
+        local: bool,
+    ) -> None:  # fmt: skip
         del function  # the workload has it
-        self._write(Started(t, call, device, hit, victims, "local" if local else "global"))
+        via = "local" if local else "global"
+        if len(calls) == 1:
+            self._write(Started(t, calls[0], device, hit, victims, via))
+        else:
+            self._write(StartedTogether(t, calls[0], device, hit, victims, via, calls[1:]))
 
     def loading(self, t: Seconds, function: str, device: str, victims: tuple[str, ...]) -> None:
         self._write(LoadBegun(t, device, function, victims))

@@ -11,17 +11,30 @@ import math
 import re
 from array import array
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET
 
-from gpufaas_core.model import Bytes, DeviceId, Seconds
+from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Bytes, DeviceId, Seconds
+from gpufaas_simulator.entries import (
+    ENTRIES,
+    ArrivalEntry,
+    ChangeEntry,
+    CostEntry,
+    DeviceEntry,
+    FileEntry,
+    FunctionEntry,
+    JoinEntry,
+    OfferEntry,
+    UpdateEntry,
+    need_of,
+)
 from gpufaas_simulator.workload import (
+    ANY,
     ANY_KIND,
-    DEFAULT_KIND,
-    DEFAULT_NAMESPACE,
     MB,
     UNBOUNDED,
     BadWorkload,
@@ -32,79 +45,13 @@ from gpufaas_simulator.workload import (
     FunctionScaled,
     FunctionUpdated,
     NodeLeaves,
+    NodeOffer,
     SimulatedDevice,
     SimulatedFunction,
-    TimedChange,
     Workload,
     arrivals,
     no_device_for,
 )
-
-# --- the form of the file ---------------------------------------------------------------------------------------------
-
-
-class _DeviceEntry(Struct, forbid_unknown_fields=True):
-    id: str
-    memory_mb: float
-    kind: str = DEFAULT_KIND
-    node: str | None = None
-
-
-class _CostEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    occupation_mb: float
-    load_s: float
-    infer_s: float
-    host_load_s: float | None = None
-
-
-class _FunctionEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    occupation_mb: float | UnsetType = UNSET
-    load_s: float | UnsetType = UNSET
-    infer_s: float | UnsetType = UNSET
-    host_load_s: float | None = None
-    kinds: dict[str, _CostEntry] = {}
-    namespace: str = DEFAULT_NAMESPACE
-    slots: int | None = None
-    min_copies: int = 0
-    max_queue: int | None = None
-    timeout_s: float | None = None
-
-
-class _NodeEntry(Struct, forbid_unknown_fields=True):
-    host_memory_mb: float
-
-
-class _JoinEntry(TimedChange, frozen=True, tag="device_joins"):
-    device: _DeviceEntry
-
-
-class _UpdateEntry(TimedChange, frozen=True, tag="function_updated", omit_defaults=True):
-    function: str
-    occupation_mb: float | UnsetType = UNSET
-    load_s: float | UnsetType = UNSET
-    infer_s: float | UnsetType = UNSET
-    host_load_s: float | None = None
-
-
-_ChangeEntry = _JoinEntry | DeviceLeaves | NodeLeaves | _UpdateEntry | FunctionScaled
-
-
-class _ArrivalEntry(Struct, array_like=True):
-    t: float
-    function: str
-    infer_s: float = math.nan
-    """The true service time of this call. NaN, which JSON does not have: as in the function's costs."""
-    more: Any = UNSET
-    """Must stay unset. It is here because msgspec does not say which array is too long."""
-
-
-class _FileEntry(Struct, forbid_unknown_fields=True):
-    devices: list[_DeviceEntry]
-    functions: dict[str, msgspec.Raw]  # read one by one, so that an error names the function
-    arrivals: list[_ArrivalEntry]
-    nodes: dict[str, _NodeEntry] = {}
-    changes: list[_ChangeEntry] = []
-
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
@@ -134,7 +81,7 @@ class _WorkloadReader:
         self.content = content
 
     def workload(self, name: str) -> Workload:
-        file = self.decode(self.content, _FileEntry, ())
+        file = self.decode(self.content, FileEntry, ())
         devices = [self.device(each, ("devices", at)) for at, each in enumerate(file.devices)]
         if not devices:
             self.fail(("devices",), "there are no devices: name at least one")
@@ -144,70 +91,173 @@ class _WorkloadReader:
                 self.fail(("devices", at), f"device {each.id} is there twice: give each an id of its own")
             seen.add(each.id)
         functions = [
-            self.function(name, self.decode(bytes(raw), _FunctionEntry, ("functions", name)))
+            self.function(name, self.decode(bytes(raw), FunctionEntry, ("functions", name)))
             for name, raw in file.functions.items()
         ]
         index = {each.name: at for at, each in enumerate(functions)}
-        host_memory = {node: self.size(each.host_memory_mb, ("nodes", node, "host_memory_mb"))
-                       for node, each in file.nodes.items()}  # fmt: skip
+        offers = [self.offer(each, at, file.offers) for at, each in enumerate(file.offers)]
+        host_memory = {
+            node: self.size(each.host_memory_mb, ("nodes", node, "host_memory_mb"))
+            for node, each in file.nodes.items()
+            if each.host_memory_mb is not None
+        }
+        prices = {
+            node: self.price(each.price_per_h, ("nodes", node, "price_per_h"))
+            for node, each in file.nodes.items()
+            if each.price_per_h
+        }
         changes = self.changes(file.changes, index, devices)
         times, calls, service_s = self.arrivals(file.arrivals, index)
-        found = Workload(devices, functions, times, calls, changes, host_memory, name, service_s)
+        found = Workload(
+            devices, functions, times, calls, changes, host_memory, name, service_s, offers, prices
+        )  # fmt: skip
+        for function in functions:
+            for kind, cost in function.costs.items():
+                where = ("functions", function.name, *(() if kind == ANY_KIND else ("kinds", kind)), "beside")
+                for other in cost.beside:
+                    if other != ANY:
+                        self.known(other, index, where)
         everywhere = list(found.all_devices)
         for function in functions:
             if (reason := no_device_for(function, everywhere)) is not None:
                 self.fail(("functions", function.name), reason)
         for at, change in enumerate(changes):
             if isinstance(change, FunctionUpdated) and change.costs is not None:
-                updated = SimulatedFunction(change.function, change.costs)
+                updated = replace(functions[index[change.function]], costs=change.costs)
                 if (reason := no_device_for(updated, everywhere)) is not None:
                     self.fail(("changes", at), reason)
         return found
 
-    def device(self, given: _DeviceEntry, where: tuple[_Step, ...]) -> SimulatedDevice:
+    def device(self, given: DeviceEntry, where: tuple[_Step, ...]) -> SimulatedDevice:
         if not given.id:
             self.fail((*where, "id"), "a device needs an id: write for example g0")
         node = given.id.rpartition("/")[0] if given.node is None else given.node
         memory = self.size(given.memory_mb, (*where, "memory_mb"))
-        return SimulatedDevice(DeviceId(given.id), memory, given.kind, node)
+        compute = self.per_cent(given.compute, (*where, "compute"))
+        return SimulatedDevice(DeviceId(given.id), memory, given.kind, node, compute)
 
-    def function(self, name: str, given: _FunctionEntry) -> SimulatedFunction:
+    def offer(self, given: OfferEntry, at: int, offers: list[OfferEntry]) -> NodeOffer:
+        where = ("offers", at)
+        if not given.kind:
+            self.fail((*where, "kind"), "an offer needs a kind: write for example h100")
+        if any(each.kind == given.kind for each in offers[:at]):
+            self.fail(where, f"kind {given.kind} is offered twice: make it one offer")
+        for key, least in (("devices", 1), ("limit", 0)):
+            self.whole(getattr(given, key), least, (*where, key))
+        host = given.host_memory_mb
+        return NodeOffer(
+            given.kind,
+            self.size(given.memory_mb, (*where, "memory_mb")),
+            given.devices,
+            self.price(given.price_per_h, (*where, "price_per_h")),
+            self.seconds(given.delay_s, (*where, "delay_s")),
+            given.limit,
+            self.per_cent(given.compute, (*where, "compute")),
+            0 if host is None else self.size(host, (*where, "host_memory_mb")),
+        )
+
+    def function(self, name: str, given: FunctionEntry) -> SimulatedFunction:
         where = ("functions", name)
-        costs = {kind: self.cost(each, (*where, "kinds", kind)) for kind, each in given.kinds.items()}
-        if (general := self.general_cost(given, where)) is not None:
+        costs: dict[str, Cost] = {}
+        for kind, each in given.kinds.items():
+            cost = self.cost(each, (*where, "kinds", kind))
+            if cost is None:
+                self.fail((*where, "kinds", kind), f"kind {kind} has no costs: give occupation_mb, load_s and infer_s")
+            costs[kind] = cost
+        if (general := self.cost(given, where)) is not None:
             costs[ANY_KIND] = general
         if not costs:
             self.fail(where, f"function {name} has no costs: give occupation_mb, load_s and infer_s")
-        for key, least in (("slots", 1), ("min_copies", 0), ("max_queue", 1)):
-            value = getattr(given, key)
-            if value is not None and value < least:
-                self.fail((*where, key), f"{key} is {value}: write a whole number, {least} or more")
-        if given.timeout_s is not None:
-            self.seconds(given.timeout_s, (*where, "timeout_s"))
-        max_queue = UNBOUNDED if given.max_queue is None else given.max_queue
+        for key, least in (("slots", 1), ("batch_max", 1), ("min_copies", 0), ("max_queue", 1)):
+            self.whole(getattr(given, key), least, (*where, key))
+        for key in ("timeout_s", "batch_wait_s", "latency_goal_s"):
+            if getattr(given, key) is not None:
+                self.seconds(getattr(given, key), (*where, key))
+        if not 0 < given.weight < math.inf:
+            self.fail((*where, "weight"), f"weight is {given.weight:g}: write a number above 0")
+        self.check_sharing(given, where)
         return SimulatedFunction(
-            name, costs, given.namespace, given.slots, given.min_copies, max_queue, given.timeout_s
+            name, costs, given.namespace, need_of(given), given.min_copies,
+            UNBOUNDED if given.max_queue is None else given.max_queue, given.timeout_s,
+            self.planned(given, costs, (*where, "planned")), given.weight, given.priority, given.task, given.accuracy,
         )  # fmt: skip
 
-    def general_cost(self, given: _FunctionEntry | _UpdateEntry, where: tuple[_Step, ...]) -> Cost | None:
-        """Return the costs for devices of any kind: the three figures beside the name. None: there are none."""
-        figures = {key: getattr(given, key) for key in ("occupation_mb", "load_s", "infer_s")}
-        missing = [key for key, value in figures.items() if value is UNSET]
-        if len(missing) == len(figures):
+    def check_sharing(self, given: FunctionEntry, where: tuple[_Step, ...]) -> None:
+        """As annotations of functions: see docs/writing-functions.md."""
+        sharing, compute = given.sharing or SHARINGS[0], given.compute
+        if sharing not in SHARINGS:
+            self.fail((*where, "sharing"), f"sharing is {sharing!r}: write one of {', '.join(SHARINGS)}")
+        if compute is not None:
+            self.per_cent(compute, (*where, "compute"))
+        beside = sharing in ("spatial", "share")
+        if not beside and compute not in (None, ALL_COMPUTE):
+            self.fail(
+                (*where, "compute"),
+                f"compute is {compute}, but a call has the whole device: remove it, or set sharing to spatial or share",
+            )
+        if beside and compute is None:
+            self.fail((*where, "sharing"), f"sharing {sharing} needs compute: write a whole number from 1 to 100")
+        if sharing == "time" and (given.slots or 1) > 1:
+            self.fail(
+                (*where, "slots"), f"slots is {given.slots}, but sharing time runs one grant at a time: remove one"
+            )
+
+    def planned(self, given: FunctionEntry, costs: Mapping[str, Cost], where: tuple[_Step, ...]) -> dict[str, Cost]:
+        """Return what the engine is told, where that is not true."""
+        if given.planned is None:
+            return {}
+        found = {}
+        for kind, each in [(ANY_KIND, given.planned), *given.planned.kinds.items()]:
+            at = where if kind == ANY_KIND else (*where, "kinds", kind)
+            figures = {"occupation_mb": each.occupation_mb, "load_s": each.load_s, "infer_s": each.infer_s}
+            if kind == ANY_KIND and all(value is UNSET for value in figures.values()):
+                continue
+            true = costs.get(kind)
+            if true is None:
+                what = "other kinds" if kind == ANY_KIND else f"kind {kind}"
+                self.fail(at, f"costs are planned for {what}, but there are no true ones: add them, or remove these")
+            found[kind] = Cost(
+                true.occupation
+                if each.occupation_mb is UNSET
+                else self.size(each.occupation_mb, (*at, "occupation_mb")),
+                true.load_s if each.load_s is UNSET else self.seconds(each.load_s, (*at, "load_s")),
+                true.service_s if each.infer_s is UNSET else self.seconds(each.infer_s, (*at, "infer_s")),
+            )
+        return found
+
+    def cost(self, given: CostEntry | UpdateEntry, where: tuple[_Step, ...]) -> Cost | None:
+        """Return the costs on devices of a kind, or of any, if they are beside the name. None: there are none."""
+        keys = ("occupation_mb", "load_s", "infer_s")
+        missing = [key for key in keys if getattr(given, key) is UNSET]
+        further = [key for key in ("host_load_s", "uses", "batch", "share", "beside") if getattr(given, key)]
+        if len(missing) == len(keys) and not further:
             return None
         if missing:
             self.fail(where, f"{missing[0]} is missing: give occupation_mb, load_s and infer_s")
-        return self.cost(_CostEntry(**figures, host_load_s=given.host_load_s), where)
-
-    def cost(self, given: _CostEntry, where: tuple[_Step, ...]) -> Cost:
-        occupation = self.size(given.occupation_mb, (*where, "occupation_mb"))
-        load_s = self.seconds(given.load_s, (*where, "load_s"))
-        infer_s = self.seconds(given.infer_s, (*where, "infer_s"))
-        host_load_s = None if given.host_load_s is None else self.seconds(given.host_load_s, (*where, "host_load_s"))
-        return Cost(occupation, load_s, infer_s, host_load_s)
+        assert given.occupation_mb is not UNSET
+        assert given.load_s is not UNSET
+        assert given.infer_s is not UNSET
+        for size in given.batch:
+            self.whole(size, 2, (*where, "batch"), "a size")
+        for share in given.share:
+            self.per_cent(share, (*where, "share"), "a share")
+        for name, factor in [*given.share.items(), *given.beside.items()]:
+            if not 0 < factor < math.inf:
+                key = "share" if name in given.share else "beside"
+                self.fail((*where, key), f"the factor of {name} is {factor:g}: write a number above 0")
+        return Cost(
+            self.size(given.occupation_mb, (*where, "occupation_mb")),
+            self.seconds(given.load_s, (*where, "load_s")),
+            self.seconds(given.infer_s, (*where, "infer_s")),
+            None if given.host_load_s is None else self.seconds(given.host_load_s, (*where, "host_load_s")),
+            None if given.uses is None else self.per_cent(given.uses, (*where, "uses"), least=0),
+            tuple((size, self.seconds(each, (*where, "batch"))) for size, each in sorted(given.batch.items())),
+            tuple(sorted(given.share.items())),
+            given.beside,
+        )
 
     def changes(
-        self, given: list[_ChangeEntry], functions: Mapping[str, int], devices: list[SimulatedDevice]
+        self, given: list[ChangeEntry], functions: Mapping[str, int], devices: list[SimulatedDevice]
     ) -> list[Change]:
         found: list[Change] = []
         there = {each.id: each.node for each in devices}
@@ -219,7 +269,7 @@ class _WorkloadReader:
                 self.fail(where, f"its time {each.at_s:g} is before the one above ({last:g}): sort changes by t")
             last = each.at_s
             match each:
-                case _JoinEntry(t, device):
+                case JoinEntry(t, device):
                     joining = self.device(device, (*where, "device"))
                     if joining.id in there:
                         self.fail(where, f"device {joining.id} is there already: give it another id")
@@ -235,19 +285,18 @@ class _WorkloadReader:
                         self.fail(where, f"there is no node {node!r} at that time: give devices a node")
                     there = {device_id: of for device_id, of in there.items() if of != node}
                     found.append(each)
-                case _UpdateEntry(t, function):
+                case UpdateEntry(t, function):
                     self.known(function, functions, where)
-                    general = self.general_cost(each, where)
+                    general = self.cost(each, where)
                     found.append(FunctionUpdated(t, function, None if general is None else {ANY_KIND: general}))
                 case FunctionScaled(_, function, copies):
                     self.known(function, functions, where)
-                    if copies < 0:
-                        self.fail((*where, "copies"), f"copies is {copies}: write a whole number, 0 or more")
+                    self.whole(copies, 0, (*where, "copies"))
                     found.append(each)
         return found
 
     def arrivals(
-        self, given: list[_ArrivalEntry], functions: Mapping[str, int]
+        self, given: list[ArrivalEntry], functions: Mapping[str, int]
     ) -> tuple[array[float], array[int], array[float] | None]:
         pairs: list[tuple[Seconds, int]] = []
         service_s: array[float] | None = None
@@ -292,6 +341,20 @@ class _WorkloadReader:
         if not 0 <= given < math.inf:
             what = what or (where[-1] if isinstance(where[-1], str) else "the time")
             self.fail(where, f"{what} is {given:g}: write a number of seconds, 0 or more")
+        return given
+
+    def whole(self, given: int | None, least: int, where: tuple[_Step, ...], what: str = "") -> None:
+        if given is not None and given < least:
+            self.fail(where, f"{what or where[-1]} is {given}: write a whole number, {least} or more")
+
+    def per_cent(self, given: int, where: tuple[_Step, ...], what: str = "", least: int = 1) -> int:
+        if not least <= given <= ALL_COMPUTE:
+            self.fail(where, f"{what or where[-1]} is {given}: write a whole number from {least} to {ALL_COMPUTE}")
+        return given
+
+    def price(self, given: float, where: tuple[_Step, ...]) -> float:
+        if not 0 <= given < math.inf:
+            self.fail(where, f"price_per_h is {given:g}: write a number, 0 or more")
         return given
 
     def decode(self, content: bytes, shape: Any, where: tuple[_Step, ...]) -> Any:
@@ -368,75 +431,9 @@ def _dotted(steps: list[_Step]) -> str:
 
 
 def _fields(shape: Any) -> list[str]:
-    shapes = (shape, _FileEntry, _DeviceEntry, _CostEntry, _FunctionEntry, _NodeEntry, _UpdateEntry, FunctionScaled)
-    return [field.encode_name for each in shapes for field in msgspec.structs.fields(each)]
+    return [field.encode_name for each in (shape, *ENTRIES, FunctionScaled) for field in msgspec.structs.fields(each)]
 
 
 def _few(names: Iterable[str]) -> str:
     known = list(names)
     return ", ".join(known[:5]) + (", …" if len(known) > 5 else "")
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-
-def workload_json(workload: Workload) -> bytes:
-    """Return *workload* in the format that `read_workload` reads: one line per device, function, change and arrival."""
-    encode = msgspec.json.Encoder().encode
-    names = [encode(each.name) for each in workload.functions]
-    functions = [name + b": " + encode(_as_function(each))
-                 for name, each in zip(names, workload.functions, strict=True)]  # fmt: skip
-    called = [b"[%s, %s]" % (encode(time), names[call])
-              for time, call in zip(workload.times, workload.calls, strict=True)]  # fmt: skip
-    if workload.service_s is not None:
-        called = [each if math.isnan(infer_s) else each[:-1] + b", %s]" % encode(infer_s)
-                  for each, infer_s in zip(called, workload.service_s, strict=True)]  # fmt: skip
-    parts = [
-        b'"devices": [\n%s\n]' % b",\n".join(encode(_as_device(each)) for each in workload.devices),
-        b'"functions": {\n%s\n}' % b",\n".join(functions),
-    ]
-    if workload.host_memory:
-        parts.append(
-            b'"nodes": %s' % encode({node: _NodeEntry(size / MB) for node, size in workload.host_memory.items()})
-        )
-    if workload.changes:
-        parts.append(b'"changes": [\n%s\n]' % b",\n".join(encode(_as_change(each)) for each in workload.changes))
-    parts.append(b'"arrivals": [\n%s\n]' % b",\n".join(called))
-    return b"{%s}\n" % b",\n".join(parts)
-
-
-def _as_device(each: SimulatedDevice) -> _DeviceEntry:
-    return _DeviceEntry(each.id, each.memory / MB, each.kind, each.node)
-
-
-def _as_cost(cost: Cost) -> _CostEntry:
-    return _CostEntry(cost.occupation / MB, cost.load_s, cost.service_s, cost.host_load_s)
-
-
-def _as_function(each: SimulatedFunction) -> _FunctionEntry:
-    found = _FunctionEntry(
-        kinds={kind: _as_cost(cost) for kind, cost in each.costs.items() if kind != ANY_KIND},
-        namespace=each.namespace,
-        slots=each.slots,
-        min_copies=each.min_copies,
-        max_queue=None if each.max_queue == UNBOUNDED else each.max_queue,
-        timeout_s=each.timeout_s,
-    )
-    if (cost := each.costs.get(ANY_KIND)) is not None:
-        found.occupation_mb, found.load_s, found.infer_s = cost.occupation / MB, cost.load_s, cost.service_s
-        found.host_load_s = cost.host_load_s
-    return found
-
-
-def _as_change(change: Change) -> _ChangeEntry:
-    match change:
-        case DeviceJoins(at_s, device):
-            return _JoinEntry(at_s, _as_device(device))
-        case FunctionUpdated(at_s, function, costs):
-            cost = (costs or {}).get(ANY_KIND)
-            if cost is None:
-                return _UpdateEntry(at_s, function)
-            return _UpdateEntry(
-                at_s, function, cost.occupation / MB, cost.load_s, cost.service_s, cost.host_load_s
-            )  # fmt: skip
-    return change

@@ -1,18 +1,23 @@
 """
 The state of simulated nodes: devices, host memory, and revisions of functions with their true costs.
 
-A device does one thing at a time: a load without a call occupies it like any load, and work that starts meanwhile
-begins after it. CPU functions (slots) do not occupy a device; their calls wait only for their own load.
+Functions that need a whole device occupy it: it does one thing at a time, a load without a call occupies it like any
+load, and work that starts meanwhile begins after it. Calls of other functions wait only for their own load.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from gpufaas_core.model import Bytes, CopyId, FunctionId, Seconds
+from gpufaas_core.model import ALL_COMPUTE, Bytes, CopyId, FunctionId, Seconds
+from gpufaas_simulator.costs import CostModel
 from gpufaas_simulator.workload import Cost, SimulatedDevice, SimulatedFunction
+
+if TYPE_CHECKING:
+    from gpufaas_simulator.calendar import Running
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,62 +54,83 @@ class HostMemory:
 
 
 class SimulatedDeviceState:
-    __slots__ = ("busy_s", "free_at", "gone", "host", "index", "joined_at", "kind", "left_at", "ready_at")
+    __slots__ = (
+        "active", "busy_s", "compute", "demand", "device", "free_at", "host", "index", "itself", "joined_at",
+        "kind", "left_at", "ready_at", "running", "since", "used_s",
+    )  # fmt: skip
 
     def __init__(self, device: SimulatedDevice, index: int, host: HostMemory | None, now: Seconds) -> None:
+        self.device = device
         self.index = index
         self.kind = device.kind
+        self.compute = device.compute
         self.host = host
+        self.itself = (self,)
         self.free_at = 0.0
-        """When the work that it has been given is done."""
+        """When the work that it has been given, of functions that need the whole device, is done."""
         self.ready_at: dict[CopyId, Seconds] = {}
-        """When the load of each copy of a CPU function ends."""
+        """When the load of each copy ends that does not occupy the device."""
         self.busy_s = 0.0
         """The time of loads and services, including the work that it has been given."""
-        self.gone = False
-        """The device left; its work never ends."""
         self.joined_at = now
         self.left_at: Seconds | None = None
+        # Where grants run beside each other:
+        self.running: dict[Running, None] = {}
+        """The grants that are served."""
+        self.demand = 0
+        """The compute that these would use at full speed, in per cent."""
+        self.active = 0
+        """Loads and grants under way."""
+        self.since = now
+        """When one of these two changed."""
+        self.used_s = 0.0
+        """Compute that was used, in seconds of the whole device."""
+
+    def enter(self, now: Seconds) -> None:
+        """A load or a grant begins."""
+        self._count(now)
+        self.active += 1
+
+    def leave(self, now: Seconds) -> None:
+        self._count(now)
+        self.active -= 1
+
+    def demand_changed(self, demand: int, now: Seconds) -> None:
+        self._count(now)
+        self.demand = demand
+
+    def _count(self, now: Seconds) -> None:
+        if self.active:
+            self.busy_s += now - self.since
+        self.used_s += min(self.demand, self.compute) / ALL_COMPUTE * (now - self.since)
+        self.since = now
+
+    def close(self, now: Seconds) -> None:
+        """Count the time until the end of the simulation, or until it leaves."""
+        self._count(now)
+        self.active = self.demand = 0
 
 
 class Revisions:
-    """The current revision of each function, and the costs of all revisions."""
+    """The current revision of each function, and the true costs of all revisions."""
 
     def __init__(self, functions: Sequence[SimulatedFunction]) -> None:
+        self.costs = CostModel()
         self.current: list[FunctionId] = []
         """By the function's index in the workload."""
-        self._known: dict[FunctionId, SimulatedFunction] = {}
-        self._costs: dict[tuple[FunctionId, str], Cost] = {}
         self._count = [1] * len(functions)
         for each in functions:
             function = FunctionId(each.name)
             self.current.append(function)
-            self._known[function] = each
+            self.costs.add(function, each)
 
     def update(self, index: int, costs: Mapping[str, Cost] | None) -> tuple[FunctionId, FunctionId, SimulatedFunction]:
         """Start a new revision; return the old id, the new id, and the new function."""
         old = self.current[index]
-        before = self._known[old]
+        before = self.costs.function(old)
         self._count[index] += 1
         new = FunctionId(f"{before.name}@{self._count[index]}")
-        after = SimulatedFunction(
-            before.name, costs or before.costs, before.namespace, before.slots, before.min_copies, before.max_queue,
-            before.timeout_s,
-        )  # fmt: skip
+        after = before if costs is None else replace(before, costs=costs, planned={})
         self.current[index] = new
-        self._known[new] = after
+        self.costs.add(new, after)
         return old, new, after
-
-    def shared(self, function: FunctionId) -> bool:
-        return self._known[function].slots is not None
-
-    def cost(self, function: FunctionId, kind: str) -> Cost:
-        """:raises KeyError: *function* has no costs for devices of *kind*: the engine placed it wrongly"""
-        key = (function, kind)
-        found = self._costs.get(key)
-        if found is None:
-            found = self._known[function].cost(kind)
-            if found is None:
-                raise KeyError(key)
-            self._costs[key] = found
-        return found

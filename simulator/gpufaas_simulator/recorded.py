@@ -102,7 +102,7 @@ class _JournalReader:
             self._measure(event)
             match event:
                 case m.DeviceJoined(device):
-                    joined = SimulatedDevice(device.id, device.memory, device.kind, device.node)
+                    joined = SimulatedDevice(device.id, device.memory, device.kind, device.node, device.compute)
                     if self.times:
                         changes.append(DeviceJoins(now, joined))
                     else:
@@ -167,7 +167,7 @@ class _JournalReader:
             function.id,
             costs,
             function.id.partition("@")[0].rpartition(".")[2] or DEFAULT_NAMESPACE,
-            None if function.need.compute else function.need.slots,
+            function.need,
             function.min_copies,
             function.max_queue,
             self.timeout_s.get(function.id),
@@ -194,7 +194,7 @@ class _Outcomes:
     def happened(self, event: m.Event, now: Seconds) -> None:
         match event:
             case m.DeviceJoined(device):
-                simulated = SimulatedDevice(device.id, device.memory, device.kind, device.node)
+                simulated = SimulatedDevice(device.id, device.memory, device.kind, device.node, device.compute)
                 state = SimulatedDeviceState(simulated, len(self.record.devices), None, now)
                 self.record.devices.append((simulated, state))
                 self.devices[device.id] = state

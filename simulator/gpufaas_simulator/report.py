@@ -85,7 +85,10 @@ class Report(Struct, frozen=True):
     busy_ratio: float
     """Share of device time that was spent loading and serving."""
     utilisation: float
-    """Share of device time that was spent on inference alone: the paper's SM utilisation."""
+    """
+    Share of device time that was spent on inference alone: the paper's SM utilisation. Where grants run beside each
+    other, the share of the devices' compute that they used.
+    """
     fairness: Fairness
     devices: tuple[DeviceReport, ...] = ()
     tenants: dict[str, TenantReport] = {}
@@ -137,7 +140,7 @@ def report(record: Record, policy: str) -> Report:
         evictions=record.evictions,
         hottest_copies=_ratio(record.hottest_copy_s, record.end_s),
         busy_ratio=_ratio(sum(state.busy_s for _, state in record.devices), up_s),
-        utilisation=_ratio(float(calls.service_s[done].sum()), up_s),
+        utilisation=_ratio(_inference_s(record, calls), up_s),
         fairness=Fairness(
             float(wait.max(initial=0.0)),
             int(overtaken.max(initial=0)),
@@ -146,6 +149,12 @@ def report(record: Record, policy: str) -> Report:
         devices=_by_device(record, calls),
         tenants=_by_tenant(record, calls),
     )
+
+
+def _inference_s(record: Record, calls: _Calls) -> float:
+    if record.mixed:
+        return sum(state.used_s for _, state in record.devices)
+    return float(calls.service_s[calls.done].sum())
 
 
 def _by_device(record: Record, calls: _Calls) -> tuple[DeviceReport, ...]:

@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush
+from statistics import fmean
 from typing import Final, Protocol
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, CopyId, DeviceId, Explanation, FunctionId, Seconds, copy_id
-from gpufaas_scheduler.engine import Engine
+from gpufaas_core.model import ALL_COMPUTE, CallId, CopyId, DeviceId, Explanation, FunctionId, Part, Seconds, copy_id
+from gpufaas_simulator.calendar import Calendar, Later, Loading, Running
+from gpufaas_simulator.costs import Truth, mixes
 from gpufaas_simulator.nodes import HostMemory, Noise, Revisions, SimulatedDeviceState
 from gpufaas_simulator.workload import (
     Change,
-    Cost,
     DeviceJoins,
     DeviceLeaves,
     FunctionScaled,
     FunctionUpdated,
     NodeLeaves,
     SimulatedDevice,
+    SimulatedFunction,
     Workload,
 )
 
@@ -45,12 +49,21 @@ FALSE_MISS: Final = 3
 _PROGRESS_EVERY: Final = 5_000
 
 
+class Decides(Protocol):
+    """What nodes obey: an engine."""
+
+    @property
+    def wake_at(self) -> Seconds | None: ...
+    def handle(self, event: m.Event, now: Seconds) -> list[m.Command]: ...
+
+
 class Observer(Protocol):
     """Gets what the nodes do, in order of time. Functions have the names of their revisions: ``f``, ``f@2``."""
 
     def started(
-        self, t: Seconds, call: int, function: str, device: str, hit: bool, victims: tuple[str, ...], local: bool
-    ) -> None: ...
+        self, t: Seconds, calls: tuple[int, ...], function: str, device: str, hit: bool, victims: tuple[str, ...],
+        local: bool,
+    ) -> None: ...  # fmt: skip
 
     def loading(self, t: Seconds, function: str, device: str, victims: tuple[str, ...]) -> None:
         """A load without a call."""
@@ -89,6 +102,8 @@ class Record:
         """Of the call that `simulate` was asked to explain. None: none, or it was never placed."""
         self.end_s = 0.0
         """The time of the last event."""
+        self.mixed = False
+        """Grants ran beside each other; devices have counted the compute that they used."""
         self.rejections: dict[str, int] = {}
         """By code."""
         self.holders: dict[FunctionId, dict[int, tuple[DeviceId, int]]] = {}
@@ -172,7 +187,7 @@ class Simulation:
     def __init__(
         self,
         workload: Workload,
-        engine: Engine,
+        engine: Decides,
         *,
         noise: Noise | None = None,
         observer: Observer | None = None,
@@ -186,11 +201,16 @@ class Simulation:
         self._observer = observer
         self._progress = progress
         self._revisions = Revisions(workload.functions)
+        self._costs = self._revisions.costs
         self._index = {each.name: index for index, each in enumerate(workload.functions)}
         self._devices: dict[DeviceId, SimulatedDeviceState] = {}
-        self._node_of: dict[DeviceId, str] = {}
         self._hosts: dict[str, HostMemory] = {}
-        self._under_way: list[tuple[Seconds, int, SimulatedDeviceState, m.Event | Callable[[], None]]] = []
+        self._calendar = Calendar()
+        self._under_way = self._calendar.entries
+        self._mixed = self.record.mixed = any(map(mixes, _all_functions(workload)))
+        """Grants may run beside others that slow them. False: the end of each is known when it starts."""
+        self._as_costs = not self._mixed and self._noise.service is None and workload.service_s is None
+        """Calls take the service times of their functions."""
         self._ended = 0
 
     def run(self) -> Record:
@@ -217,20 +237,19 @@ class Simulation:
             elif first <= arrives and first <= changes_at:
                 if first == math.inf:
                     break
-                self.now, _, device, event = heappop(under_way)
-                if device.gone:
+                at, _, version, work = heappop(under_way)
+                kind = type(work)
+                if kind is Running and version != work.version:  # type: ignore[union-attr]
                     continue
-                if isinstance(event, m.Finished):
-                    call = int(event.call)
-                    self.record.ended[call] = self.now
-                    self.record.outcome[call] = COMPLETED
-                    self._ended += 1
-                    obey(handle(event, self.now))
-                elif isinstance(event, m.Loaded):
-                    obey(handle(event, self.now))
+                self.now = at
+                if work.lost:
+                    continue
+                if kind is Running:
+                    self._end(work)  # type: ignore[arg-type]
+                elif kind is Loading:
+                    self._loaded(work)  # type: ignore[arg-type]
                 else:
-                    assert callable(event)
-                    event()
+                    work.do()  # type: ignore[union-attr]
             elif changes_at <= arrives:
                 self.now = changes_at
                 self._change(changes[change])
@@ -250,6 +269,8 @@ class Simulation:
                 self._progress(self._ended)
                 told = self._ended + _PROGRESS_EVERY
         self.record.close(self.now)
+        for state in self._devices.values():
+            state.close(self.now)
         if self._progress is not None:
             self._progress(arrivals)
         return self.record
@@ -270,86 +291,159 @@ class Simulation:
             # The engine sends no other commands here: no caller leaves, and no memory is measured.
 
     def _start(self, grant: m.Grant) -> None:
-        record, now = self.record, self.now
-        device = self._devices[grant.device]
-        function = grant.function
-        call = int(grant.call)
-        cost = self._revisions.cost(function, device.kind)
-        shared = self._revisions.shared(function)
-        if shared:
-            begin = now if grant.cold else max(now, device.ready_at.get(copy_id(function, grant.copy), now))
+        """Nearly all grants are of one call, and run alone on one device: this is written out for them."""
+        record, now, cold, parts, numbers = self.record, self.now, grant.cold, grant.parts, grant.calls
+        place, function, order, cap = parts[0].device, grant.function, grant.number * 3, parts[0].share or ALL_COMPUTE
+        device = self._devices[place]
+        devices = device.itself if len(parts) == 1 else tuple([self._devices[each.device] for each in parts])
+        truth = self._costs.of(function, device.kind)
+        calls = (int(numbers[0]),) if len(numbers) == 1 else tuple([int(each) for each in numbers])
+        ready = begin = self._begins(truth, devices) if cold or truth.whole else self._ready(device, grant)
+        start, victims = HIT, grant.victims
+        if cold:
+            start = FALSE_MISS if record.holders.get(function) else MISS
+            victims = record.hold(function, place, grant.copy, victims, now)
+            ready = begin + self._loads(function, devices, parts)
+        if self._as_costs and len(calls) == 1:
+            service_s = truth.cost.service_s
         else:
-            begin = device.free_at if device.free_at > now else now
-        number = grant.number * 3
-        ready = begin
-        victims: tuple[str, ...] = ()
-        if grant.cold:
-            record.start[call] = FALSE_MISS if record.holders.get(function) else MISS
-            victims = record.hold(function, grant.device, grant.copy, grant.victims, now)
-            ready = begin + self._loads(function, device, cost)
-            if shared:
-                device.ready_at[copy_id(function, grant.copy)] = ready
-            loaded = m.Loaded(function, grant.device, ready - begin, 0, grant.copy)
-            heappush(self._under_way, (ready, number + 1, device, loaded))
+            service_s = self._serves(calls, function, truth, devices, cap)
+        for call in calls:
+            record.start[call] = start
+            record.started[call] = begin
+            record.service_s[call] = service_s
+            record.device[call] = device.index
+            record.starts.append(call)
+        running = Running(order + 2, calls, function, grant.copy, place, devices, truth, cap, service_s)
+        if cold:
+            loaded = m.Loaded(function, place, ready - begin, 0, grant.copy)
+            heappush(self._under_way, (ready, order + 1, 0, Loading(loaded, devices, running)))
+        if self._mixed:
+            self._runs_beside(running, begin, ready if cold else None)
         else:
-            record.start[call] = HIT
-        service_s = self._serves(call, cost)
-        end = ready + service_s
-        if not shared:
-            device.free_at = end
-            device.busy_s += end - begin
-        record.started[call] = begin
-        record.service_s[call] = service_s
-        record.device[call] = device.index
-        record.starts.append(call)
-        heappush(self._under_way, (end, number + 2, device, m.Finished(grant.call, grant.device, service_s)))
-        observer = self._observer
-        if observer is None:
-            return
-
-        def tell() -> None:
-            observer.started(begin, call, function, grant.device, not grant.cold, victims, grant.local)
-
-        self._at(begin, number, device, tell)
-
-    def _load(self, command: m.LoadCopy) -> None:
-        device = self._devices[command.device]
-        function = command.function
-        cost = self._revisions.cost(function, device.kind)
-        shared = self._revisions.shared(function)
-        begin = self.now if shared or device.free_at <= self.now else device.free_at
-        victims = self.record.hold(function, command.device, command.copy, command.victims, self.now)
-        ready = begin + self._loads(function, device, cost)
-        if shared:
-            device.ready_at[copy_id(function, command.copy)] = ready
-        else:
-            device.free_at = ready
-            device.busy_s += ready - begin
-        self.record.prefetches += 1
-        number = command.number * 3
-        loaded = m.Loaded(function, command.device, ready - begin, 0, command.copy)
-        heappush(self._under_way, (ready, number + 1, device, loaded))
+            end = ready + service_s
+            heappush(self._under_way, (end, order + 2, 0, running))
+            if cold or truth.whole:
+                self._occupy(truth, devices, copy_id(function, grant.copy), begin, end if truth.whole else ready)
         observer = self._observer
         if observer is not None:
-            self._at(begin, number, device, lambda: observer.loading(begin, function, command.device, victims))
+            tell = partial(observer.started, begin, calls, function, place, not cold, victims, grant.local)
+            self._at(begin, order, devices, tell)
 
-    def _at(self, time: Seconds, number: int, device: SimulatedDeviceState, tell: Callable[[], None]) -> None:
-        """Call *tell* at *time*: now, or later if the device is still busy."""
-        if time <= self.now:
-            tell()
+    def _ready(self, device: SimulatedDeviceState, grant: m.Grant) -> Seconds:
+        """Return when the copy of a hit has been loaded that does not occupy its device."""
+        return max(self.now, device.ready_at.get(copy_id(grant.function, grant.copy), self.now))
+
+    def _runs_beside(self, running: Running, begin: Seconds, ready: Seconds | None) -> None:
+        """A grant starts that may run beside others. Its service begins at *begin*; on a miss, when it is loaded."""
+        for each in running.devices:
+            each.enter(self.now)
+        if ready is None:
+            self._at(begin, running.order - 1, running.devices, partial(self._calendar.serve, running, begin))
         else:
-            heappush(self._under_way, (time, number, device, tell))
+            self._occupy(running.truth, running.devices, copy_id(running.function, running.copy), begin, ready)
 
-    def _loads(self, function: FunctionId, device: SimulatedDeviceState, cost: Cost) -> Seconds:
-        load_s = cost.load_s
-        if cost.host_load_s is not None and device.host is not None and device.host.take(function, cost.occupation):
-            load_s = cost.host_load_s
+    def _load(self, command: m.LoadCopy) -> None:
+        parts, function, order = command.parts, command.function, command.number * 3
+        devices = tuple([self._devices[each.device] for each in parts])
+        truth = self._costs.of(function, devices[0].kind)
+        begin = self._begins(truth, devices)
+        victims = self.record.hold(function, command.device, command.copy, command.victims, self.now)
+        ready = begin + self._loads(function, devices, parts)
+        self._occupy(truth, devices, copy_id(function, command.copy), begin, ready)
+        if self._mixed:
+            for each in devices:
+                each.enter(self.now)
+        self.record.prefetches += 1
+        loaded = m.Loaded(function, command.device, ready - begin, 0, command.copy)
+        heappush(self._under_way, (ready, order + 1, 0, Loading(loaded, devices)))
+        observer = self._observer
+        if observer is not None:
+            self._at(begin, order, devices, partial(observer.loading, begin, function, command.device, victims))
+
+    def _begins(self, truth: Truth, devices: tuple[SimulatedDeviceState, ...]) -> Seconds:
+        """Return when a load or grant begins: of a function that needs whole devices, once all of them are free."""
+        begin = self.now
+        if truth.whole:
+            for device in devices:
+                begin = device.free_at if device.free_at > begin else begin
+        return begin
+
+    def _occupy(
+        self, truth: Truth, devices: tuple[SimulatedDeviceState, ...], copy: CopyId, begin: Seconds, end: Seconds
+    ) -> None:
+        """The copy loads, and perhaps serves alone on its devices, from *begin* to *end*."""
+        if not truth.whole:
+            devices[0].ready_at[copy] = end
+            return
+        for device in devices:
+            device.free_at = end
+            if not self._mixed:
+                device.busy_s += end - begin
+
+    def _at(self, time: Seconds, order: int, devices: tuple[SimulatedDeviceState, ...], do: Callable[[], None]) -> None:
+        """Call *do* at *time*: now, or later if the devices are still busy."""
+        if time <= self.now:
+            do()
+        else:
+            heappush(self._under_way, (time, order, 0, Later(do, devices)))
+
+    def _loads(
+        self, function: FunctionId, devices: tuple[SimulatedDeviceState, ...], parts: tuple[Part, ...]
+    ) -> Seconds:
+        """Return the time of a load. Each device loads its part of the weights; the longest of these loads counts."""
+        whole = sum([each.memory for each in parts]) if len(parts) > 1 else 0
+        load_s = 0.0
+        for device, part in zip(devices, parts, strict=True):
+            cost = self._costs.of(function, device.kind).cost
+            size = part.memory if whole else cost.occupation
+            keeps = cost.host_load_s is not None and device.host is not None
+            from_host = keeps and device.host.take(function, size)  # type: ignore[union-attr]
+            part_s = self._costs.load_s(function, device.kind, from_host=from_host)
+            load_s = max(load_s, part_s * part.memory / whole if whole else part_s)
         return load_s if self._noise.load is None else load_s * self._noise.load(function)
 
-    def _serves(self, call: int, cost: Cost) -> Seconds:
+    def _serves(
+        self, calls: tuple[int, ...], function: FunctionId, truth: Truth, devices: tuple[SimulatedDeviceState, ...],
+        cap: int,
+    ) -> Seconds:  # fmt: skip
+        """Return how long a grant takes alone: on the slowest of its devices, with the mean of its calls' own times."""
         given, factors = self.workload.service_s, self._noise.service
-        service_s = cost.service_s if given is None or math.isnan(given[call]) else given[call]
-        return service_s if factors is None else service_s * factors[call]
+        service_s = truth.service_s(len(calls), cap)
+        for each in devices[1:]:
+            service_s = max(service_s, self._costs.service_s(function, each.kind, len(calls), cap))
+        if given is not None:
+            cost_s = truth.cost.service_s
+            if len(calls) == 1:
+                service_s = service_s if math.isnan(given[calls[0]]) else given[calls[0]] * truth.share_factor(cap)
+            elif not all(math.isnan(given[call]) for call in calls):
+                own_s = fmean([cost_s if math.isnan(given[call]) else given[call] for call in calls])
+                service_s = own_s * (truth.batch_s(len(calls)) / cost_s if cost_s else 1.0) * truth.share_factor(cap)
+        return service_s if factors is None else service_s * fmean([factors[call] for call in calls])
+
+    # --- what ends ----------------------------------------------------------------------------------------------------
+
+    def _loaded(self, loading: Loading) -> None:
+        if self._mixed:
+            if loading.running is not None:
+                self._calendar.serve(loading.running, self.now)
+            else:
+                for device in loading.devices:
+                    device.leave(self.now)
+        self._obey(self.engine.handle(loading.loaded, self.now))
+
+    def _end(self, running: Running) -> None:
+        record, now = self.record, self.now
+        if self._mixed:
+            self._calendar.ended(running, now)
+            for device in running.devices:
+                device.leave(now)
+        for call in running.calls:
+            record.ended[call] = now
+            record.service_s[call] = running.service_s
+            record.outcome[call] = COMPLETED
+            self._ended += 1
+            self._obey(self.engine.handle(m.Finished(CallId(str(call)), running.place, running.service_s), now))
 
     def _evict(self, command: m.Evict) -> None:
         self.record.release(command.function, command.copy, self.now)
@@ -371,7 +465,7 @@ class Simulation:
             case DeviceLeaves(_, device_id):
                 self._leave(device_id)
             case NodeLeaves(_, node):
-                for device_id in [each for each in self._devices if self._node_of[each] == node]:
+                for device_id in [each for each, state in self._devices.items() if state.device.node == node]:
                     self._leave(device_id)
                 self._hosts.pop(node, None)
             case FunctionUpdated(_, function, costs):
@@ -390,19 +484,28 @@ class Simulation:
         state = SimulatedDeviceState(device, len(self.record.devices), host, self.now)
         self.record.devices.append((device, state))
         self._devices[device.id] = state
-        self._node_of[device.id] = device.node
-        self._obey(self.engine.handle(m.DeviceJoined(device.known_as()), self.now))
+        self._obey(self.engine.handle(m.DeviceJoined(device.known_as(host.size if host else 0)), self.now))
 
     def _leave(self, device: DeviceId) -> None:
         state = self._devices.pop(device)
-        state.gone = True
         state.left_at = self.now
-        for _, _, on, event in self._under_way:
-            if on is state and isinstance(event, m.Finished):
-                self.record.outcome[int(event.call)] = FAILED
+        for running in self._calendar.lose(state, self.now):
+            for call in running.calls:
+                self.record.outcome[call] = FAILED
                 self._ended += 1
-        state.busy_s -= max(0.0, state.free_at - self.now)
+        if not self._mixed:
+            state.busy_s -= max(0.0, state.free_at - self.now)
+        state.close(self.now)
         self.record.release_all(device, self.now)
         if self._observer is not None:
             self._observer.left(self.now, device)
         self._obey(self.engine.handle(m.DeviceLeft(device, "left"), self.now))
+
+
+def _all_functions(workload: Workload) -> Iterator[SimulatedFunction]:
+    """The functions at the start, and those that updates make of them."""
+    yield from workload.functions
+    known = {each.name: each for each in workload.functions}
+    for change in workload.changes:
+        if isinstance(change, FunctionUpdated) and change.costs is not None:
+            yield replace(known[change.function], costs=change.costs)

@@ -32,9 +32,10 @@ class Timeline:
         return [*self._closed, *still]
 
     def started(
-        self, t: Seconds, call: int, function: str, device: str, hit: bool, victims: tuple[str, ...], local: bool
-    ) -> None:
-        del call, local
+        self, t: Seconds, calls: tuple[int, ...], function: str, device: str, hit: bool, victims: tuple[str, ...],
+        local: bool,
+    ) -> None:  # fmt: skip
+        del calls, local
         if not hit:
             self.loading(t, function, device, victims)
 
@@ -62,10 +63,11 @@ class Several:
         self._observers = observers
 
     def started(
-        self, t: Seconds, call: int, function: str, device: str, hit: bool, victims: tuple[str, ...], local: bool
-    ) -> None:
+        self, t: Seconds, calls: tuple[int, ...], function: str, device: str, hit: bool, victims: tuple[str, ...],
+        local: bool,
+    ) -> None:  # fmt: skip
         for each in self._observers:
-            each.started(t, call, function, device, hit, victims, local)
+            each.started(t, calls, function, device, hit, victims, local)
 
     def loading(self, t: Seconds, function: str, device: str, victims: tuple[str, ...]) -> None:
         for each in self._observers:

@@ -17,14 +17,17 @@ import msgspec
 from msgspec import Struct
 
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.model import Bytes, Device, DeviceId, Function, FunctionId, Need, Profile, Seconds
+from gpufaas_core.model import ALL_COMPUTE, Bytes, Device, DeviceId, Function, FunctionId, Need, Profile, Seconds
 from gpufaas_core.units import format_bytes
 
 MB: Final = 10**6
 """As the published tables have it."""
 ANY_KIND: Final = "*"
+ANY: Final = "*"
+"""Any other function, in `Cost.beside`."""
 DEFAULT_KIND: Final = "gpu"
 DEFAULT_NAMESPACE: Final = "default"
+MODEL: Final = Need()
 UNBOUNDED: Final = 1 << 60
 """As a limit on queues: simulations ask how long calls wait, not how many are turned away."""
 
@@ -35,13 +38,21 @@ class BadWorkload(InvalidSpec):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The true costs of one function on one kind of device."""
+    """The costs of one function on one kind of device. Those after `host_load_s` are of true costs only."""
 
     occupation: Bytes
     load_s: Seconds
     service_s: Seconds
     host_load_s: Seconds | None = None
     """Load time while the node has the weights in host memory. None: the node never keeps them there."""
+    uses: int | None = None
+    """The compute that a grant really uses while it runs, in per cent. None: what the function needs."""
+    batch: tuple[tuple[int, Seconds], ...] = ()
+    """Service times of so many calls together, by size. Empty: calls of a batch take their times one after another."""
+    share: tuple[tuple[int, float], ...] = ()
+    """Factors on the service time under a cap of so many per cent, by cap. Empty: as much longer as compute is cut."""
+    beside: Mapping[str, float] = field(default_factory=dict)
+    """Factors on the service time while a grant of a function of this name runs on the device; `ANY` for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +62,39 @@ class SimulatedFunction:
     """By kind of device; `ANY_KIND` for kinds without an entry."""
     namespace: str = DEFAULT_NAMESPACE
     """Its tenant."""
-    slots: int | None = None
-    """None: a model function, which has its device to itself. Else: a CPU function with so many calls at once."""
+    need: Need = MODEL
+    """By default a model function, which has its device to itself."""
     min_copies: int = 0
     max_queue: int = UNBOUNDED
     timeout_s: Seconds | None = None
     """How long a call may wait for its start; after that it is rejected."""
+    planned: Mapping[str, Cost] = field(default_factory=dict)
+    """What the engine is told, by kind of device. Other kinds: the true costs."""
+    weight: float = 1.0
+    priority: int = 0
+    task: str = ""
+    accuracy: float = 0.0
 
     def cost(self, kind: str) -> Cost | None:
         return self.costs.get(kind) or self.costs.get(ANY_KIND)
 
     def known_as(self, function: FunctionId) -> Function:
-        """Return the function for the engine, which expects the true costs."""
+        """Return the function for the engine, with the planned costs."""
         return Function(
             function,
             digest="",
-            need=Need() if self.slots is None else Need(0, slots=self.slots),
+            need=self.need,
             profiles={
                 kind: Profile(each.load_s, each.service_s, each.occupation, measured=True)
-                for kind, each in self.costs.items()
+                for kind, each in {**self.costs, **self.planned}.items()
             },
             min_copies=self.min_copies,
             max_queue=self.max_queue,
+            tenant=self.namespace,
+            weight=self.weight,
+            priority=self.priority,
+            task=self.task,
+            accuracy=self.accuracy,
         )
 
 
@@ -83,9 +105,37 @@ class SimulatedDevice:
     kind: str = DEFAULT_KIND
     node: str = ""
     """Devices of one node share its host memory, and leave together."""
+    compute: int = ALL_COMPUTE
 
-    def known_as(self) -> Device:
-        return Device(self.id, self.kind, self.memory)
+    def known_as(self, host_memory: Bytes = 0) -> Device:
+        return Device(self.id, self.kind, self.memory, compute=self.compute, host_memory=host_memory)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOffer:
+    """Nodes of a kind that can be procured."""
+
+    kind: str
+    """Of the node, and of its devices."""
+    memory: Bytes
+    """Of each device."""
+    devices: int = 1
+    price_per_h: float = 0.0
+    """Of a node, in any currency, from the request until it has left."""
+    delay_s: Seconds = 0.0
+    """From the request until it joins."""
+    limit: int | None = None
+    """How many of them there may be at once, requested ones included. None: any number."""
+    compute: int = ALL_COMPUTE
+    host_memory: Bytes = 0
+
+    def node(self, number: int) -> list[SimulatedDevice]:
+        """Return the devices of the node of this number, from 1."""
+        name = f"{self.kind}-{number}"
+        return [
+            SimulatedDevice(DeviceId(f"{name}/{at}"), self.memory, self.kind, name, self.compute)
+            for at in range(self.devices)
+        ]
 
 
 # --- changes of the cluster -------------------------------------------------------------------------------------------
@@ -149,14 +199,19 @@ class Workload:
     The true service time of each call, on any device, in seconds; the scheduler does not know it. NaN: as in the costs
     of the function. None: NaN for all calls.
     """
+    offers: Sequence[NodeOffer] = ()
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Of the nodes at the start and of those that join by a change, per hour. Others cost nothing."""
 
     def __len__(self) -> int:
         return len(self.times)
 
     @property
     def all_devices(self) -> Iterator[SimulatedDevice]:
-        """The devices at the start and those that join later."""
+        """The devices at the start, those that join later, and one of each offer."""
         yield from self.devices
+        for offer in self.offers:
+            yield offer.node(1)[0]
         for change in self.changes:
             if isinstance(change, DeviceJoins):
                 yield change.device
@@ -182,8 +237,16 @@ def no_device_for(function: SimulatedFunction, devices: Sequence[SimulatedDevice
     if not devices:
         return "there are no devices: name at least one"
     costs = [(device, function.cost(device.kind)) for device in devices]
-    if any(cost is not None and cost.occupation <= device.memory for device, cost in costs):
+    fitting = [device for device, cost in costs if cost is not None and cost.occupation <= device.memory]
+    compute = function.need.compute
+    if any(compute <= device.compute for device in fitting):
         return None
+    if fitting:
+        most = max(fitting, key=lambda device: device.compute)
+        return (
+            f"function {function.name} needs {compute} % of a device's compute but no device that it fits has more "
+            f"than {most.compute} % ({most.id}): add a larger device, or set sharing to spatial or share with less"
+        )
     largest = max(devices, key=lambda device: device.memory)
     needs = sorted({cost.occupation for _, cost in costs if cost is not None})
     if not needs:

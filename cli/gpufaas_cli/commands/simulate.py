@@ -130,7 +130,7 @@ def _run(
 ) -> list[simulations.Run]:
     """Run each policy over each workload: a working set drawn with a seed."""
     from gpufaas_simulator.decisions import DecisionLog, whole_file
-    from gpufaas_simulator.explicit import workload_json
+    from gpufaas_simulator.entries import workload_json
     from gpufaas_simulator.run import simulate
     from gpufaas_simulator.timeline import Several, Timeline
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from click.testing import Result
 
-from gpufaas_simulator import explicit
+from gpufaas_simulator import entries
 from gpufaas_simulator.workload import TimedChange
 
 Run = Callable[..., Result]
@@ -38,10 +38,7 @@ def test_every_key_of_a_line_is_in_the_table() -> None:
 
 
 def test_every_key_and_event_of_a_workload_is_documented() -> None:
-    entries = (
-        explicit._FileEntry, explicit._DeviceEntry, explicit._CostEntry, explicit._FunctionEntry, explicit._NodeEntry,
-    )  # fmt: skip
-    for entry in entries:
+    for entry in entries.ENTRIES:
         for key in entry.__struct_fields__:
             assert re.search(rf"`{key}`|\"{key}\"", DOCUMENT), key
     for change in TimedChange.__subclasses__():

@@ -14,7 +14,8 @@ from click.testing import Result
 from gpufaas_core import messages as m
 from gpufaas_core.messages import Command, Event
 from gpufaas_core.model import FunctionId, Seconds
-from gpufaas_simulator.explicit import read_workload, workload_json
+from gpufaas_simulator.entries import workload_json
+from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.nodes import Noise
 from gpufaas_simulator.noise import Law, bimodal, load_noise, lognormal, pareto, service_noise
 from gpufaas_simulator.run import engine_header, simulate

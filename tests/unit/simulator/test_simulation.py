@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gpufaas_simulator.decisions import DecisionLog
-from gpufaas_simulator.explicit import read_workload, workload_json
+from gpufaas_simulator.entries import workload_json
+from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.report import Report, report
 from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.simulation import Record, Simulation

@@ -1,0 +1,160 @@
+"""
+What is under way on the nodes, by time: loads, and grants that run beside each other.
+
+A grant has a certain amount of work, its service time when it is alone. It runs at full speed until another grant
+begins or ends on one of its devices; then its speed, and its end, are computed anew (`gpufaas_simulator.costs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappush
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import ALL_COMPUTE, DeviceId, FunctionId, Seconds
+from gpufaas_simulator.costs import Truth
+from gpufaas_simulator.nodes import SimulatedDeviceState
+
+
+class Running(Struct, eq=False):
+    """A grant, from its start."""
+
+    order: int
+    """Of its end among the events of one instant."""
+    calls: tuple[int, ...]
+    function: FunctionId
+    copy: int
+    place: DeviceId
+    """The first of the devices."""
+    devices: tuple[SimulatedDeviceState, ...]
+    truth: Truth
+    cap: int
+    """Of the copy's compute, in per cent."""
+    service_s: Seconds
+    """At full speed; once it has ended, as it was."""
+    version: int = 0
+    """Grows with each change of its end. Entries of the calendar with another version do not count."""
+    lost: bool = False
+    begin: Seconds = 0.0
+    """Of its service."""
+    end: Seconds = 0.0
+    since: Seconds = 0.0
+    left_s: Seconds = 0.0
+    """What was left at `since`, at full speed."""
+    slow: float = 1.0
+    """It takes so many times as long as at full speed."""
+
+    @property
+    def uses(self) -> int:
+        return min(self.truth.uses, self.cap)
+
+
+class Loading(Struct, eq=False):
+    """A load, and the grant that waits for it, if there is one."""
+
+    loaded: m.Loaded
+    devices: tuple[SimulatedDeviceState, ...]
+    running: Running | None = None
+    lost: bool = False
+
+
+class Later(Struct, eq=False):
+    """Something to do then, unless one of the devices has left."""
+
+    do: Callable[[], None]
+    devices: tuple[SimulatedDeviceState, ...] = ()
+    lost: bool = False
+
+
+Work: TypeAlias = Running | Loading | Later
+
+
+class Calendar:
+    """A heap of (time, order, version, work). Orders follow the numbers of grants and loads, which are unique."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Seconds, int, int, Work]] = []
+
+    def push(self, time: Seconds, order: int, work: Work, version: int = 0) -> None:
+        heappush(self.entries, (time, order, version, work))
+
+    def lose(self, device: SimulatedDeviceState, now: Seconds) -> Iterator[Running]:
+        """The device has left: strike out what is under way on it, and yield each grant that is lost."""
+        for _, _, _, work in list(self.entries):
+            running = work.running if type(work) is Loading else work
+            if type(running) is Running and not running.lost and device in running.devices:
+                running.lost = True
+                self._leave(running, now)
+                yield running
+            work.lost = work.lost or device in work.devices
+
+    # --- grants beside each other ---
+
+    def serve(self, running: Running, now: Seconds) -> None:
+        """The grant's copy is ready: its service begins."""
+        running.begin = running.since = now
+        running.left_s = running.service_s
+        running.version = 1
+        running.end = now + running.service_s
+        self.push(running.end, running.order, running, 1)
+        for device in running.devices:
+            device.running[running] = None
+        self._pace(running.devices, now)
+
+    def ended(self, running: Running, now: Seconds) -> None:
+        if running.version > 1:
+            running.service_s = now - running.begin
+        self._leave(running, now)
+
+    def _leave(self, running: Running, now: Seconds) -> None:
+        if not running.version:  # it does not serve yet, or runs alone
+            return
+        for device in running.devices:
+            device.running.pop(running, None)
+        self._pace(running.devices, now)
+
+    def _pace(self, devices: Iterable[SimulatedDeviceState], now: Seconds) -> None:
+        """Compute the speeds anew on *devices*, on which a grant began or ended."""
+        for device in devices:
+            device.demand_changed(_demand(device), now)
+        for device in devices:
+            for each in device.running:
+                slow = max([_slowdown(each, on) for on in each.devices])
+                if slow != each.slow:
+                    each.left_s -= (now - each.since) / each.slow
+                    each.since = now
+                    each.slow = slow
+                    each.end = now + max(0.0, each.left_s) * slow
+                    each.version += 1
+                    self.push(each.end, each.order, each, each.version)
+                if each.truth.whole and each.truth.single:
+                    device.free_at = each.end
+
+
+def _slowdown(running: Running, device: SimulatedDeviceState) -> float:
+    """Return how many times as long *running* takes as alone, beside what runs on *device* now."""
+    slow = max(1.0, device.demand / device.compute)
+    if len(device.running) == 1:
+        return slow
+    if running.cap < ALL_COMPUTE:
+        copy = (running.function, running.copy)
+        slow *= max(
+            1.0, sum([each.uses for each in device.running if (each.function, each.copy) == copy]) / running.cap
+        )
+    return slow * running.truth.disturbed([each.truth for each in device.running if each is not running])
+
+
+def _demand(device: SimulatedDeviceState) -> int:
+    """Return the compute that the grants on *device* would use at full speed. A copy uses no more than its cap."""
+    capped: dict[tuple[FunctionId, int], int] = {}
+    used = 0
+    for each in device.running:
+        if each.cap < ALL_COMPUTE:
+            copy = (each.function, each.copy)
+            capped[copy] = min(each.cap, capped.get(copy, 0) + each.uses)
+        else:
+            used += each.uses
+    return used + sum(capped.values())

@@ -1,0 +1,261 @@
+"""
+The form of workload files (docs/simulator.md), and writing them. `explicit` reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from gpufaas_core.model import ALL_COMPUTE, Need, Seconds
+from gpufaas_simulator.workload import (
+    ANY_KIND,
+    DEFAULT_KIND,
+    DEFAULT_NAMESPACE,
+    MB,
+    UNBOUNDED,
+    Change,
+    Cost,
+    DeviceJoins,
+    DeviceLeaves,
+    FunctionScaled,
+    FunctionUpdated,
+    NodeLeaves,
+    NodeOffer,
+    SimulatedDevice,
+    SimulatedFunction,
+    TimedChange,
+    Workload,
+)
+
+
+class DeviceEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    id: str
+    memory_mb: float
+    kind: str = DEFAULT_KIND
+    node: str | None = None
+    compute: int = ALL_COMPUTE
+
+
+class _Figures(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The costs on devices of one kind. All three first ones, or none; in `PlannedEntry` any of them."""
+
+    occupation_mb: float | UnsetType = UNSET
+    load_s: float | UnsetType = UNSET
+    infer_s: float | UnsetType = UNSET
+
+
+class CostEntry(_Figures):
+    host_load_s: float | None = None
+    uses: int | None = None
+    batch: dict[int, float] = {}
+    share: dict[int, float] = {}
+    beside: dict[str, float] = {}
+
+
+class PlannedEntry(_Figures):
+    kinds: dict[str, _Figures] = {}
+
+
+class FunctionEntry(CostEntry):
+    kinds: dict[str, CostEntry] = {}
+    planned: PlannedEntry | None = None
+    namespace: str = DEFAULT_NAMESPACE
+    sharing: str | None = None
+    compute: int | None = None
+    slots: int | None = None
+    batch_max: int = 1
+    batch_wait_s: Seconds = 0.0
+    latency_goal_s: Seconds | None = None
+    min_copies: int = 0
+    max_queue: int | None = None
+    timeout_s: float | None = None
+    weight: float = 1.0
+    priority: int = 0
+    task: str = ""
+    accuracy: float = 0.0
+
+
+class NodeEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    host_memory_mb: float | None = None
+    price_per_h: float = 0.0
+
+
+class OfferEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    kind: str
+    memory_mb: float
+    devices: int = 1
+    price_per_h: float = 0.0
+    delay_s: Seconds = 0.0
+    limit: int | None = None
+    compute: int = ALL_COMPUTE
+    host_memory_mb: float | None = None
+
+
+class JoinEntry(TimedChange, frozen=True, tag="device_joins"):
+    device: DeviceEntry
+
+
+class UpdateEntry(TimedChange, frozen=True, tag="function_updated", omit_defaults=True):
+    function: str
+    occupation_mb: float | UnsetType = UNSET
+    load_s: float | UnsetType = UNSET
+    infer_s: float | UnsetType = UNSET
+    host_load_s: float | None = None
+    uses: int | None = None
+    batch: dict[int, float] = msgspec.field(default_factory=dict)
+    share: dict[int, float] = msgspec.field(default_factory=dict)
+    beside: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+ChangeEntry = JoinEntry | DeviceLeaves | NodeLeaves | UpdateEntry | FunctionScaled
+
+
+class ArrivalEntry(Struct, array_like=True):
+    t: float
+    function: str
+    infer_s: float = math.nan
+    """The true service time of this call. NaN, which JSON does not have: as in the function's costs."""
+    more: Any = UNSET
+    """Must stay unset. It is here because msgspec does not say which array is too long."""
+
+
+class FileEntry(Struct, forbid_unknown_fields=True):
+    devices: list[DeviceEntry]
+    functions: dict[str, msgspec.Raw]  # read one by one, so that an error names the function
+    arrivals: list[ArrivalEntry]
+    nodes: dict[str, NodeEntry] = {}
+    offers: list[OfferEntry] = []
+    changes: list[ChangeEntry] = []
+
+
+ENTRIES: Final = (FileEntry, DeviceEntry, CostEntry, PlannedEntry, FunctionEntry, NodeEntry, OfferEntry, UpdateEntry)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def workload_json(workload: Workload) -> bytes:
+    """Return *workload* in the format that `read_workload` reads: one line per device, function, change and arrival."""
+    encode = msgspec.json.Encoder().encode
+    names = [encode(each.name) for each in workload.functions]
+    functions = [name + b": " + encode(_as_function(each))
+                 for name, each in zip(names, workload.functions, strict=True)]  # fmt: skip
+    called = [b"[%s, %s]" % (encode(time), names[call])
+              for time, call in zip(workload.times, workload.calls, strict=True)]  # fmt: skip
+    if workload.service_s is not None:
+        called = [each if math.isnan(infer_s) else each[:-1] + b", %s]" % encode(infer_s)
+                  for each, infer_s in zip(called, workload.service_s, strict=True)]  # fmt: skip
+    parts = [
+        b'"devices": [\n%s\n]' % b",\n".join(encode(_as_device(each)) for each in workload.devices),
+        b'"functions": {\n%s\n}' % b",\n".join(functions),
+    ]
+    sizes, prices = workload.host_memory, workload.prices
+    if nodes := {node: NodeEntry(_as_mb(sizes.get(node, 0)), prices.get(node, 0.0)) for node in {**sizes, **prices}}:
+        parts.append(b'"nodes": %s' % encode(nodes))
+    if workload.offers:
+        parts.append(b'"offers": [\n%s\n]' % b",\n".join(encode(_as_offer(each)) for each in workload.offers))
+    if workload.changes:
+        parts.append(b'"changes": [\n%s\n]' % b",\n".join(encode(_as_change(each)) for each in workload.changes))
+    parts.append(b'"arrivals": [\n%s\n]' % b",\n".join(called))
+    return b"{%s}\n" % b",\n".join(parts)
+
+
+def _as_mb(size: int) -> float | None:
+    return size / MB if size else None
+
+
+def _as_device(each: SimulatedDevice) -> DeviceEntry:
+    return DeviceEntry(each.id, each.memory / MB, each.kind, each.node, each.compute)
+
+
+def _as_offer(each: NodeOffer) -> OfferEntry:
+    return OfferEntry(
+        each.kind, each.memory / MB, each.devices, each.price_per_h, each.delay_s, each.limit, each.compute,
+        _as_mb(each.host_memory),
+    )  # fmt: skip
+
+
+def _as_figures(cost: Cost) -> tuple[float, float, float]:
+    return cost.occupation / MB, cost.load_s, cost.service_s
+
+
+def _figures(cost: Cost) -> _Figures:
+    return _Figures(*_as_figures(cost))
+
+
+def _of_truth(cost: Cost) -> dict[str, Any]:
+    return {
+        "host_load_s": cost.host_load_s, "uses": cost.uses, "batch": dict(cost.batch), "share": dict(cost.share),
+        "beside": dict(cost.beside),
+    }  # fmt: skip
+
+
+def _as_cost(cost: Cost) -> CostEntry:
+    return CostEntry(*_as_figures(cost), **_of_truth(cost))
+
+
+def _as_planned(planned: dict[str, Cost]) -> PlannedEntry | None:
+    if not planned:
+        return None
+    found = PlannedEntry(kinds={kind: _figures(cost) for kind, cost in planned.items() if kind != ANY_KIND})
+    if (cost := planned.get(ANY_KIND)) is not None:
+        found.occupation_mb, found.load_s, found.infer_s = _as_figures(cost)
+    return found
+
+
+def _as_function(each: SimulatedFunction) -> FunctionEntry:
+    need = each.need
+    # As `explicit` reads it: by default a model; with slots alone a CPU function.
+    plain = need.sharing == "exclusive" and (need.compute == 0 or need.slots == 1)
+    found = FunctionEntry(
+        kinds={kind: _as_cost(cost) for kind, cost in each.costs.items() if kind != ANY_KIND},
+        planned=_as_planned(dict(each.planned)),
+        namespace=each.namespace,
+        sharing=None if plain else need.sharing,
+        compute=need.compute if need.sharing in ("spatial", "share") else None,
+        slots=need.slots if need.compute == 0 or need.slots > 1 else None,
+        batch_max=need.batch_max,
+        batch_wait_s=need.batch_wait_s,
+        latency_goal_s=need.latency_goal_s,
+        min_copies=each.min_copies,
+        max_queue=None if each.max_queue == UNBOUNDED else each.max_queue,
+        timeout_s=each.timeout_s,
+        weight=each.weight,
+        priority=each.priority,
+        task=each.task,
+        accuracy=each.accuracy,
+    )
+    if (cost := each.costs.get(ANY_KIND)) is not None:
+        found.occupation_mb, found.load_s, found.infer_s = _as_figures(cost)
+        for key, value in _of_truth(cost).items():
+            setattr(found, key, value)
+    return found
+
+
+def _as_change(change: Change) -> ChangeEntry:
+    match change:
+        case DeviceJoins(at_s, device):
+            return JoinEntry(at_s, _as_device(device))
+        case FunctionUpdated(at_s, function, costs):
+            cost = (costs or {}).get(ANY_KIND)
+            if cost is None:
+                return UpdateEntry(at_s, function)
+            return UpdateEntry(at_s, function, *_as_figures(cost), **_of_truth(cost))
+    return change
+
+
+def need_of(entry: FunctionEntry) -> Need:
+    """Return the need of a function whose keys go together."""
+    whole = entry.slots is None or entry.sharing is not None
+    return Need(
+        entry.compute if entry.compute is not None else ALL_COMPUTE if whole else 0,
+        entry.sharing or "exclusive",
+        entry.slots or 1,
+        entry.batch_max,
+        entry.batch_wait_s,
+        entry.latency_goal_s,
+    )

@@ -1,0 +1,272 @@
+"""
+Simulated nodes that run grants beside each other, in batches, under caps and with parts, as an engine of the test asks.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import CallId, DeviceId, Part
+from gpufaas_simulator.costs import CostModel
+from gpufaas_simulator.entries import workload_json
+from gpufaas_simulator.explicit import read_workload
+from gpufaas_simulator.report import report
+from gpufaas_simulator.run import engine_header, simulate
+from gpufaas_simulator.simulation import COMPLETED, FAILED, Record, Simulation
+from gpufaas_simulator.workload import Workload
+
+Write = Callable[[Any], Path]
+
+
+class Scripted:
+    """
+    An engine that starts each call when it arrives, on the parts given for its function, as a hit if the function was
+    started before. *batches*: calls that start together, when the last of them arrives.
+    """
+
+    wake_at = None
+
+    def __init__(self, parts: dict[str, tuple[Part, ...]], batches: tuple[tuple[int, ...], ...] = ()) -> None:
+        self.parts = parts
+        self.batches = {each: batch for batch in batches for each in batch}
+        self.events: list[tuple[float, m.Event]] = []
+        self.warm: set[str] = set()
+        self.grants = 0
+
+    def handle(self, event: m.Event, now: float) -> list[m.Command]:
+        self.events.append((now, event))
+        if not isinstance(event, m.Arrived):
+            return []
+        batch = self.batches.get(int(event.call), (int(event.call),))
+        if int(event.call) != batch[-1]:
+            return []
+        cold = event.function not in self.warm
+        self.warm.add(event.function)
+        self.grants += 1
+        calls = tuple(CallId(str(each)) for each in batch)
+        return [m.StartCall(m.Grant(1, self.grants, calls, event.function, "", self.parts[event.function], cold))]
+
+
+def one(device: str, share: int = 0, memory: int = 1) -> tuple[Part, ...]:
+    return (Part(DeviceId(device), memory, share),)
+
+
+def workload(functions: dict[str, Any], arrivals: list[list[Any]], **more: Any) -> dict[str, Any]:
+    cost = {"occupation_mb": 100, "load_s": 0, "infer_s": 6, "sharing": "spatial", "compute": 50}
+    return {
+        "devices": [{"id": "g0", "memory_mb": 1000}],
+        "functions": {name: {**cost, **each} for name, each in functions.items()},
+        "arrivals": arrivals,
+        **more,
+    }
+
+
+@pytest.fixture
+def ran(written: Write) -> Callable[..., tuple[Record, Scripted]]:
+    def run(given: dict[str, Any], engine: Scripted) -> tuple[Record, Scripted]:
+        return Simulation(read_workload(written(given)), engine).run(), engine
+
+    return run
+
+
+Ran = Callable[..., tuple[Record, Scripted]]
+
+
+def test_two_that_need_half_of_a_device_each_run_as_if_alone(ran: Ran) -> None:
+    given = workload({"f": {"load_s": 2}, "g": {"load_s": 1}}, [[0, "f"], [0, "g"], [8, "f"]])
+
+    record, engine = ran(given, Scripted({"f": one("g0"), "g": one("g0")}))
+
+    assert list(record.ended) == [8.0, 7.0, 14.0]
+    assert [(at, each.load_s) for at, each in engine.events if isinstance(each, m.Loaded)] == [(1, 1), (2, 2)]
+    found = report(record, "scripted")
+    assert found.busy_ratio == 1.0
+    assert found.utilisation == pytest.approx((6 + 6 + 6) / 2 / 14)
+
+
+def test_what_uses_more_than_planned_slows_its_neighbours(ran: Ran) -> None:
+    """From 3 to 6.6 both use 60 of 100, so each runs at 1/1.2 of its speed."""
+    given = workload({"f": {"uses": 60}, "g": {"uses": 60}}, [[0, "f"], [3, "g"]])
+
+    record, engine = ran(given, Scripted({"f": one("g0"), "g": one("g0")}))
+
+    assert list(record.ended) == pytest.approx([6.6, 9.6])
+    assert list(record.service_s) == pytest.approx([6.6, 6.6])
+    told = [each.service_s for _, each in engine.events if isinstance(each, m.Finished)]
+    assert told == pytest.approx([6.6, 6.6])
+    # 60 % for the first and last 3 s, and all of the device between them
+    assert report(record, "scripted").utilisation == pytest.approx((2 * 0.6 * 3 + 3.6) / 9.6)
+
+
+def test_a_neighbour_that_disturbs_does_so_while_it_runs(ran: Ran) -> None:
+    functions = {"f": {"beside": {"g": 2, "*": 3}}, "g": {"infer_s": 2}, "h": {"infer_s": 1, "compute": 1}}
+    given = workload(functions, [[0, "f"], [0, "g"], [5, "h"]])
+
+    record, _ = ran(given, Scripted({each: one("g0") for each in "fgh"}))
+
+    # f: 1 s of work in the first two, 3 in the next three, a third in the next one, and 1.67 are left.
+    assert list(record.ended) == pytest.approx([6 + 6 - 4 - 1 / 3, 2.0, 6.0])
+
+
+def test_a_batch_is_served_together(ran: Ran) -> None:
+    functions = {
+        "f": {"batch_max": 8, "infer_s": 1, "batch": {"2": 1.5, "4": 2.5}},
+        "g": {"batch_max": 2, "infer_s": 1},
+    }
+    given = workload(functions, [[0, "f"], *([10, "f"],) * 3, *([20, "f"],) * 8, [40, "g"], [40, "g"]])
+    batches = ((1, 2, 3), tuple(range(4, 12)), (12, 13))
+
+    record, engine = ran(given, Scripted({"f": one("g0"), "g": one("g0")}, batches))
+
+    # Three are between two and four; eight take twice as long as four; without a table, two take twice as long as one.
+    assert list(record.ended) == [1.0, *[12.0] * 3, *[25.0] * 8, 42.0, 42.0]
+    finished = [int(each.call) for _, each in engine.events if isinstance(each, m.Finished)]
+    assert finished == list(range(14))
+
+
+def test_calls_of_a_batch_with_times_of_their_own_take_their_mean(ran: Ran) -> None:
+    given = workload({"f": {"infer_s": 1, "batch": {"2": 1.5}}}, [[0, "f", 3], [0, "f", 1]])
+
+    record, _ = ran(given, Scripted({"f": one("g0")}, ((0, 1),)))
+
+    assert list(record.ended) == [3.0, 3.0]
+
+
+def test_a_capped_copy_is_slower_and_its_grants_share_the_cap(ran: Ran) -> None:
+    capped = {"sharing": "share", "compute": 25, "slots": 2}
+    functions = {
+        "f": {**capped, "uses": 50, "infer_s": 3}, "g": {**capped, "share": {"20": 3, "60": 1.5}, "infer_s": 2},
+    }  # fmt: skip
+    given = workload(functions, [[0, "f"], [10, "g"], [30, "f"], [30, "f"]])
+
+    record, _ = ran(given, Scripted({"f": one("g0", 25), "g": one("g0", 25)}))
+
+    # f gets half of what it uses; g is an eighth of the way from 20 to 60; two grants of f have a quarter together.
+    assert list(record.ended) == [6.0, 10 + 2 * (3 - 1.5 / 8), 42.0, 42.0]
+
+
+def test_a_copy_with_parts_loads_each_on_its_device_and_runs_as_one(ran: Ran) -> None:
+    slow = {"occupation_mb": 100, "load_s": 20, "infer_s": 2, "uses": 50}
+    functions = {
+        "f": {"load_s": 8, "infer_s": 1, "kinds": {"slow": slow}},
+        "g": {"infer_s": 4, "uses": 100},
+    }  # fmt: skip
+    devices = [{"id": "g0", "memory_mb": 100}, {"id": "g1", "memory_mb": 100, "kind": "slow"}]
+    given = workload(functions, [[0, "f"], [9, "g"]], devices=devices)
+    parts = (Part(DeviceId("g0"), 60), Part(DeviceId("g1"), 40))
+
+    record, engine = ran(given, Scripted({"f": parts, "g": one("g1")}))
+
+    # 0.6 of 8 s and 0.4 of 20 s: the second is longer. g1 is the slower one, and from 9 on g slows it to 2/3.
+    assert [at for at, each in engine.events if isinstance(each, m.Loaded)] == [8.0, 9.0]
+    assert list(record.ended) == pytest.approx([10.5, 9 + 1.5 + 3])
+
+
+def test_what_spans_a_device_that_leaves_is_lost_and_leaves_its_neighbours_the_rest(ran: Ran) -> None:
+    functions = {"f": {"uses": 100}, "g": {"uses": 100}}
+    changes = [{"t": 2, "event": "device_leaves", "device": "g1"}]
+    devices = [{"id": "g0", "memory_mb": 100}, {"id": "g1", "memory_mb": 100}]
+    given = workload(functions, [[0, "f"], [0, "g"]], devices=devices, changes=changes)
+    parts = (Part(DeviceId("g0"), 1), Part(DeviceId("g1"), 1))
+
+    record, engine = ran(given, Scripted({"f": parts, "g": one("g0")}))
+
+    assert list(record.outcome) == [FAILED, COMPLETED]
+    assert record.ended[1] == 7.0
+    assert sum(isinstance(each, m.Finished) for _, each in engine.events) == 1
+
+
+def test_a_grant_waits_for_its_copy_and_slows_others_only_then(ran: Ran) -> None:
+    functions = {"f": {"load_s": 4, "uses": 100, "infer_s": 1, "slots": 2}, "g": {"uses": 100, "infer_s": 4}}
+    given = workload(functions, [[0, "f"], [0, "g"], [1, "f"]])
+
+    record, _ = ran(given, Scripted({"f": one("g0"), "g": one("g0")}))
+
+    assert list(record.started) == [0.0, 0.0, 4.0]
+    assert list(record.ended) == [6.0, 4.0, 6.0]
+
+
+def test_the_cost_model_answers_what_nodes_do(written: Write) -> None:
+    given = workload(
+        {"f": {"uses": 80, "batch": {"2": 9}, "beside": {"g": 1.5}, "host_load_s": 1, "load_s": 3}, "g": {}}, []
+    )
+    costs = CostModel()
+    for each in read_workload(written(given)).functions:
+        costs.add(each.name, each)  # type: ignore[arg-type]
+    f, g = (each.name for each in read_workload(written(given)).functions)
+
+    assert costs.service_s(f, "gpu") == 6  # type: ignore[arg-type]
+    assert costs.service_s(f, "gpu", 2, 40) == 18  # type: ignore[arg-type]
+    assert costs.service_s(f, "gpu", neighbours=[g]) == pytest.approx(6 * 1.3 * 1.5)  # type: ignore[arg-type,list-item]
+    assert (costs.load_s(f, "gpu"), costs.load_s(f, "gpu", from_host=True)) == (3, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_the_engine_plans_with_what_it_is_told_until_it_learns(
+    learn: bool, small: dict[str, Any], written: Write
+) -> None:
+    small["functions"]["f"]["planned"] = {"infer_s": 5}
+    small["arrivals"] = [[10 * at, "f"] for at in range(20)]
+    engine = engine_header("lb", learn=learn).engine()
+
+    record = Simulation(read_workload(written(small)), engine).run()
+
+    assert list(record.service_s) == [1.25] * 20
+    assert engine.status(record.end_s).devices[0].served == 20
+    learnt = [each.profile.service_s for each in engine.take_learnt() if each.function == "f"]
+    assert learnt == ([pytest.approx(1.25, abs=0.5)] if learn else [])
+
+
+def test_planned_costs_decide_and_true_ones_happen(written: Write) -> None:
+    """By plan the busy device is done sooner than a load takes; in truth it is not."""
+    cost = {"occupation_mb": 100, "load_s": 3, "infer_s": 10}
+    given = {
+        "devices": [{"id": "g0", "memory_mb": 100}, {"id": "g1", "memory_mb": 100}],
+        "functions": {"f": {**cost, "planned": {"infer_s": 0.5}}, "g": cost},
+        "arrivals": [[0, "f"], [1, "f"]],
+    }  # fmt: skip
+
+    told = simulate(read_workload(written(given)), engine_header("lalb"))[0]
+    del given["functions"]["f"]["planned"]  # type: ignore[attr-defined]
+    knows = simulate(read_workload(written(given)), engine_header("lalb"))[0]
+
+    assert told.ended[0] == knows.ended[0] == 13.0
+    assert knows.ended[1] == 14.0
+    assert told.ended[1] > 14.0
+
+
+def test_all_that_a_file_says_is_written_as_it_was_read(written: Write, tmp_path: Path) -> None:
+    given = workload(
+        {
+            "f": {
+                "kinds": {"h100": {"occupation_mb": 50, "load_s": 1, "infer_s": 1, "batch": {"4": 2}, "uses": 20}},
+                "planned": {"load_s": 9, "kinds": {"h100": {"infer_s": 3}}}, "share": {"25": 3.5}, "beside": {"g": 1.5},
+                "batch_max": 4, "batch_wait_s": 0.1, "latency_goal_s": 2, "weight": 2.5, "priority": 3,
+                "task": "classify", "accuracy": 0.8, "namespace": "red",
+            },
+            "g": {"sharing": "share", "compute": 30, "slots": 3},
+        },
+        [[0, "f"], [1, "g", 2]],
+        devices=[{"id": "a/0", "memory_mb": 1000, "compute": 70}],
+        nodes={"a": {"price_per_h": 2}, "b": {"host_memory_mb": 10}},
+        offers=[{"kind": "h100", "memory_mb": 80000, "devices": 2, "price_per_h": 8, "delay_s": 60, "limit": 3}],
+    )  # fmt: skip
+    given["functions"]["c"] = {"occupation_mb": 1, "load_s": 1, "infer_s": 1, "slots": 4}
+    given["functions"]["s"] = {"occupation_mb": 1, "load_s": 1, "infer_s": 1, "slots": 4, "sharing": "exclusive"}
+    first = read_workload(written(given))
+    again = tmp_path / "again.json"
+    again.write_bytes(workload_json(first))
+
+    second: Workload = read_workload(again)
+
+    assert (second.functions, second.devices, second.offers) == (first.functions, first.devices, first.offers)
+    assert (second.prices, second.host_memory) == (first.prices, first.host_memory)
+    needs = {each.name: (each.need.compute, each.need.slots, each.need.sharing) for each in first.functions}
+    assert needs == {
+        "f": (50, 1, "spatial"), "g": (30, 3, "share"), "c": (0, 4, "exclusive"), "s": (100, 4, "exclusive"),
+    }  # fmt: skip
+    assert json.loads(again.read_bytes())["functions"]["f"]["kinds"]["h100"]["batch"] == {"4": 2.0}
