@@ -32,11 +32,11 @@ from rich.console import Console
 
 from gpufaas_scheduler.policies import DEFAULT_POLICY
 from gpufaas_simulator import synthetic
+from gpufaas_simulator.record import COMPLETED, HIT, Record
 from gpufaas_simulator.recorded import Recorded, read_journal
 from gpufaas_simulator.replay import Endpoint, Replayed, replay
 from gpufaas_simulator.report import Report
 from gpufaas_simulator.run import simulate
-from gpufaas_simulator.simulation import COMPLETED, HIT, Record
 from gpufaas_simulator.workload import Cost, SimulatedFunction, Workload, arrivals
 
 MODELS = ("resnet50", "densenet121", "resnet18", "vgg11", "vgg16")

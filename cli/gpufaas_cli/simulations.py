@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from gpufaas_core.model import Explanation
     from gpufaas_simulator.nodes import Noise
     from gpufaas_simulator.noise import Law
+    from gpufaas_simulator.record import Record
     from gpufaas_simulator.report import Estimate, Report
-    from gpufaas_simulator.simulation import Record
     from gpufaas_simulator.timeline import Timeline
     from gpufaas_simulator.trace import Trace
     from gpufaas_simulator.workload import Workload
@@ -228,8 +228,12 @@ _FIGURES: Final[Sequence[tuple[str, str, str]]] = (
     ("overtaken", "most_overtaken", ".0f"), ("misses", "miss_ratio", ".1%"), ("false", "false_miss_ratio", ".1%"),
     ("prefetches", "prefetches", ".0f"), ("evictions", "evictions", ".0f"), ("hottest on", "hottest_copies", ".2f"),
     ("busy", "busy_ratio", ".1%"), ("inference", "utilisation", ".1%"),
+    ("in goal", "in_goal", ".1%"), ("cost", "cost", ".2f"),
 )  # fmt: skip
 """Heading, name of the figure, format."""
+
+_WHERE_KNOWN: Final = ("in_goal", "cost")
+"""Shown only if a setting has them."""
 
 
 def show(runs: Sequence[Run], title: str) -> None:
@@ -248,6 +252,7 @@ def show(runs: Sequence[Run], title: str) -> None:
         _tell_losses(f"{run.policy}, seed {run.seed}", run.report)
     if len(runs) == 1:
         _show_tenants(runs[0].report)
+        _show_fleet(runs[0].report)
 
 
 def show_reports(found: Mapping[str, Report], title: str) -> None:
@@ -270,7 +275,8 @@ def _table(columns: Mapping[str, Mapping[str, Estimate]], title: str) -> None:
     for heading in columns:
         table.add_column(heading, justify="right")
     for heading, name, form in _FIGURES:
-        table.add_row(heading, *(_cell(column.get(name), form) for column in columns.values()))
+        if name not in _WHERE_KNOWN or any(name in column for column in columns.values()):
+            table.add_row(heading, *(_cell(column.get(name), form) for column in columns.values()))
     output.console(width=None if output.is_terminal() else 40 + 24 * len(columns)).print(table)
 
 
@@ -292,6 +298,20 @@ def _show_tenants(found: Report) -> None:
             (name, str(each.calls), f"{each.latency.mean:.2f}", f"{each.latency.p99:.2f}",
              f"{each.miss_ratio:.1%}", f"{each.worst_wait_s:.1f}")
             for name, each in found.tenants.items()
+        ],
+    )  # fmt: skip
+
+
+def _show_fleet(found: Report) -> None:
+    if found.fleet is None:
+        return
+    output.show()
+    output.table(
+        ("NODE", "KIND", "ORDERED", "JOINED", "LEFT", "COST"),
+        [
+            (each.node, each.kind, f"{each.asked_s:.1f}", "-" if each.joined_s is None else f"{each.joined_s:.1f}",
+             "-" if each.left_s is None else f"{each.left_s:.1f}", f"{each.cost:.2f}")
+            for each in found.fleet.nodes
         ],
     )  # fmt: skip
 

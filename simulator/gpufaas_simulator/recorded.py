@@ -23,7 +23,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Profile, Seconds
 from gpufaas_scheduler.journal import Header, read
 from gpufaas_simulator.nodes import SimulatedDeviceState
-from gpufaas_simulator.simulation import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, PENDING, REJECTED, Record
+from gpufaas_simulator.record import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, PENDING, REJECTED, Record
 from gpufaas_simulator.workload import (
     DEFAULT_NAMESPACE,
     BadWorkload,

@@ -23,8 +23,8 @@ import msgspec
 
 from gpufaas_core.model import DeviceId, Seconds
 from gpufaas_simulator.nodes import SimulatedDeviceState
+from gpufaas_simulator.record import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
 from gpufaas_simulator.report import Report, report
-from gpufaas_simulator.simulation import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
 from gpufaas_simulator.workload import SimulatedDevice, Workload
 
 START_HEADER: Final = "X-Gpufaas-Start"

@@ -15,7 +15,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from gpufaas_core.model import Seconds
-from gpufaas_simulator.simulation import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
+from gpufaas_simulator.record import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
 
 Floats = NDArray[np.float64]
 
@@ -51,6 +51,26 @@ class TenantReport(Struct, frozen=True):
     latency: Latency
     miss_ratio: float
     worst_wait_s: float
+
+
+class NodeReport(Struct, frozen=True):
+    node: str
+    kind: str
+    asked_s: Seconds
+    """When it was ordered; of a node that was not, when it joined."""
+    joined_s: Seconds | None
+    left_s: Seconds | None
+    """None: it was there at the end."""
+    cost: float
+
+
+class FleetReport(Struct, frozen=True):
+    """The nodes that have a price, or were procured."""
+
+    cost: float
+    node_hours: dict[str, float]
+    """That were paid, by kind."""
+    nodes: tuple[NodeReport, ...]
 
 
 class Report(Struct, frozen=True):
@@ -93,6 +113,9 @@ class Report(Struct, frozen=True):
     devices: tuple[DeviceReport, ...] = ()
     tenants: dict[str, TenantReport] = {}
     """By namespace, when there are several."""
+    fleet: FleetReport | None = None
+    in_goal: float | None = None
+    """The share of the calls with a latency goal that were answered within it."""
 
 
 class _Calls:
@@ -148,6 +171,8 @@ def report(record: Record, policy: str) -> Report:
         ),
         devices=_by_device(record, calls),
         tenants=_by_tenant(record, calls),
+        fleet=_fleet(record),
+        in_goal=_in_goal(record, calls),
     )
 
 
@@ -181,6 +206,30 @@ def _by_tenant(record: Record, calls: _Calls) -> dict[str, TenantReport]:
             _ratio(int((calls.cold & of).sum()), int((calls.started & of).sum())), float(wait.max(initial=0.0)),
         )  # fmt: skip
     return found
+
+
+def _fleet(record: Record) -> FleetReport | None:
+    if not record.nodes:
+        return None
+    hours: dict[str, float] = {}
+    nodes = []
+    for each in record.nodes:
+        paid_h = each.hours(record.end_s)
+        hours[each.kind] = hours.get(each.kind, 0.0) + paid_h
+        nodes.append(
+            NodeReport(each.node, each.kind, each.asked_s, each.joined_s, each.left_s, paid_h * each.price_per_h)
+        )  # fmt: skip
+    return FleetReport(sum(each.cost for each in nodes), hours, tuple(nodes))
+
+
+def _in_goal(record: Record, calls: _Calls) -> float | None:
+    goals = np.array([each.need.latency_goal_s or math.inf for each in record.workload.functions])
+    of = goals[calls.function] if len(calls.function) else np.zeros(0)
+    asked = np.isfinite(of)
+    if not asked.any():
+        return None
+    within = asked[calls.done] & (calls.latency <= of[calls.done])
+    return _ratio(int(within.sum()), int(asked.sum()))
 
 
 def answered(record: Record) -> Floats:
@@ -263,12 +312,15 @@ def estimate(values: Sequence[float]) -> Estimate:
 FIGURES: Final = (
     "mean", "p50", "p95", "p99", "variance", "mean_wait_s", "miss_ratio", "false_miss_ratio", "prefetches",
     "hottest_copies", "busy_ratio", "utilisation", "evictions", "worst_wait_s", "most_overtaken",
+    "cost", "in_goal",
 )  # fmt: skip
 """The names for `figure`."""
 
 
 def figure(of: Report, name: str) -> float | None:
     """Return one number of a report by its name, from the report, its latency or its fairness."""
+    if name == "cost":
+        return None if of.fleet is None else of.fleet.cost
     for part in (of.latency, of.fairness, of):
         if hasattr(part, name):
             value = getattr(part, name)

@@ -9,8 +9,7 @@ order of the workload. The engine handles one event at a time.
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
@@ -18,10 +17,12 @@ from statistics import fmean
 from typing import Final, Protocol
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import ALL_COMPUTE, CallId, CopyId, DeviceId, Explanation, FunctionId, Part, Seconds, copy_id
+from gpufaas_core.model import ALL_COMPUTE, CallId, CopyId, DeviceId, FunctionId, Part, Seconds, copy_id
 from gpufaas_simulator.calendar import Calendar, Later, Loading, Running
 from gpufaas_simulator.costs import Truth, mixes
+from gpufaas_simulator.fleet import Fleet
 from gpufaas_simulator.nodes import HostMemory, Noise, Revisions, SimulatedDeviceState
+from gpufaas_simulator.record import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
 from gpufaas_simulator.workload import (
     Change,
     DeviceJoins,
@@ -29,24 +30,17 @@ from gpufaas_simulator.workload import (
     FunctionScaled,
     FunctionUpdated,
     NodeLeaves,
+    NodeOffer,
     SimulatedDevice,
     SimulatedFunction,
     Workload,
 )
 
-PENDING: Final = 0
-"""The call waits or runs, or did so when the simulation ended."""
-COMPLETED: Final = 1
-FAILED: Final = 2
-"""Its device left while the call ran."""
-REJECTED: Final = 3
-
-HIT: Final = 1
-MISS: Final = 2
-FALSE_MISS: Final = 3
-"""Another device held the model when this device started to load it."""
-
 _PROGRESS_EVERY: Final = 5_000
+_VAIN_WAKES: Final = 1_000
+"""After so many in a row without effect, with nothing else to come, the calls that wait are never served."""
+_LAST: Final = 1 << 60
+"""Above the orders of all grants and loads."""
 
 
 class Decides(Protocol):
@@ -72,108 +66,6 @@ class Observer(Protocol):
         """An eviction that is not for a load: a revision was removed, or there was one copy too many."""
 
     def left(self, t: Seconds, device: str) -> None: ...
-
-
-class Record:
-    """The outcome of each call, by its index in the workload, and of each device. Times are in seconds."""
-
-    def __init__(self, workload: Workload) -> None:
-        calls = len(workload)
-        self.workload = workload
-        self.started = array("d", [math.nan]) * calls
-        self.ended = array("d", [math.nan]) * calls
-        self.service_s = array("d", [0.0]) * calls
-        """Inference alone."""
-        self.device = array("i", [-1]) * calls
-        """Index into `devices`."""
-        self.outcome = bytearray(calls)
-        self.start = bytearray(calls)
-        """0, `HIT`, `MISS` or `FALSE_MISS`."""
-        self.starts = array("i")
-        """Calls in the order in which they were started."""
-        self.devices: list[tuple[SimulatedDevice, SimulatedDeviceState]] = []
-        """In the order in which they joined. A device that left and came back has two entries."""
-        self.prefetches = 0
-        """Loads without a call."""
-        self.evictions = 0
-        self.hottest_copy_s = 0.0
-        """For how many device-seconds the most called function was resident."""
-        self.explanation: Explanation | None = None
-        """Of the call that `simulate` was asked to explain. None: none, or it was never placed."""
-        self.end_s = 0.0
-        """The time of the last event."""
-        self.mixed = False
-        """Grants ran beside each other; devices have counted the compute that they used."""
-        self.rejections: dict[str, int] = {}
-        """By code."""
-        self.holders: dict[FunctionId, dict[int, tuple[DeviceId, int]]] = {}
-        """
-        The current copies of each function by number, from the start of their loads: the device, and the least number
-        that was free among its copies there. Logs name a copy with the latter.
-        """
-        self._ordinals: dict[tuple[FunctionId, DeviceId], set[int]] = {}
-        hottest = workload.hottest
-        self._hottest = None if hottest is None else FunctionId(workload.functions[hottest].name)
-        self._hottest_since: Seconds = 0.0
-
-    def hold(
-        self, function: FunctionId, device: DeviceId, copy: int, victims: tuple[CopyId, ...], now: Seconds
-    ) -> tuple[str, ...]:
-        """
-        Count a copy whose load begins now, and the eviction of *victims* for it. Return the names of these in logs: of
-        the first copy on a device, the function; ``#1`` follows for the next, and so on.
-        """
-        names = tuple([self.release(*_copy(victim), now) for victim in victims]) if victims else ()
-        self.evictions += len(victims)
-        if function == self._hottest:
-            self._count_copies(now)
-        holders = self.holders.setdefault(function, {})
-        there = self._ordinals.setdefault((function, device), set())
-        ordinal = 0
-        while ordinal in there:
-            ordinal += 1
-        there.add(ordinal)
-        holders[copy] = (device, ordinal)
-        return names
-
-    def release(self, function: FunctionId, copy: int, now: Seconds) -> str:
-        """Count the copy as gone, if it was there. Return its name in logs."""
-        if function == self._hottest:
-            self._count_copies(now)
-        held = self.holders.get(function, {}).pop(copy, None)
-        if held is None:
-            return function
-        device, ordinal = held
-        self._ordinals[function, device].remove(ordinal)
-        return f"{function}#{ordinal}" if ordinal else function
-
-    def release_all(self, device: DeviceId, now: Seconds) -> None:
-        for function, holders in self.holders.items():
-            for copy, (on, _) in list(holders.items()):
-                if on == device:
-                    self.release(function, copy, now)
-
-    def replaced(self, old: FunctionId, new: FunctionId, now: Seconds) -> None:
-        """Note that later calls are of the revision *new*."""
-        if old == self._hottest:
-            self._count_copies(now)
-            self._hottest = new
-
-    def close(self, now: Seconds) -> None:
-        self._count_copies(now)
-        self.end_s = now
-
-    def _count_copies(self, now: Seconds) -> None:
-        """Add up the time of the copies so far. Call it before their number changes, and at the end."""
-        if self._hottest is not None:
-            self.hottest_copy_s += len(self.holders.get(self._hottest, ())) * (now - self._hottest_since)
-        self._hottest_since = now
-
-
-def _copy(victim: CopyId) -> tuple[FunctionId, int]:
-    """Return function and number of the copy *victim*: the inverse of `copy_id`."""
-    function, _, copy = victim.rpartition("#")
-    return FunctionId(function), int(copy)
 
 
 class Simulation:
@@ -205,6 +97,8 @@ class Simulation:
         self._index = {each.name: index for index, each in enumerate(workload.functions)}
         self._devices: dict[DeviceId, SimulatedDeviceState] = {}
         self._hosts: dict[str, HostMemory] = {}
+        self._fleet = Fleet(workload.offers, workload.prices)
+        self.record.nodes = self._fleet.stays
         self._calendar = Calendar()
         self._under_way = self._calendar.entries
         self._mixed = self.record.mixed = any(map(mixes, _all_functions(workload)))
@@ -212,12 +106,16 @@ class Simulation:
         self._as_costs = not self._mixed and self._noise.service is None and workload.service_s is None
         """Calls take the service times of their functions."""
         self._ended = 0
+        self._orders = 0
+        """Nodes that were procured."""
 
     def run(self) -> Record:
         """Run to the end of all work. Exceptions of the engine and its policy are passed on."""
         handle = self.engine.handle
         for known, revision in zip(self.workload.functions, self._revisions.current, strict=True):
             self._obey(handle(m.FunctionDeployed(known.known_as(revision)), 0.0))
+        if self.workload.offers:
+            self._obey(handle(m.Offered(self._fleet.offers()), 0.0))
         for each in self.workload.devices:
             self._join(each)
         under_way, engine, obey = self._under_way, self.engine, self._obey
@@ -228,12 +126,19 @@ class Simulation:
         arrives = times[0] if arrivals else math.inf
         changes_at = changes[0].at_s if changes else math.inf
         told = _PROGRESS_EVERY
+        vain = 0
         while True:
             first = under_way[0][0] if under_way else math.inf
             wake_at = engine.wake_at
+            if self._ended == arrivals and first == changes_at == math.inf:
+                break
             if wake_at is not None and wake_at < first and wake_at < arrives and wake_at < changes_at:
                 self.now = max(self.now, wake_at)
-                obey(handle(m.Woken(), self.now))
+                commands = handle(m.Woken(), self.now)
+                obey(commands)
+                vain = 0 if commands or min(first, arrives, changes_at) < math.inf else vain + 1
+                if vain > _VAIN_WAKES:
+                    break
             elif first <= arrives and first <= changes_at:
                 if first == math.inf:
                     break
@@ -241,6 +146,8 @@ class Simulation:
                 kind = type(work)
                 if kind is Running and version != work.version:  # type: ignore[union-attr]
                     continue
+                if kind is Later and not work.devices and self._ended == arrivals:
+                    continue  # a node that was procured joins when nothing is left to do
                 self.now = at
                 if work.lost:
                     continue
@@ -288,6 +195,12 @@ class Simulation:
                 self._evict(command)
             elif isinstance(command, m.Reject):
                 self._reject(command)
+            elif isinstance(command, m.Procure):
+                self._procure(command)
+            elif isinstance(command, m.Release):
+                for device in [each for each in self._devices if each.rpartition("/")[0] == command.node]:
+                    self._hosts.pop(self._devices[device].device.node, None)
+                    self._leave(device)
             # The engine sends no other commands here: no caller leaves, and no memory is measured.
 
     def _start(self, grant: m.Grant) -> None:
@@ -421,6 +334,21 @@ class Simulation:
                 service_s = own_s * (truth.batch_s(len(calls)) / cost_s if cost_s else 1.0) * truth.share_factor(cap)
         return service_s if factors is None else service_s * fmean([factors[call] for call in calls])
 
+    def _procure(self, command: m.Procure) -> None:
+        for _ in range(command.n):
+            offer, devices = self._fleet.procure(command.kind, self.now)
+            self._orders += 1
+            # At one instant it comes after what grants and loads do.
+            entry = (self.now + offer.delay_s, _LAST + self._orders, 0, Later(partial(self._arrive, offer, devices)))
+            heappush(self._under_way, entry)
+
+    def _arrive(self, offer: NodeOffer, devices: Sequence[SimulatedDevice]) -> None:
+        """A node that was procured joins."""
+        if offer.host_memory:
+            self._hosts[devices[0].node] = HostMemory(offer.host_memory)
+        for each in devices:
+            self._join(each)
+
     # --- what ends ----------------------------------------------------------------------------------------------------
 
     def _loaded(self, loading: Loading) -> None:
@@ -484,6 +412,7 @@ class Simulation:
         state = SimulatedDeviceState(device, len(self.record.devices), host, self.now)
         self.record.devices.append((device, state))
         self._devices[device.id] = state
+        self._fleet.joined(device, self.now)
         self._obey(self.engine.handle(m.DeviceJoined(device.known_as(host.size if host else 0)), self.now))
 
     def _leave(self, device: DeviceId) -> None:
@@ -500,6 +429,9 @@ class Simulation:
         if self._observer is not None:
             self._observer.left(self.now, device)
         self._obey(self.engine.handle(m.DeviceLeft(device, "left"), self.now))
+        node = state.device.node
+        if all(each.device.node != node for each in self._devices.values()) and self._fleet.left(node, self.now):
+            self._obey(self.engine.handle(m.Offered(self._fleet.offers()), self.now))
 
 
 def _all_functions(workload: Workload) -> Iterator[SimulatedFunction]:

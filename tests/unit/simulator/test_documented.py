@@ -39,7 +39,7 @@ def test_every_key_of_a_line_is_in_the_table() -> None:
 
 def test_every_key_and_event_of_a_workload_is_documented() -> None:
     for entry in entries.ENTRIES:
-        for key in entry.__struct_fields__:
+        for key in entry.__struct_encode_fields__:
             assert re.search(rf"`{key}`|\"{key}\"", DOCUMENT), key
     for change in TimedChange.__subclasses__():
         assert f"| `{change.__struct_config__.tag}` |" in DOCUMENT

@@ -14,9 +14,10 @@ from gpufaas_core.model import CallId, DeviceId, Part
 from gpufaas_simulator.costs import CostModel
 from gpufaas_simulator.entries import workload_json
 from gpufaas_simulator.explicit import read_workload
+from gpufaas_simulator.record import COMPLETED, FAILED, Record
 from gpufaas_simulator.report import report
 from gpufaas_simulator.run import engine_header, simulate
-from gpufaas_simulator.simulation import COMPLETED, FAILED, Record, Simulation
+from gpufaas_simulator.simulation import Simulation
 from gpufaas_simulator.workload import Workload
 
 Write = Callable[[Any], Path]

@@ -11,9 +11,10 @@ import pytest
 from gpufaas_simulator.decisions import DecisionLog
 from gpufaas_simulator.entries import workload_json
 from gpufaas_simulator.explicit import read_workload
+from gpufaas_simulator.record import Record
 from gpufaas_simulator.report import Report, report
 from gpufaas_simulator.run import engine_header, simulate
-from gpufaas_simulator.simulation import Record, Simulation
+from gpufaas_simulator.simulation import Simulation
 from gpufaas_simulator.synthetic import SHAPES, make_workload
 from gpufaas_simulator.timeline import Stay, Timeline
 
