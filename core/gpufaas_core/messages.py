@@ -237,7 +237,7 @@ class WorkerExited(Struct, frozen=True, tag=True):
 
 
 class NodeRefused(Struct, frozen=True, tag="Refused"):
-    """The node took nothing of the call. It is placed again, with its arrival number and its passes."""
+    """The node took nothing of the call. It is placed again, with its arrival number."""
 
     call: CallId
     device: DeviceId

@@ -96,8 +96,10 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     age_s: Seconds
     """Since it arrived."""
     deadline_in_s: Seconds | None = None
-    passes: int | None = None
-    """Set once it has come back from a device. None: `EngineDoc.ends` says how many."""
+    left: bool = False
+    """It left its queue; if it waits, it came back."""
+    note: int = 0
+    """Kept with it for the policy."""
     refusals: int = 0
     aborted: bool = False
     estimate_s: Seconds = 0.0
@@ -259,8 +261,6 @@ class EngineDoc(Struct, frozen=True):
     """The first calls of the queues, by arrival; up to a limit. Those of local queues are in the docs of devices."""
     waiting_count: int = 0
     """How many calls wait, those in local queues included."""
-    ends: tuple[int, ...] = ()
-    """Where the last scans of the queue ended. Each scan that ended behind a call has passed over it."""
     reserved_in_s: Seconds | None = None
     """For this long no further device is reserved for a call that has waited too long."""
     wakes: tuple[tuple[str, Seconds], ...] = ()

@@ -195,15 +195,9 @@ class Promise(Struct, frozen=True):
     at: Seconds
 
 
-class CountPass(Struct, frozen=True):
-    """Count one pass for every waiting call with an arrival number below `before`: a scan passed over them."""
-
-    before: int
-
-
 Action = (
     Start | Assign | Load | Evict | Limit | Choose | Reject | Preempt | Fetch | Wake | Procure | Release | SetPlan
-    | Promise | CountPass
+    | Promise
 )  # fmt: skip
 
 
@@ -308,6 +302,13 @@ class WaitingCall(Protocol):
         """Arrival number."""
 
     @property
+    def left(self) -> bool:
+        """It left the queue before, and came back; or it came late, with the number of an earlier call."""
+
+    note: int
+    """A number of the policy's own, which the engine keeps with the call, also over a takeover; 0 at first."""
+
+    @property
     def arrived_at(self) -> Seconds: ...
 
     @property
@@ -376,13 +377,19 @@ class QueueView(Protocol):
         that are set aside may be missing. O(1) if these are the same calls as at the last question.
         """
 
-    def first_at_limit(self, before: int = ...) -> WaitingCall | None:
-        """The first call that was passed over `SchedulingPolicy.pass_limit` times."""
+    @property
+    def next_number(self) -> int:
+        """The arrival number of the next call that comes."""
 
-    def passes(self, call: WaitingCall) -> int:
-        """How often `CountPass` passed over it; `SchedulingPolicy.pass_limit` stands for this or more."""
+    @property
+    def returned(self) -> Sequence[WaitingCall]:
+        """The calls that came back (`WaitingCall.left`), by number. There are nearly always none."""
+
+    def first_stayed(self, before: int = ...) -> WaitingCall | None:
+        """As `first`, without the calls that came back."""
 
     def set_aside(self, call: WaitingCall) -> None: ...
+    def is_aside(self, call: WaitingCall) -> bool: ...
     def rewind(self) -> None: ...
 
 
@@ -555,10 +562,6 @@ class View(FleetView, ResidencyView, CostsView, AgendaView, Protocol):
 class SchedulingPolicy(Protocol):
     @property
     def name(self) -> str: ...
-    @property
-    def pass_limit(self) -> int:
-        """The number of passes after which a call is at the limit; 0: the policy counts no passes."""
-
     def plan(self, view: View) -> Plan:
         """One scheduling run. It ends when the generator returns."""
 
@@ -577,6 +580,14 @@ class Observing(Protocol):
     """A policy that is told each event before the engine handles it."""
 
     def observe(self, event: Event, now: Seconds) -> None: ...
+
+
+@runtime_checkable
+class Noting(Protocol):
+    """A policy that notes something with each call that leaves the queue, by whatever action."""
+
+    def leaving(self, call: WaitingCall) -> int:
+        """What becomes its `WaitingCall.note`."""
 
 
 @runtime_checkable

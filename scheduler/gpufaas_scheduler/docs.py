@@ -18,7 +18,6 @@ from gpufaas_scheduler.contract import Stateful
 from gpufaas_scheduler.world.backoff import restored
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.costs import Costs
-from gpufaas_scheduler.world.queue import IMPLICIT
 from gpufaas_scheduler.world.ready import ReadyCopies
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
@@ -41,7 +40,8 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         number=call.number,
         age_s=now - call.arrived_at,
         deadline_in_s=None if call.deadline is None else call.deadline - now,
-        passes=None if call.passes == IMPLICIT else call.passes,
+        left=call.left,
+        note=call.note,
         refusals=call.refusals,
         aborted=call.aborted,
         estimate_s=call.estimate_s,
@@ -138,7 +138,6 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         joined=cluster.joined,
         waiting=tuple(call_doc(each, now) for each in _first_waiting(world)),
         waiting_count=world.calls.waiting,
-        ends=cluster.queue.ends,
         reserved_in_s=cluster.reserved_until - now if cluster.reserved else None,
         wakes=tuple((key, at - now) for key, at in agenda.wakes.items()),
         plan=agenda.plan,
@@ -162,7 +161,7 @@ def _first_waiting(world: World) -> list[Call]:
     never_left = (
         each
         for each in world.calls.by_id.values()
-        if each.state == WAITING and (each.passes == IMPLICIT or not each.owner.exclusive)
+        if each.state == WAITING and (not each.left or not each.owner.exclusive)
     )
     found = [*world.queue.returned, *(islice(never_left, WAITING_KEPT) if world.calls.waiting else ())]
     found.sort(key=lambda call: call.number)
@@ -176,7 +175,7 @@ def restored_call(doc: CallDoc, owner: FunctionState, since: Seconds) -> Call:
     """Return the call of *doc*. The caller puts it into its queue or on its device."""
     deadline = None if doc.deadline_in_s is None else since + doc.deadline_in_s
     call = Call(doc.call, owner.id, owner, doc.number, since - doc.age_s, deadline, doc.size, own_goal_s=doc.goal_s)
-    call.passes = IMPLICIT if doc.passes is None else doc.passes
+    call.left, call.note = doc.left, doc.note
     call.refusals = doc.refusals
     call.aborted = doc.aborted
     call.estimate_s = doc.estimate_s

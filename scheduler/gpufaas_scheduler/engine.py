@@ -108,7 +108,7 @@ class Engine:
         max_queue: int = 10_000,
         learn: bool = True,
     ) -> None:
-        cluster = Cluster(replacement, policy.pass_limit)
+        cluster = Cluster(replacement)
         self._world = World(cluster, view_of(cluster), policy, epoch=epoch, max_queue=max_queue, learn=learn)
         self.policy = policy
         self.epoch = epoch

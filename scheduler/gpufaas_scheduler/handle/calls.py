@@ -152,7 +152,7 @@ def _back_date(world: World, call: Call, age_s: Seconds) -> None:
         call.number = doc.number
         call.arrived_at = since - doc.age_s
         call.refusals = doc.refusals
-        call.passes = doc.passes or 0
+        call.left, call.note = True, doc.note
         return
     call.arrived_at -= age_s
     number = world.queue.next_number
@@ -165,7 +165,7 @@ def _back_date(world: World, call: Call, age_s: Seconds) -> None:
     if number == world.queue.next_number:
         world.queue.next_number += 1
     else:
-        call.passes = 0
+        call.left = True
 
 
 def _no_device(world: World, call: CallId, owner: FunctionState) -> m.Reject:

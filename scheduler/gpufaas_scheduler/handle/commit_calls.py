@@ -6,7 +6,6 @@ from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, wake
 from gpufaas_scheduler.handle.waiting import give_up
 from gpufaas_scheduler.world.call_state import WAITING
-from gpufaas_scheduler.world.queue import IMPLICIT
 from gpufaas_scheduler.world.state import Call, FunctionState
 from gpufaas_scheduler.world.world import World
 
@@ -22,7 +21,7 @@ def try_choose(world: World, action: contract.Choose) -> str | None:
     reason = _why_no_variant(world, before, after)
     if reason is not None:
         return reason
-    came_back = call.passes != IMPLICIT
+    came_back = call.left
     world.queue.remove(call)
     before.waiting -= 1
     before.mark()

@@ -238,7 +238,7 @@ def _adopt_call(
         # It was started before all that wait here, so its number is below theirs.
         world.adopted += 1
         call = Call(running.call, owner.id, owner, world.adopted - _MAX_ADOPTED, at - running.age_s, None)
-        call.passes = 0
+        call.left = True
         call.aborted = running.abandoned
     if twin:
         if not call.aborted:

@@ -78,18 +78,14 @@ def run_policy(world: World) -> None:
         except StopIteration:
             break
         kind = type(action)
-        if kind is contract.CountPass:
-            world.queue.count_pass(action.before)  # type: ignore[union-attr]
+        commit = COMMIT.get(kind)
+        reason = f"{kind.__name__} is not an action" if commit is None else commit(world, action)
+        if reason is None:
             verdict = None
+            budget = limit
         else:
-            commit = COMMIT.get(kind)
-            reason = f"{kind.__name__} is not an action" if commit is None else commit(world, action)
-            if reason is None:
-                verdict = None
-                budget = limit
-            else:
-                verdict = Refusal(action, reason)
-                world.refusals.append(verdict)
+            verdict = Refusal(action, reason)
+            world.refusals.append(verdict)
         budget -= 1
         if budget < 0:
             plan.close()

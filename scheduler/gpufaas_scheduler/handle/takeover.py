@@ -46,7 +46,7 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
     newest = left.event.engine
     if newest is not None:
         world.grant = newest.grant
-        world.queue.restore(newest.next_number, newest.ends)
+        world.queue.next_number = newest.next_number
         world.cluster.joined = newest.joined
         since = left.since(newest)
         docs.restore_agenda(world, newest, since)

@@ -7,7 +7,6 @@ from gpufaas_core.model import CallId
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, wake
 from gpufaas_scheduler.handle.grants import take_local
 from gpufaas_scheduler.world.call_state import LOCAL
-from gpufaas_scheduler.world.queue import IMPLICIT
 from gpufaas_scheduler.world.state import Call, FunctionState
 from gpufaas_scheduler.world.world import World
 
@@ -16,17 +15,17 @@ MAX_REFUSALS: Final = 3
 
 
 def join_queue(world: World, call: Call) -> None:
-    """Put *call* into its queue, by its number and with its passes."""
+    """Put *call* into its queue, by its number."""
     owner = call.owner
     if not owner.exclusive:
         owner.flow.put_back(call)
         if not owner.active:
             world.homeless[owner.id] = owner
         return
-    if call.passes == IMPLICIT:
-        world.queue.append(call)
-    else:
+    if call.left:
         world.queue.put_back(call)
+    else:
+        world.queue.append(call)
     world.cluster.note_waiting(owner)
 
 
@@ -62,7 +61,7 @@ def give_up(world: World, call: Call) -> None:
 
 
 def place_again(world: World, call: Call, why: str) -> None:
-    """Let a call wait again, with its number and its passes, that no worker has any more; or reject it."""
+    """Let a call wait again, with its number, that no worker has any more; or reject it."""
     owner = call.owner
     call.refusals += 1
     if call.aborted:

@@ -17,7 +17,6 @@ from gpufaas_scheduler.contract import (
     Action,
     Assign,
     Choose,
-    CountPass,
     DeviceView,
     Evict,
     Explaining,
@@ -25,6 +24,7 @@ from gpufaas_scheduler.contract import (
     FunctionView,
     Limit,
     Load,
+    Noting,
     Observing,
     Option,
     Plan,
@@ -59,9 +59,9 @@ from gpufaas_scheduler.policies.spec import PolicySpec
 
 __all__ = [
     "ARRIVAL", "DEFAULT_POLICY", "DEVICE", "ENTRY_POINTS", "FINISH", "FLEET", "HOST", "LOADED", "NONE", "PLAN",
-    "POLICIES", "WAKE", "Action", "Assign", "Choose", "CountPass", "DeviceView", "Evict", "Explaining", "Fetch",
-    "FunctionView", "Limit", "Load", "Observing", "Option", "Plan", "PolicySpec", "Preempt", "Procure", "Promise",
-    "QueueView", "Refusal", "Reject", "Release", "ResidentView", "RunningCall", "SchedulingPolicy", "SetPlan",
-    "Start", "Stateful", "View", "WaitingCall", "Wake", "Watching", "Why", "make_policy", "policy_spec",
+    "POLICIES", "WAKE", "Action", "Assign", "Choose", "DeviceView", "Evict", "Explaining", "Fetch",
+    "FunctionView", "Limit", "Load", "Noting", "Observing", "Option", "Plan", "PolicySpec", "Preempt", "Procure",
+    "Promise", "QueueView", "Refusal", "Reject", "Release", "ResidentView", "RunningCall", "SchedulingPolicy",
+    "SetPlan", "Start", "Stateful", "View", "WaitingCall", "Wake", "Watching", "Why", "make_policy", "policy_spec",
     "start_on",
 ]  # fmt: skip

@@ -17,7 +17,6 @@ from msgspec import Meta, Struct
 from gpufaas_scheduler.contract import (
     NEVER,
     Assign,
-    CountPass,
     DeviceView,
     Plan,
     Start,
@@ -26,6 +25,7 @@ from gpufaas_scheduler.contract import (
     Why,
     start_on,
 )
+from gpufaas_scheduler.policies.passes import Passes
 from gpufaas_scheduler.roles import Placement
 
 _HIT: Final = Why("the first waiting call whose model the device held")
@@ -45,18 +45,19 @@ class O3:
     Options = O3Options
 
     def __init__(self, options: O3Options) -> None:
-        self.pass_limit = options.o3_limit
+        self.passes = Passes(options.o3_limit)
+        self.save, self.load, self.leaving = self.passes.save, self.passes.load, self.passes.of
 
     def plan(self, view: View, placement: Placement) -> Plan:
         # Step 1 (the local queue) was done when the device became free: an idle device has no local work.
-        queue, place = view.queue, placement.place
-        counts = self.pass_limit > 0
+        queue, place, passes = view.queue, placement.place, self.passes
+        first_at_limit = passes.first_at_limit
         for device in view.idle():
             hit = view.first_hit(device)
             before = NEVER if hit is None else hit.number
             started = NEVER
             # Step 2: of the calls ahead of the hit, those at the limit are placed (2b), others are passed over (2c).
-            while (call := queue.first_at_limit(before)) is not None:
+            while (call := first_at_limit(queue, before)) is not None:
                 action = place(view, call, device)
                 if action is None or (yield action) is not None:
                     queue.set_aside(call)  # no later call of its function does better in this scan
@@ -67,8 +68,7 @@ class O3:
                 start = Start((hit.id,), device.copies[hit.function], (), None, _HIT)
                 if (yield start) is None:
                     started = hit.number
-            if counts:
-                yield CountPass(started)
+            passes.count(queue, started)
             # Step 3: nothing found for this device.
             while started == NEVER and (call := queue.first()) is not None:
                 action = place(view, call, device)

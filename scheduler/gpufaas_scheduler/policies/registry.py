@@ -77,7 +77,7 @@ _DEFAULTS: Final = {REPLACEMENT: Chosen("lru")}
 """What fills a role that neither the spec nor its policy names."""
 
 _MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
-    POLICY: ("name", "pass_limit", "plan"), ORDER: ("plan",), PLACEMENT: ("place",), REPLACEMENT: ("order",),
+    POLICY: ("name", "plan"), ORDER: ("plan",), PLACEMENT: ("place",), REPLACEMENT: ("order",),
 }  # fmt: skip
 """What installed code must have."""
 

@@ -24,10 +24,10 @@ from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 class Cluster:
     """The state that decisions are made from."""
 
-    def __init__(self, replacement: Replacement, pass_limit: int) -> None:
+    def __init__(self, replacement: Replacement) -> None:
         self.now: Seconds = 0.0
         self.changes = Changes()
-        self.queue: GlobalQueue[Call] = GlobalQueue(pass_limit)
+        self.queue: GlobalQueue[Call] = GlobalQueue()
         self.devices: dict[DeviceId, DeviceState] = {}
         self.functions: dict[FunctionId, FunctionState] = {}
         self.copies: dict[CopyId, tuple[DeviceState, Copy]] = {}

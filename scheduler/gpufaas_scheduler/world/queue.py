@@ -1,5 +1,5 @@
 """
-The global queue: calls in arrival order, with indexes by function, and how often each was passed over.
+The global queue: calls in arrival order, with indexes by function.
 
 A literal scan of the queue costs O(queue) per decision. This index gives the same answers at less cost:
 
@@ -7,30 +7,21 @@ A literal scan of the queue costs O(queue) per decision. This index gives the sa
 number of an entry is a lower bound of the arrival number of the function's first call, and is corrected when the entry
 surfaces. So a hit, which takes a call from the middle, costs nothing here.
 
-*How often was a call passed over?* A scan ends at the call that it starts, or at the end of the queue, and passes over
-all calls before that point. So the count of call n is the number of scans that ended behind n. Policies only ask
-whether it is at least `limit`. So the `limit` largest ends are kept, and call n is at the limit if n is below the least
-of them. This is exact, and costs one `insort` per scan.
-
-*Calls that come back* (a node refused them, or their device left) keep their number and their count, but the scans
-meanwhile did not pass over them. They are in a short list of their own, with explicit counts, and are merged into every
-answer. The list is nearly always empty.
+*Calls that come back* (a node refused them, or their device left) keep their number. They are in a short list of their
+own, and are merged into every answer. The list is nearly always empty.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import insort
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from gpufaas_core.model import FunctionId
 from gpufaas_scheduler.contract import NEVER, WaitingCall
-
-IMPLICIT: Final = -1
-"""`Call.passes` of a call that never left the queue: its number gives its count."""
 
 
 class HasFlow(Protocol):
@@ -43,8 +34,10 @@ class HasFlow(Protocol):
 class Queued(Protocol):
     """What the queue needs of a call."""
 
-    passes: int
-    """How often it was passed over; or `IMPLICIT`."""
+    left: bool
+    """It left its queue: see `contract.WaitingCall.left`."""
+    note: int
+    """See `contract.WaitingCall.note`."""
 
     @property
     def function(self) -> FunctionId: ...
@@ -73,10 +66,10 @@ class Flow(Generic[CallT]):
         self.tombstones = 0
 
     def __iter__(self) -> Iterator[CallT]:
-        return (each for each in self.calls if each.passes == IMPLICIT)
+        return (each for each in self.calls if not each.left)
 
     def append(self, call: CallT) -> None:
-        call.passes = IMPLICIT
+        call.left = False
         if not self.calls:
             self.head = call.number
         self.calls.append(call)
@@ -89,25 +82,25 @@ class Flow(Generic[CallT]):
         before = []
         while self.calls and self.calls[0].number < call.number:
             before.append(self.calls.popleft())
-        call.passes = IMPLICIT
+        call.left = False
         self.calls.appendleft(call)
         self.calls.extendleft(reversed(before))
         self.head = self.calls[0].number
 
-    def remove(self, call: CallT, passes: int = 0) -> None:
-        """Take *call* out of any place. It has an explicit count of *passes* from then on."""
-        call.passes = passes
+    def remove(self, call: CallT) -> None:
+        """Take *call* out of any place."""
+        call.left = True
         calls = self.calls
         if calls[0] is not call:
             self.tombstones += 1
             if self.tombstones * 2 > len(calls):
-                self.calls = deque(each for each in calls if each.passes == IMPLICIT)
+                self.calls = deque(each for each in calls if not each.left)
                 self.tombstones = 0
             return
         calls.popleft()
         while calls:
             first = calls[0]
-            if first.passes == IMPLICIT:
+            if not first.left:
                 self.head = first.number
                 return
             calls.popleft()
@@ -116,24 +109,23 @@ class Flow(Generic[CallT]):
 
 
 class GlobalQueue(Generic[CallT]):
-    """All waiting calls of model functions. Counts of passes are exact up to `pass_limit`."""
+    """All waiting calls of model functions."""
 
     __slots__ = (
-        "_aside", "_aside_functions", "_empty", "_ends", "_heads", "_oldest", "_oldest_limit", "_oldest_until", "count",
-        "next_number", "pass_limit", "returned",
+        "_aside", "_aside_functions", "_empty", "_heads", "_oldest", "_oldest_limit", "_oldest_until", "count",
+        "leaving", "next_number", "returned",
     )  # fmt: skip
 
-    def __init__(self, pass_limit: int) -> None:
-        self.pass_limit = pass_limit
+    def __init__(self) -> None:
         self.count = 0
         self.next_number = 0
         self.returned: list[CallT] = []
-        """Calls that came back, by number, with explicit counts."""
+        """Calls that came back, by number."""
+        self.leaving: Callable[[WaitingCall], int] | None = None
+        """See `contract.Noting`."""
         self._heads: list[tuple[int, Flow[CallT]]] = []
         self._empty = 0
         """The number of entries of functions without waiting calls."""
-        self._ends = [0] * pass_limit
-        """The `pass_limit` largest ends of scans, ascending."""
         self._aside: list[tuple[int, Flow[CallT]]] = []
         self._aside_functions: set[FunctionId] = set()
         self._oldest: list[CallT] = []
@@ -144,17 +136,6 @@ class GlobalQueue(Generic[CallT]):
 
     def __len__(self) -> int:
         return self.count
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """The `pass_limit` largest numbers at which scans ended."""
-        return tuple(self._ends)
-
-    def restore(self, next_number: int, ends: tuple[int, ...]) -> None:
-        """Continue the counts of an older queue, perhaps with another limit. This queue must be empty."""
-        self.next_number = next_number
-        limit = self.pass_limit
-        self._ends = sorted([*[0] * limit, *ends])[-limit:] if limit else []
 
     @property
     def functions(self) -> int:
@@ -175,7 +156,7 @@ class GlobalQueue(Generic[CallT]):
         self.count += 1
 
     def put_back(self, call: CallT) -> None:
-        """Let *call* wait again, with its number and its passes."""
+        """Let *call* wait again, with its number."""
         insort(self.returned, call, key=_number)
         self._oldest_until = -1
         self.count += 1
@@ -194,33 +175,25 @@ class GlobalQueue(Generic[CallT]):
         if call.number <= self._oldest_until:
             self._oldest_until = -1
         self.count -= 1
-        if call.passes == IMPLICIT:
-            queue = call.owner.flow
-            queue.remove(call, self.pass_limit - bisect_right(self._ends, call.number))
-            if queue.head == NEVER:
-                self._empty += 1
-        else:
+        if self.leaving is not None:
+            call.note = self.leaving(call)  # type: ignore[arg-type]
+        if call.left:
             self.returned.remove(call)
-
-    def passes(self, call: WaitingCall) -> int:
-        """Return how often *call* was passed over; `pass_limit` stands for this or more."""
-        explicit = cast(Queued, call).passes
-        return self.pass_limit - bisect_right(self._ends, call.number) if explicit == IMPLICIT else explicit
-
-    def count_pass(self, before: int) -> None:
-        """A scan passed over every waiting call with a number below *before* (`NEVER`: over all)."""
-        if self.pass_limit:
-            # Later arrivals were not passed over: no end lies beyond the present numbers.
-            insort(self._ends, min(before, self.next_number))
-            del self._ends[0]
-        for call in self.returned:
-            if call.number > before:  # with an equal number, it is before the call where the scan ended
-                break
-            call.passes += 1
+            return
+        queue = call.owner.flow
+        queue.remove(call)
+        if queue.head == NEVER:
+            self._empty += 1
 
     def first(self, before: int = NEVER) -> CallT | None:
         """Return the first call with a number below *before* whose function is not set aside."""
-        return self._first(before, before, 0)
+        found = self.first_stayed(before)
+        for call in self.returned:
+            if call.number >= before or (found is not None and call.number > found.number):
+                break
+            if call.function not in self._aside_functions:
+                return call
+        return found
 
     def oldest(self, limit: int) -> Sequence[CallT]:
         """Rewind, and return the first call of each of the *limit* functions that have waited longest, by number."""
@@ -254,12 +227,8 @@ class GlobalQueue(Generic[CallT]):
         self._oldest_until = found[-1].number if len(found) == limit else NEVER
         return found
 
-    def first_at_limit(self, before: int = NEVER) -> CallT | None:
-        """Return `first` among the calls that were passed over `pass_limit` times."""
-        ends = self._ends
-        return self._first(ends[0] if ends and ends[0] < before else before, before, self.pass_limit)
-
-    def _first(self, before: int, returned_before: int, passes: int) -> CallT | None:
+    def first_stayed(self, before: int = NEVER) -> CallT | None:
+        """Return `first` among the calls that did not come back."""
         heads = self._heads
         found = None
         while heads:
@@ -276,11 +245,6 @@ class GlobalQueue(Generic[CallT]):
                 self._empty -= 1
             else:
                 heapreplace(heads, (head, queue))
-        for call in self.returned:
-            if call.number >= returned_before or (found is not None and call.number > found.number):
-                break
-            if call.passes >= passes and call.function not in self._aside_functions:
-                return call
         return found
 
     def firsts(self) -> Iterator[CallT]:
@@ -309,6 +273,9 @@ class GlobalQueue(Generic[CallT]):
                 heads[at] = heads[-1]
                 heads.pop()
                 heapify(heads)
+
+    def is_aside(self, call: WaitingCall) -> bool:
+        return call.function in self._aside_functions
 
     def rewind(self) -> None:
         """End a pass through the queue: no function is set aside any more."""

@@ -20,7 +20,7 @@ from gpufaas_scheduler.world.backoff import Backoff
 from gpufaas_scheduler.world.call_state import NEW
 from gpufaas_scheduler.world.changes import Changes, Marked, device_key, function_key
 from gpufaas_scheduler.world.costs import Costed, CostsByKind
-from gpufaas_scheduler.world.queue import IMPLICIT, Flow
+from gpufaas_scheduler.world.queue import Flow
 from gpufaas_scheduler.world.ready import ReadyCopies
 from gpufaas_scheduler.world.times import SHARE
 
@@ -41,7 +41,9 @@ class Call(Struct, eq=False):
     """Its deadline is for its start only."""
     own_goal_s: Seconds | None = None
     """As `Arrived.goal_s`."""
-    passes: int = IMPLICIT
+    left: bool = False
+    """See `contract.WaitingCall.left`; so is `note`."""
+    note: int = 0
     state: int = NEW
     """See `call_state`."""
     refusals: int = 0

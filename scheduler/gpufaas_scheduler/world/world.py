@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Seconds
 from gpufaas_core.snapshot import CallDoc, DeviceDoc, EngineDoc, FunctionDoc
-from gpufaas_scheduler.contract import Observing, Refusal, SchedulingPolicy, View, Watching, Why
+from gpufaas_scheduler.contract import Noting, Observing, Refusal, SchedulingPolicy, View, Watching, Why
 from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.memory import Lending
@@ -84,6 +84,7 @@ class World:
         self.rate = LEARNING_RATE if learn else 0.0
         self.cluster = cluster
         self.agenda = cluster.agenda
+        cluster.queue.leaving = policy.leaving if isinstance(policy, Noting) else None
         self.agenda.watches = policy.watches if isinstance(policy, Watching) else 0
         self.view = view
         """The policy's view of `cluster`."""

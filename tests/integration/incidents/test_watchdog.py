@@ -19,7 +19,6 @@ class Stuck:
 
     def __init__(self):
         self._lb = make_policy("lb")
-        self.pass_limit = self._lb.pass_limit
 
     def __getattr__(self, name):
         return getattr(self._lb, name)

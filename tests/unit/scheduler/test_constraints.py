@@ -190,7 +190,6 @@ def test_a_load_that_ran_out_of_memory_is_widened_to_the_largest_device_that_it_
 def test_a_policy_that_proposes_a_device_that_is_not_allowed_is_refused() -> None:
     class Stubborn:
         name = "stubborn"
-        pass_limit = 0
 
         def plan(self, _view: View) -> Plan:
             yield Start((CallId("c1"),), parts=(Part(DeviceId("a"), 0),))

@@ -96,7 +96,7 @@ def test_a_policy_that_names_no_victims_gets_none() -> None:
     """An empty tuple is not None: the engine does not choose in the policy's place."""
 
     class Names:
-        name, pass_limit = "names", 0
+        name = "names"
 
         def plan(self, view):  # type: ignore[no-untyped-def]
             for each in list(view.idle()):

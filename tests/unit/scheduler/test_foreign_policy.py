@@ -102,7 +102,7 @@ def test_a_role_from_outside_is_combined_with_ours(tmp_path: Path, monkeypatch: 
     ("source", "message"),
     [
         ("raise ImportError('no such thing')", "cannot be made: ImportError: no such thing"),
-        ("class Broken:\n    name = 'broken'\n", "has no pass_limit, plan"),
+        ("class Broken:\n    name = 'broken'\n", "has no plan"),
     ],
 )
 def test_a_broken_policy_is_named_in_one_line(

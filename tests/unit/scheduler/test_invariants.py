@@ -10,14 +10,13 @@ from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
-from gpufaas_scheduler.policies import POLICIES, Assign, CountPass, Load, Plan, Start, View
+from gpufaas_scheduler.policies import POLICIES, Assign, Load, Plan, Start, View, Wake
 
 
 class Hostile:
     """Proposes anything: calls that do not wait, devices that do not exist or are full, everything twice."""
 
     name = "hostile"
-    pass_limit = 3
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -43,7 +42,7 @@ class Hostile:
             elif kind == 3:
                 yield Assign(call, copy)
             elif kind == 4:
-                yield CountPass(self.rng.randrange(-5, 100))
+                yield Wake(view.now + self.rng.randrange(-5, 100))
             elif (first := view.queue.first()) is not None:
                 view.queue.set_aside(first)
                 if self.rng.random() < 0.5:
@@ -319,7 +318,6 @@ def test_a_model_gets_the_room_of_whatever_is_idle_on_a_device_as_large_as_itsel
 def test_a_policy_that_never_stops_proposing_is_stopped() -> None:
     class Stubborn:
         name = "stubborn"
-        pass_limit = 0
 
         def plan(self, _view: View) -> Plan:
             while True:
@@ -340,7 +338,6 @@ def test_what_a_policy_raises_is_passed_on() -> None:
 
     class Broken:
         name = "broken"
-        pass_limit = 0
 
         def plan(self, _view: View) -> Plan:
             raise ZeroDivisionError

@@ -392,7 +392,6 @@ class Prefetching:
     """Loads `function` on the first idle device as soon as anything waits."""
 
     name = "prefetching"
-    pass_limit = 0
 
     def __init__(self, function: str, victims: tuple[FunctionId, ...] | None = None) -> None:
         self.function = FunctionId(function)

@@ -27,7 +27,6 @@ def test_a_policy_says_when_it_looks_again_and_is_asked_then() -> None:
         """Starts nothing before it has looked three times."""
 
         name = "patient"
-        pass_limit = 0
         looks = 0
 
         def plan(self, view: View) -> Plan:

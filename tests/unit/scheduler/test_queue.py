@@ -12,8 +12,8 @@ from gpufaas_scheduler.world.state import Call, FunctionState
 class Queue:
     """A global queue over functions named by letters; a call is named after its function and arrival number."""
 
-    def __init__(self, limit: int = 2) -> None:
-        self.queue = GlobalQueue(limit)
+    def __init__(self) -> None:
+        self.queue: GlobalQueue[Call] = GlobalQueue()
         self.functions: dict[str, FunctionState] = {}
 
     def arrive(self, functions: str) -> list[Call]:
@@ -31,10 +31,6 @@ class Queue:
         found = self.queue.first()
         return None if found is None else found.id
 
-    def at_limit(self) -> str | None:
-        found = self.queue.first_at_limit()
-        return None if found is None else found.id
-
 
 def test_the_first_call_is_found_whatever_left_before_it() -> None:
     queue = Queue()
@@ -49,40 +45,20 @@ def test_the_first_call_is_found_whatever_left_before_it() -> None:
     assert len(queue.queue) == 1
 
 
-def test_a_scan_passes_over_the_calls_ahead_of_its_end_only() -> None:
-    queue = Queue(limit=5)
-    f0, g1, f2 = queue.arrive("fgf")
-
-    queue.queue.count_pass(before=1)
-    queue.queue.count_pass(before=2)
-
-    assert [queue.queue.passes(call) for call in (f0, g1, f2)] == [2, 1, 0]
-
-
-def test_a_scan_that_found_nothing_does_not_pass_over_calls_of_the_future() -> None:
-    queue = Queue(limit=5)
-    (f0,) = queue.arrive("f")
-
-    queue.queue.count_pass(before=1 << 62)
-    (f1,) = queue.arrive("f")
-
-    assert [queue.queue.passes(call) for call in (f0, f1)] == [1, 0]
-
-
-def test_a_call_that_comes_back_has_the_passes_that_it_had_and_counts_on() -> None:
-    queue = Queue(limit=2)
+def test_a_call_that_comes_back_has_its_number_and_what_was_noted_as_it_left() -> None:
+    queue = Queue()
     f0, g1 = queue.arrive("fg")
-    queue.queue.count_pass(before=2)
+    queue.queue.leaving = lambda call: 7 + call.number
     queue.queue.remove(f0)
-    queue.queue.count_pass(before=2)
-
+    queue.queue.remove(g1)
+    (h2,) = queue.arrive("h")
+    queue.queue.put_back(g1)
     queue.queue.put_back(f0)
 
-    assert [queue.queue.passes(call) for call in (f0, g1)] == [1, 2]
+    assert [(each.id, each.left, each.note) for each in queue.queue.returned] == [("f0", True, 7), ("g1", True, 8)]
     assert queue.first() == "f0"
-    assert queue.at_limit() == "g1"
-    queue.queue.count_pass(before=1)
-    assert queue.at_limit() == "f0"
+    assert queue.queue.first_stayed() is h2
+    assert queue.queue.first_stayed(before=2) is None
 
 
 def test_a_function_that_is_set_aside_is_left_out_until_the_queue_is_rewound() -> None:

@@ -58,7 +58,6 @@ class LeastWait:
     """The call and the place that shorten all waiting most, with replicas."""
 
     name = "least-wait"
-    pass_limit = 0
 
     class Options(Struct, frozen=True):
         wait_bound_s: Annotated[
