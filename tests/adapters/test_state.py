@@ -46,7 +46,7 @@ async def test_the_next_leader_finds_what_the_last_one_left(etcd: Etcd) -> None:
 
     assert found.elapsed_s == 5.0
     assert found.engine is not None
-    assert (found.engine.epoch, found.engine.lease) == (leadership.epoch, 1)
+    assert (found.engine.epoch, found.engine.grant) == (leadership.epoch, 1)
     assert [(each.call, each.age_s, each.deadline_in_s) for each in found.engine.waiting] == [("waiting", 2.0, 5.0)]
     assert [(each.device, each.status, each.running[0].call) for each in found.devices] == [(DEVICE, "busy", "running")]
     assert [(each.function.id, each.holders) for each in found.functions] == [(F, ((DEVICE.id, 0),))]
@@ -129,7 +129,7 @@ async def test_etcd_comes_back_to_the_newest_state(make_etcd: Callable[..., Etcd
                 while not behind.trouble:
                     await asyncio.sleep(0.01)
                 server.start()
-                while (found := (await read_state(etcd)).engine) is None or found.lease != 19:
+                while (found := (await read_state(etcd)).engine) is None or found.grant != 19:
                     await asyncio.sleep(0.01)
         finally:
             running.cancel()
