@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush
+from math import inf
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -35,12 +36,12 @@ class Running(Struct, eq=False):
     """Of the copy's compute, in per cent."""
     service_s: Seconds
     """At full speed; once it has ended, as it was."""
+    begin: Seconds
+    """Of its service, at the earliest."""
+    end: Seconds = 0.0
     version: int = 0
     """Grows with each change of its end. Entries of the calendar with another version do not count."""
     lost: bool = False
-    begin: Seconds = 0.0
-    """Of its service."""
-    end: Seconds = 0.0
     since: Seconds = 0.0
     left_s: Seconds = 0.0
     """What was left at `since`, at full speed."""
@@ -90,6 +91,42 @@ class Calendar:
                 self._leave(running, now)
                 yield running
             work.lost = work.lost or device in work.devices
+
+    def running(self, call: int) -> Running | None:
+        """Return the grant of *call*; None: it has ended. O(work under way)."""
+        for _, _, version, work in self.entries:
+            running = work.running if type(work) is Loading else work
+            if type(running) is Running and call in running.calls and (running is not work or version == work.version):
+                return running
+        return None
+
+    def stop(self, running: Running, now: Seconds) -> bool:
+        """End a grant early. Return whether it waits for its load, which goes on."""
+        loads = False
+        for _, _, _, work in self.entries:
+            if type(work) is Loading and work.running is running:
+                work.running = None
+                loads = True
+        begun = running.version > 0
+        running.version += 1
+        for device in running.devices:
+            if running.truth.whole and device.free_at == running.end:
+                device.free_at = max(now, running.begin)
+        if begun:
+            self._leave(running, now)
+        return loads
+
+    def cap(
+        self, function: FunctionId, copy: int, devices: Iterable[SimulatedDeviceState], cap: int, now: Seconds
+    ) -> None:
+        """The copy may use so much compute from now on."""
+        for device in devices:
+            for each in device.running:
+                if (each.function, each.copy) == (function, copy):
+                    ratio = each.truth.share_factor(cap) / each.truth.share_factor(each.cap)
+                    each.left_s = (each.left_s - (now - each.since) / each.slow) * ratio
+                    each.since, each.cap, each.slow = now, cap, inf  # so that its end is computed anew
+        self._pace(devices, now)
 
     # --- grants beside each other ---
 

@@ -31,6 +31,8 @@ class Truth:
     """A copy runs one grant at a time."""
     uses: int
     """The compute that a grant uses without a cap."""
+    cap: int
+    """The compute that a copy may use, in per cent, if the policy sets no limit."""
 
     def service_s(self, batch: int = 1, share: int = ALL_COMPUTE, neighbours: Collection[Truth] = ()) -> Seconds:
         """
@@ -83,7 +85,7 @@ def truth(function: SimulatedFunction, cost: Cost) -> Truth:
     need = function.need
     uses = need.compute if cost.uses is None else cost.uses
     whole = need.reserved >= ALL_COMPUTE
-    return Truth(function.name, cost, whole, need.slots == 1, uses)
+    return Truth(function.name, cost, whole, need.slots == 1, uses, need.held or ALL_COMPUTE)
 
 
 def mixes(function: SimulatedFunction) -> bool:

@@ -77,6 +77,7 @@ class FunctionEntry(CostEntry):
     priority: int = 0
     task: str = ""
     accuracy: float = 0.0
+    idempotent: bool = False
 
 
 class NodeEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -228,6 +229,7 @@ def _as_function(each: SimulatedFunction) -> FunctionEntry:
         priority=each.priority,
         task=each.task,
         accuracy=each.accuracy,
+        idempotent=each.idempotent,
     )
     if (cost := each.costs.get(ANY_KIND)) is not None:
         found.occupation_mb, found.load_s, found.infer_s = _as_figures(cost)

@@ -180,6 +180,7 @@ class _WorkloadReader:
             name, costs, given.namespace, need_of(given), given.min_copies,
             UNBOUNDED if given.max_queue is None else given.max_queue, given.timeout_s,
             self.planned(given, costs, (*where, "planned")), given.weight, given.priority, given.task, given.accuracy,
+            given.idempotent,
         )  # fmt: skip
 
     def check_sharing(self, given: FunctionEntry, where: tuple[_Step, ...]) -> None:

@@ -46,6 +46,8 @@ class Record:
         self.prefetches = 0
         """Loads without a call."""
         self.evictions = 0
+        self.preempted = 0
+        """Calls that were stopped to run again."""
         self.hottest_copy_s = 0.0
         """For how many device-seconds the most called function was resident."""
         self.explanation: Explanation | None = None

@@ -116,6 +116,8 @@ class Report(Struct, frozen=True):
     fleet: FleetReport | None = None
     in_goal: float | None = None
     """The share of the calls with a latency goal that were answered within it."""
+    preempted: int = 0
+    """Calls that the policy stopped, to run them again."""
 
 
 class _Calls:
@@ -173,6 +175,7 @@ def report(record: Record, policy: str) -> Report:
         tenants=_by_tenant(record, calls),
         fleet=_fleet(record),
         in_goal=_in_goal(record, calls),
+        preempted=record.preempted,
     )
 
 

@@ -105,9 +105,11 @@ class Simulation:
         """Grants may run beside others that slow them. False: the end of each is known when it starts."""
         self._as_costs = not self._mixed and self._noise.service is None and workload.service_s is None
         """Calls take the service times of their functions."""
+        self._caps: dict[tuple[FunctionId, int], int] = {}
+        """Of the compute that copies may use, as the policy has set it."""
         self._ended = 0
         self._orders = 0
-        """Nodes that were procured."""
+        """Of what comes after all grants and loads of one instant."""
 
     def run(self) -> Record:
         """Run to the end of all work. Exceptions of the engine and its policy are passed on."""
@@ -195,21 +197,28 @@ class Simulation:
                 self._evict(command)
             elif isinstance(command, m.Reject):
                 self._reject(command)
+            elif isinstance(command, m.Abort):
+                self._abort(command)
+            elif isinstance(command, m.SetLimit):
+                self._limit(command)
             elif isinstance(command, m.Procure):
                 self._procure(command)
             elif isinstance(command, m.Release):
                 for device in [each for each in self._devices if each.rpartition("/")[0] == command.node]:
                     self._hosts.pop(self._devices[device].device.node, None)
                     self._leave(device)
-            # The engine sends no other commands here: no caller leaves, and no memory is measured.
+            # No memory is measured, so none is resized; and loads have no times of fetching.
 
     def _start(self, grant: m.Grant) -> None:
         """Nearly all grants are of one call, and run alone on one device: this is written out for them."""
         record, now, cold, parts, numbers = self.record, self.now, grant.cold, grant.parts, grant.calls
-        place, function, order, cap = parts[0].device, grant.function, grant.number * 3, parts[0].share or ALL_COMPUTE
+        place, function, order = parts[0].device, grant.function, grant.number * 3
         device = self._devices[place]
         devices = device.itself if len(parts) == 1 else tuple([self._devices[each.device] for each in parts])
         truth = self._costs.of(function, device.kind)
+        cap = parts[0].share or truth.cap
+        if self._caps:
+            cap = self._caps.get((function, grant.copy), cap)
         calls = (int(numbers[0]),) if len(numbers) == 1 else tuple([int(each) for each in numbers])
         ready = begin = self._begins(truth, devices) if cold or truth.whole else self._ready(device, grant)
         start, victims = HIT, grant.victims
@@ -217,7 +226,7 @@ class Simulation:
             start = FALSE_MISS if record.holders.get(function) else MISS
             victims = record.hold(function, place, grant.copy, victims, now)
             ready = begin + self._loads(function, devices, parts)
-        if self._as_costs and len(calls) == 1:
+        if self._as_costs and len(calls) == 1 and cap == ALL_COMPUTE:
             service_s = truth.cost.service_s
         else:
             service_s = self._serves(calls, function, truth, devices, cap)
@@ -227,14 +236,14 @@ class Simulation:
             record.service_s[call] = service_s
             record.device[call] = device.index
             record.starts.append(call)
-        running = Running(order + 2, calls, function, grant.copy, place, devices, truth, cap, service_s)
+        running = Running(order + 2, calls, function, grant.copy, place, devices, truth, cap, service_s, ready)
         if cold:
             loaded = m.Loaded(function, place, ready - begin, 0, grant.copy)
             heappush(self._under_way, (ready, order + 1, 0, Loading(loaded, devices, running)))
         if self._mixed:
             self._runs_beside(running, begin, ready if cold else None)
         else:
-            end = ready + service_s
+            end = running.end = ready + service_s
             heappush(self._under_way, (end, order + 2, 0, running))
             if cold or truth.whole:
                 self._occupy(truth, devices, copy_id(function, grant.copy), begin, end if truth.whole else ready)
@@ -252,7 +261,7 @@ class Simulation:
         for each in running.devices:
             each.enter(self.now)
         if ready is None:
-            self._at(begin, running.order - 1, running.devices, partial(self._calendar.serve, running, begin))
+            heappush(self._under_way, (begin, running.order - 1, 0, running))
         else:
             self._occupy(running.truth, running.devices, copy_id(running.function, running.copy), begin, ready)
 
@@ -334,13 +343,50 @@ class Simulation:
                 service_s = own_s * (truth.batch_s(len(calls)) / cost_s if cost_s else 1.0) * truth.share_factor(cap)
         return service_s if factors is None else service_s * fmean([factors[call] for call in calls])
 
+    def _abort(self, command: m.Abort) -> None:
+        call = int(command.call)
+        running = self._calendar.running(call)
+        if running is None:  # it ends at this instant
+            return
+        running.calls = tuple([each for each in running.calls if each != call])
+        if not running.calls:
+            self._stop(running)
+        if command.requeue:
+            self.record.preempted += 1
+            answer: m.Event = m.NodeRefused(command.call, running.place, command.reason, opened=True)
+        else:
+            self.record.outcome[call] = FAILED
+            self._ended += 1
+            answer = m.Finished(command.call, running.place, max(0.0, self.now - running.begin), ok=False)
+        self._last(0.0, lambda: self._obey(self.engine.handle(answer, self.now)), running.devices)
+
+    def _stop(self, running: Running) -> None:
+        free_at = [each.free_at for each in running.devices]
+        loads = self._calendar.stop(running, self.now)
+        for device, before in zip(running.devices, free_at, strict=True):
+            if not self._mixed:
+                device.busy_s -= before - device.free_at
+            elif not loads:
+                device.leave(self.now)
+
+    def _limit(self, command: m.SetLimit) -> None:
+        function, copy = command.function, command.copy
+        device = self._devices[command.device]
+        cap = command.share or self._costs.of(function, device.kind).cap
+        self._caps[function, copy] = cap
+        self._calendar.cap(function, copy, device.itself, cap, self.now)
+
     def _procure(self, command: m.Procure) -> None:
         for _ in range(command.n):
             offer, devices = self._fleet.procure(command.kind, self.now)
-            self._orders += 1
-            # At one instant it comes after what grants and loads do.
-            entry = (self.now + offer.delay_s, _LAST + self._orders, 0, Later(partial(self._arrive, offer, devices)))
-            heappush(self._under_way, entry)
+            self._last(offer.delay_s, partial(self._arrive, offer, devices))
+
+    def _last(
+        self, delay_s: Seconds, do: Callable[[], None], devices: tuple[SimulatedDeviceState, ...] = ()
+    ) -> None:  # fmt: skip
+        """Call *do* after *delay_s*, after what grants and loads do at that instant."""
+        self._orders += 1
+        heappush(self._under_way, (self.now + delay_s, _LAST + self._orders, 0, Later(do, devices)))
 
     def _arrive(self, offer: NodeOffer, devices: Sequence[SimulatedDevice]) -> None:
         """A node that was procured joins."""
@@ -363,6 +409,9 @@ class Simulation:
     def _end(self, running: Running) -> None:
         record, now = self.record, self.now
         if self._mixed:
+            if not running.version:
+                self._calendar.serve(running, now)
+                return
             self._calendar.ended(running, now)
             for device in running.devices:
                 device.leave(now)
@@ -376,6 +425,10 @@ class Simulation:
     def _evict(self, command: m.Evict) -> None:
         self.record.release(command.function, command.copy, self.now)
         self.record.evictions += 1
+        self._caps.pop((command.function, command.copy), None)
+        device = self._devices[command.device]
+        if command.to == "host" and device.host is not None:
+            device.host.take(command.function, self._costs.of(command.function, device.kind).cost.occupation)
         if self._observer is not None:
             self._observer.evicted(self.now, command.function, command.device)
 

@@ -74,6 +74,8 @@ class SimulatedFunction:
     priority: int = 0
     task: str = ""
     accuracy: float = 0.0
+    idempotent: bool = False
+    """A policy may stop its calls and run them again."""
 
     def cost(self, kind: str) -> Cost | None:
         return self.costs.get(kind) or self.costs.get(ANY_KIND)
@@ -95,6 +97,7 @@ class SimulatedFunction:
             priority=self.priority,
             task=self.task,
             accuracy=self.accuracy,
+            idempotent=self.idempotent,
         )
 
 

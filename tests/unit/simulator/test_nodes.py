@@ -14,7 +14,7 @@ from gpufaas_core.model import CallId, DeviceId, Part
 from gpufaas_simulator.costs import CostModel
 from gpufaas_simulator.entries import workload_json
 from gpufaas_simulator.explicit import read_workload
-from gpufaas_simulator.record import COMPLETED, FAILED, Record
+from gpufaas_simulator.record import COMPLETED, FAILED, PENDING, Record
 from gpufaas_simulator.report import report
 from gpufaas_simulator.run import engine_header, simulate
 from gpufaas_simulator.simulation import Simulation
@@ -26,13 +26,18 @@ Write = Callable[[Any], Path]
 class Scripted:
     """
     An engine that starts each call when it arrives, on the parts given for its function, as a hit if the function was
-    started before. *batches*: calls that start together, when the last of them arrives.
+    started before. *batches*: calls that start together, when the last of them arrives. *then*: what it commands beside
+    the start of a call.
     """
 
     wake_at = None
 
-    def __init__(self, parts: dict[str, tuple[Part, ...]], batches: tuple[tuple[int, ...], ...] = ()) -> None:
+    def __init__(
+        self, parts: dict[str, tuple[Part, ...]], batches: tuple[tuple[int, ...], ...] = (),
+        then: dict[int, m.Command] | None = None,
+    ) -> None:  # fmt: skip
         self.parts = parts
+        self.then = then or {}
         self.batches = {each: batch for batch in batches for each in batch}
         self.events: list[tuple[float, m.Event]] = []
         self.warm: set[str] = set()
@@ -45,11 +50,16 @@ class Scripted:
         batch = self.batches.get(int(event.call), (int(event.call),))
         if int(event.call) != batch[-1]:
             return []
+        then = [self.then[each] for each in batch if each in self.then]
+        self.warm.difference_update(each.function for each in then if isinstance(each, m.Evict))
         cold = event.function not in self.warm
         self.warm.add(event.function)
         self.grants += 1
         calls = tuple(CallId(str(each)) for each in batch)
-        return [m.StartCall(m.Grant(1, self.grants, calls, event.function, "", self.parts[event.function], cold))]
+        return [
+            *then,
+            m.StartCall(m.Grant(1, self.grants, calls, event.function, "", self.parts[event.function], cold)),
+        ]
 
 
 def one(device: str, share: int = 0, memory: int = 1) -> tuple[Part, ...]:
@@ -189,6 +199,70 @@ def test_a_grant_waits_for_its_copy_and_slows_others_only_then(ran: Ran) -> None
 
     assert list(record.started) == [0.0, 0.0, 4.0]
     assert list(record.ended) == [6.0, 4.0, 6.0]
+
+
+def test_a_limit_holds_from_the_moment_when_it_is_set(ran: Ran) -> None:
+    functions = {"f": {"sharing": "auto", "compute": 100}, "g": {"infer_s": 0, "compute": 1}}
+    given = workload(functions, [[0, "f"], [2, "g"], [20, "f"]])
+
+    record, _ = ran(given, Scripted({"f": one("g0"), "g": one("g0")}, then={1: m.SetLimit("f", "g0", 0, 50)}))  # type: ignore[arg-type]
+
+    # Four of six seconds were left: they take eight. The next grant takes twelve.
+    assert list(record.ended) == [10.0, 2.0, 32.0]
+
+
+WHOLE = {"sharing": "exclusive", "compute": None}
+
+
+@pytest.mark.parametrize(("need", "load_s"), [(WHOLE, 0), (WHOLE, 1), ({}, 0), ({}, 1)])
+def test_a_call_that_is_stopped_frees_its_device(need: dict[str, Any], load_s: float, ran: Ran) -> None:
+    """At 2, long before its end. The engine of this test does not start it again."""
+    functions = {"f": {**need, "uses": 100, "load_s": load_s}, "g": {"infer_s": 2, "uses": 100, **need}}
+    devices = [{"id": "g0", "memory_mb": 100}, {"id": "g1", "memory_mb": 100}]
+    given = workload(functions, [[0, "f"], [2, "g"], [3, "f"]], devices=devices)
+    if need:
+        for each in given["functions"].values():
+            del each["uses"]
+    stop = m.Abort(CallId("0"), DeviceId("g0"), True, "it is in the way", 1)
+
+    record, engine = ran(given, Scripted({"f": one("g0"), "g": one("g1" if need else "g0")}, then={1: stop}))
+
+    assert [(at, each) for at, each in engine.events if isinstance(each, m.NodeRefused)] == [
+        (2, m.NodeRefused(CallId("0"), DeviceId("g0"), "it is in the way", opened=True))
+    ]
+    # Where both run on one device, they share it from 3 to 5.
+    assert list(record.ended)[1:] == ([4.0, 9.0] if need else [5.0, 10.0])
+    assert (list(record.outcome), record.preempted) == ([PENDING, COMPLETED, COMPLETED], 1)
+    assert record.devices[0][1].busy_s == (8.0 if need else 10.0)
+
+
+@pytest.mark.parametrize("need", [WHOLE, {}])
+def test_a_load_goes_on_when_its_call_is_stopped(need: dict[str, Any], ran: Ran) -> None:
+    functions = {"f": {**need, "load_s": 4}, "g": need or {"infer_s": 1, "compute": 1}}
+    devices = [{"id": "g0", "memory_mb": 100}, {"id": "g1", "memory_mb": 100}]
+    given = workload(functions, [[0, "f"], [2, "g"], [3, "f"]], devices=devices)
+    stop = m.Abort(CallId("0"), DeviceId("g0"), False, "it is in the way", 1)
+
+    record, engine = ran(given, Scripted({"f": one("g0"), "g": one("g1")}, then={1: stop}))
+
+    assert [at for at, each in engine.events if isinstance(each, m.Loaded) and each.function == "f"] == [4.0]
+    ended = [(at, each.ok) for at, each in engine.events if isinstance(each, m.Finished) and each.call == "0"]
+    assert ended == [(2.0, False)]
+    assert record.outcome[0] == FAILED
+    assert (record.started[2], record.ended[2]) == (4.0, 10.0)
+    assert record.devices[0][1].busy_s == 10.0
+
+
+def test_what_is_evicted_to_the_host_is_loaded_from_there(ran: Ran) -> None:
+    """The host has room for one model: the last that was loaded, or evicted to it."""
+    cost = {"load_s": 4, "host_load_s": 1, "infer_s": 0}
+    given = workload({"f": cost, "g": cost}, [[0, "f"], [10, "g"], [20, "f"]], nodes={"": {"host_memory_mb": 100}})
+
+    evicted = {2: m.Evict("f", "g0", 0, "host")}  # type: ignore[arg-type]
+    to_host, _ = ran(given, Scripted({"f": one("g0"), "g": one("g0")}, then=evicted))
+    nowhere, _ = ran(given, Scripted({"f": one("g0"), "g": one("g0")}, then={2: m.Evict("f", "g0")}))  # type: ignore[arg-type]
+
+    assert (to_host.ended[2], nowhere.ended[2]) == (21.0, 24.0)
 
 
 def test_the_cost_model_answers_what_nodes_do(written: Write) -> None:
