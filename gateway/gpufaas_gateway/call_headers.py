@@ -27,9 +27,11 @@ HOP_BY_HOP: Final = frozenset((
 ))  # fmt: skip
 BODILESS: Final = frozenset((204, 304))
 """Statuses without a body: a client would take a body for the start of the connection's next answer."""
-_NOTED: Final = HOP_BY_HOP | {
+ASKED: Final = frozenset((b"x-timeout", b"x-gpufaas-size", b"x-latency-goal"))
+"""What callers ask of the platform. It is passed on."""
+_NOTED: Final = HOP_BY_HOP | ASKED | {
     b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-forwarded-for", b"x-forwarded-host",
-    b"x-timeout", b"x-gpufaas-size", b"x-latency-goal", b"host",
+    b"host",
 }  # fmt: skip
 """Request headers that are read here, or not passed on."""
 _DROPPED: Final = HOP_BY_HOP | {b"content-length", b"server-timing", b"x-call-id", b"x-start-time", b"x-served-by"}
@@ -44,16 +46,17 @@ _random: Final = random.Random(os.urandom(16))
 
 def read_head(
     headers: Iterable[Header], client: tuple[str, int] | None
-) -> tuple[list[Header], bytes, int, bytes, bytes, bytes]:
+) -> tuple[list[Header], bytes, int, dict[bytes, bytes] | None]:
     """
     Return the headers that the function is given, and what the platform itself reads.
 
     :param client: address and port of the caller, for X-Forwarded-For
     :return: the function's headers (a new list); X-Call-Id, empty if the caller gave none; Content-Length, -1 if
-        unknown; X-Timeout, X-Gpufaas-Size and X-Latency-Goal as they came, empty if they did not
+        unknown; those of `ASKED` that came, None if none did
     """
     passed: list[Header] = []
-    call_id = timeout = size = goal = b""
+    call_id = b""
+    asked: dict[bytes, bytes] | None = None
     length = -1
     host: Header | None = None
     forwarded_for = forwarded_host = False
@@ -68,12 +71,9 @@ def read_head(
                 forwarded_for = True
             elif key == b"x-forwarded-host":
                 forwarded_host = True
-            elif key == b"x-timeout":
-                timeout = pair[1]
-            elif key == b"x-gpufaas-size":
-                size = pair[1]
-            elif key == b"x-latency-goal":
-                goal = pair[1]
+            elif key in ASKED:
+                asked = asked or {}
+                asked[key] = pair[1]
             elif key == b"x-call-id":
                 call_id = pair[1][:128]
                 continue
@@ -84,7 +84,7 @@ def read_head(
         passed.append(_forwarded_for(client))
     if not forwarded_host and host is not None:
         passed.append((b"x-forwarded-host", host[1]))
-    return passed, call_id, length, timeout, size, goal
+    return passed, call_id, length, asked
 
 
 @lru_cache(1024)  # a connection has one address and many calls

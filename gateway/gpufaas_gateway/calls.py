@@ -139,7 +139,7 @@ class Calls:
     def _new_call(self, request: Request) -> "_Call":
         """Give the call an id. The caller may choose it; the scheduler's is unique even if two choose the same."""
         began, started_ns = time.perf_counter(), time.time_ns()
-        passed, public_id, length, timeout, size, goal = read_head(request.headers, request.client)
+        passed, public_id, length, asked = read_head(request.headers, request.client)
         outer = request.outer
         if public_id:
             self._serial += 1
@@ -153,7 +153,7 @@ class Calls:
             call_id = f"{name}#{self._suffix}" if self._suffix else name
         return _Call(
             request=request, caller=request.caller, owner=asyncio.current_task(), began=began, passed=passed,
-            length=length, timeout=timeout, told_size=size, told_goal=goal, name=name, id=CallId(call_id), outer=outer,
+            length=length, asked=asked, name=name, id=CallId(call_id), outer=outer,
             ours=[(b"x-call-id", public_id), (b"x-start-time", b"%d" % started_ns), self._served_by],
         )  # fmt: skip
 
@@ -165,7 +165,7 @@ class Calls:
         if deployed.gate is not None:
             call.passage = deployed.gate.enter()
         call.passed += call.ours[:2]
-        call.timeout_s = timeout_s = deployed.timeout_s
+        call.timeout_s = deployed.timeout_s
         if request.upgrade:
             call.passed += request.upgrade
             call.what = "did not answer a WebSocket handshake"
@@ -173,14 +173,9 @@ class Calls:
         else:
             if call.length > deployed.max_body:
                 raise too_large(deployed, call.length)
-            if call.timeout and (wanted_s := asked_timeout(call.timeout)) < timeout_s:
-                call.timeout_s = timeout_s = wanted_s
-                call.whose = f"which is what X-Timeout asks for (the function's time limit is {deployed.timeout_s:g} s)"
-            if call.told_size:
-                call.asked_size = told_size(call.told_size)
-        if call.told_goal:
-            call.goal_s = told_goal(call.told_goal)
-        call.ends = call.began + timeout_s
+        if call.asked is not None:
+            call.ask(call.asked, deployed)
+        call.ends = call.began + call.timeout_s
 
     async def _read_rest(self, call: "_Call", first: bytes, caller: Caller) -> None:
         """Read a body that did not come in one piece, or begin to stream it."""
@@ -411,10 +406,8 @@ class _Call(CallLife, eq=False, kw_only=True):
     """The headers that the function gets."""
     length: int
     """Content-Length, -1: unknown."""
-    timeout: bytes
-    told_size: bytes
-    told_goal: bytes
-    """X-Timeout, X-Gpufaas-Size and X-Latency-Goal as they came."""
+    asked: dict[bytes, bytes] | None
+    """What its caller asks of the platform; None: nothing."""
     ours: list[Header]
     """Headers of every answer to it."""
     crossing: bool = False
@@ -433,3 +426,19 @@ class _Call(CallLife, eq=False, kw_only=True):
     """It ran out of memory once, and runs again."""
     answered: AnswerStream | None = None
     """The answer, if it streams: its end ends the call."""
+
+    def ask(self, asked: dict[bytes, bytes], deployed: Deployed) -> None:
+        """
+        Take what its caller asks for. Of a WebSocket only the goal counts.
+
+        :raises InvalidSpec: it cannot be read
+        """
+        if goal := asked.get(b"x-latency-goal"):
+            self.goal_s = told_goal(goal)
+        if self.mode == UPGRADE:
+            return
+        if size := asked.get(b"x-gpufaas-size"):
+            self.asked_size = told_size(size)
+        if (timeout := asked.get(b"x-timeout")) and (wanted_s := asked_timeout(timeout)) < self.timeout_s:
+            self.timeout_s = wanted_s
+            self.whose = f"which is what X-Timeout asks for (the function's time limit is {deployed.timeout_s:g} s)"
