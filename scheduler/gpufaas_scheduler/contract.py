@@ -260,6 +260,18 @@ class FunctionView(Protocol):
     def loading(self) -> int:
         """How many of its copies are loading."""
 
+    @property
+    def batch_max(self) -> int:
+        """How many of its calls may start together."""
+
+    @property
+    def compute(self) -> int:
+        """What it asks for of a device, in per cent."""
+
+    @property
+    def goal_s(self) -> Seconds | None:
+        """Its latency goal."""
+
     def load_s(self, kind: str) -> Seconds:
         """Infinite on devices where it cannot run."""
 
@@ -388,6 +400,9 @@ class QueueView(Protocol):
     def first_stayed(self, before: int = ...) -> WaitingCall | None:
         """As `first`, without the calls that came back."""
 
+    def more_of(self, call: WaitingCall, limit: int) -> list[WaitingCall]:
+        """Up to *limit* other waiting calls of its function, in arrival order. O(limit)."""
+
     def set_aside(self, call: WaitingCall) -> None: ...
     def is_aside(self, call: WaitingCall) -> bool: ...
     def rewind(self) -> None: ...
@@ -418,6 +433,9 @@ class FleetView(Protocol):
     def running(self, device: DeviceView) -> Collection[RunningCall]:
         """The calls of model functions that run on the device."""
 
+    def devices_of(self, node: NodeId) -> list[DeviceView]:
+        """O(devices)."""
+
     def allows(self, device: DeviceView, call: WaitingCall) -> bool:
         """Whether the device satisfies the constraints of the call's function. O(constraints)."""
 
@@ -441,6 +459,7 @@ class ResidencyView(Protocol):
     def idle_holders(self, call: WaitingCall, limit: int) -> list[DeviceView]:
         """Idle devices that hold the call's function, among the first *limit* of its holders or of the idle devices."""
 
+    def find(self, copy: CopyId) -> ResidentView | None: ...
     def residents(self, device: DeviceView) -> Collection[ResidentView]:
         """The copies on the device, least recently used first."""
 
@@ -543,6 +562,9 @@ class View(FleetView, ResidencyView, CostsView, AgendaView, Protocol):
     def now(self) -> Seconds: ...
     @property
     def queue(self) -> QueueView: ...
+    def call(self, name: CallId) -> WaitingCall | None:
+        """The call of that id, if it waits in the global queue."""
+
     def first_hit(self, device: DeviceView) -> WaitingCall | None:
         """The first waiting call whose function the device holds. O(M)."""
 

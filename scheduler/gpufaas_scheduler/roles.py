@@ -1,17 +1,36 @@
 """
 The roles that a policy is composed of. It is the second half of the contract of policies (`contract`).
 
-=============== ============================================================================= ===============
-role            what it decides                                                               default
-=============== ============================================================================= ===============
-*order*         whose call is next for an idle device: it drives a scheduling run             of the policy
-*placement*     where a call goes, when the order asks about it                               of the policy
-*replacement*   which copies make room, where a placement names no victims                    `lru`
-=============== ============================================================================= ===============
+=============== ======================================================================= ====================
+role            what it decides                                                         default
+=============== ======================================================================= ====================
+*admission*     whether a new call is served, and by which variant of its task          each, by its own
+*order*         whose call is next for an idle device: it drives a scheduling run       that of the policy
+*placement*     where a call goes, when the order asks about it                         that of the policy
+*batching*      which further waiting calls of its function start with a call           none
+*replacement*   which copies make room, where a placement names no victims              least recently used
+*scaling*       copies and nodes beyond what calls need now, after the causes it names  none
+=============== ======================================================================= ====================
 
 A named policy fills *order* and *placement*; a spec may fill any role anew (`policies.spec`). What fills a role knows
 the others by these protocols only. A class of your own is registered as an entry point of the group
 ``gpufaas.policies.ROLE`` (docs/writing-a-policy.md).
+
+*One run.* Admission is asked about the calls that came, then the order runs, then scaling: each sees what the one
+before it did. A batch that the engine refuses starts as the one call that the order chose.
+
+*Precedence.* Where roles disagree, or one of them and a declared wish, the first of these decides:
+
+1. *What is in use*: a copy that runs calls, loads, or has a local queue stays. Only `Preempt` stops a call.
+2. *What was declared*: constraints, the minimum and the maximum of copies, the share that a function with a goal
+   asks for.
+3. *What waits*: the last copy of a function with waiting calls stays, and so does the node with its only copies.
+4. *Admission*, then *order and placement*, with *batching*: a call that was refused is not placed.
+5. *Scaling*.
+
+The engine holds to 1, and to 2 but for shares, whatever a policy proposes (`handle.commit`). The rest restrains scaling
+only, which acts for calls that are not there yet: `policies.composite.objection` refuses its actions in the engine's
+stead. Order and placement may evict a last copy, because they do so for a call that waits longer.
 """
 
 from __future__ import annotations
@@ -19,14 +38,32 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
-from gpufaas_scheduler.contract import Assign, DeviceView, Load, Plan, Start, View, WaitingCall
+from gpufaas_scheduler.contract import (
+    Assign,
+    Choose,
+    DeviceView,
+    Load,
+    Plan,
+    Reject,
+    Start,
+    View,
+    WaitingCall,
+)
 
+ADMISSION: Final = "admission"
 ORDER: Final = "order"
 PLACEMENT: Final = "placement"
+BATCHING: Final = "batching"
 REPLACEMENT: Final = "replacement"
+SCALING: Final = "scaling"
 
 Placed: TypeAlias = Start | Assign | Load | None
 """Where a call goes; None: it goes on waiting."""
+
+
+class Admission(Protocol):
+    def admit(self, view: View, call: WaitingCall) -> Choose | Reject | None:
+        """Return what becomes of a *call* that came since the last run; None: it waits, as a call of its function."""
 
 
 class Placement(Protocol):
@@ -53,3 +90,17 @@ class Particular(Protocol):
     @property
     def placements(self) -> Collection[str]:
         """The placements that it goes with, by name."""
+
+
+class Batching(Protocol):
+    def extend(self, view: View, start: Start, call: WaitingCall) -> Start:
+        """Return *start*, the start of *call*, with further waiting calls of the same function, or as it is."""
+
+
+class Scaling(Protocol):
+    @property
+    def watches(self) -> int:
+        """The mask of causes after which it runs (`contract.Watching`)."""
+
+    def plan(self, view: View) -> Plan:
+        """Propose loads, evictions, limits, nodes, wakes or a plan, one at a time; see *Precedence*."""

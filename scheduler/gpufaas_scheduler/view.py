@@ -14,9 +14,10 @@ from math import inf
 from typing import Final, cast
 
 from gpufaas_cache_manager.replacement import evictable
-from gpufaas_core.model import Bytes, FunctionId, Offer, PlacementPlan, Seconds
+from gpufaas_core.model import Bytes, CallId, CopyId, FunctionId, NodeId, Offer, PlacementPlan, Seconds
 from gpufaas_scheduler.contract import NEVER, View
 from gpufaas_scheduler.fit import Fit, Reason
+from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.queue import GlobalQueue
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
@@ -82,6 +83,9 @@ class _Fleet(_Part):
     def running(self, device: DeviceState) -> Collection[Call]:
         return device.runs
 
+    def devices_of(self, node: NodeId) -> list[DeviceState]:
+        return [each for each in self._cluster.devices.values() if each.device.node == node]
+
     def allows(self, device: DeviceState, call: Call) -> bool:
         return call.owner.allows(device)
 
@@ -116,6 +120,10 @@ class _Residency(_Part):
         if len(idle) <= len(holders):
             return [key[2] for key in idle[:limit] if key[2].id in holders]
         return [each for each in islice(holders.values(), limit) if each.idle_key is not None]
+
+    def find(self, copy: CopyId) -> Copy | None:
+        found = self._cluster.copies.get(copy)
+        return None if found is None else found[1]
 
     def residents(self, device: DeviceState) -> Collection[Copy]:
         return device.residency.copies.values()
@@ -244,6 +252,10 @@ class ClusterView(_Fleet, _Residency, _Costs, _Plans):
     @property
     def now(self) -> Seconds:
         return self._cluster.now
+
+    def call(self, name: CallId) -> Call | None:
+        found = self._cluster.calls.get(name)
+        return found if found is not None and found.state == WAITING and found.owner.exclusive else None
 
     def first_hit(self, device: DeviceState) -> Call | None:
         copies = device.residency.copies

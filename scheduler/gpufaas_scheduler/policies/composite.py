@@ -1,43 +1,98 @@
-"""A policy that is composed of roles."""
+"""A policy that is composed of roles, and what it refuses where they disagree."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 import msgspec
 
 from gpufaas_cache_manager.replacement import Replacement
-from gpufaas_scheduler.contract import Explaining, Noting, Plan, SchedulingPolicy, Stateful, View, WaitingCall, Why
-from gpufaas_scheduler.roles import ORDER, PLACEMENT, Order, Placement
+from gpufaas_core.messages import Arrived, Event
+from gpufaas_core.model import CallId, CopyId, Seconds
+from gpufaas_scheduler.contract import (
+    ARRIVAL,
+    Action,
+    Choose,
+    Evict,
+    Explaining,
+    Limit,
+    Load,
+    Noting,
+    Observing,
+    Plan,
+    Refusal,
+    Reject,
+    Release,
+    SchedulingPolicy,
+    Start,
+    Stateful,
+    View,
+    WaitingCall,
+    Why,
+)
+from gpufaas_scheduler.roles import (
+    ADMISSION,
+    BATCHING,
+    ORDER,
+    PLACEMENT,
+    SCALING,
+    Admission,
+    Batching,
+    Order,
+    Placement,
+    Scaling,
+)
 
 
 class Composite:
     """
-    See `roles`. *name* is the text of its spec.
+    See `roles`. *name* is the text of its spec; None is the default of a role.
 
-    It has the members that the engine looks for in a policy (`Explaining`, `Noting`) if the order has them.
+    It has the members that the engine looks for in a policy (`Explaining`, `Noting`, `Observing`) if a role has them.
     """
 
     plan: Final[Callable[[View], Plan]]
-    """One scheduling run. It is the order's own: a generator around it would cost each action a step."""
+    """One scheduling run. It is the order's own where it can be: a generator around it costs each action a step."""
     weigh: Callable[[View, WaitingCall], Why]
     leaving: Callable[[WaitingCall], int]
+    observe: Callable[[Event, Seconds], None]
 
     def __init__(
-        self, name: str, order: Order | SchedulingPolicy, placement: Placement | None, replacement: Replacement
+        self,
+        name: str,
+        order: Order | SchedulingPolicy,
+        placement: Placement | None,
+        replacement: Replacement,
+        *,
+        admission: Admission | None = None,
+        batching: Batching | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
+        """:param placement: None: *order* is a whole policy, which places its calls itself"""
         self.name = name
         self.replacement = replacement
-        # A whole policy is an order that places its calls itself.
-        self.plan = order.plan if placement is None else partial(order.plan, placement=placement)  # type: ignore
+        self._admission, self._batching, self._scaling = admission, batching, scaling
+        self._decide: Callable[[View], Plan] = (
+            order.plan if placement is None else lambda view: order.plan(view, placement)  # type: ignore
+        )
+        self.plan = self._run if admission or batching or scaling else self._decide
+        self.watches = (ARRIVAL if admission else 0) | (scaling.watches if scaling else 0)
         if isinstance(order, Explaining):
             self.weigh = order.weigh
         if isinstance(order, Noting):
             self.leaving = order.leaving
-        roles: dict[str, object] = {ORDER: order, PLACEMENT: placement}
+        roles: dict[str, object] = {
+            ADMISSION: admission, ORDER: order, PLACEMENT: placement, BATCHING: batching, SCALING: scaling,
+        }  # fmt: skip
         self._stateful = {role: each for role, each in roles.items() if isinstance(each, Stateful)}
+        self._observing = [each for each in roles.values() if isinstance(each, Observing)]
+        if self._observing or admission is not None:
+            self.observe = self._observe
+        self._came: list[CallId] = []
+        """The calls that came since the last run."""
+
+    # --- state --------------------------------------------------------------------------------------------------------
 
     def save(self) -> bytes:
         """Return the state of all roles that have some."""
@@ -48,3 +103,90 @@ class Composite:
         for role, each in self._stateful.items():
             if role in saved:
                 each.load(saved[role])
+
+    def _observe(self, event: Event, now: Seconds) -> None:
+        if type(event) is Arrived and self._admission is not None:
+            self._came.append(event.call)
+        for each in self._observing:
+            each.observe(event, now)
+
+    # --- a run --------------------------------------------------------------------------------------------------------
+
+    def _run(self, view: View) -> Plan:
+        queue, admission, scaling = view.queue, self._admission, self._scaling
+        if admission is not None:
+            came, self._came = self._came, []
+            for name in came:
+                call = view.call(name)
+                action = None if call is None else admission.admit(view, call)
+                if action is not None:
+                    yield action
+        if queue and view.idle_count:
+            plan = self._decide(view)
+            yield from plan if self._batching is None else _batched(view, plan, self._batching)
+            queue.rewind()
+        if scaling is not None and view.causes & scaling.watches:
+            yield from _restrained(view, scaling.plan(view))
+
+
+def _batched(view: View, plan: Plan, batching: Batching) -> Plan:
+    """The actions of *plan*, with each start extended. A batch that is refused is tried as it was without."""
+    verdict: Refusal | None = None
+    while True:
+        try:
+            action = plan.send(verdict)
+        except StopIteration:
+            return
+        if type(action) is Start:
+            call = view.call(action.calls[0])
+            more = action if call is None else batching.extend(view, action, call)
+            if more is not action and (yield more) is None:
+                verdict = None
+                continue
+        verdict = yield action
+
+
+def _restrained(view: View, plan: Plan) -> Plan:
+    """The actions of a scaling, without those that another role or a wish stands against."""
+    verdict: Refusal | None = None
+    while True:
+        try:
+            action = plan.send(verdict)
+        except StopIteration:
+            return
+        reason = objection(view, action)
+        verdict = (yield action) if reason is None else Refusal(action, reason)
+
+
+def objection(view: View, action: Action) -> str | None:
+    """Return why a scaling may not do *action*, by the precedence of `roles`; None: it may."""
+    match action:
+        case Start() | Choose() | Reject():
+            return f"{type(action).__name__} is for calls, which are not scaling's"
+        case Evict(copy):
+            return _last_of_waiting(view, (copy,))
+        case Load(victims=victims):
+            return _last_of_waiting(view, victims or ())
+        case Release(node):
+            devices = view.devices_of(node)
+            copies = tuple(each.id for device in devices for each in view.residents(device))
+            return _last_of_waiting(view, copies)
+        case Limit(copy, share):
+            found = view.find(copy)
+            if found is not None and found.owner.goal_s is not None and 0 < share < found.owner.compute:
+                owner = found.owner
+                return f"{owner.id} has a latency goal of {owner.goal_s:g} s, for which it needs {owner.compute} %"
+    return None
+
+
+def _last_of_waiting(view: View, copies: tuple[CopyId, ...]) -> str | None:
+    """Return what waits for a function of which *copies* are all that there are; None: nothing does."""
+    leaving: dict[str, int] = {}
+    for name in copies:
+        found = view.find(name)
+        if found is not None and found.owner.waiting:
+            owner = found.owner
+            leaving[owner.id] = leaving.get(owner.id, 0) + 1
+            if leaving[owner.id] >= owner.copies:
+                return f"{owner.waiting} calls wait for {owner.id}, which would have no copy left"
+    return None

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from msgspec import Struct, defstruct
 from msgspec.structs import FieldInfo, fields
 
-from gpufaas_cache_manager.replacement import REPLACEMENTS, Replacement
+from gpufaas_cache_manager.replacement import REPLACEMENTS
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_scheduler.contract import SchedulingPolicy
+from gpufaas_scheduler.policies.batching import Waiting
 from gpufaas_scheduler.policies.composite import Composite
 from gpufaas_scheduler.policies.least_wait import LeastWait
 from gpufaas_scheduler.policies.load_balance import Anywhere, Arrival
@@ -25,7 +27,17 @@ from gpufaas_scheduler.policies.spec import (
     description,
     read_options,
 )
-from gpufaas_scheduler.roles import ORDER, PLACEMENT, REPLACEMENT, Particular
+from gpufaas_scheduler.roles import (
+    ADMISSION,
+    BATCHING,
+    ORDER,
+    PLACEMENT,
+    REPLACEMENT,
+    SCALING,
+    Order,
+    Particular,
+    Placement,
+)
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -66,18 +78,29 @@ POLICIES: Final[Mapping[str, Preset | Factory]] = {
     "least-wait": LeastWait,
 }
 
+
+def nothing() -> None:
+    """Nothing."""
+
+
 FILLS: Final[Mapping[str, Mapping[str, Factory]]] = {
+    ADMISSION: {"none": nothing},
     ORDER: {"arrival": Arrival, "o3": O3},
     PLACEMENT: {"anywhere": Anywhere, "locality": Locality},
+    BATCHING: {"none": nothing, "waiting": Waiting},
     REPLACEMENT: REPLACEMENTS,
+    SCALING: {"none": nothing},
 }
 """By the name of the role: what may fill it."""
 
-_DEFAULTS: Final = {REPLACEMENT: Chosen("lru")}
+_DEFAULTS: Final = {
+    ADMISSION: Chosen("none"), BATCHING: Chosen("none"), REPLACEMENT: Chosen("lru"), SCALING: Chosen("none"),
+}  # fmt: skip
 """What fills a role that neither the spec nor its policy names."""
 
 _MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     POLICY: ("name", "plan"), ORDER: ("plan",), PLACEMENT: ("place",), REPLACEMENT: ("order",),
+    ADMISSION: ("admit",), BATCHING: ("extend",), SCALING: ("watches", "plan"),
 }  # fmt: skip
 """What installed code must have."""
 
@@ -110,16 +133,19 @@ def policy_spec(text: str) -> PolicySpec:
 
 
 def _compose(name: str, parts: Mapping[str, Filled]) -> Composite:
-    replacement: Replacement = parts[REPLACEMENT].make()
+    def composite(order: Order | SchedulingPolicy, placement: Placement | None) -> Composite:
+        more = {role: parts[role].make() for role in (ADMISSION, BATCHING, SCALING)}
+        return Composite(name, order, placement, parts[REPLACEMENT].make(), **more)
+
     if POLICY in parts:
-        return Composite(name, parts[POLICY].make(), None, replacement)
+        return composite(parts[POLICY].make(), None)
     order, placement = parts[ORDER].make(), parts[PLACEMENT]
     if isinstance(order, Particular) and placement.name not in order.placements:
         raise InvalidSpec(
             f"order {parts[ORDER].name} goes with placement {' or '.join(order.placements)} only, not with "
             f"{placement.name}"
         )
-    return Composite(name, order, placement.make(), replacement)
+    return composite(order, placement.make())
 
 
 # --- from a spec to what fills the roles ------------------------------------------------------------------------------
@@ -139,7 +165,7 @@ class Filled(Struct):
         """:raises InvalidSpec: it is installed code, and raises or lacks something"""
         try:
             made = self.factory() if isinstance(self.options, NoOptions) else self.factory(self.options)
-            missing = [each for each in _MEMBERS[self.role] if not hasattr(made, each)]
+            missing = [each for each in _MEMBERS[self.role] if self.factory is not nothing and not hasattr(made, each)]
         except Exception as exc:
             if self.origin:
                 raise _broken(self.role, self.name, self.origin, exc) from exc

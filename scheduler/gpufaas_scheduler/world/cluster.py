@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 
 from gpufaas_cache_manager import residency
 from gpufaas_cache_manager.replacement import Replacement
-from gpufaas_core.model import Bytes, CopyId, Device, DeviceId, FunctionId, Seconds
+from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds
 from gpufaas_scheduler.fit import NOT_ALLOWED, Fit, Reason, fits
 from gpufaas_scheduler.world.agenda import Agenda
 from gpufaas_scheduler.world.changes import Changes
@@ -28,6 +28,8 @@ class Cluster:
         self.now: Seconds = 0.0
         self.changes = Changes()
         self.queue: GlobalQueue[Call] = GlobalQueue()
+        self.calls: Mapping[CallId, Call] = {}
+        """All calls that wait or run, once there is a book of them."""
         self.devices: dict[DeviceId, DeviceState] = {}
         self.functions: dict[FunctionId, FunctionState] = {}
         self.copies: dict[CopyId, tuple[DeviceState, Copy]] = {}

@@ -17,7 +17,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from gpufaas_core.model import FunctionId
@@ -64,6 +64,10 @@ class Flow(Generic[CallT]):
         self.listed = False
         """It has an entry in the heap of `GlobalQueue`."""
         self.tombstones = 0
+
+    def __lt__(self, other: Flow[CallT]) -> bool:
+        # Entries with equal numbers: a call has become one of another function. Only one of the two is up to date.
+        return False
 
     def __iter__(self) -> Iterator[CallT]:
         return (each for each in self.calls if not each.left)
@@ -257,6 +261,12 @@ class GlobalQueue(Generic[CallT]):
     def heads(self) -> Iterator[tuple[int, Flow[CallT]]]:
         """Yield the queue of each waiting function, with a lower bound of its first call's number; in any order."""
         return chain(self._heads, self._aside)
+
+    def more_of(self, call: CallT, limit: int) -> list[CallT]:
+        """Return up to *limit* other waiting calls of the function of *call*, by number. O(limit)."""
+        found = list(islice((each for each in call.owner.flow if each is not call), limit))
+        back = [each for each in self.returned if each.owner is call.owner and each is not call]
+        return sorted([*back, *found], key=_number)[:limit] if back else found
 
     def set_aside(self, call: WaitingCall) -> None:
         """Leave the function of *call* out until `rewind`, since it cannot be placed now."""

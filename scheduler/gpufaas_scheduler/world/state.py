@@ -192,6 +192,18 @@ class FunctionState(Marked, Costed):
         self.backoff = None
         self.mark()
 
+    @property
+    def batch_max(self) -> int:
+        return self.declared.need.batch_max
+
+    @property
+    def compute(self) -> int:
+        return self.declared.need.compute
+
+    @property
+    def goal_s(self) -> Seconds | None:
+        return self.declared.need.latency_goal_s
+
     def allows(self, device: DeviceState) -> bool:
         """Whether *device* satisfies its constraints, and is not being drained."""
         return not device.closed and (not self.constraints or satisfied(self.constraints, device.device.labels))

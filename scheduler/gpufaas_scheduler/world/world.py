@@ -94,6 +94,7 @@ class World:
         self.devices = self.cluster.devices
         self.idle = self.cluster.idle_devices
         self.calls = CallBook()
+        cluster.calls = self.calls.by_id
         self.nests = Nests(self.cluster)
         self.nested = self.nests.inner
         self.tangled = False
