@@ -26,6 +26,7 @@ class Functions:
         self._bundles = bundles
         self._host = host
         self._forgotten: deque[FunctionId] = deque()
+        self._fetches: dict[FunctionId, asyncio.Future[None]] = {}
 
     async def define(self, spec: WorkerSpec) -> Manifest:
         """
@@ -55,6 +56,24 @@ class Functions:
         For functions with a bundle only: `define` pulls images.
         """
         self.specs[spec.function] = spec
+
+    def prefetch(self, function: FunctionId) -> None:
+        """Bring what the workers of *function* need to this node, in the background. A failure is left to its load."""
+        spec = self.specs.get(function)
+        if spec is None or spec.image or self._host.fetch is None or function in self._fetches:
+            return
+        self._fetches[function] = fetch = asyncio.ensure_future(self._host.fetch(spec))
+
+        def done(ended: asyncio.Future[None]) -> None:
+            del self._fetches[function]
+            if not ended.cancelled():
+                ended.exception()  # it was looked at: the load tries again, and says why it fails
+
+        fetch.add_done_callback(done)
+
+    def close(self) -> None:
+        for fetch in self._fetches.values():
+            fetch.cancel()
 
     async def forget(self, function: FunctionId) -> None:
         """No new calls will come. The newest `_FORGOTTEN_KEPT` stay known: calls that drain may still start them."""

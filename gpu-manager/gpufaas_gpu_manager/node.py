@@ -19,6 +19,7 @@ from gpufaas_core.messages import (
     DeviceLeft,
     Event,
     Evict,
+    Fetch,
     LoadCopy,
     Resize,
     Resized,
@@ -81,6 +82,7 @@ class Node:
     async def close(self) -> None:
         """End all workers and the zygote; returns when none is left."""
         self.grants.closing = True
+        self.functions.close()
         for device in self._devices.values():
             device.close()
         await self.host.close()
@@ -150,6 +152,8 @@ class Node:
                 self.resize(function, device, memory, copy)
             case LoadCopy():
                 self.load(command)
+            case Fetch(function):
+                self.functions.prefetch(function)
 
     def load(self, command: LoadCopy) -> None:
         """Start a worker without a call."""

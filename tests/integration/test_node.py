@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 from tests.waiting import eventually
 
+from gpufaas_core import messages
 from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.errors import (
     FetchFailed,
@@ -951,6 +952,34 @@ async def test_a_load_fetches_first_and_says_how_long_that_took(rig: Rig) -> Non
     assert list(phases)[:3] == ["room", "fetch", "fork"]
     assert phases["fetch"] >= 0.8
     assert phases["fork"] >= 0
+
+
+async def test_what_a_policy_has_fetched_ahead_is_fetched_once_and_its_failure_is_left_to_the_load(rig: Rig) -> None:
+    rig.node.host.fetch = fetch = Fetch()
+    function = await expected(rig, "echo", "def load(device): pass\ndef handle(m, event, c): return event.body")
+    ahead = messages.Fetch(function, NodeId("n"))
+
+    for command in (ahead, ahead, messages.Fetch(FunctionId("nobody.ns@1"), NodeId("n"))):
+        rig.node.execute(command)
+    await eventually(lambda: fetch.asked == ["echo"])
+    fetch.result.set_exception(FetchFailed("nobody has it"))
+    await eventually(lambda: not rig.node.functions._fetches)
+
+    assert rig.facts == []
+    fetch.result = asyncio.get_running_loop().create_future()
+    fetch.result.set_result(None)
+    assert await rig.call(rig.grant(function, cold=True), b"here") == (200, b"here")
+    assert fetch.asked == ["echo", "echo"]
+
+
+async def test_what_is_fetched_ahead_is_given_up_when_the_node_stops(rig: Rig) -> None:
+    rig.node.host.fetch = fetch = Fetch()
+    rig.node.execute(messages.Fetch(await expected(rig, "echo"), NodeId("n")))
+    await eventually(lambda: fetch.asked == ["echo"])
+
+    await rig.node.close()
+
+    await eventually(lambda: fetch.given_up == 1)
 
 
 async def test_a_fetch_that_fails_fails_the_load_with_its_reason(rig: Rig) -> None:
