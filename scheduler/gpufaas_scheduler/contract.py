@@ -378,10 +378,6 @@ class QueueView(Protocol):
     """
 
     def __len__(self) -> int: ...
-    @property
-    def functions(self) -> int:
-        """An upper bound of the number of functions that have waiting calls."""
-
     def first(self, before: int = ...) -> WaitingCall | None: ...
     def oldest(self, limit: int) -> Sequence[WaitingCall]:
         """
@@ -457,7 +453,10 @@ class ResidencyView(Protocol):
         """The first of the idle devices that holds the call's function. O(the fewer of idle devices and holders)."""
 
     def idle_holders(self, call: WaitingCall, limit: int) -> list[DeviceView]:
-        """Idle devices that hold the call's function, among the first *limit* of its holders or of the idle devices."""
+        """
+        Up to *limit* idle devices that hold the call's function, in the order of its holders, or of idle devices if
+        these are as few. O(the fewer of both) if there are several.
+        """
 
     def find(self, copy: CopyId) -> ResidentView | None: ...
     def residents(self, device: DeviceView) -> Collection[ResidentView]:
@@ -568,10 +567,10 @@ class View(FleetView, ResidencyView, CostsView, AgendaView, Protocol):
     def first_hit(self, device: DeviceView) -> WaitingCall | None:
         """The first waiting call whose function the device holds. O(M)."""
 
-    def oldest_hit(self, without: Collection[FunctionId], limit: int | None) -> WaitingCall | None:
+    def oldest_hit(self, without: Collection[FunctionId]) -> WaitingCall | None:
         """
-        The first waiting call that would be a hit on an idle device, without the functions *without*. *limit*: as for
-        `idle_holders`; None: all idle devices count. O(waiting functions + holders examined).
+        The first waiting call that would be a hit on an idle device, without the functions *without*. O(functions that
+        wait beside an idle holder).
         """
 
     def orphans(self, limit: int) -> list[WaitingCall]:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from math import inf
-from typing import Final, cast
+from typing import cast
 
 from gpufaas_cache_manager.replacement import evictable
 from gpufaas_core.model import Bytes, CallId, CopyId, FunctionId, NodeId, Offer, PlacementPlan, Seconds
@@ -21,9 +21,6 @@ from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.queue import GlobalQueue
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
-
-_FEW: Final = 16
-"""Devices are few if this many times as many functions wait: about twice what a device holds."""
 
 
 class _Part:
@@ -116,10 +113,16 @@ class _Residency(_Part):
         return self._cluster.idle_holder(call)
 
     def idle_holders(self, call: Call, limit: int) -> list[DeviceState]:
-        idle, holders = self._cluster.idle_devices, call.owner.holders
+        cluster, owner = self._cluster, call.owner
+        if not cluster.hits.asked:
+            cluster.ask_for_hits()
+        found = owner.idle_holders
+        if len(found) <= 1:
+            return list(found.values())
+        idle, holders = cluster.idle_devices, owner.holders
         if len(idle) <= len(holders):
-            return [key[2] for key in idle[:limit] if key[2].id in holders]
-        return [each for each in islice(holders.values(), limit) if each.idle_key is not None]
+            return list(islice((key[2] for key in idle if key[2].id in found), limit))
+        return list(islice((device for name, device in holders.items() if name in found), limit))
 
     def find(self, copy: CopyId) -> Copy | None:
         found = self._cluster.copies.get(copy)
@@ -273,47 +276,22 @@ class ClusterView(_Fleet, _Residency, _Costs, _Plans):
                 return call
         return None if found is None else found.flow.calls[0]
 
-    def oldest_hit(self, without: Collection[FunctionId], limit: int | None) -> Call | None:
+    def oldest_hit(self, without: Collection[FunctionId]) -> Call | None:
+        cluster = self._cluster
+        if not cluster.hits.asked:
+            cluster.ask_for_hits()
         best = NEVER
-        found: Call | None = None
-        idle, waiting = self._cluster.idle_devices, self._cluster.queue
-        if (limit is None or len(idle) <= limit) and _FEW * len(idle) <= waiting.functions:
-            # The models on these few devices give the same answer as all that waits, at less cost.
-            for _, _, device in idle:
-                for copy in device.residency.copies.values():
-                    owner = copy.owner
-                    head = owner.flow.head
-                    if head < best and owner.exclusive and device.id in owner.holders and owner.id not in without:
-                        best, found = head, owner.flow.calls[0]
-        else:
-            candidates = self._cluster.hits.candidates(waiting)
-            for owner in list(candidates.values()):
-                head = owner.flow.head
-                if head == NEVER:
-                    del candidates[owner.id]
-                elif self._has_idle_holder(owner, limit):
-                    if head < best and owner.id not in without:
-                        best, found = head, owner.flow.calls[0]
-                elif limit is None or not self._has_idle_holder(owner, None):
-                    del candidates[owner.id]
-        for call in waiting.returned:
+        found: FunctionState | None = None
+        for owner in cluster.hits.candidates():
+            head = owner.flow.head
+            if head < best and owner.id not in without:
+                best, found = head, owner
+        for call in cluster.queue.returned:
             if call.number > best:
                 break
-            if call.function not in without and self._has_idle_holder(call.owner, limit):
+            if call.owner.idle_holders and call.function not in without:
                 return call
-        return found
-
-    def _has_idle_holder(self, owner: FunctionState, limit: int | None) -> bool:
-        """Whether `idle_holders` has one; without a limit, whether there is one."""
-        holders = owner.holders
-        idle = self._cluster.idle_devices
-        if len(idle) <= len(holders):
-            return any(key[2].id in holders for key in (idle if limit is None else islice(idle, limit)))
-        few = limit is None or len(holders) <= limit
-        for device in holders.values() if few else islice(holders.values(), limit):
-            if device.idle_key is not None:
-                return True
-        return False
+        return None if found is None else found.flow.calls[0]
 
     def orphans(self, limit: int) -> list[Call]:
         return self._cluster.orphans(limit)

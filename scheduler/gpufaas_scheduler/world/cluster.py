@@ -66,6 +66,10 @@ class Cluster:
             else:
                 self.orphaned[owner.id] = owner
 
+    def ask_for_hits(self) -> None:
+        """Keep `hits` from now on."""
+        self.hits.ask(self.functions.values(), [key[2] for key in self.idle_devices], self.queue)
+
     @property
     def reserved(self) -> bool:
         return self.now < self.reserved_until
@@ -120,6 +124,8 @@ class Cluster:
         assert key is not None
         del self.idle_devices[bisect_left(self.idle_devices, key)]
         device.idle_key = None
+        if self.hits.asked:
+            self.hits.note_busy(device)
 
     def insert(self, device: DeviceState, owner: FunctionState, memory: Bytes, load_s: Seconds) -> Copy:
         copy: Copy = residency.Copy(owner, memory, self.now, self.now + load_s, owner.number)

@@ -1,12 +1,14 @@
 """
-An index of the functions with waiting calls that an idle device may hold: their calls could be hits.
+An index of the calls that could be hits: which functions wait, and which idle devices hold them.
 
 Most functions with waiting calls have busy holders only, so a decision does not examine all of them. The index has the
-candidates: functions of which a call began to wait, a holder became idle, or a copy came to a device. `View.oldest_hit`
-examines these, and drops those that no idle device holds.
+idle holders of each function (`FunctionState.idle_holders`), and as candidates the functions of which a call began to
+wait, or a holder became idle. `View.oldest_hit` examines these, and drops those that cannot hit.
 """
 
-from gpufaas_core.model import DeviceId, FunctionId
+from collections.abc import Iterable
+
+from gpufaas_core.model import FunctionId
 from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.world.queue import GlobalQueue
 from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
@@ -15,37 +17,48 @@ from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
 class Hits:
     """It is kept from the first question on, since not every policy asks."""
 
-    __slots__ = ("_candidates", "_idle", "asked")
+    __slots__ = ("_candidates", "asked")
 
     def __init__(self) -> None:
         self.asked = False
         self._candidates: dict[FunctionId, FunctionState] = {}
-        self._idle: dict[DeviceId, DeviceState] = {}
-        """Devices that became idle since candidates were asked for."""
+
+    def ask(self, functions: Iterable[FunctionState], idle: Iterable[DeviceState], queue: GlobalQueue[Call]) -> None:
+        """A policy asks for the first time."""
+        self.asked = True
+        for owner in functions:
+            owner.idle_holders.clear()
+        for device in idle:
+            self.note_idle(device)
+        for call in queue.firsts():
+            self.note(call.owner)
 
     def note(self, owner: FunctionState) -> None:
         """One of its calls began to wait, or it has a new holder."""
-        if owner.exclusive:
+        if owner.idle_holders:
             self._candidates[owner.id] = owner
 
     def note_idle(self, device: DeviceState) -> None:
-        self._idle[device.id] = device
+        name = device.id
+        for copy in device.residency.copies.values():
+            owner = copy.owner
+            if name in owner.holders:
+                owner.idle_holders[name] = device
+                if owner.flow.head != NEVER:
+                    self._candidates[owner.id] = owner
 
-    def candidates(self, queue: GlobalQueue[Call]) -> dict[FunctionId, FunctionState]:
-        """Return all model functions that wait in *queue* and that an idle device holds, and some others."""
+    def note_busy(self, device: DeviceState) -> None:
+        name = device.id
+        for copy in device.residency.copies.values():
+            copy.owner.idle_holders.pop(name, None)
+
+    def candidates(self) -> list[FunctionState]:
+        """Return all model functions that wait in the global queue and that an idle device holds."""
         candidates = self._candidates
-        if not self.asked:
-            self.asked = True
-            for _, waiting in queue.heads():
-                if waiting.calls:
-                    owner = waiting.calls[0].owner
-                    candidates[owner.id] = owner
-            return candidates
-        for device in self._idle.values():
-            if device.idle_key is not None:
-                for copy in device.residency.copies.values():
-                    owner = copy.owner
-                    if owner.flow.head != NEVER and owner.exclusive:
-                        candidates[owner.id] = owner
-        self._idle.clear()
-        return candidates
+        found = []
+        for owner in list(candidates.values()):
+            if owner.idle_holders and owner.flow.head != NEVER:
+                found.append(owner)
+            else:
+                del candidates[owner.id]
+        return found

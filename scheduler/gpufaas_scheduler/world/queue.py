@@ -116,7 +116,7 @@ class GlobalQueue(Generic[CallT]):
     """All waiting calls of model functions."""
 
     __slots__ = (
-        "_aside", "_aside_functions", "_empty", "_heads", "_oldest", "_oldest_limit", "_oldest_until", "count",
+        "_aside", "_aside_functions", "_heads", "_oldest", "_oldest_limit", "_oldest_until", "count",
         "leaving", "next_number", "returned",
     )  # fmt: skip
 
@@ -128,8 +128,6 @@ class GlobalQueue(Generic[CallT]):
         self.leaving: Callable[[WaitingCall], int] | None = None
         """See `contract.Noting`."""
         self._heads: list[tuple[int, Flow[CallT]]] = []
-        self._empty = 0
-        """The number of entries of functions without waiting calls."""
         self._aside: list[tuple[int, Flow[CallT]]] = []
         self._aside_functions: set[FunctionId] = set()
         self._oldest: list[CallT] = []
@@ -141,17 +139,10 @@ class GlobalQueue(Generic[CallT]):
     def __len__(self) -> int:
         return self.count
 
-    @property
-    def functions(self) -> int:
-        """The number of functions that have waiting calls; those of calls that came back may count twice."""
-        return len(self._heads) + len(self._aside) - self._empty + len(self.returned)
-
     def append(self, call: CallT) -> None:
         queue = call.owner.flow
         if queue.head == NEVER:
-            if queue.listed:
-                self._empty -= 1
-            else:
+            if not queue.listed:
                 queue.listed = True
                 heappush(self._heads, (call.number, queue))
             if call.number < self._oldest_until:
@@ -184,10 +175,7 @@ class GlobalQueue(Generic[CallT]):
         if call.left:
             self.returned.remove(call)
             return
-        queue = call.owner.flow
-        queue.remove(call)
-        if queue.head == NEVER:
-            self._empty += 1
+        call.owner.flow.remove(call)
 
     def first(self, before: int = NEVER) -> CallT | None:
         """Return the first call with a number below *before* whose function is not set aside."""
@@ -217,7 +205,6 @@ class GlobalQueue(Generic[CallT]):
             elif head == NEVER:
                 heappop(heads)
                 queue.listed = False
-                self._empty -= 1
             else:
                 heapreplace(heads, (head, queue))
         for entry in taken:
@@ -246,7 +233,6 @@ class GlobalQueue(Generic[CallT]):
             if head == NEVER:
                 heappop(heads)
                 queue.listed = False
-                self._empty -= 1
             else:
                 heapreplace(heads, (head, queue))
         return found
@@ -257,10 +243,6 @@ class GlobalQueue(Generic[CallT]):
             if queue.head != NEVER:
                 yield queue.calls[0]
         yield from self.returned
-
-    def heads(self) -> Iterator[tuple[int, Flow[CallT]]]:
-        """Yield the queue of each waiting function, with a lower bound of its first call's number; in any order."""
-        return chain(self._heads, self._aside)
 
     def more_of(self, call: CallT, limit: int) -> list[CallT]:
         """Return up to *limit* other waiting calls of the function of *call*, by number. O(limit)."""

@@ -84,8 +84,8 @@ class FunctionState(Marked, Costed):
 
     __slots__ = (
         "active", "backoff", "called", "called_at", "constraints", "copies", "costs", "declared", "desired", "digest",
-        "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "flow", "holders", "id", "loading",
-        "max_copies", "max_queue", "min_copies", "number", "ready", "removed", "running", "runs", "slots",
+        "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "flow", "holders", "id", "idle_holders",
+        "loading", "max_copies", "max_queue", "min_copies", "number", "ready", "removed", "running", "runs", "slots",
         "starved", "target", "waiting",
     )  # fmt: skip
 
@@ -104,6 +104,8 @@ class FunctionState(Marked, Costed):
         """Its copies that run calls but take no new ones."""
         self.holders: dict[DeviceId, DeviceState] = {}
         """The devices of the `active` copies of a model function, which has one copy per device."""
+        self.idle_holders: dict[DeviceId, DeviceState] = {}
+        """Those of `holders` that are idle, in any order; see `hits`."""
         self.ready: ReadyCopies | None = None
         """The loaded ones of `active`, for a CPU function with several copies; else None."""
         self.number = 0
@@ -225,6 +227,8 @@ class FunctionState(Marked, Costed):
         self.copies = len(self.active)
         if self.exclusive:
             self.holders[device.id] = device
+            if device.idle_key is not None:
+                self.idle_holders[device.id] = device
         elif self.ready is None:
             if self.copies > 1:
                 self.ready = ReadyCopies(each for each in self.active if not each.loading)
@@ -241,6 +245,7 @@ class FunctionState(Marked, Costed):
             device.mark()
         if self.exclusive:
             del self.holders[device.id]
+            self.idle_holders.pop(device.id, None)
         elif self.ready is not None:
             self.ready.discard(copy)
             if self.copies == 1:

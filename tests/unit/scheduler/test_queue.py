@@ -117,5 +117,3 @@ def test_the_oldest_calls_are_those_of_a_scan_whatever_happened_before(steps: li
             firsts.setdefault(call.function, call.id)
 
         assert [each.id for each in queue.queue.oldest(limit)] == list(firsts.values())[:limit]
-        if not queue.queue.returned:
-            assert queue.queue.functions == len(firsts)

@@ -738,4 +738,4 @@ def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: i
         if call.state == WAITING and call.function not in without
         and any(key[2].id in call.owner.holders for key in cluster.idle_devices)
     ]  # fmt: skip
-    assert state_of(site.engine).view.oldest_hit(without, None) is min(hits, key=lambda call: call.number, default=None)
+    assert state_of(site.engine).view.oldest_hit(without) is min(hits, key=lambda call: call.number, default=None)

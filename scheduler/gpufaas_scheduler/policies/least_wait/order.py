@@ -25,7 +25,6 @@ from gpufaas_scheduler.policies.least_wait.placement import Room, Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import (
     BEHIND,
     FAR_BEHIND,
-    HOLDERS,
     HORIZON_S,
     LOAD_PRICE,
     LONG_LOAD,
@@ -126,8 +125,7 @@ class Order:
     def _hit(self) -> tuple[WaitingCall, DeviceView] | None:
         """Return the oldest call whose model an idle device holds, and that device."""
         view = self.view
-        # If few functions wait, the first holders are examined; if many do, all idle devices.
-        oldest = view.oldest_hit(self.refused, HOLDERS if view.queue.functions <= view.idle_count else None)
+        oldest = view.oldest_hit(self.refused)
         if oldest is None:
             return None
         best = self.rooms.idle_holder(oldest)
