@@ -20,7 +20,7 @@ from gpufaas_simulator.costs import Truth
 from gpufaas_simulator.nodes import SimulatedDeviceState
 
 
-class Running(Struct, eq=False):
+class Running(Struct, eq=False, gc=False):
     """A grant, from its start."""
 
     order: int
@@ -53,7 +53,7 @@ class Running(Struct, eq=False):
         return min(self.truth.uses, self.cap)
 
 
-class Loading(Struct, eq=False):
+class Loading(Struct, eq=False, gc=False):
     """A load, and the grant that waits for it, if there is one."""
 
     loaded: m.Loaded

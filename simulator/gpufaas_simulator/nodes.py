@@ -10,9 +10,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from gpufaas_core.model import ALL_COMPUTE, Bytes, CopyId, FunctionId, Seconds
+from gpufaas_core.model import ALL_COMPUTE, Bytes, FunctionId, Seconds
 from gpufaas_simulator.costs import CostModel
 from gpufaas_simulator.workload import Cost, SimulatedDevice, SimulatedFunction
 
@@ -28,6 +28,10 @@ class Noise:
     """By call. None: service times as in the workload."""
     load: Callable[[FunctionId], float] | None = None
     """Returns the factor of the next load of a function. None: load times as in the costs."""
+
+
+CopyKey: TypeAlias = tuple[FunctionId, int]
+"""A copy: its function, and its number."""
 
 
 class HostMemory:
@@ -68,7 +72,7 @@ class SimulatedDeviceState:
         self.itself = (self,)
         self.free_at = 0.0
         """When the work that it has been given, of functions that need the whole device, is done."""
-        self.ready_at: dict[CopyId, Seconds] = {}
+        self.ready_at: dict[CopyKey, Seconds] = {}
         """When the load of each copy ends that does not occupy the device."""
         self.busy_s = 0.0
         """The time of loads and services, including the work that it has been given."""

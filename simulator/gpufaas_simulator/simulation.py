@@ -17,11 +17,11 @@ from statistics import fmean
 from typing import Final, Protocol
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import ALL_COMPUTE, CallId, CopyId, DeviceId, FunctionId, Part, Seconds, copy_id
+from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, DeviceId, FunctionId, Part, Seconds
 from gpufaas_simulator.calendar import Calendar, Later, Loading, Running
 from gpufaas_simulator.costs import Truth, mixes
 from gpufaas_simulator.fleet import Fleet
-from gpufaas_simulator.nodes import HostMemory, Noise, Revisions, SimulatedDeviceState
+from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Revisions, SimulatedDeviceState
 from gpufaas_simulator.record import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
 from gpufaas_simulator.workload import (
     Change,
@@ -123,6 +123,7 @@ class Simulation:
         under_way, engine, obey = self._under_way, self.engine, self._obey
         times, calls, current = self.workload.times, self.workload.calls, self._revisions.current
         timeouts = [each.timeout_s for each in self.workload.functions]
+        ended, outcome, mixed = self.record.ended, self.record.outcome, self._mixed
         changes, change = self.workload.changes, 0
         arrivals, arrival = len(times), 0
         arrives = times[0] if arrivals else math.inf
@@ -132,9 +133,9 @@ class Simulation:
         while True:
             first = under_way[0][0] if under_way else math.inf
             wake_at = engine.wake_at
-            if self._ended == arrivals and first == changes_at == math.inf:
-                break
             if wake_at is not None and wake_at < first and wake_at < arrives and wake_at < changes_at:
+                if self._ended == arrivals and first == changes_at == math.inf:
+                    break
                 self.now = max(self.now, wake_at)
                 commands = handle(m.Woken(), self.now)
                 obey(commands)
@@ -154,7 +155,13 @@ class Simulation:
                 if work.lost:
                     continue
                 if kind is Running:
-                    self._end(work)  # type: ignore[arg-type]
+                    if mixed and not self._served(work):  # type: ignore[arg-type]
+                        continue
+                    for call in work.calls:  # type: ignore[union-attr]
+                        ended[call] = at
+                        outcome[call] = COMPLETED
+                        self._ended += 1
+                        obey(handle(m.Finished(CallId(str(call)), work.place, work.service_s), at))  # type: ignore[union-attr]
                 elif kind is Loading:
                     self._loaded(work)  # type: ignore[arg-type]
                 else:
@@ -220,8 +227,11 @@ class Simulation:
         if self._caps:
             cap = self._caps.get((function, grant.copy), cap)
         calls = (int(numbers[0]),) if len(numbers) == 1 else tuple([int(each) for each in numbers])
-        ready = begin = self._begins(truth, devices) if cold or truth.whole else self._ready(device, grant)
-        start, victims = HIT, grant.victims
+        if truth.whole and len(parts) == 1:
+            begin = device.free_at if device.free_at > now else now
+        else:
+            begin = self._begins(truth, devices, None if cold else (function, grant.copy))
+        ready, start, victims = begin, HIT, grant.victims
         if cold:
             start = FALSE_MISS if record.holders.get(function) else MISS
             victims = record.hold(function, place, grant.copy, victims, now)
@@ -245,16 +255,15 @@ class Simulation:
         else:
             end = running.end = ready + service_s
             heappush(self._under_way, (end, order + 2, 0, running))
-            if cold or truth.whole:
-                self._occupy(truth, devices, copy_id(function, grant.copy), begin, end if truth.whole else ready)
+            if truth.whole and len(parts) == 1:
+                device.free_at = end
+                device.busy_s += end - begin
+            elif cold or truth.whole:
+                self._occupy(truth, devices, (function, grant.copy), begin, end if truth.whole else ready)
         observer = self._observer
         if observer is not None:
             tell = partial(observer.started, begin, calls, function, place, not cold, victims, grant.local)
             self._at(begin, order, devices, tell)
-
-    def _ready(self, device: SimulatedDeviceState, grant: m.Grant) -> Seconds:
-        """Return when the copy of a hit has been loaded that does not occupy its device."""
-        return max(self.now, device.ready_at.get(copy_id(grant.function, grant.copy), self.now))
 
     def _runs_beside(self, running: Running, begin: Seconds, ready: Seconds | None) -> None:
         """A grant starts that may run beside others. Its service begins at *begin*; on a miss, when it is loaded."""
@@ -263,16 +272,16 @@ class Simulation:
         if ready is None:
             heappush(self._under_way, (begin, running.order - 1, 0, running))
         else:
-            self._occupy(running.truth, running.devices, copy_id(running.function, running.copy), begin, ready)
+            self._occupy(running.truth, running.devices, (running.function, running.copy), begin, ready)
 
     def _load(self, command: m.LoadCopy) -> None:
         parts, function, order = command.parts, command.function, command.number * 3
         devices = tuple([self._devices[each.device] for each in parts])
         truth = self._costs.of(function, devices[0].kind)
-        begin = self._begins(truth, devices)
+        begin = self._begins(truth, devices, None)
         victims = self.record.hold(function, command.device, command.copy, command.victims, self.now)
         ready = begin + self._loads(function, devices, parts)
-        self._occupy(truth, devices, copy_id(function, command.copy), begin, ready)
+        self._occupy(truth, devices, (function, command.copy), begin, ready)
         if self._mixed:
             for each in devices:
                 each.enter(self.now)
@@ -283,16 +292,17 @@ class Simulation:
         if observer is not None:
             self._at(begin, order, devices, partial(observer.loading, begin, function, command.device, victims))
 
-    def _begins(self, truth: Truth, devices: tuple[SimulatedDeviceState, ...]) -> Seconds:
-        """Return when a load or grant begins: of a function that needs whole devices, once all of them are free."""
-        begin = self.now
+    def _begins(self, truth: Truth, devices: tuple[SimulatedDeviceState, ...], hit: CopyKey | None) -> Seconds:
+        """
+        Return when a load or a grant begins: of a function that needs whole devices, once all of them are free; a hit
+        of another one, once its copy is loaded.
+        """
         if truth.whole:
-            for device in devices:
-                begin = device.free_at if device.free_at > begin else begin
-        return begin
+            return max(self.now, *[each.free_at for each in devices])
+        return self.now if hit is None else max(self.now, devices[0].ready_at.get(hit, self.now))
 
     def _occupy(
-        self, truth: Truth, devices: tuple[SimulatedDeviceState, ...], copy: CopyId, begin: Seconds, end: Seconds
+        self, truth: Truth, devices: tuple[SimulatedDeviceState, ...], copy: CopyKey, begin: Seconds, end: Seconds
     ) -> None:
         """The copy loads, and perhaps serves alone on its devices, from *begin* to *end*."""
         if not truth.whole:
@@ -314,16 +324,23 @@ class Simulation:
         self, function: FunctionId, devices: tuple[SimulatedDeviceState, ...], parts: tuple[Part, ...]
     ) -> Seconds:
         """Return the time of a load. Each device loads its part of the weights; the longest of these loads counts."""
-        whole = sum([each.memory for each in parts]) if len(parts) > 1 else 0
-        load_s = 0.0
-        for device, part in zip(devices, parts, strict=True):
-            cost = self._costs.of(function, device.kind).cost
-            size = part.memory if whole else cost.occupation
-            keeps = cost.host_load_s is not None and device.host is not None
-            from_host = keeps and device.host.take(function, size)  # type: ignore[union-attr]
-            part_s = self._costs.load_s(function, device.kind, from_host=from_host)
-            load_s = max(load_s, part_s * part.memory / whole if whole else part_s)
+        if len(parts) == 1:
+            load_s = self._part_s(function, devices[0], None)
+        else:
+            whole = sum([each.memory for each in parts])
+            load_s = max([
+                self._part_s(function, device, part.memory) * (part.memory / whole)
+                for device, part in zip(devices, parts, strict=True)
+            ])  # fmt: skip
         return load_s if self._noise.load is None else load_s * self._noise.load(function)
+
+    def _part_s(self, function: FunctionId, device: SimulatedDeviceState, size: Bytes | None) -> Seconds:
+        """Return the time of a load on *device*, of all weights; it keeps *size* of them in host memory, or all."""
+        cost, host = self._costs.of(function, device.kind).cost, device.host
+        from_host = False
+        if host is not None and cost.host_load_s is not None:
+            from_host = host.take(function, cost.occupation if size is None else size)
+        return self._costs.load_s(function, device.kind, from_host=from_host)
 
     def _serves(
         self, calls: tuple[int, ...], function: FunctionId, truth: Truth, devices: tuple[SimulatedDeviceState, ...],
@@ -406,21 +423,17 @@ class Simulation:
                     device.leave(self.now)
         self._obey(self.engine.handle(loading.loaded, self.now))
 
-    def _end(self, running: Running) -> None:
-        record, now = self.record, self.now
-        if self._mixed:
-            if not running.version:
-                self._calendar.serve(running, now)
-                return
-            self._calendar.ended(running, now)
-            for device in running.devices:
-                device.leave(now)
+    def _served(self, running: Running) -> bool:
+        """Return whether a grant that may run beside others has ended. If not, its service begins now."""
+        if not running.version:
+            self._calendar.serve(running, self.now)
+            return False
+        self._calendar.ended(running, self.now)
+        for device in running.devices:
+            device.leave(self.now)
         for call in running.calls:
-            record.ended[call] = now
-            record.service_s[call] = running.service_s
-            record.outcome[call] = COMPLETED
-            self._ended += 1
-            self._obey(self.engine.handle(m.Finished(CallId(str(call)), running.place, running.service_s), now))
+            self.record.service_s[call] = running.service_s
+        return True
 
     def _evict(self, command: m.Evict) -> None:
         self.record.release(command.function, command.copy, self.now)
