@@ -16,7 +16,7 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_scheduler.contract import SchedulingPolicy
 from gpufaas_scheduler.policies.batching import Waiting
 from gpufaas_scheduler.policies.composite import Composite
-from gpufaas_scheduler.policies.least_wait import LeastWait
+from gpufaas_scheduler.policies.least_wait import NAME, LeastMissed, Relief
 from gpufaas_scheduler.policies.load_balance import Anywhere, Arrival
 from gpufaas_scheduler.policies.locality import O3, Locality
 from gpufaas_scheduler.policies.spec import (
@@ -75,7 +75,10 @@ POLICIES: Final[Mapping[str, Preset | Factory]] = {
         "As lalb, but calls whose model a device holds overtake others, within a limit.",
         {ORDER: Chosen("o3"), PLACEMENT: Chosen("locality")},
     ),
-    "least-wait": LeastWait,
+    NAME: Preset(
+        "The call and the place that shorten all waiting most, with replicas.",
+        {ORDER: Chosen(NAME), PLACEMENT: Chosen(NAME)},
+    ),
 }
 
 
@@ -85,8 +88,8 @@ def nothing() -> None:
 
 FILLS: Final[Mapping[str, Mapping[str, Factory]]] = {
     ADMISSION: {"none": nothing},
-    ORDER: {"arrival": Arrival, "o3": O3},
-    PLACEMENT: {"anywhere": Anywhere, "locality": Locality},
+    ORDER: {"arrival": Arrival, "o3": O3, NAME: Relief},
+    PLACEMENT: {"anywhere": Anywhere, "locality": Locality, NAME: LeastMissed},
     BATCHING: {"none": nothing, "waiting": Waiting},
     REPLACEMENT: REPLACEMENTS,
     SCALING: {"none": nothing},

@@ -60,6 +60,10 @@ def test_serve_takes_a_policy_from_outside(tmp_path: Path, monkeypatch: pytest.M
 
     assert done.exit_code == 0, done.output
     assert str(served[0].policy) == "longest-queue+replacement=cost-aware"
+    with pytest.raises(
+        InvalidSpec, match="longest-queue is order and placement in one, so placement cannot be combined"
+    ):
+        make_policy("longest-queue+placement=locality")
 
 
 PLACEMENT = """

@@ -15,7 +15,6 @@ from tests.unit.scheduler.world import World
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, FunctionId
 from gpufaas_scheduler.policies import Plan, PolicySpec, Start, View, make_policy
-from gpufaas_scheduler.policies.least_wait import LeastWait
 from gpufaas_scheduler.view import ClusterView
 from gpufaas_scheduler.world.state import Call
 
@@ -285,13 +284,17 @@ def test_every_policy_says_why(policy: str) -> None:
 BOUND = 5.0
 
 
-class Watched(LeastWait):
+class Watched:
     """Checks that one device at a time is reserved, and keeps whether one was when it planned last."""
 
+    name = "least-wait"
     reserved = False
 
+    def __init__(self) -> None:
+        self.policy = make_policy(f"least-wait:wait_bound_s={BOUND}")
+
     def plan(self, view: View) -> Plan:
-        plan = super().plan(view)
+        plan = self.policy.plan(view)
         verdict = None
         while True:
             self.reserved = view.reserved
@@ -310,7 +313,7 @@ def test_past_the_bound_one_device_at_a_time_is_for_the_oldest_call(
 ) -> None:
     """Random overload. Later calls pass the oldest only while a device is held or loaded for it, or for another."""
     rng = random.Random(seed)
-    policy = Watched(LeastWait.Options(BOUND))
+    policy = Watched()
     world = World(policy, max_queue=10_000)
     memory = {}
     for number in range(devices):

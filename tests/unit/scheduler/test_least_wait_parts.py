@@ -187,7 +187,7 @@ def test_of_idle_holders_the_one_whose_other_models_are_missed_least_takes_the_c
 
 
 def order(made: Site, bound_s: float = DEFAULT_WAIT_BOUND_S) -> Order:
-    return Order(made.view, bound_s, set())
+    return Order(made.view, bound_s, Rooms(made.view, Estimates(made.view)))
 
 
 def test_the_pull_of_a_call_is_its_age_and_grows_without_limit_before_the_bound() -> None:

@@ -52,7 +52,7 @@ def test_a_spec_has_the_options_with_their_types() -> None:
         ("lb+replacement=lru+replacement=lru", "names replacement twice: say it once"),
         ("random", "no policy is called 'random': choose one of lb, lalb, lalb-o3, least-wait"),
         ("order=o3", "policy 'order=o3' has no placement: add placement=NAME, or begin with a policy"),
-        ("least-wait+placement=locality", "least-wait is order and placement in one, so placement cannot be combined"),
+        ("least-wait+placement=locality", "order least-wait goes with placement least-wait only, not with locality"),
         ("lalb-o3:o3_limit=3+order=arrival", "lalb-o3 has no option 'o3_limit': it has none"),
         ("lalb-o3+order=o3:limit=3", "o3 has no option 'limit': it has o3_limit"),
         ("lb+order=best", "no order is called 'best': choose one of arrival, o3"),
@@ -87,7 +87,19 @@ def test_roles_alone_are_a_policy_too() -> None:
     assert log("lalb-o3:o3_limit=3") == log("order=o3:o3_limit=3+placement=locality")
     assert log("lalb") == log("lalb-o3+order=o3:o3_limit=0")
     assert log("lb") == log("lalb+order=arrival+placement=anywhere")
-    assert len({log("lb"), log("lb+placement=locality"), log("lalb-o3+placement=anywhere"), log("lalb-o3")}) == 4
+    assert log("least-wait:wait_bound_s=9") == log("order=least-wait:wait_bound_s=9+placement=least-wait")
+    assert (
+        len(
+            {
+                log("lb"),
+                log("lb+placement=locality"),
+                log("lalb-o3+placement=anywhere"),
+                log("lalb-o3"),
+                log("lalb-o3+placement=least-wait"),
+            }
+        )
+        == 5
+    )
 
 
 def test_options_of_every_kind() -> None:
@@ -124,4 +136,5 @@ def test_every_policy_can_be_listed_with_its_options() -> None:
     assert ("replacement", "cost-aware") in found
     assert all(each.says for each in found.values())
     for role, name in found:
-        make_policy(name if not role else f"lb+{role}={name}")
+        policy = "least-wait" if name == "least-wait" else "lb"  # as an order it goes with its placement only
+        make_policy(name if not role else f"{policy}+{role}={name}")

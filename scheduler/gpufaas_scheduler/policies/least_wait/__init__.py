@@ -35,7 +35,8 @@ device is free, not in advance. The policy uses only past arrivals, the profiles
 `tuning.CANDIDATES` idle devices with their models, and `tuning.RIVALS` functions. It does not depend on the number of
 waiting calls.
 
-`order` finds what to do next, `placement` the device, `estimates` the figures for both; `tuning` has the constants.
+`Relief` is the order, and `LeastMissed` the placement, which other orders can have, too. `order` finds what to do next,
+`placement` the device, `estimates` the figures for both; `tuning` has the constants.
 """
 
 from __future__ import annotations
@@ -46,33 +47,39 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from gpufaas_core.model import Seconds
-from gpufaas_scheduler.contract import Plan, View, WaitingCall, Wake, Why
+from gpufaas_scheduler.contract import DeviceView, Plan, Start, View, WaitingCall, Wake, Why, start_on
+from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.order import Order
+from gpufaas_scheduler.policies.least_wait.placement import Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S
 
+NAME: Final = "least-wait"
+_HELD: Final = Why("an idle device held the model, and its other models would be missed least")
 _PROMISE: Final = "promise"
 """The key of the wake for when the next promise to a waiting call is over."""
 
 
-class LeastWait:
-    """The call and the place that shorten all waiting most, with replicas."""
+class ReliefOptions(Struct, frozen=True):
+    wait_bound_s: Annotated[
+        Seconds, Meta(ge=0, description="a call that waits so long has a device reserved, one call at a time")
+    ] = DEFAULT_WAIT_BOUND_S
 
-    name = "least-wait"
 
-    class Options(Struct, frozen=True):
-        wait_bound_s: Annotated[
-            Seconds, Meta(ge=0, description="a call that waits so long has a device reserved, one call at a time")
-        ] = DEFAULT_WAIT_BOUND_S
+class Relief:
+    """The call whose hit or load relieves the most waiting per second of a device; replicas where they pay."""
 
-    def __init__(self, options: Options) -> None:
+    Options = ReliefOptions
+    placements = (NAME,)
+
+    def __init__(self, options: ReliefOptions) -> None:
         self.wait_bound_s = options.wait_bound_s
         self._order: Order | None = None
         """That of the last run: the next one goes on with it if the view is the same."""
 
-    def plan(self, view: View) -> Plan:
+    def plan(self, view: View, placement: LeastMissed) -> Plan:
         queue, order = view.queue, self._order
         if order is None or order.view is not view:
-            self._order = order = Order(view, self.wait_bound_s)
+            self._order = order = Order(view, self.wait_bound_s, placement.rooms(view))
         refused = order.refused
         if refused:
             refused.clear()
@@ -92,8 +99,38 @@ class LeastWait:
             yield Wake(look_at, _PROMISE)
 
     def weigh(self, view: View, call: WaitingCall) -> Why:
-        order = Order(view, self.wait_bound_s)
+        order = Order(view, self.wait_bound_s, Rooms(view, Estimates(view)))
         try:
             return order.weigh(call)
         finally:
             view.queue.rewind()
+
+
+class LeastMissed:
+    """Where the model is, or will be sooner than a load takes; else where the victims are worth the least."""
+
+    def __init__(self) -> None:
+        self._rooms: Rooms | None = None
+
+    def rooms(self, view: View) -> Rooms:
+        """Return what compares devices. Its figures are those of the last action until it expires."""
+        if self._rooms is None or self._rooms.view is not view:
+            self._rooms = Rooms(view, Estimates(view))
+        return self._rooms
+
+    def place(self, view: View, call: WaitingCall, device: DeviceView) -> Start | None:  # noqa: ARG002
+        """Return the start of *call* on the best idle device. It waits for a holder in the global queue."""
+        rooms, owner = self.rooms(view), call.owner
+        rooms.expire()
+        holder = rooms.idle_holder(call)
+        if holder is not None:
+            return start_on(holder, call, _HELD)
+        room = rooms.cheapest(owner) or rooms.cheapest(owner, view.idle_count)
+        if room is None:
+            return None
+        load_s = owner.load_s(room.device.kind)
+        wait_s = rooms.estimates.wait_s(call, load_s) if owner.copies else inf
+        if wait_s < load_s:
+            return None
+        options = (("load", room.device.id, load_s), ("wait", call.function, wait_s))
+        return Start((call.id,), None, room.device.part, room.victims, Why("no holder was free before a load", options))

@@ -20,7 +20,6 @@ from gpufaas_scheduler.contract import (
     Why,
     start_on,
 )
-from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.placement import Room, Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import (
     BEHIND,
@@ -47,15 +46,15 @@ class Order:
 
     __slots__ = ("bound_s", "estimates", "look_at", "near_s", "now", "promises", "refused", "rooms", "view")
 
-    def __init__(self, view: View, bound_s: Seconds, refused: set[FunctionId] | None = None) -> None:
+    def __init__(self, view: View, bound_s: Seconds, rooms: Rooms) -> None:
         self.view = view
         self.now = view.now
         self.bound_s = bound_s
         self.near_s = NEAR * bound_s
-        self.refused = set() if refused is None else refused
+        self.refused: set[FunctionId] = set()
         """Functions that the engine refused an action for in this run."""
-        self.estimates = Estimates(view)
-        self.rooms = Rooms(view, self.estimates)
+        self.rooms = rooms
+        self.estimates = rooms.estimates
         self.promises: list[Promise] = []
         self.look_at: Seconds | None = None
         """When the next promise ends to a call that waits beside an idle device."""

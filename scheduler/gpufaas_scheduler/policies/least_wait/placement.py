@@ -31,18 +31,18 @@ _Model: TypeAlias = tuple[float, float, Bytes, CopyId]
 class Rooms:
     """Finds a device for a function or a call. What it knows is valid for one action, as its estimates are."""
 
-    __slots__ = ("_estimates", "_shelves", "_view")
+    __slots__ = ("_shelves", "estimates", "view")
 
     def __init__(self, view: View, estimates: Estimates) -> None:
-        self._view = view
-        self._estimates = estimates
+        self.view = view
+        self.estimates = estimates
         self._shelves: dict[DeviceId, list[_Model]] = {}
         """What may be evicted from a device, least recently used first."""
 
     def expire(self) -> None:
         """Something has changed."""
         self._shelves.clear()
-        self._estimates.expire()
+        self.estimates.expire()
 
     def cheapest(self, function: FunctionView, candidates: int = CANDIDATES) -> Room | None:
         """Return the idle device without *function* where loading it costs least."""
@@ -52,7 +52,7 @@ class Rooms:
     def rooms(self, function: FunctionView, candidates: int = CANDIDATES) -> list[Room]:
         """Return the idle devices where *function* may be loaded, those with the least worth of victims first."""
         found = []
-        for device, lacking in self._view.places(function, candidates):
+        for device, lacking in self.view.places(function, candidates):
             victims = self._victims(device, lacking) if lacking > 0 else (0.0, ())
             if victims is not None:
                 found.append((victims[0], device.order, device, victims[1]))
@@ -78,7 +78,7 @@ class Rooms:
 
     def room(self, function: FunctionView, device: DeviceView) -> Room | None:
         """Return the victims of the least worth that make room for *function* on *device*, found greedily."""
-        view = self._view
+        view = self.view
         need = view.occupation(device, function)
         if need is None:
             return None
@@ -115,8 +115,8 @@ class Rooms:
         return worth, tuple([model[3] for model in chosen])
 
     def _shelf(self, device: DeviceView) -> list[_Model]:
-        found, kind, worth_of = [], device.kind, self._estimates.worth
-        for each in self._view.evictable(device):
+        found, kind, worth_of = [], device.kind, self.estimates.worth
+        for each in self.view.evictable(device):
             worth, memory = worth_of(each.owner, kind), each.memory
             found.append((worth / max(1, memory), worth, memory, each.id))
         return found
@@ -124,15 +124,15 @@ class Rooms:
     def _crowd(self, device: DeviceView, victims: Collection[CopyId]) -> float:
         """Return the demand for the models that stay on *device*, each divided by the number of its copies."""
         demand = 0.0
-        for each in self._view.residents(device):
+        for each in self.view.residents(device):
             owner = each.owner
             if owner.exclusive and owner.copies and each.id not in victims:
-                demand += self._view.rate(owner) * owner.service_s(device.kind) / owner.copies
+                demand += self.view.rate(owner) * owner.service_s(device.kind) / owner.copies
         return demand
 
     def anywhere(self, call: WaitingCall) -> DeviceView | None:
         """Return an idle device without the model of *call* that has room for it, with evictions if need be."""
-        view = self._view
+        view = self.view
         for device in view.least_used(call.owner, view.idle_count):
             if not view.holds(device, call) and view.fits(device, call):
                 return device
@@ -140,12 +140,12 @@ class Rooms:
 
     def idle_holder(self, call: WaitingCall) -> DeviceView | None:
         """Return the idle device that holds the model of *call* and whose other models would be missed least."""
-        view = self._view
+        view = self.view
         found = view.idle_holders(call, HOLDERS)
         if len(found) <= 1:
             return found[0] if found else None
-        self._estimates.refresh()
-        demand, function = self._estimates.demand, call.function
+        self.estimates.refresh()
+        demand, function = self.estimates.demand, call.function
         known: dict[FunctionId, float] = {}
         best: DeviceView | None = None
         least = inf

@@ -54,7 +54,7 @@ CROWDED: Final = 0.3
 # --- the bound ---
 
 DEFAULT_WAIT_BOUND_S: Final[Seconds] = 30.0
-"""See `LeastWait.Options`."""
+"""See `ReliefOptions`."""
 NEAR: Final = 0.95
 """Of the bound: from here on, a call goes before all others."""
 LONG_LOAD: Final = 0.5
