@@ -52,6 +52,8 @@ class _Fleet(_Part):
     def least_used(self, function: FunctionState, limit: int) -> list[DeviceState]:
         idle = self._cluster.idle_devices
         if not function.constraints:
+            if limit == 1:
+                return [idle[-1][2]] if idle else []
             return [key[2] for key in idle[: -limit - 1 : -1]]
         return list(islice((key[2] for key in reversed(idle) if function.allows(key[2])), limit))
 
@@ -171,7 +173,8 @@ class _Costs(_Part):
         return call.owner.estimate_s(kind, call.size)
 
     def rate(self, function: FunctionState) -> float:
-        return self._cluster.demand.rate(function, self._cluster.now)
+        cluster = self._cluster
+        return cluster.demand.rate(function, cluster.now)
 
     @property
     def utilisation(self) -> float:

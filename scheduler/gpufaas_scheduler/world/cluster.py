@@ -250,12 +250,13 @@ class Cluster:
         stale = []
         returned = self.queue.returned
         for owner in self.orphaned.values():
+            calls = owner.flow.calls
             if owner.holders:
                 call = None
             elif returned:
                 call = self._first_of(owner)
             else:
-                call = owner.flow.calls[0] if owner.flow.calls else None
+                call = calls[0] if calls else None
             if call is None:
                 stale.append(owner.id)
             elif len(found) < limit:

@@ -211,7 +211,8 @@ class ServiceTimes:
         Return how much longer a call takes on average that has run for *ran*: E[X - ran | X > ran]. Never negative; if
         it has run for longer than all others, `SHARE` of *ran*.
         """
-        self._refresh()
+        if self._stale:
+            self._refresh()
         return self._left(ran * self._scale) / self._scale
 
     def _left(self, ran: float) -> float:

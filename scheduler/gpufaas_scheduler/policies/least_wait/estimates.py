@@ -8,6 +8,7 @@ from gpufaas_scheduler.contract import FunctionView, View, WaitingCall
 from gpufaas_scheduler.policies.least_wait.tuning import (
     BUSIEST,
     HOLDERS,
+    HORIZON_S,
     LOAD_WEIGHT,
     OWN_LOAD,
     SATURATED,
@@ -63,13 +64,19 @@ class Estimates:
             self._worth[function.id] = worth
         return worth
 
-    def saved(self, function: FunctionView, copies: int, kind: str) -> float:
-        """Return what one copy more than *copies* saves."""
+    def saved(self, function: FunctionView, copies: int, kind: str, least_s: Seconds = 0.0) -> float:
+        """
+        Return what one copy more than *copies* saves. If it saves less than *least_s* over the horizon, that may be an
+        upper bound, with which this is still so.
+        """
         if not self._fresh:
             self.refresh()
         rate, service_s = self._view.rate(function), function.service_s(kind)
         miss_s, own = self._miss_s(function, kind), rate * service_s
         before_s = self._delay_s(function, copies, own, service_s, miss_s)
+        most = rate * before_s
+        if HORIZON_S * most <= least_s:
+            return most
         return rate * (before_s - self._delay_s(function, copies + 1, own, service_s, miss_s))
 
     def _delay_s(self, function: FunctionView, copies: int, own: float, service_s: Seconds, miss_s: Seconds) -> Seconds:

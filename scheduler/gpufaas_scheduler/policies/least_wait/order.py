@@ -132,29 +132,31 @@ class Order:
 
     def _rival(self, hit: WaitingCall, device: DeviceView, oldest: WaitingCall) -> Found | None:
         """Return a load on *device* that relieves more waiting per second than *hit* does."""
-        view = self.view
+        view, refused, pull = self.view, self.refused, self._pull
         kind = device.kind
-        least = self._pull(hit) / hit.owner.service_s(kind)
+        least = pull(hit) / hit.owner.service_s(kind)
         best: tuple[float, WaitingCall, Room] | None = None
         rivals = view.orphans(RIVALS)
         if oldest.number < hit.number and oldest.owner.copies and not view.holds(device, oldest):
             rivals.append(oldest)
         for call in rivals:
-            owner = call.owner
-            if call.function in self.refused:
+            if refused and call.function in refused:
                 continue
-            load_s, service_s, relieved = owner.load_s(kind), owner.service_s(kind), float(owner.waiting)
+            owner = call.owner
+            load_s, relieved = owner.load_s(kind), float(owner.waiting)
             if owner.copies:
                 relieved *= REPLICA_SHARE / (owner.copies + 1)
-            relief = RELIEF_SHARE * relieved * self._pull(call)
-            if relief < least * (load_s + relieved * service_s):
+            relief, served_s = RELIEF_SHARE * relieved * pull(call), relieved * owner.service_s(kind)
+            if relief < least * (load_s + served_s):
                 continue
+            if best is not None and relief / (load_s + served_s) <= best[0]:
+                continue  # even without victims, it would not be the best
             if owner.copies and (owner.loading or self.estimates.wait_s(call) < FAR_BEHIND * load_s):
                 continue
             room = self.rooms.room(owner, device)
             if room is None:
                 continue
-            index = relief / (load_s + room.worth * HORIZON_S + relieved * service_s)
+            index = relief / (load_s + room.worth * HORIZON_S + served_s)
             if index > least and (best is None or index > best[0]):
                 best = (index, call, room)
         if best is None:
@@ -173,14 +175,16 @@ class Order:
             return None
         kind = least_used[0].kind
         load_s = owner.load_s(kind)
-        gain = estimates.saved(owner, owner.copies, kind)
         price = LOAD_PRICE + estimates.demand + estimates.pressure
+        gain = estimates.saved(owner, owner.copies, kind, load_s * price)
         worthwhile = HORIZON_S * gain > load_s * price
         wait_s = 0.0 if worthwhile else estimates.wait_s(call, BEHIND * load_s)
         broken = call.promised_at is not None and self.now >= call.promised_at + load_s
         if not (worthwhile or broken) and wait_s < BEHIND * load_s:
             self._wait(call, load_s)
             return None
+        if not worthwhile:
+            gain = estimates.saved(owner, owner.copies, kind)
         found = rooms.rooms(owner) or (rooms.rooms(owner, self.view.idle_count) if broken else [])
         if not found:
             self._wait(call, load_s)
