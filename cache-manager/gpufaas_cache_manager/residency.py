@@ -11,7 +11,7 @@ memory while the model serves, and not the size of its file.
 from collections.abc import Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
-from gpufaas_core.model import Bytes, CopyId, FunctionId, Seconds, copy_id
+from gpufaas_core.model import ALL_COMPUTE, Bytes, CopyId, FunctionId, Seconds, copy_id
 
 
 class Owner(Protocol):
@@ -23,6 +23,10 @@ class Owner(Protocol):
     @property
     def copies(self) -> int:
         """On all devices, loading ones included."""
+
+    @property
+    def share(self) -> int:
+        """What each copy holds of its device's compute for as long as it is there, in per cent."""
 
     @property
     def min_copies(self) -> int:
@@ -61,9 +65,10 @@ class Copy(Generic[OwnerT]):
         """Whether it was asked, during a call, to return what is lent to it."""
         self.last_used = now
         """The last start of service; the start of the load if it never served."""
+        self.share = owner.share
+        """What it holds of the compute, and is capped at, in per cent; 0: its grants reserve what they need."""
         self.running = 0
-        self.share = 0
-        """The most of the device's compute that it may use, in per cent; 0: no cap."""
+        """Its running grants."""
         self.slots = 0
         """Grants that it runs at once; 0: as its function needs it. `batch` likewise: calls of one grant."""
         self.batch = 0
@@ -91,9 +96,9 @@ class Residency(Generic[OwnerT]):
     idle worker counts as free, since it can be taken back at once; memory lent to a running worker does not.
     """
 
-    __slots__ = ("copies", "free", "held", "kind", "memory", "unpromised")
+    __slots__ = ("compute", "copies", "free", "held", "kind", "memory", "shares", "unpromised")
 
-    def __init__(self, memory: Bytes, kind: str) -> None:
+    def __init__(self, memory: Bytes, kind: str, compute: int = ALL_COMPUTE) -> None:
         self.memory = memory
         self.free = memory
         """`memory` less the sum of the charges, and less `held`; never negative."""
@@ -102,6 +107,10 @@ class Residency(Generic[OwnerT]):
         self.unpromised = memory
         """`memory` less the sum of the limits; never negative."""
         self.kind = kind
+        self.compute = compute
+        """In per cent."""
+        self.shares = 0
+        """The compute that copies hold."""
         self.copies: dict[CopyId, Copy[OwnerT]] = {}
         """Least recently used first: a dict keeps the order of insertion, and a use inserts again."""
 
@@ -117,6 +126,7 @@ class Residency(Generic[OwnerT]):
         assert copy.limit <= self.unpromised, "the engine takes back what is lent before it inserts"
         self.free -= copy.memory
         self.unpromised -= copy.limit
+        self.shares += copy.share
         self.copies[copy.id] = copy
         if copy.running:
             self.hold(copy)
@@ -127,6 +137,7 @@ class Residency(Generic[OwnerT]):
             self.let_go(copy)
         self.free += copy.memory
         self.unpromised += copy.limit
+        self.shares -= copy.share
         return copy
 
     def touch(self, copy: Copy[OwnerT], now: Seconds) -> None:
@@ -152,6 +163,11 @@ class Residency(Generic[OwnerT]):
     def room_of(self, copy: Copy[OwnerT]) -> Bytes:
         """Return the most that it can have without an eviction: its charge, and all that is free or lent to it."""
         return copy.memory + self.free + (copy.limit - copy.memory if copy.running else 0)
+
+    def limit_compute(self, copy: Copy[OwnerT], share: int) -> None:
+        """*copy* holds *share* of the compute from now on."""
+        self.shares += share - copy.share
+        copy.share = share
 
     def resize(self, copy: Copy[OwnerT], memory: Bytes, limit: Bytes) -> None:
         """Change its charge and its limit; a limit grows by what is unpromised at most."""

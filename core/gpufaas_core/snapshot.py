@@ -58,6 +58,8 @@ class RunningCall(Struct, frozen=True):
     """The worker was started for its grant."""
     abandoned: bool = False
     """Its caller is gone, and the worker was told."""
+    grant: int = 0
+    """The number of its grant; the calls of one number run together. 0: it runs alone."""
 
 
 class DeviceSnapshot(Struct, frozen=True):
@@ -114,7 +116,11 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     """The copies that were evicted for it."""
     size: float = 0.0
     grant: int = 0
-    """The number of its grant; 0: it has none."""
+    """The number of its grant; the calls of one number run together. 0: it waits."""
+    compute: int = 0
+    """What the grant holds of the device's compute."""
+    free_in_s: Seconds = 0.0
+    """Until the grant should end."""
     goal_s: Seconds | None = None
 
 

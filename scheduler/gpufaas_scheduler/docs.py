@@ -52,19 +52,21 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         victims=call.victims,
         size=call.size,
         grant=call.grant,
+        compute=0 if call.granted is None else call.granted.compute,
+        free_in_s=0.0 if call.granted is None else call.granted.free_at - now,
         goal_s=call.own_goal_s,
     )
 
 
 def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
     """O(residents + local queue). Calls of CPU functions are left out: their node knows all that matters of them."""
-    run = device.run
-    running = () if run is None else tuple(call_doc(each, now) for each in (run, *device.others))
+    grants = (*device.holding, *device.others, *(each for each in device.beside if each.copy.owner.exclusive))
+    running = tuple(call_doc(call, now) for each in grants for call in each.calls if call.granted is each)
     local = [call_doc(call, now) for call, _ in zip(device.local, range(LOCAL_KEPT), strict=False)]
     return DeviceDoc(
         device=device.device,
         closed=device.closed,
-        status="busy" if run is not None else "loading" if device.preload is not None else "idle",
+        status="busy" if device.holding else "loading" if device.preload is not None else "idle",
         finish_s=device.left_s(now),
         residents=tuple(
             ResidentDoc(

@@ -190,11 +190,9 @@ class Engine:
         """
         world = self._world
         here = [world.devices[each] for each in devices if each in world.devices]
-        found = {each.id: Holding(dict(each.residency.copies), {call.id for call in each.runs}) for each in here}
-        for owner in world.functions.values():
-            for call in owner.runs:
-                if call.device is not None and call.device.id in found:
-                    found[call.device.id].calls.add(call.id)
+        found = {
+            each.id: Holding(dict(each.residency.copies), {call.id for call in world.runs_at(each)}) for each in here
+        }
         if among is not None:
             for holding in found.values():
                 holding.calls.intersection_update(among)

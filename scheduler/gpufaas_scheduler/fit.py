@@ -35,17 +35,23 @@ class Reason(Struct, frozen=True):
     """The copy that cannot be evicted."""
     leaving: int = 0
     """The number of copies that would be evicted."""
+    compute: int = 0
+    """Of the call or copy, in per cent."""
+    spare: int = 0
+    """The compute for it, as the rule counts it."""
 
     def say(self, function: FunctionId, device: DeviceId, kind: str) -> str:
         need, have = format_bytes(self.need), format_bytes(self.have)
         return self.rule.format(
-            function=function, device=device, kind=kind, need=need, have=have, victim=self.victim, leaving=self.leaving
-        )
+            function=function, device=device, kind=kind, need=need, have=have, victim=self.victim, leaving=self.leaving,
+            compute=self.compute, spare=self.spare,
+        )  # fmt: skip
 
 
 NOT_ALLOWED: Final = Reason("device {device} does not satisfy the constraints of {function}")
 NO_PROFILE: Final = Reason("{function} has no profile for devices of kind {kind}")
 
+NO_COMPUTE: Final = "{function} needs {compute} % of the compute of {device}, which has {spare} % spare"
 _AS_IT_IS: Final[Fit[Any]] = Fit(())
 _TOO_LARGE: Final = "{function} needs {need}, device {device} has {have}"
 _NO_ROOM: Final = "{function} needs {need}, device {device} has {have} free, and what could be evicted is too little"
@@ -55,23 +61,33 @@ _TOO_FEW: Final = "{function} needs {need}, device {device} has {have} free once
 
 
 def fits(
-    residency: Residency[OwnerT], need: Bytes, owner: OwnerT, leaving: Replacement | tuple[CopyId, ...]
+    residency: Residency[OwnerT],
+    need: Bytes,
+    owner: OwnerT,
+    leaving: Replacement | tuple[CopyId, ...],
+    compute: int = 0,
+    taken: int = 0,
 ) -> Fit[OwnerT] | Reason:
     """
-    Return the copies to evict so that one more copy of *owner*, of *need* bytes, fits; or why it does not fit.
-    O(residents).
+    Return the copies to evict so that one more copy of *owner*, of *need* bytes, or a call of it, fits; or why it does
+    not fit. O(residents).
 
-    :param residency: the device's memory
+    :param residency: the device's memory, and the shares of its compute that copies hold
+    :param compute: that has to be spare: the call's, or the share of the copy
+    :param taken: the compute that running grants hold
     :param leaving: the order in which copies are evicted until there is room; or the copies that are evicted, all of
         them
     """
+    lacking = compute and compute + taken + residency.shares - residency.compute
     if isinstance(leaving, tuple):
-        return _fits_without(residency, need, leaving)
-    if need <= residency.free:
+        return _fits_without(residency, need, leaving, compute, lacking)
+    if need <= residency.free and lacking <= 0:
         return _AS_IT_IS
-    chosen = victims(leaving, residency, need, owner)
+    chosen = victims(leaving, residency, need, owner, lacking)
     if chosen is not None:
         return Fit(chosen)
+    if lacking > 0 and victims(leaving, residency, 0, owner, lacking) is None:
+        return Reason(NO_COMPUTE, need, residency.free, compute=compute, spare=compute - lacking)
     if need > residency.memory:
         return Reason(_TOO_LARGE, need, residency.memory)
     return Reason(_NO_ROOM, need, residency.free)
@@ -100,7 +116,9 @@ def in_the_way(
     return tuple(kept) if need > residency.memory - sum(each.memory for each in kept) else ()
 
 
-def _fits_without(residency: Residency[OwnerT], need: Bytes, names: tuple[CopyId, ...]) -> Fit[OwnerT] | Reason:
+def _fits_without(
+    residency: Residency[OwnerT], need: Bytes, names: tuple[CopyId, ...], compute: int, lacking: int
+) -> Fit[OwnerT] | Reason:
     chosen: list[Copy[OwnerT]] = []
     free = residency.free
     for name in dict.fromkeys(names):
@@ -111,4 +129,7 @@ def _fits_without(residency: Residency[OwnerT], need: Bytes, names: tuple[CopyId
             return Reason(_STAYS, need, free, name)
         chosen.append(each)
         free += each.memory
+        lacking -= each.share
+    if lacking > 0:
+        return Reason(NO_COMPUTE, need, free, compute=compute, spare=compute - lacking)
     return Fit(tuple(chosen)) if need <= free else Reason(_TOO_FEW, need, free, None, len(chosen))

@@ -51,11 +51,17 @@ class _Fleet(_Part):
 
     def least_used(self, function: FunctionState, limit: int) -> list[DeviceState]:
         idle = self._cluster.idle_devices
+        if self._cluster.mixed:
+            found = (key[2] for key in reversed(idle))
+            return list(islice((each for each in found if self._can_load(each, function)), limit))
         if not function.constraints:
             if limit == 1:
                 return [idle[-1][2]] if idle else []
             return [key[2] for key in idle[: -limit - 1 : -1]]
         return list(islice((key[2] for key in reversed(idle) if function.allows(key[2])), limit))
+
+    def _can_load(self, device: DeviceState, function: FunctionState) -> bool:
+        return function.allows(device) and self._cluster.can_start(device, function)
 
     def places(self, function: FunctionState, limit: int) -> list[tuple[DeviceState, Bytes]]:
         found = []
@@ -80,7 +86,8 @@ class _Fleet(_Part):
         return self._cluster.reserved
 
     def running(self, device: DeviceState) -> Collection[Call]:
-        return device.runs
+        grants = device.grants()
+        return [call for each in grants for call in each.calls if call.granted is each and call.owner.exclusive]
 
     def devices_of(self, node: NodeId) -> list[DeviceState]:
         return [each for each in self._cluster.devices.values() if each.device.node == node]
@@ -89,8 +96,18 @@ class _Fleet(_Part):
         return call.owner.allows(device)
 
     def _wanted(self, device: DeviceState) -> bool:
-        """Whether a waiting call may run on *device*. O(waiting functions); used only if a function has constraints."""
-        return any(call.owner.allows(device) for call in self._cluster.queue.firsts())
+        """
+        Whether a waiting call may run on *device*, and its compute is spare. O(waiting functions); used only if a
+        function has constraints or takes a part of a device's compute.
+        """
+        cluster = self._cluster
+        return any(
+            call.owner.allows(device) and (not cluster.mixed or cluster.can_start(device, call.owner))
+            for call in cluster.queue.firsts()
+        )
+
+    def can_start(self, device: DeviceState, call: Call) -> bool:
+        return self._cluster.can_start(device, call.owner)
 
 
 class _Residency(_Part):
@@ -119,6 +136,8 @@ class _Residency(_Part):
         if not cluster.hits.asked:
             cluster.ask_for_hits()
         found = owner.idle_holders
+        if cluster.mixed:
+            return [each for each in found.values() if cluster.can_start(each, owner)][:limit]
         if len(found) <= 1:
             return list(found.values())
         idle, holders = cluster.idle_devices, owner.holders
@@ -196,12 +215,12 @@ class _Costs(_Part):
         now = self._cluster.now
         avoid = call.avoid
         for device in call.owner.holders.values():
-            if (device.run is None and device.preload is None) or device.free_at + late_s <= now:
+            if not device.reserved or device.free_at + late_s <= now:
                 continue
             if device.id in avoid:
                 continue
             # `finish_s` inlined: with hundreds of copies, this loop is the cost of the decision.
-            left = device.free_at - now
+            left = (device.free_for(call.owner.compute) if len(device.holding) > 1 else device.free_at) - now
             finish_s = (left if left > 0.0 else 0.0) + device.local_s
             if finish_s < best_s or (finish_s == best_s and best is not None and device.order < best.order):
                 best, best_s = device, finish_s
@@ -287,14 +306,21 @@ class ClusterView(_Fleet, _Residency, _Costs, _Plans):
         found: FunctionState | None = None
         for owner in cluster.hits.candidates():
             head = owner.flow.head
-            if head < best and owner.id not in without:
+            if head < best and owner.id not in without and (not cluster.mixed or self._can_hit(owner)):
                 best, found = head, owner
         for call in cluster.queue.returned:
             if call.number > best:
                 break
-            if call.owner.idle_holders and call.function not in without:
+            if (
+                call.owner.idle_holders
+                and call.function not in without
+                and (not cluster.mixed or self._can_hit(call.owner))
+            ):
                 return call
         return None if found is None else found.flow.calls[0]
+
+    def _can_hit(self, owner: FunctionState) -> bool:
+        return any(self._cluster.can_start(each, owner) for each in owner.idle_holders.values())
 
     def orphans(self, limit: int) -> list[Call]:
         return self._cluster.orphans(limit)

@@ -1,23 +1,27 @@
 """The actions of a policy. Each is checked against the present state and done, or refused with a reason."""
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CopyId, Part
+from gpufaas_core.model import CallId, CopyId, Part
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
-from gpufaas_scheduler.handle.grants import parts_of, reserve, start
+from gpufaas_scheduler.handle.grants import obtain, parts_of, reserve, start
 from gpufaas_scheduler.world.call_state import WAITING
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 
 def try_start(world: World, action: contract.Start) -> str | None:
     """Do *action*, or return why not."""
     calls = action.calls
-    if len(calls) != 1:
-        return f"{len(calls)} calls cannot start together"
-    call = world.calls.by_id.get(calls[0])
+    call = world.calls.by_id.get(calls[0]) if calls else None
     if call is None or call.state != WAITING or not call.owner.exclusive:
-        return f"call {calls[0]} does not wait in the global queue"
+        return f"call {calls[0]} does not wait in the global queue" if calls else "there is no call to start"
+    others: tuple[Call, ...] = ()
+    if len(calls) > 1:
+        batch = _batch(world, call.owner, calls)
+        if isinstance(batch, str):
+            return batch
+        others = batch[1:]
     victims: tuple[Copy, ...] = ()
     copy: Copy | None = None
     if action.copy is not None:
@@ -25,15 +29,21 @@ def try_start(world: World, action: contract.Start) -> str | None:
         if found is None or found[1].owner is not call.owner:
             return _no_copy(action.copy, call)
         device, copy = found
-        if device.run is not None or device.preload is not None:
-            return _busy(device)
+        slots = copy.slots or call.owner.slots
+        if not (copy.share or (call.owner.shared_hold and copy.running)):
+            if device.preload is not None or device.reserved + call.owner.compute > device.compute:
+                return _busy(device, call.owner)
+            if world.cluster.mixed and not obtain(world, device, call.owner):
+                return _busy(device, call.owner)
+        if copy.running >= slots:
+            return f"all {slots} slots of copy {copy.id} are taken"
     else:
         place = _place(world, action.parts)
         if isinstance(place, str):
             return place
         device = place
-        if device.run is not None or device.preload is not None:
-            return _busy(device)
+        if device.preload is not None or device.reserved + call.owner.compute > device.compute:
+            return _busy(device, call.owner)
         if call.function in device.copies:
             return f"device {device.id} holds {call.function} already: as copy {device.copies[call.function]}"
         fit = world.cluster.fits(device, call.owner, action.victims)
@@ -42,9 +52,12 @@ def try_start(world: World, action: contract.Start) -> str | None:
         victims = fit.victims
     world.queue.remove(call)
     call.why = action.why
+    for each in others:
+        world.queue.remove(each)
+        each.why = action.why
     if action.reserved_s:
         world.cluster.reserved_until = world.cluster.now + action.reserved_s
-    start(world, call, device, copy, victims)
+    start(world, call, device, copy, victims, others)
     return None
 
 
@@ -98,8 +111,8 @@ def try_load(world: World, action: contract.Load) -> str | None:
     device = _place(world, action.parts)
     if isinstance(device, str):
         return device
-    if device.busy:
-        return _busy(device)
+    if device.preload is not None or device.reserved + owner.compute > device.compute:
+        return _busy(device, owner)
     if owner.backoff is not None:
         return f"the last load of {owner.id} failed: a call has to try it first"
     if owner.id in device.copies:
@@ -110,15 +123,28 @@ def try_load(world: World, action: contract.Load) -> str | None:
     if isinstance(found, Reason):
         return found.say(owner.id, device.id, device.kind)
     copy, names = reserve(world, device, owner, found.victims)
-    device.preload = copy
-    device.busy_since = world.cluster.now
-    device.free_at = copy.ready_at
-    world.cluster.set_busy(device)
+    device.preload, device.preloads = copy, owner.compute
+    device.hold(owner.compute, world.cluster.now, copy.ready_at)
+    if device.idle_key is not None:
+        world.cluster.set_busy(device)
     world.grant = number = world.grant + 1
     world.out.append(
         m.LoadCopy(world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number)
     )
     return None
+
+
+def _batch(world: World, owner: FunctionState, names: tuple[CallId, ...]) -> tuple[Call, ...] | str:
+    """Return the calls that shall start together, or why they cannot."""
+    if len(names) > owner.batch_max:
+        return f"{len(names)} calls of {owner.id} cannot start together: at most {owner.batch_max} may"
+    calls = []
+    for name in dict.fromkeys(names):
+        call = world.calls.by_id.get(name)
+        if call is None or call.state != WAITING or call.owner is not owner:
+            return f"call {name} of {owner.id} does not wait in the global queue"
+        calls.append(call)
+    return tuple(calls)
 
 
 def _place(world: World, parts: tuple[Part, ...]) -> DeviceState | str:
@@ -133,7 +159,11 @@ def _no_copy(copy: CopyId, call: Call) -> str:
     return f"there is no copy {copy} of {call.function}"
 
 
-def _busy(device: DeviceState) -> str:
-    if device.run is not None:
-        return f"device {device.id} is busy with call {device.run.id}"
-    return f"device {device.id} is busy with a load"
+def _busy(device: DeviceState, owner: FunctionState) -> str:
+    if device.preload is not None:
+        return f"device {device.id} is busy with a load"
+    calls = ", ".join(call.id for each in device.holding for call in each.calls)
+    if device.reserved < device.compute:
+        spare = device.compute - device.reserved
+        return f"{owner.id} needs {owner.compute} % of the compute of {device.id}, and {calls} leave {spare} %"
+    return f"device {device.id} is busy with call {calls}"

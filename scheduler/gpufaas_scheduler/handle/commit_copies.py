@@ -4,7 +4,6 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import NodeId
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.copies import evict, serve_fifo
-from gpufaas_scheduler.world.state import Copy
 from gpufaas_scheduler.world.world import World
 
 
@@ -45,18 +44,15 @@ def try_limit(world: World, action: contract.Limit) -> str | None:
         return f"a copy of {owner.id} runs 1 to {need.slots} grants at once, not {action.slots}"
     if not 1 <= action.batch <= need.batch_max:
         return f"a grant of {owner.id} has 1 to {need.batch_max} calls, not {action.batch}"
-    left = device.device.compute - sum(share_of(each) for each in device.residency if each is not copy)
+    left = device.spare + copy.share
     if not 0 <= action.share <= left:
         return f"device {device.id} has {max(0, left)} % of compute left to share, not {action.share} %"
-    copy.share, copy.slots, copy.batch = action.share, action.slots, action.batch
+    device.residency.limit_compute(copy, action.share)
+    copy.slots, copy.batch = action.slots, action.batch
+    world.cluster.asked = None
     device.mark()
     world.out.append(m.SetLimit(owner.id, device.id, copy.number, action.share, action.slots, action.batch))
     return None
-
-
-def share_of(copy: Copy) -> int:
-    """Return the compute that the copy holds as long as it is there, in per cent."""
-    return copy.share or copy.owner.declared.need.held
 
 
 def try_fetch(world: World, action: contract.Fetch) -> str | None:

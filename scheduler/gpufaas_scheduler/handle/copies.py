@@ -72,7 +72,8 @@ def forget_if_done(world: World, owner: FunctionState) -> None:
         evict(world, device, copy)
     del world.functions[owner.id]
     owner.forget()
-    world.cluster.constrained -= bool(owner.constraints)
+    world.cluster.mixed -= owner.mixed
+    world.cluster.constrained -= bool(owner.constraints) + owner.mixed
     world.homeless.pop(owner.id, None)
     world.surplus.pop(owner.id, None)
     world.freed = True

@@ -25,8 +25,7 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
     world.cluster.close(device, closed=event.drain)
     world.freed = True
     if not event.drain:
-        if not device.busy:
-            world.cluster.set_idle(device)
+        world.cluster.offer(device)
         return
     for call in list(device.local):
         return_local(world, device, call)
@@ -65,9 +64,13 @@ def function_deployed(world: World, event: m.FunctionDeployed) -> None:
         world.functions[owner.id] = owner
         world.cluster.constrained += bool(owner.constraints)
     else:
+        world.cluster.mixed -= owner.mixed
+        world.cluster.constrained -= owner.mixed
         owner.deploy(event.function)
         if not owner.exclusive:
             serve_fifo(world, owner)
+    world.cluster.mixed += owner.mixed
+    world.cluster.constrained += owner.mixed
     world.cluster.keeps |= owner.min_copies > 0
     balance(world, owner)
 

@@ -3,19 +3,32 @@
 from collections.abc import Iterable
 from typing import Final
 
+from gpufaas_cache_manager.replacement import victims
 from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
-from gpufaas_core.model import CopyId, Part, copy_id
+from gpufaas_core.model import CopyId, Part, Seconds, copy_id
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.costs import Costs
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, Grant
 from gpufaas_scheduler.world.world import World
 
 TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of it")
 
 
-def start(world: World, call: Call, device: DeviceState, copy: Copy | None, victims: tuple[Copy, ...]) -> None:
-    """Grant *call* a grant: a hit on *model*, or a miss for which *victims* are evicted. The caller has checked it."""
+def start(
+    world: World,
+    call: Call,
+    device: DeviceState,
+    copy: Copy | None,
+    victims: tuple[Copy, ...],
+    others: tuple[Call, ...] = (),
+) -> None:
+    """
+    Grant *call* a grant: a hit on *copy*, or a miss for which *victims* are evicted. The caller has checked it.
+
+    :param others: calls of its function that run together with it, and were taken out of their queue like it
+    """
     cluster, calls, owner = world.cluster, world.calls, call.owner
     local, after = call.state == LOCAL, START[call.state]
     now = cluster.now
@@ -42,29 +55,61 @@ def start(world: World, call: Call, device: DeviceState, copy: Copy | None, vict
     owner.waiting -= 1
     owner.running += 1
     calls.waiting -= 1
+    world.grant = number = world.grant + 1
+    call.grant = number
+    call.granted = grant = Grant(number, (call,), copy, 0 if copy.share else owner.compute)
     if owner.exclusive:
         costs = owner.costs[device.kind]
         ready = copy.ready_at if copy.loading and copy.ready_at > now else now
-        device.run = call
-        device.busy_since = now
-        call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
-        device.free_at = ready + call.estimate_s
+        call.estimate_s = grant.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
+        grant.free_at = ready + grant.estimate_s
+        if copy.share or (owner.shared_hold and copy.running > 1):
+            grant.compute = 0
+            device.beside[grant] = None
+        else:
+            device.holding.append(grant)
+            if device.reserved:
+                device.hold(grant.compute, now, grant.free_at)
+            else:  # inlined: each call passes here
+                device.reserved, device.busy_since, device.free_at = grant.compute, now, grant.free_at
         if device.local:
             world.overdue.note(device)
-        device.starts += 1
         if device.idle_key is not None:
             cluster.set_busy(device)
+        device.starts += 1
+        if device.reserved < device.compute:
+            cluster.offer(device)
         world.starts.append((now, call, device.id, call.cold, names, local, call.why))
+        if others:
+            _take_along(world, grant, device, others, names)
     else:
-        owner.runs[call] = None
+        device.beside[grant] = None
         if owner.ready is not None:
             owner.ready.started(copy)
-    call.grant = world.grant = number = world.grant + 1
-    grant = m.Grant(
-        world.epoch, number, (call.id,), owner.id, owner.digest, parts_of(copy, device), call.cold, names,
-        local, copy.number, None if call.ends is None else call.ends - now,
+    parts = (Part(device.id, copy.memory, copy.share),)
+    said = m.Grant(
+        world.epoch, number, (call.id, *[each.id for each in others]) if others else (call.id,), owner.id,
+        owner.digest, parts, call.cold, names, local, copy.number, None if call.ends is None else call.ends - now,
     )  # fmt: skip
-    world.out.append(m.StartCall(grant))
+    world.out.append(m.StartCall(said))
+
+
+def _take_along(
+    world: World, grant: Grant, device: DeviceState, others: tuple[Call, ...], names: tuple[CopyId, ...]
+) -> None:
+    """Let *others* run together with the first call of *grant*."""
+    first, owner = grant.calls[0], grant.copy.owner
+    grant.calls, grant.open = (first, *others), 1 + len(others)
+    for call in others:
+        call.state = START[call.state]
+        call.device, call.copy = device, grant.copy
+        call.grant, call.granted = grant.number, grant
+        call.cold, call.victims, call.estimate_s = first.cold, first.victims, first.estimate_s
+        world.starts.append((world.cluster.now, call, device.id, call.cold, names, False, call.why))
+    device.starts += len(others)
+    owner.waiting -= len(others)
+    owner.running += len(others)
+    world.calls.waiting -= len(others)
 
 
 def reserve(
@@ -82,7 +127,8 @@ def reserve(
 
 
 def parts_of(copy: Copy, device: DeviceState) -> tuple[Part, ...]:
-    return (Part(device.id, copy.memory),)
+    """Return what *copy* has of devices."""
+    return (Part(device.id, copy.memory, copy.share),)
 
 
 def leave_for_others(world: World, device: DeviceState, victims: Iterable[Copy]) -> None:
@@ -96,11 +142,11 @@ def leave_for_others(world: World, device: DeviceState, victims: Iterable[Copy])
 
 def end(world: World, call: Call) -> None:
     """*call* no longer uses its worker."""
-    copy, device, owner = call.copy, call.device, call.owner
-    assert copy is not None
-    assert device is not None
+    device, owner, grant = call.device, call.owner, call.granted
     calls = world.calls
     call.state = END[call.state]
+    assert device is not None
+    assert grant is not None
     if not owner.marked:
         owner.mark()
     if not device.marked:
@@ -110,48 +156,101 @@ def end(world: World, call: Call) -> None:
         calls.twins.pop((call.id, device.id), None)
     else:
         del calls.by_id[call.id]
+    call.granted = None
+    if grant.open > 1:
+        grant.open -= 1
+        return
+    copy = grant.copy
     copy.running -= 1
     if not copy.running:
         if copy.limit != copy.memory:
             device.residency.let_go(copy)
         if copy.asked == ANSWERED:
             copy.asked = NOT_ASKED
-    if device.run is call:
-        device.run = None
-        device.busy_s += world.cluster.now - device.busy_since
+    if grant.compute:
+        device.holding.remove(grant)
+        if owner.shared_hold and copy.running and _hand_on(grant, device):
+            return
+        if device.reserved > grant.compute:
+            device.let_go(grant.compute, world.cluster.now)
+        else:
+            device.reserved = 0
+            device.busy_s += world.cluster.now - device.busy_since
         if device.others:
             _next_other(world, device)
-    elif owner.exclusive:
-        if call in device.others:
-            device.others.remove(call)
-    else:
-        del owner.runs[call]
+    elif device.beside.pop(grant, grant) is None:
         if owner.ready is not None:
             owner.ready.ended(copy)
+    else:
+        device.others.remove(grant)
+
+
+def _hand_on(grant: Grant, device: DeviceState) -> bool:
+    """Another grant of the same copy holds the compute from now on. False: there is none."""
+    heir = next((each for each in device.beside if each.copy is grant.copy), None)
+    if heir is None:
+        return False
+    del device.beside[heir]
+    heir.compute = grant.compute
+    device.holding.append(heir)
+    device.free_at = max(each.free_at for each in device.holding)
+    return True
 
 
 def _next_other(world: World, device: DeviceState) -> None:
-    """Give *device* to the next one of several model functions' calls that gateways sent without a scheduler."""
-    device.run = following = device.others.pop(0)
-    costs = following.owner.costs[device.kind]
-    following.estimate_s = 0.0 if costs is None else costs.estimate_s(following.size)
-    device.busy_since = world.cluster.now
-    device.free_at = world.cluster.now + following.estimate_s
+    """Give compute to the next ones of several grants that gateways made without a scheduler."""
+    now = world.cluster.now
+    while device.others and device.reserved + device.others[0].copy.owner.compute <= device.compute:
+        following = device.others.pop(0)
+        owner = following.copy.owner
+        following.compute = owner.compute
+        costs = owner.costs[device.kind]
+        if costs is not None:
+            estimate(following, costs, now)
+        device.holding.append(following)
+        device.hold(following.compute, now, following.free_at)
     world.overdue.note(device)
 
 
+def estimate(grant: Grant, costs: Costs, now: Seconds) -> None:
+    """Estimate the end of *grant*, which begins to run *now*."""
+    call = grant.calls[0]
+    call.estimate_s = grant.estimate_s = costs.estimate_s(call.size)
+    grant.free_at = now + grant.estimate_s
+
+
 def next_local(world: World, device: DeviceState) -> None:
-    """Start the first call of the local queue of a device that became free; else the device is idle."""
-    if device.run is not None or device.preload is not None or world.devices.get(device.id) is not device:
+    """Start the first calls of the local queue of a device that has spare compute; else the policy may use it."""
+    if device.reserved >= device.compute or device.preload is not None or world.devices.get(device.id) is not device:
         return
-    if device.local:
+    while device.local:
         call = device.local[0]
         copy = call.copy
         assert copy is not None
+        if (world.cluster.mixed or device.reserved) and not copy.share and not obtain(world, device, call.owner):
+            return
         take_local(world, device, call)
         start(world, call, device, copy, ())
-    elif device.idle_key is None and not device.closed:
+        if device.reserved >= device.compute:
+            return
+    if device.idle_key is None and not device.closed:
         world.cluster.set_idle(device)
+
+
+def obtain(world: World, device: DeviceState, owner: FunctionState) -> bool:
+    """
+    Return whether *device* has the compute for a call of *owner* on a copy that is there. Idle copies that hold
+    shares are evicted for it.
+    """
+    lacking = device.lacks(owner)
+    if lacking <= 0:
+        return True
+    leaving = victims(world.cluster.replacement, device.residency, 0, owner, lacking)
+    if leaving is None:
+        return False
+    leave_for_others(world, device, leaving)
+    world.out += [m.Evict(each.owner.id, device.id, each.number) for each in leaving]
+    return True
 
 
 def take_local(world: World, device: DeviceState, call: Call) -> None:

@@ -1,6 +1,7 @@
 """A device joins, with the copies and calls that its node has already."""
 
 from collections import Counter
+from math import inf
 from typing import Final
 
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from gpufaas_scheduler.handle.fleet import leave
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local
 from gpufaas_scheduler.handle.waiting import unqueue, wait_again
 from gpufaas_scheduler.world.call_state import RUNNING
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, Grant
 from gpufaas_scheduler.world.world import World
 
 # Calls that were started before this engine knew of them have numbers below all others.
@@ -98,17 +99,16 @@ def adopt(
     changed = _adopt_residents(world, state, snapshot, at, doc, since)
     if doc is not None and doc.closed:
         cluster.close(state, closed=True)
-    exclusive: list[tuple[Call, RunningCall]] = []
+    running: list[tuple[Call, RunningCall]] = []
     for each in snapshot.running:
         copy = state.residency.copies.get(copy_id(each.function, each.copy))
         if copy is None:
             continue  # it is on its way out, and its calls with it
         call = _adopt_call(world, state, copy, each, at, calls, waiting)
-        if call.owner.exclusive:
-            exclusive.append((call, each))
+        running.append((call, each))
     if doc is not None and calls:
         changed = True
-    _adopt_run(state, exclusive, at, doc, since)
+    _adopt_grants(state, running, at, doc, since)
     if doc is not None and state.busy != (doc.status != "idle"):
         changed = True
     waits = _adopt_local(world, state, local)
@@ -122,28 +122,67 @@ def adopt(
     return changed
 
 
-def _adopt_run(
+def _adopt_grants(
     state: DeviceState,
-    exclusive: list[tuple[Call, RunningCall]],
+    running: list[tuple[Call, RunningCall]],
     at: Seconds,
     doc: DeviceDoc | None,
     since: Seconds,
 ) -> None:
-    """Set the call or load that has the device: of the running calls of model functions, the one in *doc*, if any."""
+    """
+    Make the grants of *running*, and the load without a call of *doc*. Those that held compute by *doc* come first;
+    what exceeds the compute of the device waits on the node (`DeviceState.others`).
+    """
+    known = {} if doc is None else {each.call: (rank, each) for rank, each in enumerate(doc.running)}
+    queued = []
+    for told, grant in _grants_of(running, {call: each.grant for call, (_, each) in known.items()}):
+        if grant.copy.owner.exclusive:
+            rank, before = known.get(grant.calls[0].id, (inf, None))
+            if before is not None and not before.compute:
+                rank, before = inf, None
+            queued.append((rank, not told.begun, -told.age_s, told, grant, before))
+        else:
+            state.beside[grant] = None
+    queued.sort(key=lambda each: each[:3])
+    for *_, told, grant, before in queued:
+        copy, call = grant.copy, grant.calls[0]
+        if copy.owner.shared_hold and any(each.copy is copy for each in state.holding):
+            state.beside[grant] = None
+        elif state.reserved and state.reserved + copy.owner.compute > state.compute:
+            state.others.append(grant)
+        else:
+            grant.compute = copy.owner.compute
+            busy_since, grant.free_at = at - told.age_s, _estimate(call, told, at)
+            if doc is not None and before is not None:
+                call.estimate_s = before.estimate_s
+                busy_since, grant.free_at = since - doc.busy_for_s, since + before.free_in_s
+            grant.estimate_s = call.estimate_s
+            state.holding.append(grant)
+            state.hold(grant.compute, busy_since, grant.free_at)
     preload = None if doc is None or doc.preload is None else state.residency.copies.get(doc.preload)
-    if exclusive:
-        has = doc.running[0].call if doc is not None and doc.running else None
-        exclusive.sort(key=lambda each: (each[0].id != has, not each[1].begun, -each[1].age_s))
-        first, running = exclusive[0]
-        state.run = first
-        state.others = [call for call, _ in exclusive[1:]]
-        state.busy_since, state.free_at = at - running.age_s, _estimate(first, running, at)
-        if doc is not None and first.id == has:
-            first.estimate_s = doc.running[0].estimate_s
-            state.busy_since, state.free_at = since - doc.busy_for_s, since + doc.free_in_s
-    elif preload is not None and preload.loading and doc is not None:
-        state.preload = preload
-        state.busy_since, state.free_at = since - doc.busy_for_s, since + doc.free_in_s
+    if doc is not None and preload is not None and preload.loading:
+        compute = preload.owner.compute
+        if state.reserved + compute <= state.compute:
+            state.preload, state.preloads = preload, compute
+            state.hold(compute, since - doc.busy_for_s, since + doc.free_in_s)
+
+
+def _grants_of(running: list[tuple[Call, RunningCall]], numbers: dict[CallId, int]) -> list[tuple[RunningCall, Grant]]:
+    """Return the grants of *running*: calls of one number, by *numbers* or as the node says, run together."""
+    together: dict[int | CallId, list[tuple[Call, RunningCall]]] = {}
+    for call, told in running:
+        number = numbers.get(call.id, told.grant)
+        together.setdefault(number if number > 0 else call.id, []).append((call, told))
+    made = []
+    for key, members in together.items():
+        calls = tuple(call for call, _ in members)
+        copy = calls[0].copy
+        assert copy is not None
+        grant = Grant(key if isinstance(key, int) else 0, calls, copy, 0, open=len(calls))
+        for call in calls:
+            call.grant, call.granted = grant.number, grant
+        made.append((members[0][1], grant))
+    return made
 
 
 def _adopt_local(world: World, state: DeviceState, local: list[Call]) -> list[Call]:
@@ -165,7 +204,9 @@ def _adopt_residents(
 ) -> bool:
     """List the copies on the device; evict those that are unknown or too many. Return whether *doc* has others."""
     known = {} if doc is None else {copy_id(each.function, each.copy): each for each in doc.residents}
-    running = Counter(copy_id(each.function, each.copy) for each in snapshot.running)
+    running = Counter(
+        key for key, _ in {(copy_id(each.function, each.copy), each.grant or each.call) for each in snapshot.running}
+    )
     over = sum(each.memory for each in snapshot.residents) - state.device.memory
     found = []
     for each in snapshot.residents:
@@ -180,6 +221,7 @@ def _adopt_residents(
             or owner.digest != each.digest
             or owner.costs[state.kind] is None
             or not owner.allows(state)
+            or owner.wanted > state.compute
             or (each.function in state.copies)
             or each.memory > state.residency.unpromised
             or key in world.cluster.copies

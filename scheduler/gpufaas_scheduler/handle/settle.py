@@ -68,7 +68,18 @@ def is_watched(world: World) -> bool:
 
 
 def run_policy(world: World) -> None:
-    """Do one scheduling run: the policy proposes actions, and each is done or refused at once."""
+    """
+    Do one scheduling run; more as long as calls start, if a device may run several: a run considers a device once.
+    """
+    while _run_once(world) and world.cluster.mixed and world.queue.count and world.idle:
+        pass
+
+
+def _run_once(world: World) -> bool:
+    """
+    Let the policy propose actions, and do or refuse each at once. Return whether a call was started.
+    """
+    starts = world.grant
     plan = world.policy.plan(world.view)
     verdict: Refusal | None = None
     budget = limit = _MAX_IDLE_ACTIONS + _IDLE_ACTIONS_PER_DEVICE * len(world.devices)
@@ -92,6 +103,7 @@ def run_policy(world: World) -> None:
             world.refusals.append(Refusal(action, f"{limit} actions without one that was done: run ended"))
             break
     world.queue.rewind()
+    return world.grant > starts
 
 
 def start_nested(world: World) -> None:
@@ -107,7 +119,7 @@ def start_nested(world: World) -> None:
         elif world.idle and call.state == WAITING:
             device = world.cluster.idle_holder(call)
             if device is None and not world.nests.may_wait(owner):
-                room = world.cluster.room_for(owner, [key[2] for key in world.idle])
+                room = world.cluster.room_for(owner, [key[2] for key in world.idle], starts=True)
                 device = None if room is None else room[0]
             if device is not None:
                 try_start(world, contract.start_on(device, call, _NESTED))

@@ -7,7 +7,7 @@ from gpufaas_core.model import copy_id
 from gpufaas_core.plausible import is_size, is_time
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.handle.copies import drop, forget_if_done, note_lack, serve_fifo
-from gpufaas_scheduler.handle.grants import end, leave_for_others, next_local
+from gpufaas_scheduler.handle.grants import end, estimate, leave_for_others, next_local
 from gpufaas_scheduler.handle.waiting import give_up, refuse_failing
 from gpufaas_scheduler.world import backoff, memory
 from gpufaas_scheduler.world.calls import runs_on
@@ -41,19 +41,19 @@ def loaded(world: World, event: m.Loaded) -> None:
         # Its node waits for an answer, even if nothing is lent.
         world.out += world.lending.lend(device, copy) or [memory.resize_of(device, copy)]
     if device.preload is copy:
-        device.preload = None
-        device.busy_s += world.cluster.now - device.busy_since
+        device.end_preload(world.cluster.now)
         next_local(world, device)
         world.freed = True
     costs = owner.costs[device.kind]
     if costs is not None and world.learn and is_time(event.load_s):
         costs.learn_load(event.load_s, LEARNING_RATE)
         world.learnt[(owner.id, device.kind)] = None
-    run = device.run
-    if run is not None and run.copy is copy and costs is not None:
-        run.estimate_s = costs.estimate_s(run.size)
-        device.free_at = world.cluster.now + run.estimate_s  # the load is over, so the end is known better
-        world.overdue.note(device)
+    if costs is not None:
+        for grant in device.holding:
+            if grant.copy is copy:
+                estimate(grant, costs, world.cluster.now)  # the load is over, so the end is known better
+                device.free_at = max(each.free_at for each in device.holding)
+                world.overdue.note(device)
     if not owner.exclusive:
         serve_fifo(world, owner)
     if not copy.pinned or owner.copies < owner.target or owner.surplus:

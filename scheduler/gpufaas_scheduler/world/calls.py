@@ -66,8 +66,6 @@ class CallBook:
         else:
             self.by_id[call.id] = call
         call.owner.running += 1
-        if not call.owner.exclusive:
-            call.owner.runs[call] = None
         call.owner.mark()
         device.mark()
 
@@ -125,5 +123,5 @@ class CallBook:
 
 
 def runs_on(copy: Copy, device: DeviceState) -> list[Call]:
-    """Return the calls that run on a copy. O(running calls of its function)."""
-    return [each for each in (device.runs if copy.owner.exclusive else copy.owner.runs) if each.copy is copy]
+    """Return the calls that run on a copy. O(running calls of its device)."""
+    return [call for each in device.grants() if each.copy is copy for call in each.calls if call.granted is each]

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from math import inf
 
 from gpufaas_cache_manager import residency
-from gpufaas_cache_manager.replacement import Replacement
-from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds
+from gpufaas_cache_manager.replacement import Replacement, victims
+from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds
 from gpufaas_scheduler.fit import NOT_ALLOWED, Fit, Reason, fits
 from gpufaas_scheduler.world.agenda import Agenda
 from gpufaas_scheduler.world.changes import Changes
@@ -38,11 +38,18 @@ class Cluster:
         self.fleet = 0
         """Counts changes of devices and profiles. Conclusions from an older count are void."""
         self.constrained = 0
-        """The number of functions with constraints, plus that of drained devices."""
+        """The number of functions with constraints, plus `mixed`, plus the number of drained devices."""
+        self.mixed = 0
+        """The number of functions that take a part of a device's compute."""
+        self.least_compute = ALL_COMPUTE
+        """Of all devices."""
         self.keeps = False
         """A function with a minimum of copies was deployed, so copies may hold memory for ever."""
         self.idle_devices: list[IdleKey] = []
-        """Always sorted: sorting 1,000 devices would cost more than the rest of a decision."""
+        """
+        Devices with compute that no grant holds, and without a local queue. Always sorted: sorting 1,000 devices would
+        cost more than the rest of a decision.
+        """
         self.replacement = replacement
         self.joined = 0
         """Devices that have joined so far."""
@@ -91,6 +98,7 @@ class Cluster:
         state.mark()
         self.devices[device.id] = state
         self.largest[device.kind] = max(device.memory, self.largest.get(device.kind, 0))
+        self.least_compute = min(self.least_compute, device.compute)
         self.fleet += 1
         return state
 
@@ -103,6 +111,7 @@ class Cluster:
         del self.devices[device.id]
         device.forget()
         self.largest = {}
+        self.least_compute = min([ALL_COMPUTE, *(each.compute for each in self.devices.values())])
         for each in self.devices.values():
             self.largest[each.kind] = max(each.device.memory, self.largest.get(each.kind, 0))
         self.fleet += 1
@@ -112,6 +121,15 @@ class Cluster:
         device.closed = closed
         device.mark()
         self.constrained += 1 if closed else -1
+
+    def offer(self, device: DeviceState) -> None:
+        """*device* is idle, or has compute that no grant holds, and no local queue: the policy may use it."""
+        if (
+            device.idle_key is None
+            and device.reserved < device.compute
+            and not (device.closed or device.local or device.preload)
+        ):
+            self.set_idle(device)
 
     def set_idle(self, device: DeviceState) -> None:
         device.idle_key = key = (-device.starts, device.order, device)
@@ -164,32 +182,42 @@ class Cluster:
         if copy.loading:
             owner.loading -= 1
             if device.preload is copy:
-                device.preload = None
-                device.busy_s += self.now - device.busy_since
+                device.end_preload(self.now)
         self.note_waiting(owner)
         self.asked = None
 
     def fits(
-        self, device: DeviceState, owner: FunctionState, victims: tuple[CopyId, ...] | None = None
+        self,
+        device: DeviceState,
+        owner: FunctionState,
+        victims: tuple[CopyId, ...] | None = None,
+        *,
+        starts: bool = True,
     ) -> Fit[FunctionState] | Reason:
         """
         Return the copies to evict from *device* so that one more copy of *owner* fits, or why it does not fit. The
         view's question and that of the commit share one answer.
 
         :param victims: evict these; None: as many as needed, in the replacement order
+        :param starts: a call starts there at once, and needs its compute now
         """
         asked = self.asked
+        if not starts:
+            asked = self.asked = None
         if asked is not None and victims is None and asked[0] is owner and asked[1] is device:
             return self._answer
         need = owner.need(device)
         leaving = self.replacement if victims is None else tuple(victims)
-        found = need if isinstance(need, Reason) else fits(device.residency, need, owner, leaving)
-        if victims is None:
+        compute = (owner.compute if starts else 0) or owner.share
+        found = (
+            need if isinstance(need, Reason) else fits(device.residency, need, owner, leaving, compute, device.reserved)
+        )
+        if victims is None and starts:
             self.asked, self._answer = (owner, device), found
         return found
 
     def room_for(
-        self, owner: FunctionState, among: Iterable[DeviceState] | None = None
+        self, owner: FunctionState, among: Iterable[DeviceState] | None = None, *, starts: bool = False
     ) -> tuple[DeviceState, tuple[Copy, ...]] | None:
         """
         Return the device (of *among*, or any) for a copy that no policy places, and the victims there.
@@ -204,7 +232,7 @@ class Cluster:
         for device in self.devices.values() if among is None else among:
             if owner.exclusive and owner.id in device.copies:
                 continue
-            found = self.fits(device, owner)
+            found = self.fits(device, owner, starts=starts)
             if isinstance(found, Reason):
                 continue
             reload_s = sum(copy.owner.load_s(device.kind) for copy in found.victims)
@@ -227,22 +255,32 @@ class Cluster:
 
     def largest_for(self, owner: FunctionState) -> dict[str, Bytes]:
         """Return `largest` for the devices that *owner* may be on."""
-        if not owner.constraints:
+        if not owner.constraints and owner.wanted <= self.least_compute:
             return self.largest
         largest: dict[str, Bytes] = {}
         for each in self.devices.values():
-            if owner.allows(each):
+            if owner.wanted <= each.compute and owner.allows(each):
                 largest[each.kind] = max(each.device.memory, largest.get(each.kind, 0))
         return largest
 
+    def can_start(self, device: DeviceState, owner: FunctionState) -> bool:
+        """Whether *device* has the compute for a call of *owner*, if need be after the eviction of idle copies."""
+        if device.preload is not None or device.idle_key is None:
+            return False
+        lacking = device.lacks(owner)
+        return lacking <= 0 or victims(self.replacement, device.residency, 0, owner, lacking) is not None
+
     def idle_holder(self, call: Call) -> DeviceState | None:
-        holders = call.owner.holders
+        owner = call.owner
+        holders = owner.holders
         if len(self.idle_devices) <= len(holders):
             for key in self.idle_devices:
-                if key[2].id in holders:
+                if key[2].id in holders and (not self.mixed or self.can_start(key[2], owner)):
                     return key[2]
             return None
         keys = [device.idle_key for device in holders.values() if device.idle_key is not None]
+        if self.mixed:
+            keys = [key for key in keys if self.can_start(key[2], owner)]
         return min(keys)[2] if keys else None
 
     def orphans(self, limit: int) -> list[Call]:

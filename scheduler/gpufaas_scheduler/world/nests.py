@@ -125,7 +125,7 @@ class Nests:
             if owner.active and owner.max_copies and owner.copies >= owner.max_copies:
                 return False
         elif call.state == LOCAL:
-            return call.device is not None and call.device.run not in held
+            return call.device is not None and _holder(call.device, held) is None
         return any(
             self._room(owner, each, held, copies) is None
             for each in self._cluster.devices.values()
@@ -177,7 +177,8 @@ class Nests:
 
 
 def _holder(device: DeviceState, held: set[Call]) -> Call | None:
-    return next((each for each in (device.run, *device.others) if each is not None and each in held), None)
+    grants = (*device.holding, *device.others)
+    return next((call for each in grants for call in each.calls if call in held), None)
 
 
 def _has_slot(owner: FunctionState, held: _Held) -> bool:

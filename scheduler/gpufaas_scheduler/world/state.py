@@ -13,9 +13,9 @@ from msgspec import Struct
 from gpufaas_cache_manager import residency
 from gpufaas_cache_manager.residency import Residency
 from gpufaas_core.constraints import satisfied
-from gpufaas_core.model import Bytes, CallId, CopyId, Device, DeviceId, Function, FunctionId, Part, Seconds
+from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, CopyId, Device, DeviceId, Function, FunctionId, Part, Seconds
 from gpufaas_scheduler.contract import Why
-from gpufaas_scheduler.fit import NO_PROFILE, NOT_ALLOWED, Reason
+from gpufaas_scheduler.fit import NO_COMPUTE, NO_PROFILE, NOT_ALLOWED, Reason
 from gpufaas_scheduler.world.backoff import Backoff
 from gpufaas_scheduler.world.call_state import NEW
 from gpufaas_scheduler.world.changes import Changes, Marked, device_key, function_key
@@ -52,6 +52,8 @@ class Call(Struct, eq=False):
     # The following are set when it is placed; `device` also in a local queue.
     device: DeviceState | None = None
     copy: Copy | None = None
+    granted: Grant | None = None
+    """While it runs."""
     cold: bool = False
     victims: tuple[tuple[FunctionId, int], ...] = ()
     """The copies that were evicted for it."""
@@ -79,20 +81,37 @@ class Call(Struct, eq=False):
         return self.own_goal_s if self.own_goal_s is not None else self.owner.declared.need.latency_goal_s
 
 
+class Grant(Struct, eq=False):
+    """The right of one or several calls to run on a copy, from the decision until the last of them has ended."""
+
+    number: int
+    calls: tuple[Call, ...]
+    copy: Copy
+    compute: int
+    """What it holds of the device's compute; 0: nothing, or another grant of its copy holds it for both."""
+    estimate_s: Seconds = 0.0
+    """Its service time, estimated when it began."""
+    free_at: Seconds = 0.0
+    """When it should end, with the load before it."""
+    open: int = 1
+    """The number of its calls that have not ended."""
+
+
 class FunctionState(Marked, Costed):
     """A deployed revision: its limits and costs, its copies, and its calls."""
 
     __slots__ = (
-        "active", "backoff", "called", "called_at", "constraints", "copies", "costs", "declared", "desired", "digest",
-        "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "flow", "holders", "id", "idle_holders",
-        "loading", "max_copies", "max_queue", "min_copies", "number", "ready", "removed", "running", "runs", "slots",
-        "starved", "target", "waiting",
+        "active", "backoff", "batch_max", "called", "called_at", "compute", "constraints", "copies", "costs",
+        "declared", "desired", "digest", "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "flow",
+        "holders", "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number", "ready", "removed",
+        "running", "share", "shared_hold", "slots", "starved", "target", "waiting", "wanted",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
         super().__init__(function_key(function.id), changes)
         self.id = function.id
-        self.exclusive = function.need.compute > 0
+        self.exclusive = function.need.reserved > 0
+        """Its calls reserve compute, and the policy places them. False: they start on a copy with a free slot."""
         self.constraints = function.constraints
         self.flow: Flow[Call] = Flow()
         """Waiting calls: part of the global queue, or the FIFO of a CPU function."""
@@ -115,9 +134,6 @@ class FunctionState(Marked, Costed):
         self.waiting = 0
         """Calls in the global queue, FIFO and local queues."""
         self.running = 0
-        self.runs: dict[Call, None] = {}
-        """The running calls of a CPU function. Those of a model function are in `DeviceState.runs` only: a second index
-        would cost each call more than it saves."""
         self.called = 0.0
         """Its arrivals, each weighted by e^-(age / `demand.DEMAND_S`), as of `called_at`."""
         self.called_at: Seconds = 0.0
@@ -133,7 +149,17 @@ class FunctionState(Marked, Costed):
     def deploy(self, function: Function) -> None:
         """Take limits and profiles from *function*, and forget its past failures."""
         self.digest = function.digest
-        self.slots = max(1, function.need.slots) if not self.exclusive else 1
+        need = function.need
+        self.compute = need.reserved
+        """What its calls reserve of a device's compute while they run."""
+        self.share = need.held
+        """What each of its copies holds of a device's compute."""
+        self.wanted = self.compute or self.share
+        """The compute that a device must have for it."""
+        self.slots = 1 if need.sharing == "time" else max(1, need.slots)
+        self.batch_max = max(1, need.batch_max)
+        self.shared_hold = self.slots > 1 and need.reserved > 0 and need.sharing != "spatial"
+        """One hold of the compute is for all grants of a copy."""
         self.min_copies = function.min_copies
         self.max_copies = function.max_copies
         self.scale(self.desired)
@@ -214,6 +240,8 @@ class FunctionState(Marked, Costed):
         """Return what a copy is charged on *device*, or why it may not be there."""
         if device.closed or (self.constraints and not self.allows(device)):
             return NOT_ALLOWED
+        if self.wanted > device.compute:
+            return Reason(NO_COMPUTE, compute=self.wanted, spare=device.compute)
         costs = self.costs[device.kind]
         return NO_PROFILE if costs is None else costs.occupation
 
@@ -286,6 +314,11 @@ class FunctionState(Marked, Costed):
         else:
             self.add(copy, device)
 
+    @property
+    def mixed(self) -> bool:
+        """Whether its calls may run beside others on a device, or its copies hold compute."""
+        return 0 < self.wanted < ALL_COMPUTE or self.shared_hold
+
     def free_copy(self) -> Copy | None:
         """
         Return the copy for the next call of a CPU function; None: the call waits for a slot. A loading copy counts only
@@ -313,9 +346,9 @@ class DeviceState(Marked):
     """One device: the copies in its memory, and the calls that run there or wait for it."""
 
     __slots__ = (
-        "busy_s", "busy_since", "closed", "copies", "device", "evictions", "free_at", "hits", "id", "idle_key", "kind",
-        "local", "local_s", "misses", "noted_at", "order", "others", "part", "preload", "residency", "run", "served",
-        "starts",
+        "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "evictions", "free_at", "hits",
+        "holding", "id", "idle_key", "kind", "local", "local_s", "misses", "noted_at", "order", "others", "part",
+        "preload", "preloads", "reserved", "residency", "served", "starts",
     )  # fmt: skip
 
     def __init__(self, device: Device, order: int, changes: Changes) -> None:
@@ -328,20 +361,27 @@ class DeviceState(Marked):
         self.part = (Part(device.id, 0),)
         self.copies: dict[FunctionId, CopyId] = {}
         """See `contract.DeviceView`."""
-        self.residency: Residency[FunctionState] = Residency(device.memory, device.kind)
+        self.residency: Residency[FunctionState] = Residency(device.memory, device.kind, device.compute)
         """The copies in its memory, and the ledger of it."""
-        self.run: Call | None = None
-        """The call of a model function that has the device."""
-        self.others: list[Call] = []
-        """More calls of model functions that run there: gateways sent them while there was no scheduler."""
+        self.compute = device.compute
+        self.reserved = 0
+        """The compute that `holding` and `preload` hold."""
+        self.holding: list[Grant] = []
+        """The running grants that hold compute."""
+        self.beside: dict[Grant, None] = {}
+        """The running grants that hold none."""
+        self.others: list[Grant] = []
+        """Grants that wait on the node for compute: gateways sent their calls while there was no scheduler."""
         self.preload: Copy | None = None
-        """The copy that a policy loads without a call. It has the device until it is loaded."""
+        """The copy that a policy loads without a call. It holds compute until it is loaded."""
+        self.preloads = 0
+        """The compute that `preload` holds."""
         self.busy_since = 0.0
-        """When `run` or `preload` started."""
+        """Since when some compute is held."""
         self.busy_s = 0.0
         """How long it was busy before that."""
         self.free_at = 0.0
-        """When `run` (with its load) or `preload` should end."""
+        """When the last of `holding` and `preload` should end."""
         self.local: deque[Call] = deque()
         self.local_s = 0.0
         """The sum of the estimates of the calls in `local`."""
@@ -359,15 +399,45 @@ class DeviceState(Marked):
 
     @property
     def busy(self) -> bool:
-        return self.run is not None or self.preload is not None
+        return self.reserved > 0
 
     @property
-    def runs(self) -> list[Call]:
-        """The calls of model functions that run here."""
-        return self.others if self.run is None else [self.run, *self.others]
+    def spare(self) -> int:
+        """The compute that nobody holds."""
+        return self.compute - self.reserved - self.residency.shares
+
+    def grants(self) -> list[Grant]:
+        """Return the running grants, those that hold compute first."""
+        return [*self.holding, *self.others, *self.beside]
+
+    def lacks(self, owner: FunctionState) -> int:
+        """Return how much of the compute that a call or copy of *owner* takes is not spare; at most 0: nothing."""
+        wanted = owner.compute or owner.share
+        return self.reserved + self.residency.shares + wanted - self.compute if wanted else 0
+
+    def hold(self, compute: int, now: Seconds, free_at: Seconds) -> None:
+        """A grant or load takes *compute*, and should end at *free_at*."""
+        if not self.reserved:
+            self.busy_since = now
+            self.free_at = free_at
+        elif free_at > self.free_at:
+            self.free_at = free_at
+        self.reserved += compute
+
+    def let_go(self, compute: int, now: Seconds) -> None:
+        """A grant or load that is not in `holding` or `preload` any more gives *compute* back."""
+        self.reserved -= compute
+        if not self.reserved:
+            self.busy_s += now - self.busy_since
+        elif self.holding:
+            self.free_at = max(each.free_at for each in self.holding)
+
+    def end_preload(self, now: Seconds) -> None:
+        self.preload = None
+        self.let_go(self.preloads, now)
 
     def finish_s(self, now: Seconds) -> Seconds:
-        """Return the estimated seconds until it has nothing to do: what is left of the run, plus `local`."""
+        """Return the estimated seconds until it has nothing to do: what is left of the grants, plus `local`."""
         left = self.free_at - now if self.busy else 0.0
         return (left if left > 0.0 else 0.0) + self.local_s
 
@@ -382,22 +452,38 @@ class DeviceState(Marked):
 
     def left_s(self, now: Seconds) -> Seconds:
         """Return `finish_s`, but with the time left that calls had on average after they had run for this long."""
-        run = self.run
-        left = self.free_at - now
-        if run is not None:
-            began_at = self.free_at - run.estimate_s
-            costs = run.owner.costs[self.kind]
-            if costs is None or now <= began_at:
-                left = max(0.0, left)
-            elif run.copy is not None and run.copy.loading:
-                left = run.estimate_s + SHARE * (now - began_at)  # its load takes longer than estimated
-            else:
-                left = costs.left_s(now - began_at, run.estimate_s)
+        holding = self.holding
+        if holding:
+            left = self._left_of(holding[0], now)
+            if len(holding) > 1:
+                left = max(self._left_of(each, now) for each in holding)
         elif self.preload is None:
             left = 0.0
-        elif left < 0.0:
-            left = -SHARE * left
+        else:
+            left = self.free_at - now
+            if left < 0.0:
+                left = -SHARE * left
         return left + self.local_s
+
+    def _left_of(self, grant: Grant, now: Seconds) -> Seconds:
+        began_at = grant.free_at - grant.estimate_s
+        costs = grant.copy.owner.costs[self.kind]
+        if costs is None or now <= began_at:
+            return max(0.0, grant.free_at - now)
+        if grant.copy.loading:
+            return grant.estimate_s + SHARE * (now - began_at)  # its load takes longer than estimated
+        return costs.left_s(now - began_at, grant.estimate_s)
+
+    def free_for(self, compute: int) -> Seconds:
+        """Return when so much compute should be spare, beside the shares that copies hold."""
+        lacking = self.reserved + compute - self.compute
+        if lacking <= 0 or len(self.holding) < 2:
+            return self.free_at
+        for each in sorted(self.holding, key=lambda each: each.free_at):
+            lacking -= each.compute
+            if lacking <= 0:
+                return each.free_at
+        return self.free_at
 
 
 Copy: TypeAlias = residency.Copy[FunctionState]

@@ -128,24 +128,18 @@ class World:
     def runs_at(self, device: DeviceState) -> list[Call]:
         """
         Return the calls that run on *device*, also on copies that were removed already because the call that they were
-        loaded for was refused. O(running calls of CPU functions).
+        loaded for was refused.
         """
-        found = list(device.runs)
-        found += [each for owner in self.functions.values() for each in owner.runs if each.device is device]
-        return found
+        return [call for each in device.grants() for call in each.calls if call.granted is each]
 
     def running(self) -> Iterator[Call]:
         """Yield all calls that run. O(devices + running calls)."""
         for device in self.devices.values():
-            yield from device.runs
-        for owner in self.functions.values():
-            yield from owner.runs
+            yield from self.runs_at(device)
 
     def runs_of(self, owner: FunctionState) -> list[Call]:
-        """Return the calls of *owner* that run. O(devices) for a model function."""
-        if not owner.exclusive:
-            return list(owner.runs)
-        return [each for device in self.devices.values() for each in device.runs if each.owner is owner]
+        """Return the calls of *owner* that run. O(devices + running calls)."""
+        return [each for device in self.devices.values() for each in self.runs_at(device) if each.owner is owner]
 
     def waits_of(self, owner: FunctionState) -> list[Call]:
         """Return all waiting calls of *owner*, by number. O(these, and the local queues of its devices)."""

@@ -18,6 +18,7 @@ class Owner:
     copies: int = 1
     min_copies: int = 0
     reload_s: float = 1.0
+    share: int = 0
 
     def load_s(self, kind: str) -> float:
         assert kind == "gpu"
