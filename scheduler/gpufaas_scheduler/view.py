@@ -220,7 +220,7 @@ class _Costs(_Part):
             if device.id in avoid:
                 continue
             # `finish_s` inlined: with hundreds of copies, this loop is the cost of the decision.
-            left = (device.free_for(call.owner.compute) if len(device.holding) > 1 else device.free_at) - now
+            left = (device.free_for(call.owner.reserves) if len(device.holding) > 1 else device.free_at) - now
             finish_s = (left if left > 0.0 else 0.0) + device.local_s
             if finish_s < best_s or (finish_s == best_s and best is not None and device.order < best.order):
                 best, best_s = device, finish_s

@@ -31,7 +31,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
         device, copy = found
         slots = copy.slots or call.owner.slots
         if not (copy.share or (call.owner.shared_hold and copy.running)):
-            if device.preload is not None or device.reserved + call.owner.compute > device.compute:
+            if device.preload is not None or device.reserved + call.owner.reserves > device.compute:
                 return _busy(device, call.owner)
             if world.cluster.mixed and not obtain(world, device, call.owner):
                 return _busy(device, call.owner)
@@ -42,7 +42,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
         if isinstance(place, str):
             return place
         device = place
-        if device.preload is not None or device.reserved + call.owner.compute > device.compute:
+        if device.preload is not None or device.reserved + call.owner.reserves > device.compute:
             return _busy(device, call.owner)
         if call.function in device.copies:
             return f"device {device.id} holds {call.function} already: as copy {device.copies[call.function]}"
@@ -111,7 +111,7 @@ def try_load(world: World, action: contract.Load) -> str | None:
     device = _place(world, action.parts)
     if isinstance(device, str):
         return device
-    if device.preload is not None or device.reserved + owner.compute > device.compute:
+    if device.preload is not None or device.reserved + owner.reserves > device.compute:
         return _busy(device, owner)
     if owner.backoff is not None:
         return f"the last load of {owner.id} failed: a call has to try it first"
@@ -123,8 +123,8 @@ def try_load(world: World, action: contract.Load) -> str | None:
     if isinstance(found, Reason):
         return found.say(owner.id, device.id, device.kind)
     copy, names = reserve(world, device, owner, found.victims)
-    device.preload, device.preloads = copy, owner.compute
-    device.hold(owner.compute, world.cluster.now, copy.ready_at)
+    device.preload, device.preloads = copy, owner.reserves
+    device.hold(owner.reserves, world.cluster.now, copy.ready_at)
     if device.idle_key is not None:
         world.cluster.set_busy(device)
     world.grant = number = world.grant + 1
@@ -165,5 +165,5 @@ def _busy(device: DeviceState, owner: FunctionState) -> str:
     calls = ", ".join(call.id for each in device.holding for call in each.calls)
     if device.reserved < device.compute:
         spare = device.compute - device.reserved
-        return f"{owner.id} needs {owner.compute} % of the compute of {device.id}, and {calls} leave {spare} %"
+        return f"{owner.id} needs {owner.reserves} % of the compute of {device.id}, and {calls} leave {spare} %"
     return f"device {device.id} is busy with call {calls}"

@@ -57,7 +57,7 @@ def start(
     calls.waiting -= 1
     world.grant = number = world.grant + 1
     call.grant = number
-    call.granted = grant = Grant(number, (call,), copy, 0 if copy.share else owner.compute)
+    call.granted = grant = Grant(number, (call,), copy, 0 if copy.share else owner.reserves)
     if owner.exclusive:
         costs = owner.costs[device.kind]
         ready = copy.ready_at if copy.loading and copy.ready_at > now else now
@@ -200,10 +200,10 @@ def _hand_on(grant: Grant, device: DeviceState) -> bool:
 def _next_other(world: World, device: DeviceState) -> None:
     """Give compute to the next ones of several grants that gateways made without a scheduler."""
     now = world.cluster.now
-    while device.others and device.reserved + device.others[0].copy.owner.compute <= device.compute:
+    while device.others and device.reserved + device.others[0].copy.owner.reserves <= device.compute:
         following = device.others.pop(0)
         owner = following.copy.owner
-        following.compute = owner.compute
+        following.compute = owner.reserves
         costs = owner.costs[device.kind]
         if costs is not None:
             estimate(following, costs, now)

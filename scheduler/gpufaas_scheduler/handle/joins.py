@@ -148,10 +148,10 @@ def _adopt_grants(
         copy, call = grant.copy, grant.calls[0]
         if copy.owner.shared_hold and any(each.copy is copy for each in state.holding):
             state.beside[grant] = None
-        elif state.reserved and state.reserved + copy.owner.compute > state.compute:
+        elif state.reserved and state.reserved + copy.owner.reserves > state.compute:
             state.others.append(grant)
         else:
-            grant.compute = copy.owner.compute
+            grant.compute = copy.owner.reserves
             busy_since, grant.free_at = at - told.age_s, _estimate(call, told, at)
             if doc is not None and before is not None:
                 call.estimate_s = before.estimate_s
@@ -161,7 +161,7 @@ def _adopt_grants(
             state.hold(grant.compute, busy_since, grant.free_at)
     preload = None if doc is None or doc.preload is None else state.residency.copies.get(doc.preload)
     if doc is not None and preload is not None and preload.loading:
-        compute = preload.owner.compute
+        compute = preload.owner.reserves
         if state.reserved + compute <= state.compute:
             state.preload, state.preloads = preload, compute
             state.hold(compute, since - doc.busy_for_s, since + doc.free_in_s)

@@ -208,7 +208,7 @@ class Cluster:
             return self._answer
         need = owner.need(device)
         leaving = self.replacement if victims is None else tuple(victims)
-        compute = (owner.compute if starts else 0) or owner.share
+        compute = (owner.reserves if starts else 0) or owner.share
         found = (
             need if isinstance(need, Reason) else fits(device.residency, need, owner, leaving, compute, device.reserved)
         )

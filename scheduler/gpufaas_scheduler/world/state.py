@@ -101,10 +101,10 @@ class FunctionState(Marked, Costed):
     """A deployed revision: its limits and costs, its copies, and its calls."""
 
     __slots__ = (
-        "active", "backoff", "batch_max", "called", "called_at", "compute", "constraints", "copies", "costs",
-        "declared", "desired", "digest", "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "flow",
-        "holders", "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number", "ready", "removed",
-        "running", "share", "shared_hold", "slots", "starved", "target", "waiting", "wanted",
+        "active", "backoff", "batch_max", "called", "called_at", "constraints", "copies", "costs", "declared",
+        "desired", "digest", "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "flow", "holders",
+        "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number", "ready", "removed",
+        "reserves", "running", "share", "shared_hold", "slots", "starved", "target", "waiting", "wanted",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -150,11 +150,11 @@ class FunctionState(Marked, Costed):
         """Take limits and profiles from *function*, and forget its past failures."""
         self.digest = function.digest
         need = function.need
-        self.compute = need.reserved
+        self.reserves = need.reserved
         """What its calls reserve of a device's compute while they run."""
         self.share = need.held
         """What each of its copies holds of a device's compute."""
-        self.wanted = self.compute or self.share
+        self.wanted = self.reserves or self.share
         """The compute that a device must have for it."""
         self.slots = 1 if need.sharing == "time" else max(1, need.slots)
         self.batch_max = max(1, need.batch_max)
@@ -219,10 +219,6 @@ class FunctionState(Marked, Costed):
     def recovered(self) -> None:
         self.backoff = None
         self.mark()
-
-    @property
-    def batch_max(self) -> int:
-        return self.declared.need.batch_max
 
     @property
     def compute(self) -> int:
@@ -412,7 +408,7 @@ class DeviceState(Marked):
 
     def lacks(self, owner: FunctionState) -> int:
         """Return how much of the compute that a call or copy of *owner* takes is not spare; at most 0: nothing."""
-        wanted = owner.compute or owner.share
+        wanted = owner.reserves or owner.share
         return self.reserved + self.residency.shares + wanted - self.compute if wanted else 0
 
     def hold(self, compute: int, now: Seconds, free_at: Seconds) -> None:
