@@ -4,6 +4,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import NodeId
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.handle.copies import evict, serve_fifo
+from gpufaas_scheduler.handle.grants import run_within
 from gpufaas_scheduler.world.world import World
 
 
@@ -44,10 +45,12 @@ def try_limit(world: World, action: contract.Limit) -> str | None:
         return f"a copy of {owner.id} runs 1 to {need.slots} grants at once, not {action.slots}"
     if not 1 <= action.batch <= need.batch_max:
         return f"a grant of {owner.id} has 1 to {need.batch_max} calls, not {action.batch}"
-    left = device.spare + copy.share
+    left = device.spare + copy.share + sum(each.compute for each in device.holding if each.copy is copy)
     if not 0 <= action.share <= left:
         return f"device {device.id} has {max(0, left)} % of compute left to share, not {action.share} %"
     device.residency.limit_compute(copy, action.share)
+    if copy.share:
+        run_within(world, device, copy)
     copy.slots, copy.batch = action.slots, action.batch
     world.cluster.asked = None
     device.mark()

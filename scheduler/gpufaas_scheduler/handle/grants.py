@@ -185,6 +185,16 @@ def end(world: World, call: Call) -> None:
         device.others.remove(grant)
 
 
+def run_within(world: World, device: DeviceState, copy: Copy) -> None:
+    """*copy* holds a share from now on: its running grants give back what they hold."""
+    for grant in [each for each in device.holding if each.copy is copy]:
+        device.holding.remove(grant)
+        device.let_go(grant.compute, world.cluster.now)
+        grant.compute = 0
+        device.beside[grant] = None
+    next_local(world, device)
+
+
 def _hand_on(grant: Grant, device: DeviceState) -> bool:
     """Another grant of the same copy holds the compute from now on. False: there is none."""
     heir = next((each for each in device.beside if each.copy is grant.copy), None)

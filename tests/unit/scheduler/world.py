@@ -50,6 +50,8 @@ class World:
         self.ended: set[str] = set()
         """Calls that had their answer: one each."""
         self.aborted: set[str] = set()
+        self.capped: set[tuple[str, str, int]] = set()
+        """Copies that run their calls within a share, as `where` names them."""
         self.orphans: set[str] = set()
         """Hits on a worker whose own first call was refused, so that it never came to be: the node refuses them too."""
 
@@ -198,6 +200,8 @@ class World:
                     self.ended.add(call)
                 case m.Abort(call):
                     self.aborted.add(call)
+                case m.SetLimit():
+                    (self.capped.add if command.share else self.capped.discard)(where(command))
 
     def _over(self, gone, *, orphans: bool = False) -> None:  # type: ignore[no-untyped-def]
         for call, grant in list(self.running.items()):
@@ -294,7 +298,7 @@ def check(status: EngineStatus, world: World) -> None:
             continue
         place = (grant.function, grant.device, grant.copy)
         running[place] = running.get(place, 0) + 1
-        if world.functions[grant.function].need.compute:
+        if world.functions[grant.function].need.compute and place not in world.capped:
             exclusive[grant.device] = exclusive.get(grant.device, 0) + 1
     for device in status.devices:
         name = device.device.id
