@@ -94,11 +94,10 @@ class Rooms:
         for model in models:
             if model[2] >= lacking and (one is None or model[1] < one[1]):
                 one = model
-        order = sorted(models)
-        if one is not None and order[0][2] >= lacking:
+        if one is not None and (len(models) == 1 or min(models)[2] >= lacking):
             return one[1], (one[3],)
         chosen = []
-        for model in order:
+        for model in sorted(models):
             chosen.append(model)
             lacking -= model[2]
             if lacking <= 0:

@@ -70,4 +70,4 @@ CANDIDATES: Final = 16
 RIVALS: Final = 8
 """The number of functions without a holder, or with busy holders only, that are examined."""
 HOLDERS: Final = 32
-"""The number of holders that are examined for idle ones, and for the estimate of a wait."""
+"""The number of idle holders that are compared for a hit, and of holders for the estimate of a wait."""
