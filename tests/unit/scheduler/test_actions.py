@@ -1,0 +1,375 @@
+"""Each action of a policy beside start, assign and load: done, or refused with one reason."""
+
+from math import inf
+
+import pytest
+
+from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_core import messages as m
+from gpufaas_core.model import (
+    CallId,
+    Device,
+    DeviceId,
+    Function,
+    FunctionId,
+    Need,
+    NodeId,
+    Offer,
+    PlacementPlan,
+    Profile,
+    Replica,
+)
+from gpufaas_scheduler import contract as c
+from gpufaas_scheduler.engine import Engine
+
+ALL = c.ARRIVAL | c.FINISH | c.LOADED | c.FLEET | c.WAKE | c.PLAN
+
+
+class Scripted:
+    """Does what the test tells it in its next run, keeps the answers, and notes why it ran."""
+
+    name = "scripted"
+
+    def __init__(self, watches: int = ALL) -> None:
+        self.watches = watches
+        self.script: list[c.Action] = []
+        self.refusals: list[c.Refusal | None] = []
+        self.causes: list[int] = []
+        self.woken: list[frozenset[str]] = []
+        self.seen: list[m.Event] = []
+        self.state = b"nothing"
+
+    def plan(self, view: c.View) -> c.Plan:
+        self.view = view
+        self.causes.append(view.causes)
+        self.woken.append(frozenset(view.woken))
+        while self.script:
+            self.refusals.append((yield self.script.pop(0)))
+
+    def observe(self, event: m.Event, _now: float) -> None:
+        self.seen.append(event)
+
+    def save(self) -> bytes:
+        return self.state
+
+    def load(self, state: bytes) -> None:
+        self.state = state
+
+
+class Site:
+    """A node n1 with devices a and b, a node n2 with device c; `big` and `small` are variants of one task."""
+
+    def __init__(self, policy: Scripted | None = None) -> None:
+        self.policy = policy or Scripted()
+        self.engine = Engine(policy=self.policy, replacement=make_replacement("lru"), learn=False)
+        self.now = 0.0
+        for device, host in (("n1/a", 0), ("n1/b", 0), ("n2/c", 100)):
+            self.tell(m.DeviceJoined(Device(DeviceId(device), "gpu", 100, host_memory=host)))
+        self.deploy("big", task="see", idempotent=True)
+        self.deploy("small", task="see", max_queue=1)
+        self.deploy("other")
+        self.deploy("auto", need=Need(100, "auto", slots=2, batch_max=4), min_copies=0)
+
+    def tell(self, event: m.Event) -> list[m.Command]:
+        self.out = self.engine.handle(event, self.now)
+        return self.out
+
+    def deploy(self, name: str, need: Need = Need(), **options: object) -> None:  # noqa: B008
+        profiles = {"*": Profile(3.0, 1.0, 10)}
+        self.tell(m.FunctionDeployed(Function(FunctionId(name), name, need, profiles, **options)))  # type: ignore[arg-type]
+
+    def call(self, name: str, function: str) -> list[m.Command]:
+        return self.tell(m.Arrived(CallId(name), FunctionId(function)))
+
+    def do(self, *actions: c.Action) -> list[m.Command]:
+        """Let the policy propose *actions*."""
+        self.policy.script = list(actions)
+        self.policy.refusals.clear()
+        self.policy.woken.clear()
+        return self.tell(m.Scaled(FunctionId("other"), 0))
+
+    def why_not(self, action: c.Action) -> str:
+        """Return why *action* is refused; nothing is commanded for it."""
+        assert self.do(action) == []
+        (refusal,) = self.policy.refusals
+        assert refusal is not None
+        return refusal.reason
+
+    def warm(self, function: str, device: str) -> str:
+        """Let an idle device hold the function, and return the id of its copy."""
+        name = CallId(f"warm {function} {device}")
+        self.call(name, function)
+        part = self.engine._world.devices[DeviceId(device)].part
+        self.do(c.Start((name,), None, part))
+        grant = self.out[0].grant  # type: ignore[union-attr]
+        self.tell(m.Loaded(FunctionId(function), DeviceId(device), 3.0, 10, grant.copy))
+        self.tell(m.Finished(name, DeviceId(device), 1.0))
+        return self.engine._world.devices[DeviceId(device)].copies[FunctionId(function)]
+
+    def run(self, call: str, function: str, device: str = "n1/a") -> m.Grant:
+        copy = self.warm(function, device)
+        self.call(call, function)
+        self.do(c.Start((CallId(call),), copy))
+        grant: m.Grant = self.out[0].grant  # type: ignore[union-attr]
+        return grant
+
+
+def test_an_idle_copy_is_evicted_to_where_the_policy_says() -> None:
+    site = Site()
+    gone, kept = site.warm("big", "n1/a"), site.warm("big", "n2/c")
+
+    assert site.do(c.Evict(gone)) == [m.Evict(FunctionId("big"), DeviceId("n1/a"), 0)]
+    assert site.do(c.Evict(kept, c.HOST)) == [m.Evict(FunctionId("big"), DeviceId("n2/c"), 1, "host")]
+
+
+def test_a_copy_that_is_used_kept_or_unknown_is_not_evicted() -> None:
+    site = Site()
+    copy = site.warm("big", "n1/a")
+
+    assert site.why_not(c.Evict("nobody#7")) == "there is no copy nobody#7"
+    assert site.why_not(c.Evict(copy, "tape")) == "there is no tier tape"
+    assert site.why_not(c.Evict(copy, c.HOST)) == "node n1 has no memory for weights"
+    site.call("x", "big")
+    site.do(c.Start((CallId("x"),), copy))
+    assert site.why_not(c.Evict(copy)) == f"copy {copy} is in use"
+    site.tell(m.Finished(CallId("x"), DeviceId("n1/a"), 1.0))
+    site.deploy("big", min_copies=1)
+    assert site.why_not(c.Evict(copy)) == f"copy {copy} is within the minimum of 1 of big"
+
+
+def test_a_copy_is_limited_within_its_need_and_its_device() -> None:
+    site = Site()
+    copy, fixed = site.warm("auto", "n1/a"), site.warm("big", "n1/b")
+
+    assert site.do(c.Limit(copy, 30, 2, 4)) == [m.SetLimit(FunctionId("auto"), DeviceId("n1/a"), 0, 30, 2, 4)]
+
+    assert site.why_not(c.Limit("nobody#7")) == "there is no copy nobody#7"
+    assert site.why_not(c.Limit(fixed, 30)) == "big has no share of its own: its sharing is exclusive"
+    assert site.why_not(c.Limit(copy, 30, 3)) == "a copy of auto runs 1 to 2 grants at once, not 3"
+    assert site.why_not(c.Limit(copy, 30, 1, 5)) == "a grant of auto has 1 to 4 calls, not 5"
+    for share in (-1, 101):
+        said = f"device n1/a has 100 % of compute left to share, not {share} %"
+        assert site.why_not(c.Limit(copy, share)) == said
+
+
+def test_shares_of_a_device_fit_its_compute_together() -> None:
+    site = Site()
+    site.deploy("auto too", need=Need(100, "auto"))
+    one, two = site.warm("auto", "n1/a"), site.warm("auto too", "n1/a")
+    site.do(c.Limit(one, 70))
+
+    assert site.why_not(c.Limit(two, 40)) == "device n1/a has 30 % of compute left to share, not 40 %"
+    site.do(c.Limit(two, 30))
+    assert site.policy.refusals == [None]
+
+
+def test_a_call_becomes_one_of_a_variant_with_its_number() -> None:
+    site = Site()
+    site.call("first", "big")
+    site.call("x", "big")
+    site.deploy("small", task="see", max_queue=9)
+    site.call("later", "small")
+
+    site.do(c.Choose(CallId("x"), FunctionId("small")))
+    heads = []
+    while (head := site.policy.view.queue.first()) is not None:
+        heads.append((head.id, head.function))
+        site.policy.view.queue.set_aside(head)
+    site.policy.view.queue.rewind()
+
+    assert heads == [("first", "big"), ("x", "small")], "it is before the call that arrived later"
+    assert site.engine.status(0.0).queued == {"big": 1, "small": 2}
+    part = site.engine._world.devices[DeviceId("n1/a")].part
+    (started,) = site.do(c.Start((CallId("x"),), None, part))
+    assert isinstance(started, m.StartCall)
+    assert (started.grant.call, started.grant.function) == ("x", "small")
+
+
+def test_a_call_becomes_no_call_of_what_is_no_variant() -> None:
+    site = Site()
+    site.deploy("cpu", need=Need(0, slots=2), task="see")
+    site.deploy("huge", task="see")
+    site.tell(m.FunctionDeployed(Function(FunctionId("huge"), "huge", Need(), {"*": Profile(1, 1, 1000)}, task="see")))
+    site.call("x", "big")
+    site.call("y", "other")
+    choose = lambda to, call="x": site.why_not(c.Choose(CallId(call), FunctionId(to)))  # noqa: E731
+
+    assert choose("small", "nobody") == "call nobody does not wait in the global queue"
+    assert choose("nobody") == "no function nobody is deployed"
+    assert choose("big") == "the call is one of big already"
+    assert choose("other") == "other is no variant of big: they have no task in common"
+    assert choose("big", "y") == "big is no variant of other: they have no task in common"
+    assert choose("cpu") == "the calls of cpu start without a policy"
+    assert choose("huge") == "huge fits no device"
+    site.call("z", "small")
+    assert choose("small") == "small has 1 calls waiting already"
+
+
+def test_a_call_is_rejected_in_the_policy_s_words() -> None:
+    site = Site()
+    site.call("x", "big")
+
+    assert site.do(c.Reject(CallId("x"), "not today")) == [m.Reject(CallId("x"), "policy", "not today")]
+    assert site.why_not(c.Reject(CallId("x"), "not today")) == "call x does not wait in the global queue"
+    assert not site.engine.knows(CallId("x"))
+
+
+def test_a_preempted_call_waits_again_with_its_number_once_its_node_has_ended_it() -> None:
+    site = Site()
+    grant = site.run("x", "big")
+    site.call("later", "big")
+    for _ in range(5):  # more often than a call may be refused
+        (abort,) = site.do(c.Preempt(grant.number))
+        assert abort == m.Abort(CallId("x"), grant.device, True, "the policy stopped the call", grant.number)
+        assert site.why_not(c.Preempt(grant.number)) == f"grant {grant.number} is being stopped already"
+        site.tell(m.NodeRefused(CallId("x"), grant.device, "stopped", opened=True))
+        first = site.policy.view.queue.first()
+        assert first is not None
+        assert first.id == "x"
+        site.do(c.Start((CallId("x"),), site.engine._world.devices[grant.device].copies[FunctionId("big")]))
+        grant = site.out[0].grant  # type: ignore[union-attr]
+
+
+def test_a_preempted_call_that_does_not_wait_again_ends() -> None:
+    site = Site()
+    grant = site.run("x", "other")
+
+    assert site.why_not(c.Preempt(4711)) == "no grant 4711 runs"
+    assert site.why_not(c.Preempt(grant.number)) == "other is not idempotent: its calls cannot run again"
+    (abort,) = site.do(c.Preempt(grant.number, requeue=False))
+    assert abort == m.Abort(CallId("x"), grant.device, False, "the policy stopped the call", grant.number)
+    site.tell(m.Finished(CallId("x"), grant.device, 0.5, ok=False))
+    assert not site.engine.knows(CallId("x"))
+
+
+def test_a_fetch_goes_along_a_chain_of_nodes() -> None:
+    site = Site()
+    nodes = (NodeId("n1"), NodeId("n2"))
+
+    assert site.do(c.Fetch(FunctionId("big"), nodes, "", ((0, 5),))) == [
+        m.Fetch(FunctionId("big"), NodeId("n1"), "", ((0, 5),)),
+        m.Fetch(FunctionId("big"), NodeId("n2"), "n1", ((0, 5),)),
+    ]
+    assert site.why_not(c.Fetch(FunctionId("nobody"), nodes)) == "no function nobody is deployed"
+    assert site.why_not(c.Fetch(FunctionId("big"), ())) == "a fetch names the nodes that it is for"
+    assert site.why_not(c.Fetch(FunctionId("big"), (NodeId("n9"),))) == "there is no node n9"
+    assert site.why_not(c.Fetch(FunctionId("big"), nodes, "n8")) == "there is no node n8"
+
+
+def test_wakes_come_by_key_and_later_ones_replace_earlier_ones() -> None:
+    site = Site()
+    site.do(c.Wake(5.0, "early"), c.Wake(7.0, "moved"), c.Wake(8.0, "off"))
+    site.do(c.Wake(5.0, "both"), c.Wake(9.0, "moved"), c.Wake(inf, "off"))
+    assert site.engine.wake_at == 5.0
+    assert site.why_not(c.Wake(0.0)) == "a wake lies in the future"
+
+    site.now = 5.5
+    site.policy.woken.clear()
+    site.tell(m.Woken())
+    assert site.policy.woken == [{"early", "both"}]
+    assert site.policy.causes[-1] == c.WAKE
+    assert site.engine.wake_at == 9.0
+
+
+def test_a_policy_that_watches_nothing_runs_only_while_a_call_waits_and_a_device_is_idle() -> None:
+    site = Site(Scripted(watches=0))
+    assert site.policy.causes == []
+    site.policy.script = [c.Wake(5.0)]
+    site.call("x", "big")
+
+    assert site.policy.causes == [c.ARRIVAL]
+    assert site.engine.wake_at == 5.0
+    site.tell(m.CallerLeft(CallId("x")))
+    assert site.engine.wake_at is None, "it would not run"
+
+
+def test_causes_are_those_of_the_event() -> None:
+    site = Site()
+    copy = site.warm("big", "n1/a")
+    site.policy.causes.clear()
+    site.call("x", "big")
+    site.do(c.Start((CallId("x"),), copy))
+    site.tell(m.Finished(CallId("x"), DeviceId("n1/a"), 1.0))
+    site.tell(m.WorkerExited(FunctionId("big"), DeviceId("n1/a"), "gone", 0))
+    site.tell(m.Planned(PlacementPlan(1)))
+
+    assert site.policy.causes == [c.ARRIVAL, c.FLEET, c.FINISH, c.LOADED, c.PLAN]
+    assert isinstance(site.policy.seen[-1], m.Planned)
+
+
+def test_nodes_are_procured_within_the_offer_and_released_once_they_are_empty() -> None:
+    site = Site()
+    assert site.why_not(c.Procure("gpu")) == "no nodes of kind gpu are offered"
+    assert site.why_not(c.Release(NodeId("n1"))) == "node n1 is of no kind that is offered, so nobody takes it back"
+    site.tell(m.Offered((Offer("gpu", 100, 2, limit=2),)))
+    assert site.why_not(c.Procure("gpu", 3)) == "1 to 2 nodes of kind gpu can be procured, not 3"
+    assert site.why_not(c.Procure("gpu", 0)) == "1 to 2 nodes of kind gpu can be procured, not 0"
+
+    assert site.do(c.Procure("gpu", 2)) == [m.Procure("gpu", 2)]
+    assert site.policy.view.ordered == {"gpu": 2}
+    assert site.why_not(c.Procure("gpu")) == "1 to 0 nodes of kind gpu can be procured, not 1"
+    for device in ("n3/a", "n3/b"):
+        site.tell(m.DeviceJoined(Device(DeviceId(device), "gpu", 100)))
+    assert site.policy.view.ordered == {"gpu": 1}, "a node has joined, with two devices"
+
+    grant = site.run("x", "big", "n1/b")
+    assert site.why_not(c.Release(NodeId("n9"))) == "there is no node n9"
+    assert site.do(c.Release(NodeId("n1"))) == [], "a call runs there"
+    assert site.why_not(c.Release(NodeId("n1"))) == "node n1 is being released already"
+    copy = int(grant.copy)
+    out = site.tell(m.Finished(CallId("x"), grant.device, 1.0))
+    assert out == [m.Evict(FunctionId("big"), grant.device, copy), m.Release(NodeId("n1"))]
+    assert site.do(c.Release(NodeId("n2"))) == [m.Release(NodeId("n2"))], "it is empty at once"
+
+
+def test_a_device_of_a_released_node_that_comes_back_takes_no_calls() -> None:
+    site = Site()
+    site.tell(m.Offered((Offer("gpu", 100),)))
+    site.do(c.Release(NodeId("n2")))
+    site.tell(m.DeviceJoined(Device(DeviceId("n2/c"), "gpu", 100)))
+    site.call("x", "big")
+    part = site.engine._world.devices[DeviceId("n2/c")].part
+
+    assert site.why_not(c.Start((CallId("x"),), None, part)) == "device n2/c does not satisfy the constraints of big"
+
+
+def test_a_plan_is_kept_and_the_policy_runs_for_it() -> None:
+    site = Site()
+    plan = PlacementPlan(2, (Replica(FunctionId("big"), DeviceId("n1/a"), 30, 2, 8),), ("two of three fit",))
+
+    assert site.do(c.SetPlan(plan)) == []
+    assert site.policy.view.placement == plan
+    assert site.engine.wake_at == site.now
+    site.tell(m.Woken())
+    assert site.policy.causes[-1] == c.PLAN | c.WAKE
+    assert site.engine.wake_at is None
+
+    assert site.why_not(c.SetPlan(plan)) == "plan 2 is not newer than plan 2, which is in force"
+    unknown = PlacementPlan(3, (Replica(FunctionId("nobody"), DeviceId("n1/a")),))
+    assert site.why_not(c.SetPlan(unknown)) == "plan 3 names nobody, which is not deployed"
+    nowhere = PlacementPlan(3, (Replica(FunctionId("big"), DeviceId("n9/a")),))
+    assert site.why_not(c.SetPlan(nowhere)) == "plan 3 names device n9/a, which is not there"
+
+
+@pytest.mark.parametrize(("name", "state"), [("scripted", b"kept"), ("another", b"nothing")])
+def test_what_a_policy_asked_for_and_its_state_survive_a_takeover(name: str, state: bytes) -> None:
+    site = Site()
+    site.policy.state = b"kept"
+    site.tell(m.Offered((Offer("gpu", 100, limit=5),)))
+    plan = PlacementPlan(1)
+    site.do(c.Wake(9.0, "later"), c.SetPlan(plan), c.Procure("gpu"))
+    site.tell(m.Woken())
+    site.do(c.Release(NodeId("n2")))
+    doc = site.engine.doc("engine", site.now)
+
+    successor = Scripted(ALL & ~c.FLEET)
+    successor.name = name
+    engine = Engine(policy=successor, replacement=make_replacement("lru"), epoch=2)
+    engine.handle(m.Restored(doc), 100.0)  # type: ignore[arg-type]
+    engine.handle(m.Serving(), 100.0)
+
+    assert successor.state == state
+    assert engine.wake_at == 109.0
+    engine.handle(m.Planned(plan), 100.0)
+    view = successor.view
+    assert (view.placement, view.ordered, view.offers["gpu"].limit) == (plan, {"gpu": 1}, 4)
