@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Profile, Seconds
+from gpufaas_core.model import ALL_COMPUTE, CallId, DeviceId, Function, FunctionId, Profile, Seconds
 from gpufaas_scheduler.journal import Header, read
 from gpufaas_simulator.nodes import SimulatedDeviceState
 from gpufaas_simulator.record import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, PENDING, REJECTED, Record
@@ -220,17 +220,20 @@ class _Outcomes:
     def commanded(self, command: m.Command, now: Seconds) -> None:
         record = self.record
         match command:
-            case m.StartCall(grant) if grant.call in self.number:
-                at = self.number[grant.call]
-                record.outcome[at] = PENDING
-                record.start[at] = HIT
-                if grant.cold:
-                    record.start[at] = FALSE_MISS if record.holders.get(grant.function) else MISS
+            case m.StartCall(grant):
+                calls = [call for call in grant.calls if call in self.number]
+                start, held = HIT, bool(record.holders.get(grant.function))
+                if grant.cold and calls:
+                    start = FALSE_MISS if held else MISS
                     record.hold(grant.function, grant.device, grant.copy, grant.victims, now)
-                record.started[at] = now
-                record.device[at] = self.devices[grant.device].index
-                record.starts.append(at)
-                self.running[grant.call] = (grant, now)
+                for call in calls:
+                    at = self.number[call]
+                    record.outcome[at] = PENDING
+                    record.start[at] = start
+                    record.started[at] = now
+                    record.device[at] = self.devices[grant.device].index
+                    record.starts.append(at)
+                    self.running[call] = (grant, now)
             case m.LoadCopy(function=function, victims=victims, copy=copy):
                 record.prefetches += 1
                 record.hold(function, command.device, copy, victims, now)
@@ -250,5 +253,6 @@ class _Outcomes:
     def _end(self, call: CallId, now: Seconds, outcome: int) -> None:
         grant, since = self.running.pop(call)
         self.record.outcome[self.number[call]] = outcome
-        if self.functions[grant.function].need.compute:
-            self.devices[grant.device].busy_s += now - since
+        need = self.functions[grant.function].need
+        if call == grant.call and need.compute:
+            self.devices[grant.device].busy_s += (now - since) * (need.compute / ALL_COMPUTE)

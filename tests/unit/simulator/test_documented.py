@@ -31,6 +31,20 @@ def test_the_decision_log_of_the_workload_in_the_document_is_the_one_beside_it(r
     assert decisions.read_text() == block("D.jsonl")
 
 
+def test_the_example_of_functions_beside_each_other_is_what_the_command_shows(run: Run, tmp_path: Path) -> None:
+    workload, decisions = tmp_path / "beside.json", tmp_path / "d.jsonl"
+    workload.write_text(block("beside.json"))
+
+    done = run("simulate", "--workload", workload, "--policy", "lalb-o3", "--decisions", decisions)
+
+    assert done.exit_code == 0
+    found = re.search(r"```console\n\$ [^\n]*beside.json[^\n]*\n(.*?)\$ cat d.jsonl\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert found is not None
+    shown = [line.rstrip() for line in done.stdout.splitlines()[1:] if line.strip()]
+    assert shown == found[1].splitlines()
+    assert decisions.read_text() == found[2]
+
+
 def test_every_key_of_a_line_is_in_the_table() -> None:
     for line in block("D.jsonl").splitlines():
         for key in json.loads(line):
