@@ -15,7 +15,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import ALL_COMPUTE, DeviceId, FunctionId, Seconds
+from gpufaas_core.model import ALL_COMPUTE, CallId, DeviceId, FunctionId, Seconds
 from gpufaas_simulator.costs import Truth
 from gpufaas_simulator.nodes import SimulatedDeviceState
 
@@ -25,7 +25,7 @@ class Running(Struct, eq=False, gc=False):
 
     order: int
     """Of its end among the events of one instant."""
-    calls: tuple[int, ...]
+    calls: tuple[CallId, ...]
     function: FunctionId
     copy: int
     place: DeviceId
@@ -92,7 +92,7 @@ class Calendar:
                 yield running
             work.lost = work.lost or device in work.devices
 
-    def running(self, call: int) -> Running | None:
+    def running(self, call: CallId) -> Running | None:
         """Return the grant of *call*; None: it has ended. O(work under way)."""
         for _, _, version, work in self.entries:
             running = work.running if type(work) is Loading else work

@@ -9,7 +9,7 @@ order of the workload. The engine handles one event at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
@@ -158,10 +158,11 @@ class Simulation:
                     if mixed and not self._served(work):  # type: ignore[arg-type]
                         continue
                     for call in work.calls:  # type: ignore[union-attr]
-                        ended[call] = at
-                        outcome[call] = COMPLETED
+                        number = int(call)
+                        ended[number] = at
+                        outcome[number] = COMPLETED
                         self._ended += 1
-                        obey(handle(m.Finished(CallId(str(call)), work.place, work.service_s), at))  # type: ignore[union-attr]
+                        obey(handle(m.Finished(call, work.place, work.service_s), at))  # type: ignore[union-attr]
                 elif kind is Loading:
                     self._loaded(work)  # type: ignore[arg-type]
                 else:
@@ -218,7 +219,7 @@ class Simulation:
 
     def _start(self, grant: m.Grant) -> None:
         """Nearly all grants are of one call, and run alone on one device: this is written out for them."""
-        record, now, cold, parts, numbers = self.record, self.now, grant.cold, grant.parts, grant.calls
+        record, now, cold, parts, calls = self.record, self.now, grant.cold, grant.parts, grant.calls
         place, function, order = parts[0].device, grant.function, grant.number * 3
         device = self._devices[place]
         devices = device.itself if len(parts) == 1 else tuple([self._devices[each.device] for each in parts])
@@ -226,7 +227,6 @@ class Simulation:
         cap = parts[0].share or truth.cap
         if self._caps:
             cap = self._caps.get((function, grant.copy), cap)
-        calls = (int(numbers[0]),) if len(numbers) == 1 else tuple([int(each) for each in numbers])
         if truth.whole and len(parts) == 1:
             begin = device.free_at if device.free_at > now else now
         else:
@@ -239,8 +239,8 @@ class Simulation:
         if self._as_costs and len(calls) == 1 and cap == ALL_COMPUTE:
             service_s = truth.cost.service_s
         else:
-            service_s = self._serves(calls, function, truth, devices, cap)
-        for call in calls:
+            service_s = self._serves(_numbers(calls), function, truth, devices, cap)
+        for call in map(int, calls):
             record.start[call] = start
             record.started[call] = begin
             record.service_s[call] = service_s
@@ -262,7 +262,7 @@ class Simulation:
                 self._occupy(truth, devices, (function, grant.copy), begin, end if truth.whole else ready)
         observer = self._observer
         if observer is not None:
-            tell = partial(observer.started, begin, calls, function, place, not cold, victims, grant.local)
+            tell = partial(observer.started, begin, _numbers(calls), function, place, not cold, victims, grant.local)
             self._at(begin, order, devices, tell)
 
     def _runs_beside(self, running: Running, begin: Seconds, ready: Seconds | None) -> None:
@@ -361,18 +361,17 @@ class Simulation:
         return service_s if factors is None else service_s * fmean([factors[call] for call in calls])
 
     def _abort(self, command: m.Abort) -> None:
-        call = int(command.call)
-        running = self._calendar.running(call)
+        running = self._calendar.running(command.call)
         if running is None:  # it ends at this instant
             return
-        running.calls = tuple([each for each in running.calls if each != call])
+        running.calls = tuple([each for each in running.calls if each != command.call])
         if not running.calls:
             self._stop(running)
         if command.requeue:
             self.record.preempted += 1
             answer: m.Event = m.NodeRefused(command.call, running.place, command.reason, opened=True)
         else:
-            self.record.outcome[call] = FAILED
+            self.record.outcome[int(command.call)] = FAILED
             self._ended += 1
             answer = m.Finished(command.call, running.place, max(0.0, self.now - running.begin), ok=False)
         self._last(0.0, lambda: self._obey(self.engine.handle(answer, self.now)), running.devices)
@@ -431,7 +430,7 @@ class Simulation:
         self._calendar.ended(running, self.now)
         for device in running.devices:
             device.leave(self.now)
-        for call in running.calls:
+        for call in _numbers(running.calls):
             self.record.service_s[call] = running.service_s
         return True
 
@@ -485,7 +484,7 @@ class Simulation:
         state = self._devices.pop(device)
         state.left_at = self.now
         for running in self._calendar.lose(state, self.now):
-            for call in running.calls:
+            for call in _numbers(running.calls):
                 self.record.outcome[call] = FAILED
                 self._ended += 1
         if not self._mixed:
@@ -498,6 +497,11 @@ class Simulation:
         node = state.device.node
         if all(each.device.node != node for each in self._devices.values()) and self._fleet.left(node, self.now):
             self._obey(self.engine.handle(m.Offered(self._fleet.offers()), self.now))
+
+
+def _numbers(calls: Iterable[CallId]) -> tuple[int, ...]:
+    """Return the indices of calls in the workload, which are their names."""
+    return tuple([int(each) for each in calls])
 
 
 def _all_functions(workload: Workload) -> Iterator[SimulatedFunction]:
