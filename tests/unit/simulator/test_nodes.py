@@ -314,6 +314,28 @@ def test_planned_costs_decide_and_true_ones_happen(written: Write) -> None:
     assert told.ended[1] > 14.0
 
 
+def test_the_engine_s_batches_are_served_together(written: Write) -> None:
+    cost = {"sharing": "exclusive", "compute": None, "infer_s": 2, "load_s": 4, "batch_max": 4, "batch": {"4": 3}}
+    given = workload({"f": cost}, [[0, "f"], [1, "f"], [2, "f"], [3, "f"], [4, "f"], [5, "f"]])
+
+    record, found = simulate(read_workload(written(given)), engine_header("lb+batching=waiting"))
+
+    assert list(record.ended) == [6.0, 9.0, 9.0, 9.0, 9.0, 11.0]
+    assert found.completed == 6
+
+
+@pytest.mark.parametrize("policy", ["lb", "lalb-o3", "least-wait"])
+def test_the_engine_runs_grants_beside_each_other_while_there_is_compute(policy: str, written: Write) -> None:
+    """Of three that need 40 % each, two run at once, and they use 60 %: so they slow each other."""
+    functions = {each: {"compute": 40, "uses": 60} for each in "fgh"}
+    given = workload(functions, [[0, "f"], [0, "g"], [0, "h"]])
+
+    record, _ = simulate(read_workload(written(given)), engine_header(policy))
+
+    assert sorted(record.ended) == pytest.approx([7.2, 7.2, 13.2])
+    assert sorted(record.started) == pytest.approx([0.0, 0.0, 7.2])
+
+
 def test_all_that_a_file_says_is_written_as_it_was_read(written: Write, tmp_path: Path) -> None:
     given = workload(
         {
