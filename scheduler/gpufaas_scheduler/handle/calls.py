@@ -174,6 +174,10 @@ def _no_device(world: World, call: CallId, owner: FunctionState) -> m.Reject:
         asked = ", ".join(map(str, owner.constraints))
         why = f"function {owner.id} may run on no device that is there now: none satisfies its constraints {asked}"
         return m.Reject(call, "no_device", why)
+    most = max(each.compute for each in allowed)
+    if owner.wanted > most:
+        why = f"needs {owner.wanted} % of the compute of a device, and the most that a device has is {most} %"
+        return m.Reject(call, "no_device", f"function {owner.id} {why}")
     largest = max(allowed, key=lambda each: each.device.memory)
     needs = []
     for kind, size in world.cluster.largest_for(owner).items():

@@ -1,0 +1,156 @@
+"""The compute of devices: grants hold it while they run, copies hold shares, and several run beside each other."""
+
+import pytest
+
+from gpufaas_cache_manager.replacement import make_replacement
+from gpufaas_core import messages as m
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
+from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, ResidentSnapshot, RunningCall
+from gpufaas_scheduler.contract import Start
+from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.policies import make_policy
+
+A = DeviceId("a")
+
+
+class Together:
+    """A policy that starts all that waits for a function at once, on the first device that it is offered."""
+
+    name = "together"
+
+    def plan(self, view):  # type: ignore[no-untyped-def]
+        for device in list(view.idle()):
+            first = view.queue.first()
+            calls = tuple(each.id for each in first.owner.flow)
+            copy = device.copies.get(first.function)
+            self.refusal = yield Start(calls, copy, () if copy else device.part)
+            return
+
+
+def an_engine(*functions: tuple[str, Need], policy: object = None) -> Engine:
+    made = make_policy("lalb-o3") if policy is None else policy
+    engine = Engine(policy=made, replacement=make_replacement("lru"), learn=False)  # type: ignore[arg-type]
+    for name, need in functions:
+        profiles = {"*": Profile(3.0, 1.0, 10)}
+        engine.handle(m.FunctionDeployed(Function(FunctionId(name), "d", need, profiles)), 0.0)
+    engine.handle(m.DeviceJoined(Device(A, "gpu", 100)), 0.0)
+    return engine
+
+
+def arrive(engine: Engine, call: str, function: str, now: float = 0.0) -> list[m.Command]:
+    return engine.handle(m.Arrived(CallId(call), FunctionId(function)), now)
+
+
+def finish(engine: Engine, call: str, now: float) -> list[m.Command]:
+    return engine.handle(m.Finished(CallId(call), A, 1.0), now)
+
+
+def started(commands: list[m.Command]) -> list[CallId]:
+    return [call for each in commands if isinstance(each, m.StartCall) for call in each.grant.calls]
+
+
+HALF = Need(50, "spatial")
+
+
+def test_two_functions_that_need_half_a_device_run_beside_each_other_and_a_third_one_waits() -> None:
+    engine = an_engine(("f", HALF), ("g", HALF), ("h", HALF))
+
+    assert started(arrive(engine, "1", "f")) == ["1"]
+    assert started(arrive(engine, "2", "g")) == ["2"]
+    assert arrive(engine, "3", "h") == []
+    assert started(finish(engine, "1", 4.0)) == ["3"]
+
+
+def test_an_exclusive_call_waits_until_nothing_runs_beside_it() -> None:
+    engine = an_engine(("f", HALF), ("g", HALF), ("large", Need(100)))
+    arrive(engine, "1", "f")
+    arrive(engine, "2", "g")
+
+    assert arrive(engine, "3", "large") == []
+    assert finish(engine, "1", 4.0) == []
+    assert started(finish(engine, "2", 4.0)) == ["3"]
+
+
+def test_all_that_fits_starts_when_a_device_becomes_free() -> None:
+    engine = an_engine(("f", HALF), ("g", HALF), ("large", Need(100)))
+    arrive(engine, "1", "large")
+    arrive(engine, "2", "f")
+    arrive(engine, "3", "g")
+
+    assert started(finish(engine, "1", 4.0)) == ["2", "3"]
+
+
+def test_copies_hold_their_shares_and_idle_ones_give_way_to_an_exclusive_call() -> None:
+    share = Need(40, "share", slots=4)
+    engine = an_engine(("f", share), ("g", share), ("h", share), ("large", Need(100)))
+    assert started(arrive(engine, "1", "f")) == ["1"]
+    assert started(arrive(engine, "2", "g")) == ["2"]
+    assert arrive(engine, "3", "h") == [], "120 % are more than a device has"
+    for name, copy in (("f", 0), ("g", 0)):
+        engine.handle(m.Loaded(FunctionId(name), A, 3.0, 10, copy), 3.0)
+
+    (start,) = finish(engine, "1", 4.0)
+    assert isinstance(start, m.StartCall)
+    assert (start.grant.calls, start.grant.victims, start.grant.parts[0].share) == (("3",), ("f#0",), 40)
+    finish(engine, "2", 4.0)
+    assert arrive(engine, "4", "large", 4.0) == [], "h runs"
+    engine.handle(m.Loaded(FunctionId("h"), A, 3.0, 10, 0), 7.0)
+    (start,) = finish(engine, "3", 8.0)
+    assert isinstance(start, m.StartCall)
+    assert start.grant.victims == ("g#0", "h#0")
+
+
+def test_a_batch_ends_call_by_call_and_its_compute_is_free_with_the_last() -> None:
+    policy = Together()
+    engine = an_engine(("f", Need(100, batch_max=2)), ("g", Need(100)), policy=policy)
+    arrive(engine, "0", "g")
+    arrive(engine, "1", "f")
+    arrive(engine, "2", "f")
+
+    (start,) = finish(engine, "0", 4.0)
+    assert isinstance(start, m.StartCall)
+    assert start.grant.calls == ("1", "2")
+    assert finish(engine, "1", 8.0) == []
+    assert arrive(engine, "3", "g", 8.0) == []
+    assert engine.status(8.0).running == {"f": 1}
+    assert started(finish(engine, "2", 8.0)) == ["3"]
+
+
+def test_a_batch_has_as_many_calls_as_its_function_takes() -> None:
+    policy = Together()
+    engine = an_engine(("f", Need(100, batch_max=2)), ("g", Need(100)), policy=policy)
+    arrive(engine, "0", "g")
+    for name in "123":
+        arrive(engine, name, "f")
+
+    assert finish(engine, "0", 4.0) == []
+    assert engine.refusals[-1].reason == "3 calls of f cannot start together: at most 2 may"
+
+
+@pytest.mark.parametrize("sharing", ["spatial", "share"])
+def test_compute_that_no_device_has_is_refused_in_words(sharing: str) -> None:
+    engine = an_engine(("f", Need(60, sharing)))
+    engine.handle(m.DeviceLeft(A, "gone"), 0.0)
+    engine.handle(m.DeviceJoined(Device(A, "gpu", 100, compute=50)), 0.0)
+
+    (refused,) = arrive(engine, "1", "f")
+
+    assert isinstance(refused, m.Reject)
+    assert refused.code == "no_device"
+    assert refused.message == "function f needs 60 % of the compute of a device, and the most that a device has is 50 %"
+
+
+def test_a_device_that_comes_back_keeps_what_runs_there_beside_each_other() -> None:
+    engine = an_engine(("f", HALF), ("g", HALF), ("h", HALF))
+    arrive(engine, "1", "f")
+    arrive(engine, "2", "g")
+    held = tuple(ResidentSnapshot(FunctionId(each), "d", 10) for each in "fg")
+    runs = tuple(RunningCall(CallId(call), FunctionId(each), begun=True) for call, each in (("1", "f"), ("2", "g")))
+
+    engine.handle(m.DeviceJoined(Device(A, "gpu", 100), DeviceSnapshot(Device(A, "gpu", 100), held, runs)), 4.0)
+
+    assert arrive(engine, "3", "h", 4.0) == []
+    assert started(finish(engine, "2", 5.0)) == ["3"]
+    doc = engine.doc("devices/a", 5.0)
+    assert isinstance(doc, DeviceDoc)
+    assert [(each.call, each.compute) for each in doc.running] == [("1", 50), ("3", 50)]
