@@ -2,7 +2,7 @@
 The engine: it is told events and returns commands. It has no clock, no IO, no lock and no logger; the live service and
 the simulator are shells around it.
 
-*Functions.* Calls reserve compute of a device while they run, as their function needs it: 100 % is the device to itself.
+*Functions.* Calls reserve compute of a device while they run: 100 % is the device to itself.
 The policy chooses the device, or a local queue. Several calls run beside each other on a device as long as its compute
 lasts. A *CPU function* reserves none, and one with a share holds it with each copy: their calls start without the
 policy, at the copy that runs the fewest of them. So a function may call another one on the same device. Without a free
