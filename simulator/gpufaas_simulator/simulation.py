@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
-from statistics import fmean
 from typing import Final, Protocol
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, DeviceId, FunctionId, Part, Seconds
+from gpufaas_core.model import ALL_COMPUTE, CallId, DeviceId, FunctionId, Seconds
 from gpufaas_simulator.calendar import Calendar, Later, Loading, Running
 from gpufaas_simulator.costs import Truth, mixes
 from gpufaas_simulator.fleet import Fleet
 from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Revisions, SimulatedDeviceState
 from gpufaas_simulator.record import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
+from gpufaas_simulator.times import TrueTimes
 from gpufaas_simulator.workload import (
     Change,
     DeviceJoins,
@@ -89,11 +89,11 @@ class Simulation:
         self.engine = engine
         self.now: Seconds = 0.0
         self.record = Record(workload)
-        self._noise = noise or Noise()
         self._observer = observer
         self._progress = progress
         self._revisions = Revisions(workload.functions)
         self._costs = self._revisions.costs
+        self._times = TrueTimes(self._costs, workload, noise or Noise())
         self._index = {each.name: index for index, each in enumerate(workload.functions)}
         self._devices: dict[DeviceId, SimulatedDeviceState] = {}
         self._hosts: dict[str, HostMemory] = {}
@@ -103,7 +103,7 @@ class Simulation:
         self._under_way = self._calendar.entries
         self._mixed = self.record.mixed = any(map(mixes, _all_functions(workload)))
         """Grants may run beside others that slow them. False: the end of each is known when it starts."""
-        self._as_costs = not self._mixed and self._noise.service is None and workload.service_s is None
+        self._as_costs = not self._mixed and self._times.as_costs
         """Calls take the service times of their functions."""
         self._caps: dict[tuple[FunctionId, int], int] = {}
         """Of the compute that copies may use, as the policy has set it."""
@@ -235,11 +235,11 @@ class Simulation:
         if cold:
             start = FALSE_MISS if record.holders.get(function) else MISS
             victims = record.hold(function, place, grant.copy, victims, now)
-            ready = begin + self._loads(function, devices, parts)
+            ready = begin + self._times.loads(function, devices, parts)
         if self._as_costs and len(calls) == 1 and cap == ALL_COMPUTE:
             service_s = truth.cost.service_s
         else:
-            service_s = self._serves(_numbers(calls), function, truth, devices, cap)
+            service_s = self._times.serves(_numbers(calls), function, truth, devices, cap)
         for call in map(int, calls):
             record.start[call] = start
             record.started[call] = begin
@@ -280,7 +280,7 @@ class Simulation:
         truth = self._costs.of(function, devices[0].kind)
         begin = self._begins(truth, devices, None)
         victims = self.record.hold(function, command.device, command.copy, command.victims, self.now)
-        ready = begin + self._loads(function, devices, parts)
+        ready = begin + self._times.loads(function, devices, parts)
         self._occupy(truth, devices, (function, command.copy), begin, ready)
         if self._mixed:
             for each in devices:
@@ -319,46 +319,6 @@ class Simulation:
             do()
         else:
             heappush(self._under_way, (time, order, 0, Later(do, devices)))
-
-    def _loads(
-        self, function: FunctionId, devices: tuple[SimulatedDeviceState, ...], parts: tuple[Part, ...]
-    ) -> Seconds:
-        """Return the time of a load. Each device loads its part of the weights; the longest of these loads counts."""
-        if len(parts) == 1:
-            load_s = self._part_s(function, devices[0], None)
-        else:
-            whole = sum([each.memory for each in parts])
-            load_s = max([
-                self._part_s(function, device, part.memory) * (part.memory / whole)
-                for device, part in zip(devices, parts, strict=True)
-            ])  # fmt: skip
-        return load_s if self._noise.load is None else load_s * self._noise.load(function)
-
-    def _part_s(self, function: FunctionId, device: SimulatedDeviceState, size: Bytes | None) -> Seconds:
-        """Return the time of a load on *device*, of all weights; it keeps *size* of them in host memory, or all."""
-        cost, host = self._costs.of(function, device.kind).cost, device.host
-        from_host = False
-        if host is not None and cost.host_load_s is not None:
-            from_host = host.take(function, cost.occupation if size is None else size)
-        return self._costs.load_s(function, device.kind, from_host=from_host)
-
-    def _serves(
-        self, calls: tuple[int, ...], function: FunctionId, truth: Truth, devices: tuple[SimulatedDeviceState, ...],
-        cap: int,
-    ) -> Seconds:  # fmt: skip
-        """Return how long a grant takes alone: on the slowest of its devices, with the mean of its calls' own times."""
-        given, factors = self.workload.service_s, self._noise.service
-        service_s = truth.service_s(len(calls), cap)
-        for each in devices[1:]:
-            service_s = max(service_s, self._costs.service_s(function, each.kind, len(calls), cap))
-        if given is not None:
-            cost_s = truth.cost.service_s
-            if len(calls) == 1:
-                service_s = service_s if math.isnan(given[calls[0]]) else given[calls[0]] * truth.share_factor(cap)
-            elif not all(math.isnan(given[call]) for call in calls):
-                own_s = fmean([cost_s if math.isnan(given[call]) else given[call] for call in calls])
-                service_s = own_s * (truth.batch_s(len(calls)) / cost_s if cost_s else 1.0) * truth.share_factor(cap)
-        return service_s if factors is None else service_s * fmean([factors[call] for call in calls])
 
     def _abort(self, command: m.Abort) -> None:
         running = self._calendar.running(command.call)
