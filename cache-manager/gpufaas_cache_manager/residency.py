@@ -11,7 +11,7 @@ memory while the model serves, and not the size of its file.
 from collections.abc import Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
-from gpufaas_core.model import ALL_COMPUTE, Bytes, CopyId, FunctionId, Seconds, copy_id
+from gpufaas_core.model import ALL_COMPUTE, Bytes, CopyId, FunctionId, Part, Seconds, copy_id
 
 
 class Owner(Protocol):
@@ -48,8 +48,8 @@ class Copy(Generic[OwnerT]):
     """One copy of a function in a device's memory: one worker, ready or loading."""
 
     __slots__ = (
-        "asked", "batch", "id", "last_used", "limit", "loading", "memory", "number", "owner", "queued", "ready_at",
-        "running", "share", "slots",
+        "asked", "batch", "id", "last_used", "limit", "loading", "memory", "number", "owner", "parts", "queued",
+        "ready_at", "running", "share", "slots",
     )  # fmt: skip
 
     def __init__(self, owner: OwnerT, memory: Bytes, now: Seconds, ready_at: Seconds, number: int = 0) -> None:
@@ -67,6 +67,8 @@ class Copy(Generic[OwnerT]):
         """The last start of service; the start of the load if it never served."""
         self.share = owner.share
         """What it holds of the compute, and is capped at, in per cent; 0: its grants reserve what they need."""
+        self.parts: tuple[Part, ...] = ()
+        """What grants say of it; empty: it changed, or no grant was made."""
         self.running = 0
         """Its running grants."""
         self.slots = 0
@@ -168,6 +170,7 @@ class Residency(Generic[OwnerT]):
         """*copy* holds *share* of the compute from now on."""
         self.shares += share - copy.share
         copy.share = share
+        copy.parts = ()
 
     def resize(self, copy: Copy[OwnerT], memory: Bytes, limit: Bytes) -> None:
         """Change its charge and its limit; a limit grows by what is unpromised at most."""
@@ -178,6 +181,7 @@ class Residency(Generic[OwnerT]):
         self.free -= memory - copy.memory
         self.unpromised -= limit - copy.limit
         copy.memory, copy.limit = memory, limit
+        copy.parts = ()
         if copy.running:
             self.hold(copy)
         assert self.free >= 0, "a charge grows only into free memory"

@@ -86,7 +86,7 @@ def start(
         device.beside[grant] = None
         if owner.ready is not None:
             owner.ready.started(copy)
-    parts = (Part(device.id, copy.memory, copy.share),)
+    parts = copy.parts or parts_of(copy, device)
     said = m.Grant(
         world.epoch, number, (call.id, *[each.id for each in others]) if others else (call.id,), owner.id,
         owner.digest, parts, call.cold, names, local, copy.number, None if call.ends is None else call.ends - now,
@@ -128,7 +128,9 @@ def reserve(
 
 def parts_of(copy: Copy, device: DeviceState) -> tuple[Part, ...]:
     """Return what *copy* has of devices."""
-    return (Part(device.id, copy.memory, copy.share),)
+    if not copy.parts:
+        copy.parts = (Part(device.id, copy.memory, copy.share),)
+    return copy.parts
 
 
 def leave_for_others(world: World, device: DeviceState, victims: Iterable[Copy]) -> None:

@@ -81,7 +81,7 @@ class Call(Struct, eq=False):
         return self.own_goal_s if self.own_goal_s is not None else self.owner.declared.need.latency_goal_s
 
 
-class Grant(Struct, eq=False):
+class Grant(Struct, eq=False, gc=False):
     """The right of one or several calls to run on a copy, from the decision until the last of them has ended."""
 
     number: int
