@@ -7,7 +7,7 @@ from tests.unit.scheduler.world import World
 
 from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
-from gpufaas_core.model import CopyId, DeviceId, Function, FunctionId, Need, NodeId, Offer, Part, Profile
+from gpufaas_core.model import CopyId, Device, DeviceId, Function, FunctionId, Need, NodeId, Offer, Part, Profile
 from gpufaas_scheduler.contract import (
     ARRIVAL,
     FINISH,
@@ -254,3 +254,16 @@ def test_scaling_procures_nodes() -> None:
     world.call("c", "f")
 
     assert [each for each in world.out if isinstance(each, m.Procure)] == [m.Procure("gpu", 1)]
+
+
+def test_the_calls_of_a_batch_start_together_whatever_the_order() -> None:
+    for policy in ("lb", "lalb-o3", "least-wait"):
+        world = World(f"{policy}+batching=waiting")
+        need = Need(batch_max=3)
+        world.tell(m.FunctionDeployed(Function(FunctionId("f"), "", need, {"*": Profile(3.0, 1.0, 10)})))
+        for number in range(5):
+            world.tell(m.Arrived(m.CallId(f"c{number}"), FunctionId("f")))
+
+        commands = world.engine.handle(m.DeviceJoined(Device(DeviceId("a"), "gpu", 100)), 0.0)
+
+        assert [each.grant.calls for each in commands if isinstance(each, m.StartCall)] == [("c0", "c1", "c2")], policy
