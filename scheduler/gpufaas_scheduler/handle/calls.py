@@ -274,6 +274,8 @@ def finished(world: World, event: m.Finished) -> None:
             or len(world.short) > (owner.id in world.short)
         ):  # fmt: skip
             world.freed = True
+        if device.local and not copy.running:
+            next_local(world, device)  # the first of its local queue may need the share of this copy
     if owner.removed:
         forget_if_done(world, owner)
 
@@ -325,10 +327,10 @@ def refused(world: World, event: m.NodeRefused) -> None:
                 if copy_id(function, number) not in device.residency.copies:
                     world.out.append(m.Evict(function, device.id, number))
     place_again(world, call, event.reason)
-    if owner.exclusive:
-        next_local(world, device)
-    else:
+    if not owner.exclusive:
         serve_fifo(world, owner)
+    if owner.exclusive or device.local:
+        next_local(world, device)
     if owner.removed:
         forget_if_done(world, owner)
     world.freed = True

@@ -175,6 +175,8 @@ def end(world: World, call: Call) -> None:
             return
         if device.reserved > grant.compute:
             device.let_go(grant.compute, world.cluster.now)
+            if device.local:
+                world.overdue.note(device)
         else:
             device.reserved = 0
             device.busy_s += world.cluster.now - device.busy_since
@@ -194,6 +196,7 @@ def run_within(world: World, device: DeviceState, copy: Copy) -> None:
         device.let_go(grant.compute, world.cluster.now)
         grant.compute = 0
         device.beside[grant] = None
+    world.overdue.note(device)
     next_local(world, device)
 
 
@@ -239,6 +242,8 @@ def next_local(world: World, device: DeviceState) -> None:
         call = device.local[0]
         copy = call.copy
         assert copy is not None
+        if copy.running and copy.running >= (copy.slots or call.owner.slots):
+            return  # another copy's call has ended: this copy's calls have their slots yet
         if (world.cluster.mixed or device.reserved) and not copy.share and not obtain(world, device, call.owner):
             return
         take_local(world, device, call)

@@ -1,0 +1,79 @@
+"""
+What every policy must keep, and every pair of what fills two roles: whatever is in the registry is tested.
+
+No call is lost or answered twice, and nothing is exceeded: `conformance.Rig` checks that after each event.
+"""
+
+from pathlib import Path
+
+import pytest
+from tests.unit.scheduler.conformance import Rig, specs
+
+from gpufaas_core.model import Need, Profile
+from gpufaas_scheduler.journal import Journal, replay
+from gpufaas_scheduler.policies import POLICIES
+
+SPECS = specs()
+SEEDS = [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
+CALLS = 150
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("spec", SPECS)
+def test_work_on_a_cluster_that_breaks_is_answered_once_and_replays_equally(
+    spec: str, seed: int, tmp_path: Path
+) -> None:
+    rig = Rig(spec, seed)
+    rig.work(CALLS, per_s=3.0)
+    rig.until_rest()
+
+    assert set(rig.ended) == set(rig.arrived)
+    assert set(rig.ended.values()) == {1}
+    assert not rig.running
+    again = Rig(spec, seed)
+    again.work(CALLS, per_s=3.0)
+    again.until_rest()
+    assert again.commands == rig.commands, "the same seed gives other decisions"
+    with Journal(tmp_path / "journal", rig.header) as journal:
+        for event, now in rig.events:
+            journal.append(event, now)
+    assert [commands for _, commands in replay(tmp_path / "journal")] == rig.commands
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_everything_is_served_where_one_device_is_just_large_enough(spec: str) -> None:
+    rig = Rig(spec, 5, functions=0, devices=0, breaks=False)
+    rig.join(0)
+    for number, size in enumerate((60, 35, 60, 5)):
+        rig.deploy(f"f{number}", Need(), Profile(2.0, 1.0, size))
+    rig.deploy("cpu", Need(0, slots=2), Profile(1.0, 1.0, 60))
+    rig.work(60, per_s=1.0)
+    rig.until_rest()
+
+    assert set(rig.started) == set(rig.arrived)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_hits_that_keep_coming_do_not_starve_a_call_of_another_function(spec: str) -> None:
+    """On one device, which is busy for nine tenths of the time and holds one model."""
+    rig = Rig(spec, 7, functions=0, devices=0, breaks=False)
+    rig.join(0)
+    rig.deploy("hot", Need(), Profile(2.0, 0.45, 60))
+    rig.deploy("cold", Need(), Profile(2.0, 0.45, 60))
+    waits: list[float] = []
+
+    def cold() -> None:
+        call = rig.call("cold")
+        rig._at(rig.now + 120.0, lambda: waits.append(rig.started[call] - rig.arrived[call]))
+
+    for at in range(600):
+        rig._at(at / 2, lambda: rig.call("hot") and None)
+    rig._at(60.1, cold)
+    rig.until_rest()
+
+    assert len(waits) == 1, "it had not started after two minutes"
+
+
+def test_the_registry_is_covered() -> None:
+    assert set(POLICIES) <= set(SPECS)
+    assert sum("batching=waiting" in each for each in SPECS) > 1
