@@ -69,8 +69,8 @@ class DeviceSnapshot(Struct, frozen=True):
     residents: tuple[ResidentSnapshot, ...] = ()
     """Least recently used first."""
     running: tuple[RunningCall, ...] = ()
-    """In the order in which their grants were opened. There may be several exclusive calls: without a scheduler, each
-    gateway sends calls to models that it knows to be ready."""
+    """In the order in which their grants were opened. They may reserve more compute than there is: without a scheduler,
+    each gateway sends calls to models that it knows to be ready."""
 
 
 class NodeSnapshot(Struct, frozen=True):

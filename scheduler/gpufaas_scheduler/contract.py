@@ -241,8 +241,8 @@ class FunctionView(Protocol):
     @property
     def id(self) -> FunctionId: ...
     @property
-    def exclusive(self) -> bool:
-        """It is a model function: a call has the device to itself. False: a CPU function, visible as a resident."""
+    def queued(self) -> bool:
+        """Its calls reserve compute while they run: the policy places them. False: they start without the policy."""
 
     @property
     def slots(self) -> int:
@@ -289,7 +289,7 @@ class FunctionView(Protocol):
 
 
 class ResidentView(Protocol):
-    """A copy of a function on a device, perhaps of a CPU function (`owner.exclusive` is false)."""
+    """A copy of a function on a device, perhaps of a CPU function (`owner.queued` is false)."""
 
     @property
     def id(self) -> CopyId: ...

@@ -60,7 +60,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
 
 def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
     """O(residents + local queue). Calls of CPU functions are left out: their node knows all that matters of them."""
-    grants = (*device.holding, *device.others, *(each for each in device.beside if each.copy.owner.exclusive))
+    grants = (*device.holding, *device.others, *(each for each in device.beside if each.copy.owner.queued))
     running = tuple(call_doc(call, now) for each in grants for call in each.calls if call.granted is each)
     local = [call_doc(call, now) for call, _ in zip(device.local, range(LOCAL_KEPT), strict=False)]
     return DeviceDoc(
@@ -163,7 +163,7 @@ def _first_waiting(world: World) -> list[Call]:
     never_left = (
         each
         for each in world.calls.by_id.values()
-        if each.state == WAITING and (not each.left or not each.owner.exclusive)
+        if each.state == WAITING and (not each.left or not each.owner.queued)
     )
     found = [*world.queue.returned, *(islice(never_left, WAITING_KEPT) if world.calls.waiting else ())]
     found.sort(key=lambda call: call.number)
@@ -227,7 +227,7 @@ def restore_order(owner: FunctionState, doc: FunctionDoc) -> None:
     """Put its copies into the order of *doc*; copies that are not in it come last."""
     owner.active = _sorted(owner.active, doc.holders)
     owner.draining = _sorted(owner.draining, doc.draining)
-    if owner.exclusive:
+    if owner.queued:
         owner.holders = {device.id: device for device in owner.active.values()}
     elif owner.ready is not None:
         owner.ready = ReadyCopies(each for each in _sorted(owner.active, doc.ready) if not each.loading)

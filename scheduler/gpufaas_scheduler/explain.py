@@ -42,7 +42,7 @@ def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
         for index in range(len(world.starts) - 1, -1, -1):
             if world.starts[index][1] is waiting:
                 return _explain_start(world, index)
-    if waiting is None or not waiting.owner.exclusive or waiting.state == RUNNING:
+    if waiting is None or not waiting.owner.queued or waiting.state == RUNNING:
         return None
     world.cluster.now = now
     why = waiting.why
@@ -80,7 +80,7 @@ def _explain_start(world: World, index: int) -> Explanation:
     passed += [
         each
         for each in world.calls.by_id.values()
-        if each.state != RUNNING and each.owner.exclusive and each.number < call.number
+        if each.state != RUNNING and each.owner.queued and each.number < call.number
     ]
     passed.sort(key=lambda each: each.number)
     before = [each.id for then, each, *_ in starts[:index] if each.number > call.number and then >= call.arrived_at]

@@ -87,7 +87,7 @@ class _Fleet(_Part):
 
     def running(self, device: DeviceState) -> Collection[Call]:
         grants = device.grants()
-        return [call for each in grants for call in each.calls if call.granted is each and call.owner.exclusive]
+        return [call for each in grants for call in each.calls if call.granted is each and call.owner.queued]
 
     def devices_of(self, node: NodeId) -> list[DeviceState]:
         return [each for each in self._cluster.devices.values() if each.device.node == node]
@@ -157,7 +157,7 @@ class _Residency(_Part):
         seen: dict[FunctionId, int] = {}
         for each in device.residency.copies.values():
             owner = each.owner
-            if owner.exclusive:  # it has one copy per device
+            if owner.queued:  # it has one copy per device
                 if evictable(each):
                     found.append(each)
             elif evictable(each, others := seen.get(owner.id, 0)):
@@ -280,7 +280,7 @@ class ClusterView(_Fleet, _Residency, _Costs, _Plans):
 
     def call(self, name: CallId) -> Call | None:
         found = self._cluster.calls.get(name)
-        return found if found is not None and found.state == WAITING and found.owner.exclusive else None
+        return found if found is not None and found.state == WAITING and found.owner.queued else None
 
     def first_hit(self, device: DeviceState) -> Call | None:
         copies = device.residency.copies
@@ -288,7 +288,7 @@ class ClusterView(_Fleet, _Residency, _Costs, _Plans):
         found: FunctionState | None = None
         for copy in copies.values():
             head = copy.owner.flow.head
-            if head < best and copy.owner.exclusive:
+            if head < best and copy.owner.queued:
                 best = head
                 found = copy.owner
         for call in self._cluster.queue.returned:

@@ -69,7 +69,7 @@ def arrived(world: World, event: m.Arrived) -> None:
     cluster.demand.note(owner, cluster.largest, now)
     if age_s:
         _wait_among_others(world, call)
-    elif owner.exclusive:
+    elif owner.queued:
         cluster.note_waiting(owner)
         queue.append(call)
         if outer is not None:
@@ -108,7 +108,7 @@ def _wait_among_others(world: World, call: Call) -> None:
     """Let a call that has waited elsewhere wait here; the scheduling run after the event plans for all."""
     join_queue(world, call)
     world.freed = True
-    if not call.owner.exclusive:
+    if not call.owner.queued:
         serve_fifo(world, call.owner)
 
 
@@ -229,7 +229,7 @@ def _overloaded(world: World, call: Call) -> None:
         full = f"{world.calls.waiting - 1} calls wait on the platform"
     costs = next((owner.costs[kind] for kind in world.cluster.largest_for(owner)), None)
     if owner.waiting > owner.max_queue:
-        calls, places = owner.waiting, max(1, owner.copies) * (1 if owner.exclusive else owner.slots)
+        calls, places = owner.waiting, max(1, owner.copies) * (1 if owner.queued else owner.slots)
     else:
         calls, places = world.calls.waiting, max(1, len(world.devices))
     drain_s = 1.0 * calls / places if costs is None else costs.drain_s(calls, places)
@@ -252,12 +252,12 @@ def finished(world: World, event: m.Finished) -> None:
         costs = owner.costs[device.kind]
         if costs is not None and 0.0 <= event.service_s <= MAX_S:
             # Calls of CPU functions are not estimated by size.
-            costs.learn_service(event.service_s, call.size if owner.exclusive else 0.0, world.rate)
+            costs.learn_service(event.service_s, call.size if owner.queued else 0.0, world.rate)
             if not costs.noted and world.learn:
                 costs.noted = True
                 world.learnt[(owner.id, device.kind)] = None
     end(world, call)
-    if owner.exclusive:
+    if owner.queued:
         next_local(world, device)
         world.freed = True
     else:
@@ -302,7 +302,7 @@ def refused(world: World, event: m.NodeRefused) -> None:
     lost = world.lost.pop(event.call, None)
     if lost is not None and lost.device is not None and lost.device.id == event.device:
         place_again(world, lost, event.reason)
-        if not lost.owner.exclusive:
+        if not lost.owner.queued:
             serve_fifo(world, lost.owner)
         world.freed = True
         return
@@ -327,9 +327,9 @@ def refused(world: World, event: m.NodeRefused) -> None:
                 if copy_id(function, number) not in device.residency.copies:
                     world.out.append(m.Evict(function, device.id, number))
     place_again(world, call, event.reason)
-    if not owner.exclusive:
+    if not owner.queued:
         serve_fifo(world, owner)
-    if owner.exclusive or device.local:
+    if owner.queued or device.local:
         next_local(world, device)
     if owner.removed:
         forget_if_done(world, owner)

@@ -14,7 +14,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
     """Do *action*, or return why not."""
     calls = action.calls
     call = world.calls.by_id.get(calls[0]) if calls else None
-    if call is None or call.state != WAITING or not call.owner.exclusive:
+    if call is None or call.state != WAITING or not call.owner.queued:
         return f"call {calls[0]} does not wait in the global queue" if calls else "there is no call to start"
     others: tuple[Call, ...] = ()
     if len(calls) > 1:
@@ -64,7 +64,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
 def try_promise(world: World, action: contract.Promise) -> str | None:
     """Do *action*, or return why not."""
     call = world.calls.by_id.get(action.call)
-    if call is None or call.state != WAITING or not call.owner.exclusive:
+    if call is None or call.state != WAITING or not call.owner.queued:
         return f"call {action.call} does not wait in the global queue"
     call.promised_at = action.at
     return None
@@ -73,7 +73,7 @@ def try_promise(world: World, action: contract.Promise) -> str | None:
 def try_assign(world: World, action: contract.Assign) -> str | None:
     """Do *action*, or return why not."""
     call = world.calls.by_id.get(action.call)
-    if call is None or call.state != WAITING or not call.owner.exclusive:
+    if call is None or call.state != WAITING or not call.owner.queued:
         return f"call {action.call} does not wait in the global queue"
     found = world.cluster.copies.get(action.copy)
     if found is None or found[1].owner is not call.owner:
@@ -104,7 +104,7 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
 def try_load(world: World, action: contract.Load) -> str | None:
     """Do *action*, or return why not."""
     owner = world.functions.get(action.function)
-    if owner is None or owner.removed or not owner.exclusive:
+    if owner is None or owner.removed or not owner.queued:
         return f"no model function {action.function} is deployed"
     if action.tier != contract.DEVICE:
         return f"there is no tier {action.tier}"

@@ -60,7 +60,7 @@ def drop(world: World, device: DeviceState, copy: Copy) -> None:
     world.cluster.evict(device, copy, lost=True)
     if owner.copies < owner.target and owner.id not in world.short:
         note_lack(world, owner)
-    if not owner.exclusive and owner.flow.calls and not owner.active:
+    if not owner.queued and owner.flow.calls and not owner.active:
         world.homeless[owner.id] = owner
 
 
@@ -128,7 +128,7 @@ def load_copies(world: World, owner: FunctionState) -> None:
         pass
     world.cluster.note_waiting(owner)
     while owner.copies < owner.target:
-        at_once = MAX_LOADING if not owner.exclusive and owner.loading < owner.copies else 1
+        at_once = MAX_LOADING if not owner.queued and owner.loading < owner.copies else 1
         if owner.loading >= at_once or not _load_copy(world, owner):
             return
     world.short.pop(owner.id, None)
@@ -136,7 +136,7 @@ def load_copies(world: World, owner: FunctionState) -> None:
 
 def _load_copy(world: World, owner: FunctionState) -> bool:
     """Load one copy. Return whether there was room."""
-    if owner.exclusive and owner.copies >= len(world.devices):
+    if owner.queued and owner.copies >= len(world.devices):
         return False
     room = world.cluster.room_for(owner)
     if room is None:
@@ -148,7 +148,7 @@ def _load_copy(world: World, owner: FunctionState) -> bool:
     world.grant = number = world.grant + 1
     load = m.LoadCopy(world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number)
     world.out.append(load)
-    if not owner.exclusive:
+    if not owner.queued:
         serve_fifo(world, owner)  # its slots are free from now on, see `free_copy`
     return True
 

@@ -36,7 +36,7 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
         elif copy.pinned:
             owner.drain(copy)
             world.cluster.note_waiting(owner)
-            if not owner.exclusive and owner.flow.calls and not owner.active:
+            if not owner.queued and owner.flow.calls and not owner.active:
                 world.homeless[owner.id] = owner
         else:
             evict(world, device, copy)
@@ -67,7 +67,7 @@ def function_deployed(world: World, event: m.FunctionDeployed) -> None:
         world.cluster.mixed -= owner.mixed
         world.cluster.constrained -= owner.mixed
         owner.deploy(event.function)
-        if not owner.exclusive:
+        if not owner.queued:
             serve_fifo(world, owner)
     world.cluster.mixed += owner.mixed
     world.cluster.constrained += owner.mixed

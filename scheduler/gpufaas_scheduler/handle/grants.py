@@ -58,7 +58,7 @@ def start(
     world.grant = number = world.grant + 1
     call.grant = number
     call.granted = grant = Grant(number, (call,), copy, 0 if copy.share else owner.reserves)
-    if owner.exclusive:
+    if owner.queued:
         costs = owner.costs[device.kind]
         ready = copy.ready_at if copy.loading and copy.ready_at > now else now
         call.estimate_s = grant.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)

@@ -65,7 +65,7 @@ def _device_came_back(world: World, device: Device, snapshot: DeviceSnapshot, kn
             balance(world, owner)
             if owner.removed:
                 forget_if_done(world, owner)
-            elif not owner.exclusive:
+            elif not owner.queued:
                 serve_fifo(world, owner)
 
 
@@ -136,7 +136,7 @@ def _adopt_grants(
     known = {} if doc is None else {each.call: (rank, each) for rank, each in enumerate(doc.running)}
     queued = []
     for told, grant in _grants_of(running, {call: each.grant for call, (_, each) in known.items()}):
-        if grant.copy.owner.exclusive:
+        if grant.copy.owner.queued:
             rank, before = known.get(grant.calls[0].id, (inf, None))
             if before is not None and not before.compute:
                 rank, before = inf, None

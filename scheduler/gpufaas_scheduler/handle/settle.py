@@ -113,7 +113,7 @@ def start_nested(world: World) -> None:
     """
     for call in world.nests.waiting():
         owner = call.owner
-        if not owner.exclusive:
+        if not owner.queued:
             if owner.active and call.state != RUNNING and world.nests.full_of_outers(owner):
                 _start_at_another_copy(world, call)
         elif world.idle and call.state == WAITING:

@@ -210,4 +210,4 @@ def _has_surplus(owner: FunctionState) -> bool:
 
 
 def _is_homeless(owner: FunctionState) -> bool:
-    return bool(not owner.exclusive and owner.flow.calls and not owner.active)
+    return bool(not owner.queued and owner.flow.calls and not owner.active)

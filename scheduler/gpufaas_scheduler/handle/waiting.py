@@ -17,7 +17,7 @@ MAX_REFUSALS: Final = 3
 def join_queue(world: World, call: Call) -> None:
     """Put *call* into its queue, by its number."""
     owner = call.owner
-    if not owner.exclusive:
+    if not owner.queued:
         owner.flow.put_back(call)
         if not owner.active:
             world.homeless[owner.id] = owner
@@ -41,7 +41,7 @@ def unqueue(world: World, call: Call) -> None:
     if call.state == LOCAL:
         assert call.device is not None
         take_local(world, call.device, call)
-    elif owner.exclusive:
+    elif owner.queued:
         world.queue.remove(call)
     else:
         owner.flow.remove(call)

@@ -54,7 +54,7 @@ def loaded(world: World, event: m.Loaded) -> None:
                 estimate(grant, costs, world.cluster.now)  # the load is over, so the end is known better
                 device.free_at = max(each.free_at for each in device.holding)
                 world.overdue.note(device)
-    if not owner.exclusive:
+    if not owner.queued:
         serve_fifo(world, owner)
     if not copy.pinned or owner.copies < owner.target or owner.surplus:
         world.freed = True

@@ -66,7 +66,7 @@ class Cluster:
 
     def note_waiting(self, owner: FunctionState) -> None:
         """One of its calls began to wait, or a device began or stopped holding it."""
-        if owner.waiting and owner.exclusive:
+        if owner.waiting and owner.queued:
             if owner.holders:
                 if self.hits.asked:
                     self.hits.note(owner)
@@ -160,7 +160,7 @@ class Cluster:
         """*copy* is in the memory of *device* from now on."""
         device.residency.insert(copy)
         self.copies[copy.id] = device, copy
-        if copy.owner.exclusive:
+        if copy.owner.queued:
             device.copies[copy.owner.id] = copy.id
 
     def evict(self, device: DeviceState, copy: Copy, *, lost: bool = False) -> None:
@@ -173,7 +173,7 @@ class Cluster:
         device.evictions += not lost
         device.residency.remove(copy.id)
         del self.copies[copy.id]
-        if owner.exclusive:
+        if owner.queued:
             del device.copies[owner.id]
         if copy in owner.active:
             owner.drop(copy)
@@ -230,7 +230,7 @@ class Cluster:
         best_key: tuple[bool, int, Seconds, Bytes, int] | None = None
         held = Counter(owner.active.values())
         for device in self.devices.values() if among is None else among:
-            if owner.exclusive and owner.id in device.copies:
+            if owner.queued and owner.id in device.copies:
                 continue
             found = self.fits(device, owner, starts=starts)
             if isinstance(found, Reason):

@@ -44,7 +44,7 @@ class Demand:
             self._observed_at = -inf
         owner.called = owner.called * exp((owner.called_at - now) / DEMAND_S) + 1.0
         owner.called_at = now
-        if not owner.exclusive:
+        if not owner.queued:
             return
         service_s = 0.0
         for kind in kinds:

@@ -142,7 +142,7 @@ class Lending:
         return [*homeless, *(self._cluster.functions[function] for function in orphans)]
 
     def _lacks(self, device: DeviceState, owner: FunctionState) -> bool:
-        if owner.exclusive and device.busy:
+        if owner.queued and device.busy:
             return False
         found = self._cluster.fits(device, owner)
         return isinstance(found, Reason) and found.need > 0

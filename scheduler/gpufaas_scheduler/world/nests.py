@@ -65,7 +65,7 @@ class Nests:
         """*outer* made *call*. :param ends: when *outer* ends, if that is before the deadline of *call*"""
         call.outer, call.ends = outer, ends
         call.avoid = outer.avoid
-        if outer.owner.exclusive and outer.device is not None:
+        if outer.owner.queued and outer.device is not None:
             call.avoid = outer.avoid | {outer.device.id}
         self.inner[call.id] = call
 
@@ -119,7 +119,7 @@ class Nests:
         """Whether *call* can have a place while *held* keep theirs, and all other calls end."""
         owner = call.owner
         copies = Counter(each.copy for each in held if each.state == RUNNING)
-        if not owner.exclusive:
+        if not owner.queued:
             if _has_slot(owner, copies):
                 return True
             if owner.active and owner.max_copies and owner.copies >= owner.max_copies:
@@ -129,7 +129,7 @@ class Nests:
         return any(
             self._room(owner, each, held, copies) is None
             for each in self._cluster.devices.values()
-            if not (owner.exclusive and _holder(each, held))
+            if not (owner.queued and _holder(each, held))
         )
 
     def _room(self, owner: FunctionState, device: DeviceState, held: set[Call], copies: _Held) -> Bytes | None:
@@ -137,7 +137,7 @@ class Nests:
         need = owner.need(device)
         if isinstance(need, Reason):
             return 0
-        if owner.exclusive and device.id in owner.holders:
+        if owner.queued and device.id in owner.holders:
             return None
         room = device.device.memory
         waits = _holder(device, held) is not None
@@ -155,12 +155,12 @@ class Nests:
         held = self._held(self.waiting())
         copies = Counter(each.copy for each in held if each.state == RUNNING)
         reasons = []
-        if not owner.exclusive and owner.active:
+        if not owner.queued and owner.active:
             reasons.append(f"all slots of {owner.id} are held by calls that wait for calls")
         for device in self._cluster.devices.values():
             if isinstance(owner.need(device), Reason):
                 continue
-            holder = _holder(device, held) if owner.exclusive else None
+            holder = _holder(device, held) if owner.queued else None
             room = self._room(owner, device, held, copies)
             if holder is not None:
                 reasons.append(f"device {device.id} is held by call {holder.id} of {holder.function}")

@@ -102,15 +102,15 @@ class FunctionState(Marked, Costed):
 
     __slots__ = (
         "active", "backoff", "batch_max", "called", "called_at", "constraints", "copies", "costs", "declared",
-        "desired", "digest", "draining", "eager", "excess", "exclusive", "fits", "fits_as_of", "flow", "holders",
-        "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number", "ready", "removed",
-        "reserves", "running", "share", "shared_hold", "slots", "starved", "target", "waiting", "wanted",
+        "desired", "digest", "draining", "eager", "excess", "fits", "fits_as_of", "flow", "holders",
+        "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number", "queued", "ready",
+        "removed", "reserves", "running", "share", "shared_hold", "slots", "starved", "target", "waiting", "wanted",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
         super().__init__(function_key(function.id), changes)
         self.id = function.id
-        self.exclusive = function.need.reserved > 0
+        self.queued = function.need.reserved > 0
         """Its calls reserve compute, and the policy places them. False: they start on a copy with a free slot."""
         self.constraints = function.constraints
         self.flow: Flow[Call] = Flow()
@@ -249,7 +249,7 @@ class FunctionState(Marked, Costed):
             device.mark()
         self.active[copy] = device
         self.copies = len(self.active)
-        if self.exclusive:
+        if self.queued:
             self.holders[device.id] = device
             if device.idle_key is not None:
                 self.idle_holders[device.id] = device
@@ -267,7 +267,7 @@ class FunctionState(Marked, Costed):
             self.mark()
         if not device.marked:
             device.mark()
-        if self.exclusive:
+        if self.queued:
             del self.holders[device.id]
             self.idle_holders.pop(device.id, None)
         elif self.ready is not None:
@@ -335,7 +335,7 @@ class FunctionState(Marked, Costed):
         if self.desired is None:
             return 0
         over = max(0, self.copies - self.target)
-        return min(over, self.excess) if self.exclusive and self.desired else over
+        return min(over, self.excess) if self.queued and self.desired else over
 
 
 class DeviceState(Marked):

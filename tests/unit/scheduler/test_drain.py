@@ -11,7 +11,7 @@ from gpufaas_scheduler.policies import make_policy
 A, B = DeviceId("n/cpu:0"), DeviceId("n/cpu:1")
 
 
-def an_engine(policy: str, *functions: str, exclusive: bool = True) -> Engine:
+def an_engine(policy: str, *functions: str, queued: bool = True) -> Engine:
     engine = Engine(policy=make_policy(policy), replacement=make_replacement("lru"), learn=False)
     for device in (A, B):
         engine.handle(m.DeviceJoined(Device(device, "cpu", 100)), 0.0)
@@ -19,9 +19,7 @@ def an_engine(policy: str, *functions: str, exclusive: bool = True) -> Engine:
         profile = Profile(load_s=1.0, service_s=1.0, occupation=40)
         engine.handle(
             m.FunctionDeployed(
-                Function(
-                    FunctionId(name), name, need=Need() if exclusive else Need(0, slots=2), profiles={"*": profile}
-                )
+                Function(FunctionId(name), name, need=Need() if queued else Need(0, slots=2), profiles={"*": profile})
             ),
             0.0,
         )
@@ -33,9 +31,9 @@ def starts(commands: list[m.Command]) -> list[m.Grant]:
 
 
 @pytest.mark.parametrize("policy", ["lb", "lalb", "lalb-o3", "least-wait"])
-@pytest.mark.parametrize("exclusive", [True, False])
-def test_a_drained_device_takes_no_call(policy: str, exclusive: bool) -> None:
-    engine = an_engine(policy, "f", "g", exclusive=exclusive)
+@pytest.mark.parametrize("queued", [True, False])
+def test_a_drained_device_takes_no_call(policy: str, queued: bool) -> None:
+    engine = an_engine(policy, "f", "g", queued=queued)
     engine.handle(m.DeviceDrained(A), 1.0)
 
     for at, name in enumerate(["f", "g", "f", "g"]):
@@ -46,9 +44,9 @@ def test_a_drained_device_takes_no_call(policy: str, exclusive: bool) -> None:
 
 
 @pytest.mark.parametrize("policy", ["lb", "lalb", "lalb-o3", "least-wait"])
-@pytest.mark.parametrize("exclusive", [True, False])
-def test_what_runs_there_ends_and_then_its_copy_goes(policy: str, exclusive: bool) -> None:
-    engine = an_engine(policy, "f", exclusive=exclusive)
+@pytest.mark.parametrize("queued", [True, False])
+def test_what_runs_there_ends_and_then_its_copy_goes(policy: str, queued: bool) -> None:
+    engine = an_engine(policy, "f", queued=queued)
     (grant,) = starts(engine.handle(m.Arrived(CallId("c"), FunctionId("f")), 1.0))
     engine.handle(m.Loaded(FunctionId("f"), grant.device, 1.0, 40), 2.0)
 

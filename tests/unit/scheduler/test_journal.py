@@ -102,11 +102,11 @@ def record(header: Header, journal: Journal, rng: random.Random) -> list[list[m.
         tell(m.DeviceJoined(Device(DeviceId(f"d{number}"), "gpu", 8 << 30)))
     for number in range(10):
         profile = Profile(rng.uniform(1, 4), rng.uniform(0.5, 2), rng.randint(1, 4) << 30)
-        exclusive = number % 3 > 0
+        queued = number % 3 > 0
         tell(
             m.FunctionDeployed(
                 Function(
-                    FunctionId(f"f{number}"), "", Need() if exclusive else Need(0, slots=2), {"*": profile}, number % 2
+                    FunctionId(f"f{number}"), "", Need() if queued else Need(0, slots=2), {"*": profile}, number % 2
                 )
             )
         )

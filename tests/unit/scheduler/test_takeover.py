@@ -539,7 +539,7 @@ def test_what_is_of_no_function_that_is_deployed_is_evicted(resident: ResidentSn
     assert not engine.status(0.0).devices[0].busy
 
 
-def test_several_exclusive_calls_on_one_device_are_survived() -> None:
+def test_several_calls_of_models_on_one_device_are_survived() -> None:
     """Without a scheduler two gateways sent a call each. The device is free when both are over."""
     engine = make_engine(model("f"), model("g"))
     running = (runs("c1", "f", age_s=1.0), runs("c2", "g"), runs("c3", "f", begun=False))

@@ -291,7 +291,7 @@ def starts(commands: Sequence[m.Command]) -> list[tuple[str, str]]:
 
 def check(status: EngineStatus, world: World) -> None:
     """What holds after every event, whatever the policy."""
-    exclusive: dict[str, int] = {}
+    reserving: dict[str, int] = {}
     running: dict[tuple[str, str, int], int] = {}
     for call, grant in world.running.items():
         if call in world.orphans:
@@ -299,16 +299,18 @@ def check(status: EngineStatus, world: World) -> None:
         place = (grant.function, grant.device, grant.copy)
         running[place] = running.get(place, 0) + 1
         if world.functions[grant.function].need.compute and place not in world.capped:
-            exclusive[grant.device] = exclusive.get(grant.device, 0) + 1
+            reserving[grant.device] = reserving.get(grant.device, 0) + 1
     for device in status.devices:
         name = device.device.id
         assert device.used == sum(each.memory for each in device.resident)
         assert device.used <= device.device.memory, f"{name} holds more than it has"
         assert sum(each.limit for each in device.resident) <= device.device.memory, f"{name} promises more than it has"
-        if device.busy and not exclusive.get(name, 0):
+        if device.busy and not reserving.get(name, 0):
             assert any(each.loading for each in device.resident), f"{name} is busy with nothing"
         else:
-            assert exclusive.get(name, 0) == device.busy, f"exclusive calls on {name}: {exclusive.get(name, 0)}"
+            assert reserving.get(name, 0) == device.busy, (
+                f"calls that reserve compute on {name}: {reserving.get(name, 0)}"
+            )
         queued = [each.function for each in device.resident if world.functions[each.function].need.compute]
         assert len(set(queued)) == len(queued), f"two copies of a model function on {name}"
         for model in device.resident:

@@ -87,7 +87,7 @@ class Estimates:
 
         Source: H. Sakasegawa, An approximation formula Lq = a rho^b / (1 - rho) (1977), with Kingman's factor.
         """
-        if function.exclusive:
+        if function.queued:
             busy = own / copies
             shared = self.demand + OWN_LOAD * own * (1.0 / copies - 1.0 / self.devices)
             if shared > busy:
@@ -103,7 +103,7 @@ class Estimates:
 
     def _miss_s(self, function: FunctionView, kind: str) -> Seconds:
         load_s = function.load_s(kind)
-        if not function.exclusive:
+        if not function.queued:
             return load_s  # its load occupies no device
         return load_s * self.dearer
 
@@ -120,7 +120,7 @@ class Estimates:
             for each in view.residents(device):
                 other = each.owner
                 waiting = other.waiting
-                if waiting and other.exclusive and other.copies:
+                if waiting and other.queued and other.copies:
                     wait_s += waiting * other.service_s(kind) / other.copies
             wait_s -= owner.service_s(kind) / owner.copies
             if wait_s < soonest:

@@ -125,7 +125,7 @@ class Rooms:
         demand = 0.0
         for each in self.view.residents(device):
             owner = each.owner
-            if owner.exclusive and owner.copies and each.id not in victims:
+            if owner.queued and owner.copies and each.id not in victims:
                 demand += self.view.rate(owner) * owner.service_s(device.kind) / owner.copies
         return demand
 
@@ -152,7 +152,7 @@ class Rooms:
             missed = 0.0
             for each in view.residents(device):
                 owner = each.owner
-                if owner.exclusive and owner.id != function:
+                if owner.queued and owner.id != function:
                     its = known.get(owner.id)
                     if its is None:
                         its = known[owner.id] = view.rate(owner) * demand ** (owner.copies - 1)
