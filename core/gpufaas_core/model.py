@@ -27,6 +27,7 @@ __all__ = [
     "Part",
     "PlacementPlan",
     "Profile",
+    "RatioDoc",
     "Replica",
     "ResidentStatus",
     "Seconds",
@@ -124,6 +125,20 @@ class TimesDoc(Struct, frozen=True):
     """The estimates followed the times seen."""
 
 
+class RatioDoc(Struct, frozen=True):
+    """How long grants take that run in another way than alone, in units of the time alone."""
+
+    batch: int
+    """Calls of a grant."""
+    share: int
+    """Of the compute, that the copy holds, in per cent; 0: it is not capped."""
+    neighbours: int
+    """Grants that ran beside it."""
+    ratio: float
+    grants: int
+    """The number of grants seen."""
+
+
 class Profile(Struct, frozen=True):
     """What a function costs on one kind of device: typical times to load and to serve, and peak memory."""
 
@@ -136,6 +151,8 @@ class Profile(Struct, frozen=True):
     """How service times vary about `service_s`; None: not known."""
     estimated: tuple[str, ...] = ()
     """Of a measured profile: which of ``load``, ``call`` and ``memory`` are not measured yet."""
+    ratios: tuple[RatioDoc, ...] = ()
+    """How service times depend on batches, shares and neighbours."""
 
 
 SHARINGS: Final = ("exclusive", "time", "spatial", "share", "auto")

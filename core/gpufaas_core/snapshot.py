@@ -23,6 +23,7 @@ from gpufaas_core.model import (
     NodeId,
     Offer,
     PlacementPlan,
+    RatioDoc,
     TimesDoc,
 )
 
@@ -121,6 +122,8 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     """What the grant holds of the device's compute."""
     free_in_s: Seconds = 0.0
     """Until the grant should end."""
+    neighbours: int = 0
+    """The most grants that ran beside it."""
     goal_s: Seconds | None = None
 
 
@@ -216,6 +219,8 @@ class CostsDoc(Struct, frozen=True):
     """See `world.costs.Costs`."""
     times: TimesDoc | None = None
     """How service times vary."""
+    ratios: tuple[RatioDoc, ...] = ()
+    """How they depend on batches, shares and neighbours."""
 
 
 class FunctionDoc(Struct, frozen=True):

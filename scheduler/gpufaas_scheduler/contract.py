@@ -278,6 +278,12 @@ class FunctionView(Protocol):
     def service_s(self, kind: str) -> Seconds:
         """The mean; infinite on devices where it cannot run."""
 
+    def grant_s(self, kind: str, batch: int = 1, share: int = 0, neighbours: int = 0) -> Seconds:
+        """
+        The service time of a grant of *batch* calls on a copy that holds *share* per cent (0: no cap) beside so many
+        other grants: as seen, else as in the most similar way that was seen. Infinite where it cannot run.
+        """
+
     def service_cv(self, kind: str) -> float:
         """
         Coefficient of variation (standard deviation over mean) of the service times about their estimates. 1 before
@@ -354,6 +360,10 @@ class DeviceView(Protocol):
         """It runs a call of a model function, or loads for a `Load`."""
 
     @property
+    def spare(self) -> int:
+        """The compute that no running grant and no resident share holds, in per cent."""
+
+    @property
     def part(self) -> tuple[Part, ...]:
         """The parts of a new copy that is on this device alone, with the memory of its function's profile."""
 
@@ -416,6 +426,9 @@ class FleetView(Protocol):
         Idle devices, those with the most starts first, ties by the order in which they joined. Devices that become busy
         drop out. Devices that no waiting call may run on are left out.
         """
+
+    def can_start(self, device: DeviceView, call: WaitingCall) -> bool:
+        """Whether the device has, or can get by evicting idle shares, the compute for one more grant. O(1) mostly."""
 
     def least_used(self, function: FunctionView, limit: int) -> list[DeviceView]:
         """Up to *limit* idle devices that it may be on, fewest starts first. O(limit) without constraints."""

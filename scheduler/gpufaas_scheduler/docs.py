@@ -17,6 +17,7 @@ from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, Funct
 from gpufaas_scheduler.contract import Stateful
 from gpufaas_scheduler.world.backoff import restored
 from gpufaas_scheduler.world.call_state import WAITING
+from gpufaas_scheduler.world.conditions import Conditions
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.ready import ReadyCopies
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
@@ -54,6 +55,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         grant=call.grant,
         compute=0 if call.granted is None else call.granted.compute,
         free_in_s=0.0 if call.granted is None else call.granted.free_at - now,
+        neighbours=0 if call.granted is None else call.granted.neighbours,
         goal_s=call.own_goal_s,
     )
 
@@ -211,7 +213,7 @@ def restore_function(owner: FunctionState, doc: FunctionDoc, since: Seconds) -> 
 def costs_doc(costs: Costs) -> CostsDoc:
     return CostsDoc(
         costs.load_s, costs.service_s, max(costs.size, costs.least), costs.loaded, costs.served, costs.sized,
-        costs.measured, costs.least, costs.times_doc(),
+        costs.measured, costs.least, costs.times_doc(), costs.conditions.docs(),
     )  # fmt: skip
 
 
@@ -221,6 +223,7 @@ def restore_costs(costs: Costs, doc: CostsDoc) -> None:
     costs.occupation = max(costs.size, costs.least, costs.floor)
     costs.loaded, costs.served, costs.sized, costs.measured = doc.loaded, doc.served, doc.sized, doc.measured
     costs.restore_times(doc.times)
+    costs.conditions = Conditions(doc.ratios)
 
 
 def restore_order(owner: FunctionState, doc: FunctionDoc) -> None:

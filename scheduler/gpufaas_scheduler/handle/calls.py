@@ -251,8 +251,13 @@ def finished(world: World, event: m.Finished) -> None:
             _recovers(world, owner, owner.backoff, call.cold)
         costs = owner.costs[device.kind]
         if costs is not None and 0.0 <= event.service_s <= MAX_S:
-            # Calls of CPU functions are not estimated by size.
-            costs.learn_service(event.service_s, call.size if owner.queued else 0.0, world.rate)
+            grant = call.granted
+            if not owner.queued:  # calls that start without a policy are not estimated by size
+                costs.learn_service(event.service_s, 0.0, world.rate)
+            elif grant is None or grant.alone:
+                costs.learn_service(event.service_s, call.size, world.rate)
+            elif grant.open == len(grant.calls):  # each call of a batch says the same
+                costs.learn_beside(event.service_s, grant.calls[0].size, grant.condition, world.rate)
             if not costs.noted and world.learn:
                 costs.noted = True
                 world.learnt[(owner.id, device.kind)] = None

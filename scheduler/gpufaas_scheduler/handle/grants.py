@@ -63,6 +63,8 @@ def start(
         ready = copy.ready_at if copy.loading and copy.ready_at > now else now
         call.estimate_s = grant.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
         grant.free_at = ready + grant.estimate_s
+        if device.reserved or others or copy.share:
+            _in_company(grant, device, others, costs, ready)
         if copy.share or (owner.shared_hold and copy.running > 1):
             grant.compute = 0
             device.beside[grant] = None
@@ -94,12 +96,27 @@ def start(
     world.out.append(m.StartCall(said))
 
 
+def _in_company(
+    grant: Grant, device: DeviceState, others: tuple[Call, ...], costs: Costs | None, ready: Seconds
+) -> None:
+    """*grant*, ready at *ready*, does not run alone: note with what, and estimate its time by that."""
+    first = grant.calls[0]
+    if others:
+        grant.calls, grant.open = (first, *others), 1 + len(others)
+    beside = [each for each in device.holding if each.copy is not grant.copy]
+    grant.neighbours = len(beside)
+    for each in beside:
+        each.neighbours = max(each.neighbours, sum(other.copy is not each.copy for other in device.holding) + 1)
+    if costs is not None:
+        first.estimate_s = grant.estimate_s = costs.grant_s(first.size, grant.condition)
+        grant.free_at = ready + grant.estimate_s
+
+
 def _take_along(
     world: World, grant: Grant, device: DeviceState, others: tuple[Call, ...], names: tuple[CopyId, ...]
 ) -> None:
     """Let *others* run together with the first call of *grant*."""
     first, owner = grant.calls[0], grant.copy.owner
-    grant.calls, grant.open = (first, *others), 1 + len(others)
     for call in others:
         call.state = START[call.state]
         call.device, call.copy = device, grant.copy
@@ -230,7 +247,7 @@ def _next_other(world: World, device: DeviceState) -> None:
 def estimate(grant: Grant, costs: Costs, now: Seconds) -> None:
     """Estimate the end of *grant*, which begins to run *now*."""
     call = grant.calls[0]
-    call.estimate_s = grant.estimate_s = costs.estimate_s(call.size)
+    call.estimate_s = grant.estimate_s = costs.grant_s(call.size, grant.condition)
     grant.free_at = now + grant.estimate_s
 
 

@@ -154,7 +154,7 @@ def _adopt_grants(
             grant.compute = copy.owner.reserves
             busy_since, grant.free_at = at - told.age_s, _estimate(call, told, at)
             if doc is not None and before is not None:
-                call.estimate_s = before.estimate_s
+                call.estimate_s, grant.neighbours = before.estimate_s, before.neighbours
                 busy_since, grant.free_at = since - doc.busy_for_s, since + before.free_in_s
             grant.estimate_s = call.estimate_s
             state.holding.append(grant)

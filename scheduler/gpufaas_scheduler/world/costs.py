@@ -7,6 +7,7 @@ from math import exp, inf, log1p, sqrt
 from typing import Final
 
 from gpufaas_core.model import Bytes, Function, Profile, Seconds, ServiceEstimate, TimesDoc
+from gpufaas_scheduler.world.conditions import Condition, Conditions
 from gpufaas_scheduler.world.times import ON_GRID, SHARE, BySize, ServiceTimes
 
 _THREE_OF_FOUR: Final = 0.674
@@ -23,8 +24,8 @@ class Costs:
     """
 
     __slots__ = (
-        "floor", "least", "load_s", "loaded", "measured", "noted", "occupation", "served", "service_s", "size", "sized",
-        "sizes", "times",
+        "conditions", "floor", "least", "load_s", "loaded", "measured", "noted", "occupation", "served", "service_s",
+        "size", "sized", "sizes", "times",
     )  # fmt: skip
 
     def __init__(self, profile: Profile, floor: Bytes = 0) -> None:
@@ -49,6 +50,8 @@ class Costs:
         self.sizes = BySize()
         """Service time by the size of the request."""
         self.restore_times(profile.times)
+        self.conditions = Conditions(profile.ratios)
+        """Service times of grants that do not run alone."""
 
     def learn_load(self, load_s: Seconds, rate: float) -> None:
         self.load_s = self.load_s + rate * (load_s - self.load_s) if self.loaded else load_s
@@ -74,10 +77,20 @@ class Costs:
         if size > 0.0:
             self.sizes.add(size, service_s)
 
+    def learn_beside(self, service_s: Seconds, size: float, condition: Condition, rate: float) -> None:
+        """A grant that did not run alone took *service_s*; *size* is that of its first call."""
+        alone_s = self.estimate_s(size)
+        if alone_s > 0.0:
+            self.conditions.add(condition, service_s / alone_s, rate)
+
     def estimate_s(self, size: float) -> Seconds:
-        """Return the expected service time: by *size* if times depend on it, else the mean."""
+        """Return the expected service time alone: by *size* if times depend on it, else the mean."""
         by_size_s = self.sizes.predict_s(size) if size else None
         return self.service_s if by_size_s is None else by_size_s
+
+    def grant_s(self, size: float, condition: Condition) -> Seconds:
+        """Return the expected service time of a grant that runs like that."""
+        return self.estimate_s(size) * self.conditions.ratio(condition)
 
     def left_s(self, ran_s: Seconds, estimate_s: Seconds) -> Seconds:
         """Return the expected time left of a call that has run for *ran_s* and was estimated at *estimate_s*."""
@@ -121,7 +134,9 @@ class Costs:
         occupation = max(self.size, self.least)
         known = (("load", self.loaded), ("call", self.served), ("memory", self.sized))
         estimated = tuple(name for name, measured in known if self.measured and not measured)
-        return Profile(self.load_s, self.service_s, occupation, self.measured, self.times_doc(), estimated)
+        return Profile(
+            self.load_s, self.service_s, occupation, self.measured, self.times_doc(), estimated, self.conditions.docs()
+        )
 
 
 class CostsByKind(dict[str, Costs | None]):
@@ -164,6 +179,10 @@ class Costed:
     def estimate_s(self, kind: str, size: float) -> Seconds:
         costs = self.costs[kind]
         return inf if costs is None else costs.estimate_s(size)
+
+    def grant_s(self, kind: str, batch: int = 1, share: int = 0, neighbours: int = 0) -> Seconds:
+        costs = self.costs[kind]
+        return inf if costs is None else costs.grant_s(0.0, Condition(batch, share, neighbours))
 
     def service_estimate(self, kind: str, size: float, estimate_s: Seconds | None = None) -> ServiceEstimate | None:
         """Return it for people. :param estimate_s: an older estimate; None: use the present one"""

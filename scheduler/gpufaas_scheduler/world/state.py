@@ -19,6 +19,7 @@ from gpufaas_scheduler.fit import NO_COMPUTE, NO_PROFILE, NOT_ALLOWED, Reason
 from gpufaas_scheduler.world.backoff import Backoff
 from gpufaas_scheduler.world.call_state import NEW
 from gpufaas_scheduler.world.changes import Changes, Marked, device_key, function_key
+from gpufaas_scheduler.world.conditions import Condition
 from gpufaas_scheduler.world.costs import Costed, CostsByKind
 from gpufaas_scheduler.world.queue import Flow
 from gpufaas_scheduler.world.ready import ReadyCopies
@@ -95,6 +96,17 @@ class Grant(Struct, eq=False, gc=False):
     """When it should end, with the load before it."""
     open: int = 1
     """The number of its calls that have not ended."""
+    neighbours: int = 0
+    """The most grants that held compute of the device beside it."""
+
+    @property
+    def condition(self) -> Condition:
+        return Condition(len(self.calls), self.copy.share, self.neighbours)
+
+    @property
+    def alone(self) -> bool:
+        """Whether its time is that of one call with all of the compute."""
+        return not (self.neighbours or self.copy.share or len(self.calls) > 1)
 
 
 class FunctionState(Marked, Costed):
