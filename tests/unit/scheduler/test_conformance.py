@@ -14,7 +14,7 @@ from gpufaas_scheduler.journal import Journal, replay
 from gpufaas_scheduler.policies import POLICIES
 
 SPECS = specs()
-SEEDS = [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 7))]
 CALLS = 150
 
 
