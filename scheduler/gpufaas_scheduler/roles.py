@@ -38,17 +38,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
-from gpufaas_scheduler.contract import (
-    Assign,
-    Choose,
-    DeviceView,
-    Load,
-    Plan,
-    Reject,
-    Start,
-    View,
-    WaitingCall,
-)
+from gpufaas_scheduler.contract import Assign, Choose, Load, Plan, Reject, Start
+from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
 
 ADMISSION: Final = "admission"
 ORDER: Final = "order"

@@ -1,5 +1,5 @@
 """
-The view of policies on the cluster. It changes nothing. `contract.View` says what the members mean.
+The view of policies on the cluster. It changes nothing. `view_contract.View` says what the members mean.
 
 The contract speaks of calls, functions, devices and residents by protocols. A policy hands back the engine's own
 objects, so the methods here name the types of these. `view_of` casts once; a cast in each method would cost a call.
@@ -15,8 +15,9 @@ from typing import cast
 
 from gpufaas_cache_manager.replacement import evictable
 from gpufaas_core.model import Bytes, CallId, CopyId, FunctionId, NodeId, Offer, PlacementPlan, Seconds
-from gpufaas_scheduler.contract import NEVER, View
+from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.fit import Fit, Reason
+from gpufaas_scheduler.view_contract import View
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.queue import GlobalQueue
@@ -31,7 +32,7 @@ class _Part:
 
 
 class _Fleet(_Part):
-    """`contract.FleetView`."""
+    """`view_contract.FleetView`."""
 
     __slots__ = ()
 
@@ -111,7 +112,7 @@ class _Fleet(_Part):
 
 
 class _Residency(_Part):
-    """`contract.ResidencyView`."""
+    """`view_contract.ResidencyView`."""
 
     __slots__ = ()
 
@@ -177,7 +178,7 @@ class _Residency(_Part):
 
 
 class _Costs(_Part):
-    """`contract.CostsView`."""
+    """`view_contract.CostsView`."""
 
     __slots__ = ()
 
@@ -266,7 +267,7 @@ class _Plans(_Part):
 
 
 class ClusterView(_Fleet, _Residency, _Costs, _Plans):
-    """`contract.View`."""
+    """`view_contract.View`."""
 
     __slots__ = ("queue",)
 

@@ -17,11 +17,9 @@ from gpufaas_scheduler.contract import (
     Action,
     Assign,
     Choose,
-    DeviceView,
     Evict,
     Explaining,
     Fetch,
-    FunctionView,
     Limit,
     Load,
     Noting,
@@ -31,23 +29,18 @@ from gpufaas_scheduler.contract import (
     Preempt,
     Procure,
     Promise,
-    QueueView,
     Refusal,
     Reject,
     Release,
-    ResidentView,
-    RunningCall,
     SchedulingPolicy,
     SetPlan,
     Start,
     Stateful,
-    View,
-    WaitingCall,
     Wake,
     Watching,
     Why,
     start_on,
-)  # fmt: skip
+)
 from gpufaas_scheduler.policies.registry import (
     DEFAULT_POLICY,
     ENTRY_POINTS,
@@ -56,6 +49,15 @@ from gpufaas_scheduler.policies.registry import (
     policy_spec,
 )
 from gpufaas_scheduler.policies.spec import PolicySpec
+from gpufaas_scheduler.view_contract import (
+    DeviceView,
+    FunctionView,
+    QueueView,
+    ResidentView,
+    RunningCall,
+    View,
+    WaitingCall,
+)
 
 __all__ = [
     "ARRIVAL", "DEFAULT_POLICY", "DEVICE", "ENTRY_POINTS", "FINISH", "FLEET", "HOST", "LOADED", "NONE", "PLAN",

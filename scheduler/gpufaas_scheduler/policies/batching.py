@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from gpufaas_scheduler.contract import Start, View, WaitingCall
+from gpufaas_scheduler.contract import Start
+from gpufaas_scheduler.view_contract import View, WaitingCall
 
 
 class Waiting:

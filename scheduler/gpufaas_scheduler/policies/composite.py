@@ -27,8 +27,6 @@ from gpufaas_scheduler.contract import (
     SchedulingPolicy,
     Start,
     Stateful,
-    View,
-    WaitingCall,
     Why,
 )
 from gpufaas_scheduler.roles import (
@@ -43,6 +41,7 @@ from gpufaas_scheduler.roles import (
     Placement,
     Scaling,
 )
+from gpufaas_scheduler.view_contract import View, WaitingCall
 
 
 class Composite:

@@ -2,8 +2,9 @@
 
 from typing import Final
 
-from gpufaas_scheduler.contract import DeviceView, Plan, Start, View, WaitingCall, Why, start_on
+from gpufaas_scheduler.contract import Plan, Start, Why, start_on
 from gpufaas_scheduler.roles import Placement
+from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
 
 _HEAD: Final = Why("it was the first call that the idle device had room for")
 

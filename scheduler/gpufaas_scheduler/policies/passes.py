@@ -14,7 +14,8 @@ from bisect import bisect_right, insort
 
 import msgspec
 
-from gpufaas_scheduler.contract import NEVER, QueueView, WaitingCall
+from gpufaas_scheduler.contract import NEVER
+from gpufaas_scheduler.view_contract import QueueView, WaitingCall
 
 
 class Passes:

@@ -21,7 +21,8 @@ from itertools import chain, islice
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from gpufaas_core.model import FunctionId
-from gpufaas_scheduler.contract import NEVER, WaitingCall
+from gpufaas_scheduler.contract import NEVER
+from gpufaas_scheduler.view_contract import WaitingCall
 
 
 class HasFlow(Protocol):
@@ -35,9 +36,9 @@ class Queued(Protocol):
     """What the queue needs of a call."""
 
     left: bool
-    """It left its queue: see `contract.WaitingCall.left`."""
+    """It left its queue: see `view_contract.WaitingCall.left`."""
     note: int
-    """See `contract.WaitingCall.note`."""
+    """See `view_contract.WaitingCall.note`."""
 
     @property
     def function(self) -> FunctionId: ...

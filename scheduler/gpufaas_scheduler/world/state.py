@@ -43,7 +43,7 @@ class Call(Struct, eq=False):
     own_goal_s: Seconds | None = None
     """As `Arrived.goal_s`."""
     left: bool = False
-    """See `contract.WaitingCall.left`; so is `note`."""
+    """See `view_contract.WaitingCall.left`; so is `note`."""
     note: int = 0
     state: int = NEW
     """See `call_state`."""
@@ -368,7 +368,7 @@ class DeviceState(Marked):
         """The number of devices that joined before it."""
         self.part = (Part(device.id, 0),)
         self.copies: dict[FunctionId, CopyId] = {}
-        """See `contract.DeviceView`."""
+        """See `view_contract.DeviceView`."""
         self.residency: Residency[FunctionState] = Residency(device.memory, device.kind, device.compute)
         """The copies in its memory, and the ledger of it."""
         self.compute = device.compute

@@ -12,7 +12,8 @@ from typing import Final, TypeAlias
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Seconds
 from gpufaas_core.snapshot import CallDoc, DeviceDoc, EngineDoc, FunctionDoc
-from gpufaas_scheduler.contract import Noting, Observing, Refusal, SchedulingPolicy, View, Watching, Why
+from gpufaas_scheduler.contract import Noting, Observing, Refusal, SchedulingPolicy, Watching, Why
+from gpufaas_scheduler.view_contract import View
 from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.memory import Lending

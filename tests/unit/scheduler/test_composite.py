@@ -22,12 +22,11 @@ from gpufaas_scheduler.contract import (
     Reject,
     Release,
     Start,
-    View,
-    WaitingCall,
 )
 from gpufaas_scheduler.policies.batching import Waiting
 from gpufaas_scheduler.policies.composite import Composite
 from gpufaas_scheduler.policies.load_balance import Anywhere, Arrival
+from gpufaas_scheduler.view_contract import View, WaitingCall
 
 
 class Admitting:

@@ -3,11 +3,12 @@
 import pytest
 from tests.unit.scheduler.world import World
 
-from gpufaas_scheduler.contract import FunctionView, Plan, View, WaitingCall, start_on
+from gpufaas_scheduler.contract import Plan, start_on
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.order import Order
 from gpufaas_scheduler.policies.least_wait.placement import Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S, WAITING_WORTH
+from gpufaas_scheduler.view_contract import FunctionView, View, WaitingCall
 
 
 class AsTold:

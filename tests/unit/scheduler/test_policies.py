@@ -7,7 +7,7 @@ from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_scheduler import contract
+from gpufaas_scheduler import view_contract
 from gpufaas_scheduler.policies import POLICIES, Plan, View, Wake, make_policy, start_on
 from gpufaas_scheduler.view import ClusterView
 
@@ -54,7 +54,9 @@ def test_a_policy_says_when_it_looks_again_and_is_asked_then() -> None:
     assert (world.started, world.engine.wake_at) == ([("c", "a")], None)
 
 
-@pytest.mark.parametrize("part", [contract.FleetView, contract.ResidencyView, contract.CostsView, contract.View])
+@pytest.mark.parametrize(
+    "part", [view_contract.FleetView, view_contract.ResidencyView, view_contract.CostsView, view_contract.View]
+)
 def test_the_view_has_what_the_contract_says(part: type) -> None:
     """Its methods name the engine's own types, so the type checker does not compare the two."""
     for name, said in vars(part).items():

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from gpufaas_cache_manager.replacement import make_replacement
-from gpufaas_scheduler.contract import ARRIVAL, FLEET, WAKE, Plan, Procure, Release, View, Wake
+from gpufaas_scheduler.contract import ARRIVAL, FLEET, WAKE, Plan, Procure, Release, Wake
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import PolicySpec, make_policy
+from gpufaas_scheduler.view_contract import View
 from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.fleet import Fleet
 from gpufaas_simulator.report import FleetReport, Report, report

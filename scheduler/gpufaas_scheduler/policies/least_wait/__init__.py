@@ -47,11 +47,12 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from gpufaas_core.model import Seconds
-from gpufaas_scheduler.contract import DeviceView, Plan, Start, View, WaitingCall, Wake, Why, start_on
+from gpufaas_scheduler.contract import Plan, Start, Wake, Why, start_on
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.order import Order
 from gpufaas_scheduler.policies.least_wait.placement import Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S
+from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
 
 NAME: Final = "least-wait"
 _HELD: Final = Why("an idle device held the model, and its other models would be missed least")

@@ -4,7 +4,6 @@ from itertools import islice
 from math import inf, sqrt
 
 from gpufaas_core.model import FunctionId, Seconds
-from gpufaas_scheduler.contract import FunctionView, View, WaitingCall
 from gpufaas_scheduler.policies.least_wait.tuning import (
     BUSIEST,
     HOLDERS,
@@ -15,6 +14,7 @@ from gpufaas_scheduler.policies.least_wait.tuning import (
     SPREAD,
     WAITING_WORTH,
 )
+from gpufaas_scheduler.view_contract import FunctionView, View, WaitingCall
 
 
 class Estimates:

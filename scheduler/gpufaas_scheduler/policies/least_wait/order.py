@@ -8,18 +8,7 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from gpufaas_core.model import FunctionId, Seconds
-from gpufaas_scheduler.contract import (
-    DEVICE,
-    DeviceView,
-    Load,
-    Option,
-    Promise,
-    Start,
-    View,
-    WaitingCall,
-    Why,
-    start_on,
-)
+from gpufaas_scheduler.contract import DEVICE, Load, Option, Promise, Start, Why, start_on
 from gpufaas_scheduler.policies.least_wait.placement import Room, Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import (
     BEHIND,
@@ -34,6 +23,7 @@ from gpufaas_scheduler.policies.least_wait.tuning import (
     RESERVED,
     RIVALS,
 )
+from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
 
 _HIT: Final = Why("the device was idle and held the model, and no call for a model on it had waited longer")
 

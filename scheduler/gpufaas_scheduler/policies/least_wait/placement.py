@@ -7,9 +7,9 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from gpufaas_core.model import Bytes, CopyId, DeviceId, FunctionId
-from gpufaas_scheduler.contract import DeviceView, FunctionView, View, WaitingCall
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.tuning import CANDIDATES, CROWDED, HOLDERS, HORIZON_S
+from gpufaas_scheduler.view_contract import DeviceView, FunctionView, View, WaitingCall
 
 
 class Room(Struct, frozen=True):

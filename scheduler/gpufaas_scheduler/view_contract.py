@@ -1,0 +1,382 @@
+"""
+The view of a policy on the cluster: functions, calls, devices and copies as a policy sees them. It can change nothing.
+
+`contract` has the actions, and hands the names of this module on: a policy imports all from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import inf
+from typing import Protocol
+
+from gpufaas_core.model import (
+    Bytes,
+    CallId,
+    CopyId,
+    DeviceId,
+    FunctionId,
+    NodeId,
+    Offer,
+    Part,
+    PlacementPlan,
+    Seconds,
+)
+
+
+class FunctionView(Protocol):
+    """A function. Its times and sizes are those of its profile: learnt in a service, given in a simulation."""
+
+    @property
+    def id(self) -> FunctionId: ...
+    @property
+    def queued(self) -> bool:
+        """Its calls reserve compute while they run: the policy places them. False: they start without the policy."""
+
+    @property
+    def slots(self) -> int:
+        """Calls that one copy runs at once; 1 for a model function."""
+
+    @property
+    def copies(self) -> int:
+        """Loading ones included. A model function has as many as devices hold it."""
+
+    @property
+    def waiting(self) -> int:
+        """Its calls that wait, in the global and in local queues."""
+
+    @property
+    def loading(self) -> int:
+        """How many of its copies are loading."""
+
+    @property
+    def batch_max(self) -> int:
+        """How many of its calls may start together."""
+
+    @property
+    def compute(self) -> int:
+        """What it asks for of a device, in per cent."""
+
+    @property
+    def goal_s(self) -> Seconds | None:
+        """Its latency goal."""
+
+    def load_s(self, kind: str) -> Seconds:
+        """Infinite on devices where it cannot run."""
+
+    def service_s(self, kind: str) -> Seconds:
+        """The mean; infinite on devices where it cannot run."""
+
+    def grant_s(self, kind: str, batch: int = 1, share: int = 0, neighbours: int = 0) -> Seconds:
+        """
+        The service time of a grant of *batch* calls on a copy that holds *share* per cent (0: no cap) beside so many
+        other grants: as seen, else as in the most similar way that was seen. Infinite where it cannot run.
+        """
+
+    def service_cv(self, kind: str) -> float:
+        """
+        Coefficient of variation (standard deviation over mean) of the service times about their estimates. 1 before
+        its first call; 0 on devices where it cannot run.
+        """
+
+    def service_quantile_s(self, kind: str, share: float) -> Seconds:
+        """The time that *share* (0 to 1) of its calls do not exceed; infinite where it cannot run. O(buckets)."""
+
+
+class ResidentView(Protocol):
+    """A copy of a function on a device, perhaps of a CPU function (`owner.queued` is false)."""
+
+    @property
+    def id(self) -> CopyId: ...
+
+    @property
+    def owner(self) -> FunctionView: ...
+    @property
+    def memory(self) -> Bytes: ...
+    @property
+    def loading(self) -> bool: ...
+
+
+class WaitingCall(Protocol):
+    @property
+    def id(self) -> CallId: ...
+    @property
+    def function(self) -> FunctionId: ...
+    @property
+    def owner(self) -> FunctionView: ...
+    @property
+    def number(self) -> int:
+        """Arrival number."""
+
+    @property
+    def left(self) -> bool:
+        """It left the queue before, and came back; or it came late, with the number of an earlier call."""
+
+    note: int
+    """A number of the policy's own, which the engine keeps with the call, also over a takeover; 0 at first."""
+
+    @property
+    def arrived_at(self) -> Seconds: ...
+
+    @property
+    def deadline(self) -> Seconds | None: ...
+    @property
+    def goal_s(self) -> Seconds | None:
+        """It should be answered within this time of its arrival; None: neither it nor its function has a goal."""
+
+    @property
+    def promised_at(self) -> Seconds | None:
+        """As the policy said with `Promise`; None: it said nothing."""
+
+
+class RunningCall(Protocol):
+    @property
+    def id(self) -> CallId: ...
+    @property
+    def owner(self) -> FunctionView: ...
+    @property
+    def grant(self) -> int:
+        """The number of its grant; 0: an older engine made it."""
+
+
+class DeviceView(Protocol):
+    @property
+    def id(self) -> DeviceId: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def busy(self) -> bool:
+        """It runs a call of a model function, or loads for a `Load`."""
+
+    @property
+    def spare(self) -> int:
+        """The compute that no running grant and no resident share holds, in per cent."""
+
+    @property
+    def part(self) -> tuple[Part, ...]:
+        """The parts of a new copy that is on this device alone, with the memory of its function's profile."""
+
+    @property
+    def copies(self) -> Mapping[FunctionId, CopyId]:
+        """The copies of model functions that it holds."""
+
+    @property
+    def order(self) -> int:
+        """The number of devices that joined before it."""
+
+    @property
+    def starts(self) -> int:
+        """The number of calls of model functions that were started on it."""
+
+
+class QueueView(Protocol):
+    """
+    The global queue in arrival order. `set_aside` leaves a call's function out until `rewind`.
+
+    *before*: only calls with a lower arrival number. O(log of the waiting functions), whatever the number of calls.
+    """
+
+    def __len__(self) -> int: ...
+    def first(self, before: int = ...) -> WaitingCall | None: ...
+    def oldest(self, limit: int) -> Sequence[WaitingCall]:
+        """
+        The first waiting call of each of the *limit* functions that have waited longest, in arrival order. Functions
+        that are set aside may be missing. O(1) if these are the same calls as at the last question.
+        """
+
+    @property
+    def next_number(self) -> int:
+        """The arrival number of the next call that comes."""
+
+    @property
+    def returned(self) -> Sequence[WaitingCall]:
+        """The calls that came back (`WaitingCall.left`), by number. There are nearly always none."""
+
+    def first_stayed(self, before: int = ...) -> WaitingCall | None:
+        """As `first`, without the calls that came back."""
+
+    def more_of(self, call: WaitingCall, limit: int) -> list[WaitingCall]:
+        """Up to *limit* other waiting calls of its function, in arrival order. O(limit)."""
+
+    def set_aside(self, call: WaitingCall) -> None: ...
+    def is_aside(self, call: WaitingCall) -> bool: ...
+    def rewind(self) -> None: ...
+
+
+class FleetView(Protocol):
+    """The devices, and which of them are idle."""
+
+    @property
+    def device_count(self) -> int: ...
+    @property
+    def idle_count(self) -> int: ...
+    def idle(self) -> Iterator[DeviceView]:
+        """
+        Idle devices, those with the most starts first, ties by the order in which they joined. Devices that become busy
+        drop out. Devices that no waiting call may run on are left out.
+        """
+
+    def can_start(self, device: DeviceView, call: WaitingCall) -> bool:
+        """Whether the device has, or can get by evicting idle shares, the compute for one more grant. O(1) mostly."""
+
+    def least_used(self, function: FunctionView, limit: int) -> list[DeviceView]:
+        """Up to *limit* idle devices that it may be on, fewest starts first. O(limit) without constraints."""
+
+    def places(self, function: FunctionView, limit: int) -> list[tuple[DeviceView, Bytes]]:
+        """
+        The devices of `least_used` that do not hold the function and where it can run. For each, the bytes that must be
+        freed for a copy: 0 or less if there is room.
+        """
+
+    def running(self, device: DeviceView) -> Collection[RunningCall]:
+        """The calls of model functions that run on the device."""
+
+    def devices_of(self, node: NodeId) -> list[DeviceView]:
+        """O(devices)."""
+
+    def allows(self, device: DeviceView, call: WaitingCall) -> bool:
+        """Whether the device satisfies the constraints of the call's function. O(constraints)."""
+
+    @property
+    def reserved(self) -> bool:
+        """Whether the last `Start` with `reserved_s` was less than that time ago."""
+
+
+class ResidencyView(Protocol):
+    """Which devices hold which functions, and where there is room."""
+
+    def holds(self, device: DeviceView, call: WaitingCall) -> bool: ...
+    def holds_function(self, device: DeviceView, function: FunctionView) -> bool: ...
+    def held(self, call: WaitingCall) -> bool:
+        """Whether some device holds the call's function, or loads it."""
+
+    def holders(self, call: WaitingCall) -> Collection[DeviceView]: ...
+    def idle_holder(self, call: WaitingCall) -> DeviceView | None:
+        """The first of the idle devices that holds the call's function. O(the fewer of idle devices and holders)."""
+
+    def idle_holders(self, call: WaitingCall, limit: int) -> list[DeviceView]:
+        """
+        Up to *limit* idle devices that hold the call's function, in the order of its holders, or of idle devices if
+        these are as few. O(the fewer of both) if there are several.
+        """
+
+    def find(self, copy: CopyId) -> ResidentView | None: ...
+    def residents(self, device: DeviceView) -> Collection[ResidentView]:
+        """The copies on the device, least recently used first."""
+
+    def free(self, device: DeviceView) -> Bytes: ...
+    def occupation(self, device: DeviceView, function: FunctionView) -> Bytes | None:
+        """The memory that a copy needs on the device; None: the function cannot, or may not, run there."""
+
+    def evictable(self, device: DeviceView) -> list[ResidentView]:
+        """
+        The copies on the device that may all be evicted together, least recently used first: none is pinned, and each
+        function keeps its minimum of copies.
+        """
+
+    def fits(self, device: DeviceView, call: WaitingCall) -> bool:
+        """Whether a miss can start there: the device is allowed and large enough, and enough can be evicted. O(M)."""
+
+
+class CostsView(Protocol):
+    """How long calls and loads take, how soon devices are free, and how much work arrives."""
+
+    def load_s(self, device: DeviceView, call: WaitingCall) -> Seconds:
+        """Load time of the call's function on the device; infinite where it cannot run."""
+
+    def service_s(self, device: DeviceView, call: WaitingCall) -> Seconds: ...
+    def estimate_s(self, call: WaitingCall, kind: str) -> Seconds:
+        """
+        Expected service time of this call on devices of that kind: by its size if the function's times depend on the
+        size, else the mean; infinite where it cannot run.
+        """
+
+    def finish_s(self, device: DeviceView) -> Seconds:
+        """Estimated seconds until the device has nothing to do; a call past its estimate counts as 0."""
+
+    def left_s(self, device: DeviceView) -> Seconds:
+        """
+        Expected seconds until the device has nothing to do. As `finish_s`, but a call that has run for t takes as much
+        longer as the function's calls that had run for t did on average (E[X - t | X > t]), and at least half of t if
+        none had. So it grows while a call overruns. 0.0 if idle. O(1); O(buckets) after a call has finished.
+        """
+
+    def overrun_s(self, device: DeviceView) -> Seconds:
+        """
+        How long ago the call or load on the device should have ended by estimate; 0.0 if it is not late, or if the
+        device is idle.
+        """
+
+    def soonest_holder(self, call: WaitingCall, late_s: Seconds = inf) -> tuple[DeviceView, Seconds] | None:
+        """
+        The busy holder with the least `finish_s`, and this time. Holders that should have finished *late_s* ago are
+        left out. O(holders).
+        """
+
+    def soonest_left(self, call: WaitingCall) -> tuple[DeviceView, Seconds] | None:
+        """The busy holder with the least `left_s`, and this time. O(holders)."""
+
+    def rate(self, function: FunctionView) -> float:
+        """Its arrivals per second, exponentially weighted."""
+
+    @property
+    def utilisation(self) -> float:
+        """Service time that arrives per second and device. 1 is all that devices can serve without loads."""
+
+
+class AgendaView(Protocol):
+    """Why the policy runs, and what it has asked for."""
+
+    @property
+    def causes(self) -> int:
+        """A mask: `ARRIVAL`, `FINISH`, `LOADED`, `FLEET`, `WAKE`, `PLAN`."""
+
+    @property
+    def woken(self) -> Collection[str]:
+        """The keys of the wakes that have come."""
+
+    @property
+    def wakes(self) -> Mapping[str, Seconds]:
+        """The wakes that have not come, by key."""
+
+    @property
+    def placement(self) -> PlacementPlan | None:
+        """The plan in force."""
+
+    @property
+    def offers(self) -> Mapping[str, Offer]:
+        """What can be procured, by kind."""
+
+    @property
+    def ordered(self) -> Mapping[str, int]:
+        """Nodes that were procured and have not joined, by kind."""
+
+
+class View(FleetView, ResidencyView, CostsView, AgendaView, Protocol):
+    """
+    The cluster after the last action that was done. M is the number of copies on a device.
+
+    A helper of a policy that needs less takes one of the four views that this one consists of.
+    """
+
+    @property
+    def now(self) -> Seconds: ...
+    @property
+    def queue(self) -> QueueView: ...
+    def call(self, name: CallId) -> WaitingCall | None:
+        """The call of that id, if it waits in the global queue."""
+
+    def first_hit(self, device: DeviceView) -> WaitingCall | None:
+        """The first waiting call whose function the device holds. O(M)."""
+
+    def oldest_hit(self, without: Collection[FunctionId]) -> WaitingCall | None:
+        """
+        The first waiting call that would be a hit on an idle device, without the functions *without*. O(functions that
+        wait beside an idle holder).
+        """
+
+    def orphans(self, limit: int) -> list[WaitingCall]:
+        """
+        The first waiting call of each function that no device holds, of up to *limit* functions, in the order in which
+        they lost their last holder or got their first call.
+        """
