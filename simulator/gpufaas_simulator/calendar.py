@@ -15,42 +15,8 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import ALL_COMPUTE, CallId, DeviceId, FunctionId, Seconds
-from gpufaas_simulator.costs import Truth
-from gpufaas_simulator.nodes import SimulatedDeviceState
-
-
-class Running(Struct, eq=False, gc=False):
-    """A grant, from its start."""
-
-    order: int
-    """Of its end among the events of one instant."""
-    calls: tuple[CallId, ...]
-    function: FunctionId
-    copy: int
-    place: DeviceId
-    """The first of the devices."""
-    devices: tuple[SimulatedDeviceState, ...]
-    truth: Truth
-    cap: int
-    """Of the copy's compute, in per cent."""
-    service_s: Seconds
-    """At full speed; once it has ended, as it was."""
-    begin: Seconds
-    """Of its service, at the earliest."""
-    end: Seconds = 0.0
-    version: int = 0
-    """Grows with each change of its end. Entries of the calendar with another version do not count."""
-    lost: bool = False
-    since: Seconds = 0.0
-    left_s: Seconds = 0.0
-    """What was left at `since`, at full speed."""
-    slow: float = 1.0
-    """It takes so many times as long as at full speed."""
-
-    @property
-    def uses(self) -> int:
-        return min(self.truth.uses, self.cap)
+from gpufaas_core.model import ALL_COMPUTE, CallId, FunctionId, Seconds
+from gpufaas_simulator.nodes import Running, SimulatedDeviceState
 
 
 class Loading(Struct, eq=False, gc=False):

@@ -1,5 +1,5 @@
 """
-The state of simulated nodes: devices, host memory, and revisions of functions with their true costs.
+The state of simulated nodes: devices, host memory, running grants, and revisions of functions with their true costs.
 
 Functions that need a whole device occupy it: it does one thing at a time, a load without a call occupies it like any
 load, and work that starts meanwhile begins after it. Calls of other functions wait only for their own load.
@@ -10,14 +10,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from gpufaas_core.model import ALL_COMPUTE, Bytes, FunctionId, Seconds
-from gpufaas_simulator.costs import CostModel
+from msgspec import Struct
+
+from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, DeviceId, FunctionId, Seconds
+from gpufaas_simulator.costs import CostModel, Truth
 from gpufaas_simulator.workload import Cost, SimulatedDevice, SimulatedFunction
-
-if TYPE_CHECKING:
-    from gpufaas_simulator.calendar import Running
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +112,39 @@ class SimulatedDeviceState:
         """Count the time until the end of the simulation, or until it leaves."""
         self._count(now)
         self.active = self.demand = 0
+
+
+class Running(Struct, eq=False, gc=False):
+    """A grant, from its start."""
+
+    order: int
+    """Of its end among the events of one instant."""
+    calls: tuple[CallId, ...]
+    function: FunctionId
+    copy: int
+    place: DeviceId
+    """The first of the devices."""
+    devices: tuple[SimulatedDeviceState, ...]
+    truth: Truth
+    cap: int
+    """Of the copy's compute, in per cent."""
+    service_s: Seconds
+    """At full speed; once it has ended, as it was."""
+    begin: Seconds
+    """Of its service, at the earliest."""
+    end: Seconds = 0.0
+    version: int = 0
+    """Grows with each change of its end. Entries of the calendar with another version do not count."""
+    lost: bool = False
+    since: Seconds = 0.0
+    left_s: Seconds = 0.0
+    """What was left at `since`, at full speed."""
+    slow: float = 1.0
+    """It takes so many times as long as at full speed."""
+
+    @property
+    def uses(self) -> int:
+        return min(self.truth.uses, self.cap)
 
 
 class Revisions:

@@ -17,10 +17,10 @@ from typing import Final, Protocol
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import ALL_COMPUTE, CallId, DeviceId, FunctionId, Seconds
-from gpufaas_simulator.calendar import Calendar, Later, Loading, Running
+from gpufaas_simulator.calendar import Calendar, Later, Loading
 from gpufaas_simulator.costs import Truth, mixes
 from gpufaas_simulator.fleet import Fleet
-from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Revisions, SimulatedDeviceState
+from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Revisions, Running, SimulatedDeviceState
 from gpufaas_simulator.record import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record
 from gpufaas_simulator.times import TrueTimes
 from gpufaas_simulator.workload import (
