@@ -29,7 +29,7 @@ from gpufaas_core.model import (
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc
 
 
-class Grant(Struct, frozen=True):
+class Grant(Struct, frozen=True, gc=False):
     """
     The right to run one or several calls on one copy. It holds all that the node needs, so the first of grant and
     command that reaches the node opens it: the node evicts the victims, reserves the memory and starts the worker.
@@ -293,7 +293,7 @@ Event = (
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-class StartCall(Struct, frozen=True, tag="Start"):
+class StartCall(Struct, frozen=True, tag="Start", gc=False):
     """Give the grant to the node, which opens it, and to the gateway, which waits for it."""
 
     grant: Grant

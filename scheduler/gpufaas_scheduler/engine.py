@@ -131,17 +131,16 @@ class Engine:
         kind = world.agenda.event = type(event)
         if world.observe is not None and world.left is None:
             world.observe(event, now)
-        overdue = world.overdue.entries
-        if overdue and overdue[0][0] <= now:
+        if world.late and world.late[0][0] <= now:
             return_overdue(world)
         (HANDLERS if world.left is None else _LISTENING)[kind](world, event)
-        if world.freed or (world.agenda.watches and world.left is None and is_watched(world)):
+        if world.freed or (world.watches and world.left is None and is_watched(world)):
             world.freed = False
             settle(world)
         if world.nested and (world.tangled or kind in _TANGLING):
             world.tangled = False
             untangle(world)
-        if world.lending.lenders and (world.homeless or cluster.orphaned):
+        if world.lenders and (world.homeless or cluster.orphaned):
             out += world.lending.ask(world.homeless.values())
         return out
 

@@ -20,7 +20,7 @@ from gpufaas_scheduler.fit import Fit, Reason
 from gpufaas_scheduler.view_contract import View
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.cluster import Cluster
-from gpufaas_scheduler.world.queue import GlobalQueue
+from gpufaas_scheduler.world.queue import Flow, GlobalQueue
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
 
 
@@ -284,20 +284,17 @@ class ClusterView(_Fleet, _Residency, _Costs, _Plans):
         return found if found is not None and found.state == WAITING and found.owner.queued else None
 
     def first_hit(self, device: DeviceState) -> Call | None:
-        copies = device.residency.copies
         best = NEVER
-        found: FunctionState | None = None
-        for copy in copies.values():
-            head = copy.owner.flow.head
-            if head < best and copy.owner.queued:
-                best = head
-                found = copy.owner
+        found: Flow[Call] | None = None
+        for flow in device.flows.values():
+            if flow.head < best:
+                best, found = flow.head, flow
         for call in self._cluster.queue.returned:
             if call.number > best:
                 break
             if call.function in device.copies:
                 return call
-        return None if found is None else found.flow.calls[0]
+        return None if found is None else found.calls[0]
 
     def oldest_hit(self, without: Collection[FunctionId]) -> Call | None:
         cluster = self._cluster

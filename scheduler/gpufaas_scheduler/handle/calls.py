@@ -254,7 +254,8 @@ def finished(world: World, event: m.Finished) -> None:
             grant = call.granted
             if not owner.queued:  # calls that start without a policy are not estimated by size
                 costs.learn_service(event.service_s, 0.0, world.rate)
-            elif grant is None or grant.alone:
+            # `Grant.alone` inlined: each call passes here.
+            elif grant is None or not (grant.neighbours or grant.copy.share or len(grant.calls) > 1):
                 costs.learn_service(event.service_s, call.size, world.rate)
             elif grant.open == len(grant.calls):  # each call of a batch says the same
                 costs.learn_beside(event.service_s, grant.calls[0].size, grant.condition, world.rate)
@@ -276,7 +277,7 @@ def finished(world: World, event: m.Finished) -> None:
         elif copy.running == 0 and (
             # Others may wait for the memory of an idle copy. A next copy of *owner* does not, see `fits`.
             world.surplus or world.homeless or world.queue.count or world.nested
-            or len(world.short) > (owner.id in world.short)
+            or (world.short and len(world.short) > (owner.id in world.short))
         ):  # fmt: skip
             world.freed = True
         if device.local and not copy.running:

@@ -14,11 +14,11 @@ def try_start(world: World, action: contract.Start) -> str | None:
     """Do *action*, or return why not."""
     calls = action.calls
     call = world.calls.by_id.get(calls[0]) if calls else None
-    if call is None or call.state != WAITING or not call.owner.queued:
+    if call is None or call.state != WAITING or not (owner := call.owner).queued:
         return f"call {calls[0]} does not wait in the global queue" if calls else "there is no call to start"
     others: tuple[Call, ...] = ()
     if len(calls) > 1:
-        batch = _batch(world, call.owner, calls)
+        batch = _batch(world, owner, calls)
         if isinstance(batch, str):
             return batch
         others = batch[1:]
@@ -26,35 +26,35 @@ def try_start(world: World, action: contract.Start) -> str | None:
     copy: Copy | None = None
     if action.copy is not None:
         found = world.cluster.copies.get(action.copy)
-        if found is None or found[1].owner is not call.owner:
+        if found is None or found[1].owner is not owner:
             return _no_copy(action.copy, call)
         device, copy = found
-        slots = copy.slots or call.owner.slots
-        if not (copy.share or (call.owner.shared_hold and copy.running)):
-            if device.preload is not None or device.reserved + call.owner.reserves > device.compute:
-                return _busy(device, call.owner)
-            if world.cluster.mixed and not obtain(world, device, call.owner):
-                return _busy(device, call.owner)
-        if copy.running >= slots:
-            return f"all {slots} slots of copy {copy.id} are taken"
+        if not (copy.share or (copy.running and owner.shared_hold)):
+            if device.preload is not None or device.reserved + owner.reserves > device.compute:
+                return _busy(device, owner)
+            if world.cluster.mixed and not obtain(world, device, owner):
+                return _busy(device, owner)
+        if copy.running and copy.running >= (copy.slots or owner.slots):
+            return f"all {copy.slots or owner.slots} slots of copy {copy.id} are taken"
     else:
         place = _place(world, action.parts)
         if isinstance(place, str):
             return place
         device = place
-        if device.preload is not None or device.reserved + call.owner.reserves > device.compute:
-            return _busy(device, call.owner)
+        if device.preload is not None or device.reserved + owner.reserves > device.compute:
+            return _busy(device, owner)
         if call.function in device.copies:
             return f"device {device.id} holds {call.function} already: as copy {device.copies[call.function]}"
-        fit = world.cluster.fits(device, call.owner, action.victims)
+        fit = world.cluster.fits(device, owner, action.victims)
         if isinstance(fit, Reason):
             return fit.say(call.function, device.id, device.kind)
         victims = fit.victims
     world.queue.remove(call)
     call.why = action.why
-    for each in others:
-        world.queue.remove(each)
-        each.why = action.why
+    if others:
+        for each in others:
+            world.queue.remove(each)
+            each.why = action.why
     if action.reserved_s:
         world.cluster.reserved_until = world.cluster.now + action.reserved_s
     start(world, call, device, copy, victims, others)

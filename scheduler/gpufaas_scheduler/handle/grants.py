@@ -29,8 +29,8 @@ def start(
 
     :param others: calls of its function that run together with it, and were taken out of their queue like it
     """
-    cluster, calls, owner = world.cluster, world.calls, call.owner
-    local, after = call.state == LOCAL, START[call.state]
+    cluster, owner, before = world.cluster, call.owner, call.state
+    local, after = before == LOCAL, START[before]
     now = cluster.now
     names: tuple[CopyId, ...] = ()
     if copy is None:
@@ -42,8 +42,8 @@ def start(
         device.residency.touch(copy, now)
         cluster.asked = None
         device.hits += 1
-    copy.running += 1
-    if copy.running == 1 and copy.limit != copy.memory:
+    copy.running = runs = copy.running + 1
+    if runs == 1 and copy.limit != copy.memory:
         device.residency.hold(copy)
     call.state = after
     call.device = device
@@ -54,26 +54,26 @@ def start(
         device.mark()
     owner.waiting -= 1
     owner.running += 1
-    calls.waiting -= 1
-    world.grant = number = world.grant + 1
-    call.grant = number
-    call.granted = grant = Grant(number, (call,), copy, 0 if copy.share else owner.reserves)
+    world.calls.waiting -= 1
+    call.grant = world.grant = number = world.grant + 1
     if owner.queued:
         costs = owner.costs[device.kind]
+        # `Costs.estimate_s` inlined for calls without a size: each call passes here.
+        estimate_s = 0.0 if costs is None else costs.estimate_s(call.size) if call.size else costs.service_s
+        call.estimate_s = estimate_s
         ready = copy.ready_at if copy.loading and copy.ready_at > now else now
-        call.estimate_s = grant.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
-        grant.free_at = ready + grant.estimate_s
+        compute = 0 if copy.share or (runs > 1 and owner.shared_hold) else owner.reserves
+        call.granted = grant = Grant(number, (call,), copy, compute, estimate_s, ready + estimate_s)
         if device.reserved or others or copy.share:
             _in_company(grant, device, others, costs, ready)
-        if copy.share or (owner.shared_hold and copy.running > 1):
-            grant.compute = 0
+        if not compute:
             device.beside[grant] = None
         else:
             device.holding.append(grant)
             if device.reserved:
-                device.hold(grant.compute, now, grant.free_at)
-            else:  # inlined: each call passes here
-                device.reserved, device.busy_since, device.free_at = grant.compute, now, grant.free_at
+                device.hold(compute, now, grant.free_at)
+            else:  # inlined, as above
+                device.reserved, device.busy_since, device.free_at = compute, now, grant.free_at
         if device.local:
             world.overdue.note(device)
         if device.idle_key is not None:
@@ -85,13 +85,14 @@ def start(
         if others:
             _take_along(world, grant, device, others, names)
     else:
+        call.granted = grant = Grant(number, (call,), copy, 0)
         device.beside[grant] = None
         if owner.ready is not None:
             owner.ready.started(copy)
-    parts = copy.parts or parts_of(copy, device)
     said = m.Grant(
         world.epoch, number, (call.id, *[each.id for each in others]) if others else (call.id,), owner.id,
-        owner.digest, parts, call.cold, names, local, copy.number, None if call.ends is None else call.ends - now,
+        owner.digest, copy.parts or parts_of(copy, device), call.cold, names, local, copy.number,
+        None if call.ends is None else call.ends - now,
     )  # fmt: skip
     world.out.append(m.StartCall(said))
 
@@ -186,12 +187,13 @@ def end(world: World, call: Call) -> None:
             device.residency.let_go(copy)
         if copy.asked == ANSWERED:
             copy.asked = NOT_ASKED
-    if grant.compute:
+    compute = grant.compute
+    if compute:
         device.holding.remove(grant)
-        if owner.shared_hold and copy.running and _hand_on(grant, device):
+        if copy.running and owner.shared_hold and _hand_on(grant, device):
             return
-        if device.reserved > grant.compute:
-            device.let_go(grant.compute, world.cluster.now)
+        if device.reserved > compute:
+            device.let_go(compute, world.cluster.now)
             if device.local:
                 world.overdue.note(device)
         else:
@@ -199,7 +201,8 @@ def end(world: World, call: Call) -> None:
             device.busy_s += world.cluster.now - device.busy_since
         if device.others:
             _next_other(world, device)
-    elif device.beside.pop(grant, grant) is None:
+    elif grant in device.beside:
+        del device.beside[grant]
         if owner.ready is not None:
             owner.ready.ended(copy)
     else:

@@ -71,18 +71,18 @@ def run_policy(world: World) -> None:
     """
     Do one scheduling run; more as long as calls start, if a device may run several: a run considers a device once.
     """
-    while _run_once(world) and world.cluster.mixed and world.queue.count and world.idle:
-        pass
+    before = world.grant
+    _run_once(world)
+    while world.cluster.mixed and world.grant > before and world.queue.count and world.idle:
+        before = world.grant
+        _run_once(world)
 
 
-def _run_once(world: World) -> bool:
-    """
-    Let the policy propose actions, and do or refuse each at once. Return whether a call was started.
-    """
-    starts = world.grant
+def _run_once(world: World) -> None:
+    """Let the policy propose actions, and do or refuse each at once."""
     plan = world.policy.plan(world.view)
     verdict: Refusal | None = None
-    budget = limit = _MAX_IDLE_ACTIONS + _IDLE_ACTIONS_PER_DEVICE * len(world.devices)
+    refused = 0
     while True:
         try:
             action: Action = plan.send(verdict)
@@ -93,17 +93,17 @@ def _run_once(world: World) -> bool:
         reason = f"{kind.__name__} is not an action" if commit is None else commit(world, action)
         if reason is None:
             verdict = None
-            budget = limit
-        else:
-            verdict = Refusal(action, reason)
-            world.refusals.append(verdict)
-        budget -= 1
-        if budget < 0:
+            refused = 0
+            continue
+        verdict = Refusal(action, reason)
+        world.refusals.append(verdict)
+        refused += 1
+        limit = _MAX_IDLE_ACTIONS + _IDLE_ACTIONS_PER_DEVICE * len(world.devices)
+        if refused > limit:
             plan.close()
             world.refusals.append(Refusal(action, f"{limit} actions without one that was done: run ended"))
             break
     world.queue.rewind()
-    return world.grant > starts
 
 
 def start_nested(world: World) -> None:

@@ -22,7 +22,7 @@ class Arrival:
                 elif device.busy:
                     break
             queue.rewind()
-            if not queue:
+            if not queue.count:
                 break
 
 

@@ -68,7 +68,7 @@ class O3:
                 elif device.busy:
                     started = call.number
             queue.rewind()
-            if not queue:
+            if not queue.count:
                 break
 
 

@@ -162,6 +162,7 @@ class Cluster:
         self.copies[copy.id] = device, copy
         if copy.owner.queued:
             device.copies[copy.owner.id] = copy.id
+            device.flows[copy.owner.id] = copy.owner.flow
 
     def evict(self, device: DeviceState, copy: Copy, *, lost: bool = False) -> None:
         """Remove *copy* and free its charge. *lost*: its worker is gone already, so this is no eviction."""
@@ -174,7 +175,7 @@ class Cluster:
         device.residency.remove(copy.id)
         del self.copies[copy.id]
         if owner.queued:
-            del device.copies[owner.id]
+            del device.copies[owner.id], device.flows[owner.id]
         if copy in owner.active:
             owner.drop(copy)
         else:

@@ -354,9 +354,9 @@ class DeviceState(Marked):
     """One device: the copies in its memory, and the calls that run there or wait for it."""
 
     __slots__ = (
-        "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "evictions", "free_at", "hits",
-        "holding", "id", "idle_key", "kind", "local", "local_s", "misses", "noted_at", "order", "others", "part",
-        "preload", "preloads", "reserved", "residency", "served", "starts",
+        "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "evictions", "flows", "free_at",
+        "hits", "holding", "id", "idle_key", "kind", "local", "local_s", "misses", "noted_at", "order", "others",
+        "part", "preload", "preloads", "reserved", "residency", "served", "starts",
     )  # fmt: skip
 
     def __init__(self, device: Device, order: int, changes: Changes) -> None:
@@ -369,6 +369,8 @@ class DeviceState(Marked):
         self.part = (Part(device.id, 0),)
         self.copies: dict[FunctionId, CopyId] = {}
         """See `view_contract.DeviceView`."""
+        self.flows: dict[FunctionId, Flow[Call]] = {}
+        """The waiting calls of the functions in `copies`."""
         self.residency: Residency[FunctionState] = Residency(device.memory, device.kind, device.compute)
         """The copies in its memory, and the ledger of it."""
         self.compute = device.compute

@@ -139,20 +139,20 @@ class ServiceTimes:
             index = _bucket(ratio)
         else:
             return rate
-        if index < self._low:
-            self._low = index
-        if index > self._high:
-            self._high = index
+        weights = self._weights
+        if not weights[index]:  # the first one in its bucket
+            self._low = min(index, self._low)
+            self._high = max(index, self._high)
         unit = self._unit = self._unit * _GROWTH
         weighted = unit * ratio
-        self._weights[index] += unit
+        weights[index] += unit
         self._count = count = self._count + unit
         self._sum = total = self._sum + weighted
         self._sum2 = squares = self._sum2 + weighted * ratio
         self.calls += 1
         self._stale = True
         if unit > _MAX_UNIT:
-            self._weights = [each / unit for each in self._weights]
+            self._weights = [each / unit for each in weights]
             self._count = count = count / unit
             self._sum = total = total / unit
             self._sum2 = squares = squares / unit

@@ -46,9 +46,11 @@ class World:
         "homeless",
         "idle",
         "ignored",
+        "late",
         "learn",
         "learnt",
         "left",
+        "lenders",
         "lending",
         "lost",
         "max_queue",
@@ -68,6 +70,7 @@ class World:
         "surplus",
         "tangled",
         "view",
+        "watches",
     )  # fmt: skip
 
     def __init__(
@@ -86,10 +89,11 @@ class World:
         self.cluster = cluster
         self.agenda = cluster.agenda
         cluster.queue.leaving = policy.leaving if isinstance(policy, Noting) else None
-        self.agenda.watches = policy.watches if isinstance(policy, Watching) else 0
+        self.agenda.watches = self.watches = policy.watches if isinstance(policy, Watching) else 0
         self.view = view
         """The policy's view of `cluster`."""
         self.lending = Lending(self.cluster)
+        self.lenders = self.lending.lenders
         self.queue = self.cluster.queue
         self.functions = self.cluster.functions
         self.devices = self.cluster.devices
@@ -103,6 +107,7 @@ class World:
         self.grant = 0
         self.starts: deque[Started] = deque(maxlen=EXPLAINED)
         self.overdue = Overdue()
+        self.late = self.overdue.entries
         self.lost: dict[CallId, Call] = {}
         """Calls that ended with their worker. Their node has answered most of them; it refuses those whose grant had
         not reached it, and they are placed again."""
