@@ -254,7 +254,7 @@ def finished(world: World, event: m.Finished) -> None:
             grant = call.granted
             if not owner.queued:  # calls that start without a policy are not estimated by size
                 costs.learn_service(event.service_s, 0.0, world.rate)
-            # `Grant.alone` inlined: each call passes here.
+            # Alone: its time is that of one call with all of the compute.
             elif grant is None or not (grant.neighbours or grant.copy.share or len(grant.calls) > 1):
                 costs.learn_service(event.service_s, call.size, world.rate)
             elif grant.open == len(grant.calls):  # each call of a batch says the same

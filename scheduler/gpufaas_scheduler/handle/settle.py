@@ -69,17 +69,10 @@ def is_watched(world: World) -> bool:
 
 def run_policy(world: World) -> None:
     """
-    Do one scheduling run; more as long as calls start, if a device may run several: a run considers a device once.
+    Do one scheduling run: the policy proposes actions, and each is done or refused at once. There are more runs as long
+    as calls start, if a device may run several: a run considers a device once.
     """
-    before = world.grant
-    _run_once(world)
-    while world.cluster.mixed and world.grant > before and world.queue.count and world.idle:
-        before = world.grant
-        _run_once(world)
-
-
-def _run_once(world: World) -> None:
-    """Let the policy propose actions, and do or refuse each at once."""
+    starts = world.grant
     plan = world.policy.plan(world.view)
     verdict: Refusal | None = None
     refused = 0
@@ -87,7 +80,12 @@ def _run_once(world: World) -> None:
         try:
             action: Action = plan.send(verdict)
         except StopIteration:
-            break
+            world.queue.rewind()
+            if world.cluster.mixed and world.grant > starts and world.queue.count and world.idle:
+                starts = world.grant
+                plan, verdict, refused = world.policy.plan(world.view), None, 0
+                continue
+            return
         kind = type(action)
         commit = COMMIT.get(kind)
         reason = f"{kind.__name__} is not an action" if commit is None else commit(world, action)
@@ -102,8 +100,8 @@ def _run_once(world: World) -> None:
         if refused > limit:
             plan.close()
             world.refusals.append(Refusal(action, f"{limit} actions without one that was done: run ended"))
-            break
-    world.queue.rewind()
+            world.queue.rewind()
+            return
 
 
 def start_nested(world: World) -> None:

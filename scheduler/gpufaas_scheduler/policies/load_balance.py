@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from gpufaas_scheduler.contract import Plan, Start, Why, start_on
+from gpufaas_scheduler.contract import Plan, Start, Why
 from gpufaas_scheduler.roles import Placement
 from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
 
@@ -30,4 +30,7 @@ class Anywhere:
     """The device that is considered, if it holds the model or has room for it."""
 
     def place(self, view: View, call: WaitingCall, device: DeviceView) -> Start | None:
-        return start_on(device, call, _HEAD) if view.holds(device, call) or view.fits(device, call) else None
+        copy = device.copies.get(call.function)
+        if copy is not None:
+            return Start((call.id,), copy, (), None, _HEAD)
+        return Start((call.id,), None, device.part, None, _HEAD) if view.fits(device, call) else None

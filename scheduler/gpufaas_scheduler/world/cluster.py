@@ -202,18 +202,20 @@ class Cluster:
         :param victims: evict these; None: as many as needed, in the replacement order
         :param starts: a call starts there at once, and needs its compute now
         """
-        asked = self.asked
-        if not starts:
-            asked = self.asked = None
-        if asked is not None and victims is None and asked[0] is owner and asked[1] is device:
-            return self._answer
+        usual = starts and victims is None
+        if usual:
+            asked = self.asked
+            if asked is not None and asked[0] is owner and asked[1] is device:
+                return self._answer
+        elif not starts:
+            self.asked = None
         need = owner.need(device)
         leaving = self.replacement if victims is None else tuple(victims)
         compute = (owner.reserves if starts else 0) or owner.share
         found = (
             need if isinstance(need, Reason) else fits(device.residency, need, owner, leaving, compute, device.reserved)
         )
-        if victims is None and starts:
+        if usual:
             self.asked, self._answer = (owner, device), found
         return found
 

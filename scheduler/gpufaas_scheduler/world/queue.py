@@ -148,7 +148,10 @@ class GlobalQueue(Generic[CallT]):
                 heappush(self._heads, (call.number, queue))
             if call.number < self._oldest_until:
                 self._extend_oldest(call)
-        queue.append(call)
+            queue.head = call.number
+        # `Flow.append`, inlined: each call passes here.
+        call.left = False
+        queue.calls.append(call)
         self.count += 1
 
     def put_back(self, call: CallT) -> None:

@@ -103,11 +103,6 @@ class Grant(Struct, eq=False, gc=False):
     def condition(self) -> Condition:
         return Condition(len(self.calls), self.copy.share, self.neighbours)
 
-    @property
-    def alone(self) -> bool:
-        """Whether its time is that of one call with all of the compute."""
-        return not (self.neighbours or self.copy.share or len(self.calls) > 1)
-
 
 class FunctionState(Marked, Costed):
     """A deployed revision: its limits and costs, its copies, and its calls."""
