@@ -94,6 +94,10 @@ class ResidentView(Protocol):
     @property
     def memory(self) -> Bytes: ...
     @property
+    def share(self) -> int:
+        """The compute of its device that it holds for as long as it is there, in per cent; 0: none."""
+
+    @property
     def loading(self) -> bool: ...
 
 

@@ -54,6 +54,19 @@ def test_everything_is_served_where_one_device_is_just_large_enough(spec: str) -
 
 
 @pytest.mark.parametrize("spec", SPECS)
+def test_idle_shares_give_way_to_a_call_that_takes_the_whole_device_though_memory_is_free(spec: str) -> None:
+    rig = Rig(spec, 5, functions=0, devices=0, breaks=False)
+    rig.join(0)
+    for name, need in (("share", Need(30, "share")), ("other", Need(30, "share")), ("whole", Need())):
+        rig.deploy(name, need, Profile(2.0, 1.0, 5))
+    for at, name in ((0.0, "share"), (0.0, "other"), (30.0, "whole"), (60.0, "share"), (90.0, "whole")):
+        rig._at(at, lambda name=name: rig.call(name) and None)  # type: ignore[misc]
+    rig.until_rest(120.0)
+
+    assert set(rig.started) == set(rig.arrived)
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_hits_that_keep_coming_do_not_starve_a_call_of_another_function(spec: str) -> None:
     """On one device, which is busy for nine tenths of the time and holds one model."""
     rig = Rig(spec, 7, functions=0, devices=0, breaks=False)

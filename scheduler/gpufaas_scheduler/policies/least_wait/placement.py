@@ -24,8 +24,8 @@ class Room(Struct, frozen=True):
 Victims: TypeAlias = tuple[float, tuple[CopyId, ...]]
 """Their worth and their names."""
 
-_Model: TypeAlias = tuple[float, float, Bytes, CopyId]
-"""A copy that may be evicted: its worth per byte, its worth, its memory and its name."""
+_Model: TypeAlias = tuple[float, float, Bytes, CopyId, int]
+"""A copy that may be evicted: its worth per byte, its worth, its memory, its name, and the compute that it holds."""
 
 
 class Rooms:
@@ -53,7 +53,7 @@ class Rooms:
         """Return the idle devices where *function* may be loaded, those with the least worth of victims first."""
         found = []
         for device, lacking in self.view.places(function, candidates):
-            victims = self._victims(device, lacking) if lacking > 0 else (0.0, ())
+            victims = self._leaving(function, device, lacking)
             if victims is not None:
                 found.append((victims[0], device.order, device, victims[1]))
         found.sort()
@@ -82,14 +82,35 @@ class Rooms:
         need = view.occupation(device, function)
         if need is None:
             return None
-        lacking = need - view.free(device)
-        victims = self._victims(device, lacking) if lacking > 0 else (0.0, ())
+        victims = self._leaving(function, device, need - view.free(device))
         return None if victims is None else Room(device, victims[1], victims[0])
 
+    def _leaving(self, function: FunctionView, device: DeviceView, lacking: Bytes) -> Victims | None:
+        """Return the victims that free *lacking* bytes and the compute of *function*; None: they are too few."""
+        short = function.compute - device.spare
+        if short <= 0:
+            return self._victims(device, lacking) if lacking > 0 else (0.0, ())
+        models = self._shelf_of(device)
+        leaving: list[_Model] = []
+        for model in sorted([each for each in models if each[4]], key=_by_worth):
+            leaving.append(model)
+            short -= model[4]
+            lacking -= model[2]
+            if short <= 0:
+                break
+        else:
+            return None
+        worth, names = sum(map(_by_worth, leaving)), tuple([each[3] for each in leaving])
+        if lacking <= 0:
+            return worth, names
+        others = self._victims_of([each for each in models if each not in leaving], lacking)
+        return None if others is None else (worth + others[0], names + others[1])
+
     def _victims(self, device: DeviceView, lacking: Bytes) -> Victims | None:
-        models = self._shelves.get(device.id)
-        if models is None:
-            models = self._shelves[device.id] = self._shelf(device)
+        return self._victims_of(self._shelf_of(device), lacking)
+
+    @staticmethod
+    def _victims_of(models: list[_Model], lacking: Bytes) -> Victims | None:
         one: _Model | None = None
         for model in models:
             if model[2] >= lacking and (one is None or model[1] < one[1]):
@@ -113,11 +134,17 @@ class Rooms:
             return one[1], (one[3],)
         return worth, tuple([model[3] for model in chosen])
 
+    def _shelf_of(self, device: DeviceView) -> list[_Model]:
+        models = self._shelves.get(device.id)
+        if models is None:
+            models = self._shelves[device.id] = self._shelf(device)
+        return models
+
     def _shelf(self, device: DeviceView) -> list[_Model]:
         found, kind, worth_of = [], device.kind, self.estimates.worth
         for each in self.view.evictable(device):
             worth, memory = worth_of(each.owner, kind), each.memory
-            found.append((worth / max(1, memory), worth, memory, each.id))
+            found.append((worth / max(1, memory), worth, memory, each.id, each.share))
         return found
 
     def _crowd(self, device: DeviceView, victims: Collection[CopyId]) -> float:
