@@ -98,7 +98,7 @@ def _changed(workload: "Workload", added: tuple[str, ...], removed: tuple[str, .
         of = change.device.id if isinstance(change, DeviceJoins) else getattr(change, "device", None)
         if isinstance(change, DeviceJoins | DeviceLeaves) and of in removed:
             continue
-        changes.append(replace(change, at_s=change.at_s / rate))
+        changes.append(msgspec.structs.replace(change, at_s=change.at_s / rate))
     return all_fit(
         replace(
             workload,

@@ -126,6 +126,8 @@ def test_a_failed_device_is_in_the_record_and_in_the_simulation(tmp_path: Path, 
 
     assert found["recorded"]["failed"] == found["simulated"]["failed"] == 1
     assert found["recorded"]["latency"] == pytest.approx(found["simulated"]["latency"])
+    faster = what_if(run, path, "--rate", 2, "--add-device", "8GiB")["what_if"]
+    assert faster["failed"] == 1, "the failure is at the same point of the work"
 
 
 @pytest.mark.parametrize(
