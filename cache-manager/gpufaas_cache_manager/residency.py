@@ -11,7 +11,7 @@ memory while the model serves, and not the size of its file.
 from collections.abc import Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
-from gpufaas_core.model import ALL_COMPUTE, Bytes, CopyId, FunctionId, Part, Seconds, copy_id
+from gpufaas_core.model import ALL_COMPUTE, Bytes, CopyId, DeviceId, FunctionId, Part, Seconds, copy_id
 
 
 class Owner(Protocol):
@@ -49,7 +49,7 @@ class Copy(Generic[OwnerT]):
 
     __slots__ = (
         "asked", "batch", "id", "last_used", "limit", "loading", "memory", "number", "owner", "parts", "queued",
-        "ready_at", "running", "share", "slots",
+        "ready_at", "rest", "running", "share", "slots", "split",
     )  # fmt: skip
 
     def __init__(self, owner: OwnerT, memory: Bytes, now: Seconds, ready_at: Seconds, number: int = 0) -> None:
@@ -69,6 +69,11 @@ class Copy(Generic[OwnerT]):
         """What it holds of the compute, and is capped at, in per cent; 0: its grants reserve what they need."""
         self.parts: tuple[Part, ...] = ()
         """What grants say of it; empty: it changed, or no grant was made."""
+        self.split = False
+        """It has parts on several devices. Each has an entry in the list of its device; that of the first stands for
+        all in the lists of the function, and its number is one."""
+        self.rest: tuple[tuple[DeviceId, Copy[OwnerT]], ...] = ()
+        """Of the entry on the first device: the others, which run, load and go with it."""
         self.running = 0
         """Its running grants."""
         self.slots = 0

@@ -22,6 +22,7 @@ from gpufaas_core.model import (
     FunctionId,
     NodeId,
     Offer,
+    Part,
     PlacementPlan,
     RatioDoc,
     TimesDoc,
@@ -164,6 +165,8 @@ class ResidentDoc(Struct, frozen=True, omit_defaults=True):
     """As the policy has limited it; `slots` and `batch` likewise. 0: it has not."""
     slots: int = 0
     batch: int = 0
+    parts: tuple[Part, ...] = ()
+    """Of a copy on several devices: on the first, all of them; on the others, the one there. Of other copies none."""
 
 
 class DeviceDoc(Struct, frozen=True):

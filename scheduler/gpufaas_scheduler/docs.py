@@ -20,7 +20,7 @@ from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.conditions import Conditions
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.ready import ReadyCopies
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
 from gpufaas_scheduler.world.world import World
 
 WAITING_KEPT: Final = 1000
@@ -63,7 +63,8 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
 def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
     """O(residents + local queue). Calls of CPU functions are left out: their node knows all that matters of them."""
     grants = (*device.holding, *device.others, *(each for each in device.beside if each.copy.owner.queued))
-    running = tuple(call_doc(call, now) for each in grants for call in each.calls if call.granted is each)
+    calls = [call for each in grants for call in each.calls if call.granted is each and call.device is device]
+    running = tuple(call_doc(call, now) for call in calls)
     local = [call_doc(call, now) for call, _ in zip(device.local, range(LOCAL_KEPT), strict=False)]
     return DeviceDoc(
         device=device.device,
@@ -85,6 +86,7 @@ def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
                 share=each.share,
                 slots=each.slots,
                 batch=each.batch,
+                parts=parts_of(each, device) if each.split else (),
             )
             for each in device.residency
         ),

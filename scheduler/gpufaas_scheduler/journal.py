@@ -32,6 +32,7 @@ class Header(Struct, frozen=True):
     epoch: int = 1
     max_queue: int = 10_000
     learn: bool = True
+    partitions: bool = False
     version: int = VERSION
 
     def engine(self) -> Engine:
@@ -43,6 +44,7 @@ class Header(Struct, frozen=True):
             epoch=self.epoch,
             max_queue=self.max_queue,
             learn=self.learn,
+            partitions=self.partitions,
         )
 
 

@@ -4,9 +4,10 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, Part
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
-from gpufaas_scheduler.handle.grants import obtain, parts_of, reserve, start
+from gpufaas_scheduler.handle.grants import Place, full_part, obtain, reserve, reserve_parts, start
+from gpufaas_scheduler.handle.parts import places_for
 from gpufaas_scheduler.world.call_state import WAITING
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
 from gpufaas_scheduler.world.world import World
 
 
@@ -23,6 +24,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
             return batch
         others = batch[1:]
     victims: tuple[Copy, ...] = ()
+    places: tuple[Place, ...] = ()
     copy: Copy | None = None
     if action.copy is not None:
         found = world.cluster.copies.get(action.copy)
@@ -32,10 +34,19 @@ def try_start(world: World, action: contract.Start) -> str | None:
         if not (copy.share or (copy.running and owner.shared_hold)):
             if device.preload is not None or device.reserved + owner.reserves > device.compute:
                 return _busy(device, owner)
+            if copy.split and (full := full_part(world, copy)) is not None:
+                return _busy(full, owner)
             if world.cluster.mixed and not obtain(world, device, owner):
                 return _busy(device, owner)
+            for other, _ in world.cluster.parts(copy) if copy.split else ():
+                obtain(world, other, owner)
         if copy.running and copy.running >= (copy.slots or owner.slots):
             return f"all {copy.slots or owner.slots} slots of copy {copy.id} are taken"
+    elif len(action.parts) > 1:
+        found_places = places_for(world.cluster, owner, action.parts, action.victims)
+        if isinstance(found_places, str):
+            return found_places
+        places, device = found_places, found_places[0].device
     else:
         place = _place(world, action.parts)
         if isinstance(place, str):
@@ -57,7 +68,7 @@ def try_start(world: World, action: contract.Start) -> str | None:
             each.why = action.why
     if action.reserved_s:
         world.cluster.reserved_until = world.cluster.now + action.reserved_s
-    start(world, call, device, copy, victims, others)
+    start(world, call, device, copy, victims, others, places)
     return None
 
 
@@ -79,6 +90,8 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
     if found is None or found[1].owner is not call.owner:
         return _no_copy(action.copy, call)
     device, copy = found
+    if copy.split:
+        return f"copy {action.copy} has several parts: its calls wait in the global queue"
     if not device.busy:
         return f"device {device.id} is idle: nothing would end its local queue's wait"
     if copy not in call.owner.active:
@@ -108,30 +121,48 @@ def try_load(world: World, action: contract.Load) -> str | None:
         return f"no model function {action.function} is deployed"
     if action.tier != contract.DEVICE:
         return f"there is no tier {action.tier}"
-    device = _place(world, action.parts)
-    if isinstance(device, str):
-        return device
-    if device.preload is not None or device.reserved + owner.reserves > device.compute:
-        return _busy(device, owner)
     if owner.backoff is not None:
         return f"the last load of {owner.id} failed: a call has to try it first"
-    if owner.id in device.copies:
-        return f"device {device.id} holds {owner.id} already"
     if owner.max_copies and owner.copies >= owner.max_copies:
         return f"{owner.id} has {owner.copies} copies, and may have {owner.max_copies}"
-    found = world.cluster.fits(device, owner, action.victims)
-    if isinstance(found, Reason):
-        return found.say(owner.id, device.id, device.kind)
-    copy, names = reserve(world, device, owner, found.victims)
-    device.preload, device.preloads = copy, owner.reserves
-    device.hold(owner.reserves, world.cluster.now, copy.ready_at)
-    if device.idle_key is not None:
-        world.cluster.set_busy(device)
+    if len(action.parts) > 1:
+        places = places_for(world.cluster, owner, action.parts, action.victims)
+        if isinstance(places, str):
+            return places
+        device = places[0].device
+        copy, victims = reserve_parts(world, owner, places)
+        names = tuple([each.id for each in victims])
+    else:
+        one = _load_place(world, owner, action)
+        if isinstance(one, str):
+            return one
+        device, victims = one
+        copy, names = reserve(world, device, owner, victims)
+    for each, entry in ((device, copy), *world.cluster.parts(copy)):
+        each.preload, each.preloads = entry, owner.reserves
+        each.hold(owner.reserves, world.cluster.now, copy.ready_at)
+        if each.idle_key is not None:
+            world.cluster.set_busy(each)
     world.grant = number = world.grant + 1
     world.out.append(
         m.LoadCopy(world.epoch, number, owner.id, owner.digest, parts_of(copy, device), names, copy.number)
     )
     return None
+
+
+def _load_place(
+    world: World, owner: FunctionState, action: contract.Load
+) -> tuple[DeviceState, tuple[Copy, ...]] | str:
+    """Return the device for a copy with one part, and the copies to evict there; or why there is none."""
+    device = _place(world, action.parts)
+    if isinstance(device, str):
+        return device
+    if device.preload is not None or device.reserved + owner.reserves > device.compute:
+        return _busy(device, owner)
+    if owner.id in device.copies:
+        return f"device {device.id} holds {owner.id} already"
+    found = world.cluster.fits(device, owner, action.victims)
+    return found.say(owner.id, device.id, device.kind) if isinstance(found, Reason) else (device, found.victims)
 
 
 def _batch(world: World, owner: FunctionState, names: tuple[CallId, ...]) -> tuple[Call, ...] | str:

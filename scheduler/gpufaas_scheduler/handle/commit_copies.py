@@ -45,6 +45,8 @@ def try_limit(world: World, action: contract.Limit) -> str | None:
         return f"a copy of {owner.id} runs 1 to {need.slots} grants at once, not {action.slots}"
     if not 1 <= action.batch <= need.batch_max:
         return f"a grant of {owner.id} has 1 to {need.batch_max} calls, not {action.batch}"
+    if copy.split and action.share != copy.share:
+        return f"copy {action.copy} has several parts, which keep their shares"
     left = device.spare + copy.share + sum(each.compute for each in device.holding if each.copy is copy)
     if not 0 <= action.share <= left:
         return f"device {device.id} has {max(0, left)} % of compute left to share, not {action.share} %"

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Final
 
 from gpufaas_core import messages as m
-from gpufaas_scheduler.handle.grants import next_local, parts_of, reserve, return_local, start
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
+from gpufaas_scheduler.handle.grants import next_local, reserve, return_local, start
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
 from gpufaas_scheduler.world.world import World
 
 MAX_LOADING: Final = 4
@@ -44,20 +44,30 @@ def balance(world: World, owner: FunctionState) -> None:
 
 def evict(world: World, device: DeviceState, copy: Copy, to: str = "none") -> None:
     """Evict a copy that is no victim of a miss or a load."""
-    preload = device.preload
+    if copy.split:
+        device, copy = world.cluster.copies[copy.id]
+    preload, further = device.preload, world.cluster.parts(copy)
     world.cluster.evict(device, copy)
     world.out.append(m.Evict(copy.owner.id, device.id, copy.number, to))
     if preload is not device.preload:
         next_local(world, device)
+    for other, _ in further:
+        next_local(world, other)
 
 
 def drop(world: World, device: DeviceState, copy: Copy) -> None:
-    """Remove a copy that is lost, and return its local queue."""
-    owner = copy.owner
+    """Remove a copy whose worker is lost, or a part of it with *device*, and return its local queue."""
+    owner, lost = copy.owner, device
+    if copy.split:
+        device, copy = world.cluster.copies[copy.id]
     if copy.queued:
         for call in [each for each in device.local if each.owner is owner]:
             return_local(world, device, call)
     world.cluster.evict(device, copy, lost=True)
+    if copy.split:
+        for each in (device, *(other for other, _ in world.cluster.parts(copy))):
+            if each is not lost:
+                next_local(world, each)
     if owner.copies < owner.target and owner.id not in world.short:
         note_lack(world, owner)
     if not owner.queued and owner.flow.calls and not owner.active:

@@ -31,6 +31,8 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
         return_local(world, device, call)
     for copy in list(device.residency):
         owner = copy.owner
+        if copy.split:
+            copy = world.cluster.copies[copy.id][1]
         if copy in owner.draining:
             pass
         elif copy.pinned:
@@ -47,11 +49,20 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
 
 def leave(world: World, device: DeviceState) -> None:
     owners = [copy.owner for copy in device.residency]
+    split = [world.cluster.copies[copy.id] for copy in device.residency if copy.split]
+    for call in list(device.local) if split else ():
+        return_local(world, device, call)  # otherwise it would start when a part is free
     for call in world.runs_at(device):
         end(world, call)
+        if call.device is not device:
+            world.lost[call.id] = call  # it ran on several devices, and the first one is still there
     for copy in list(device.residency):
         drop(world, device, copy)
     world.cluster.leave(device)
+    for first, copy in split:
+        left = [each for each in (first, *(other for other, _ in world.cluster.parts(copy))) if each is not device]
+        if left:
+            world.out.append(m.Evict(copy.owner.id, left[0].id, copy.number))
     for owner in owners:
         if owner.removed:
             forget_if_done(world, owner)

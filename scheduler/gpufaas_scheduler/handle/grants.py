@@ -1,7 +1,7 @@
 """Grants: calls get a place on a worker, end there, or wait for one in the local queue of a device."""
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 from gpufaas_cache_manager.replacement import victims
 from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
@@ -10,10 +10,18 @@ from gpufaas_core.model import CopyId, Part, Seconds, copy_id
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
 from gpufaas_scheduler.world.costs import Costs
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, Grant
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, Grant, parts_of
 from gpufaas_scheduler.world.world import World
 
 TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of it")
+
+
+class Place(NamedTuple):
+    """A part of a new copy with several, and the copies that are evicted for it."""
+
+    device: DeviceState
+    part: Part
+    victims: tuple[Copy, ...]
 
 
 def start(
@@ -23,18 +31,24 @@ def start(
     copy: Copy | None,
     victims: tuple[Copy, ...],
     others: tuple[Call, ...] = (),
+    places: tuple[Place, ...] = (),
 ) -> None:
     """
     Grant *call* a grant: a hit on *copy*, or a miss for which *victims* are evicted. The caller has checked it.
 
     :param others: calls of its function that run together with it, and were taken out of their queue like it
+    :param places: of a new copy with several parts, which say the victims then
     """
     cluster, owner, before = world.cluster, call.owner, call.state
     local, after = before == LOCAL, START[before]
     now = cluster.now
     names: tuple[CopyId, ...] = ()
     if copy is None:
-        copy, names = reserve(world, device, owner, victims)
+        if places:
+            copy, victims = reserve_parts(world, owner, places)
+            names = tuple([each.id for each in victims])
+        else:
+            copy, names = reserve(world, device, owner, victims)
         call.cold = True
         call.victims = tuple([(each.owner.id, each.number) for each in victims])
         device.misses += 1
@@ -81,6 +95,8 @@ def start(
         device.starts += 1
         if device.reserved < device.compute:
             cluster.offer(device)
+        if copy.split:
+            hold_parts(world, grant, now)
         world.starts.append((now, call, device.id, call.cold, names, local, call.why))
         if others:
             _take_along(world, grant, device, others, names)
@@ -144,15 +160,87 @@ def reserve(
     return copy, tuple([each.id for each in victims])
 
 
-def parts_of(copy: Copy, device: DeviceState) -> tuple[Part, ...]:
-    """Return what *copy* has of devices."""
-    if not copy.parts:
-        copy.parts = (Part(device.id, copy.memory, copy.share),)
-    return copy.parts
+def reserve_parts(world: World, owner: FunctionState, places: tuple[Place, ...]) -> tuple[Copy, tuple[Copy, ...]]:
+    """As `reserve`, for a copy with several parts. Return it, and all victims."""
+    cluster, load_s, whole = world.cluster, 0.0, sum(each.part.memory for each in places)
+    victims = {victim.id: victim for each in places for victim in each.victims}
+    for device, part, leaving in places:
+        leave_for_others(world, device, leaving)
+        world.out += world.lending.take_back(device, part.memory)
+        load_s = max(load_s, owner.load_s(device.kind) * part.memory / whole)
+    device, part, _ = places[0]
+    copy = cluster.insert(device, owner, part.memory, load_s)
+    if part.share:
+        device.residency.limit_compute(copy, part.share)
+    cluster.insert_rest(copy, [(each.device, each.part.memory, each.part.share) for each in places[1:]])
+    if owner.copies >= owner.target:
+        world.short.pop(owner.id, None)
+    return copy, tuple(victims.values())
+
+
+def hold_parts(world: World, grant: Grant, since: Seconds) -> None:
+    """*grant*, which has begun on the first device of its copy, holds what it needs on the others as well."""
+    cluster, owner = world.cluster, grant.copy.owner
+    for device, entry in cluster.parts(grant.copy):
+        entry.running += 1
+        if entry.running == 1:
+            device.residency.hold(entry)
+        device.residency.touch(entry, cluster.now)
+        device.mark()
+        if grant.compute:
+            device.holding.append(grant)
+            device.hold(grant.compute, since, grant.free_at)
+        else:
+            device.beside[grant] = None
+        world.overdue.note(device)
+        if device.idle_key is not None:
+            cluster.set_busy(device)
+        device.starts += 1
+        if not owner.removed and device.reserved < device.compute:
+            cluster.offer(device)
+
+
+def let_parts_go(world: World, grant: Grant) -> None:
+    """*grant* ends on the further devices of its copy."""
+    for device, entry in world.cluster.parts(grant.copy):
+        entry.running -= 1
+        if not entry.running:
+            device.residency.let_go(entry)
+        device.mark()
+        if not grant.compute:
+            device.beside.pop(grant, None)
+        else:
+            device.holding.remove(grant)
+            if grant.copy.owner.shared_hold and entry.running and _hand_on(grant, device):
+                continue
+            device.let_go(grant.compute, world.cluster.now)
+            if device.others:
+                _next_other(world, device)
+        next_local(world, device)
+
+
+def full_part(world: World, copy: Copy) -> DeviceState | None:
+    """Return a further device of *copy* that has too little compute for a grant; None: there is none."""
+    cluster, owner = world.cluster, copy.owner
+    for device, _ in cluster.parts(copy):
+        lacking = device.lacks(owner)
+        if device.preload is not None or device.reserved + owner.reserves > device.compute:
+            return device
+        if lacking > 0 and victims(cluster.replacement, device.residency, 0, owner, lacking) is None:
+            return device
+    return None
+
+
+def evictions(world: World, device: DeviceState, leaving: Sequence[Copy]) -> list[m.Command]:
+    """Return the commands to evict copies of *device*; they name the first device of each."""
+    found = world.cluster.copies
+    return [m.Evict(each.owner.id, found[each.id][0].id if each.split else device.id, each.number) for each in leaving]
 
 
 def leave_for_others(world: World, device: DeviceState, victims: Iterable[Copy]) -> None:
     for victim in victims:
+        if victim.split and victim.id not in world.cluster.copies:
+            continue  # it has left another one of the devices
         world.cluster.evict(device, victim)
         owner = victim.owner
         if owner.copies < owner.target:
@@ -187,6 +275,8 @@ def end(world: World, call: Call) -> None:
             device.residency.let_go(copy)
         if copy.asked == ANSWERED:
             copy.asked = NOT_ASKED
+    if copy.split:
+        let_parts_go(world, grant)
     compute = grant.compute
     if compute:
         device.holding.remove(grant)
@@ -285,8 +375,9 @@ def obtain(world: World, device: DeviceState, owner: FunctionState) -> bool:
     leaving = victims(world.cluster.replacement, device.residency, 0, owner, lacking)
     if leaving is None:
         return False
+    commands = evictions(world, device, leaving)
     leave_for_others(world, device, leaving)
-    world.out += [m.Evict(each.owner.id, device.id, each.number) for each in leaving]
+    world.out += commands
     return True
 
 

@@ -1,6 +1,7 @@
 """A device joins, with the copies and calls that its node has already."""
 
 from collections import Counter
+from collections.abc import Iterable
 from math import inf
 from typing import Final
 
@@ -9,15 +10,16 @@ from msgspec.structs import replace
 from gpufaas_cache_manager import residency
 from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, Device, Seconds, copy_id
-from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, RunningCall
+from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Part, Seconds, copy_id
+from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, ResidentDoc, RunningCall
 from gpufaas_scheduler import docs
 from gpufaas_scheduler.handle.agenda import node_joined
 from gpufaas_scheduler.handle.copies import balance, forget_if_done, serve_fifo
 from gpufaas_scheduler.handle.fleet import leave
-from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local
+from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, hold_parts, next_local
 from gpufaas_scheduler.handle.waiting import unqueue, wait_again
 from gpufaas_scheduler.world.call_state import RUNNING
+from gpufaas_scheduler.world.calls import runs_on
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, Grant
 from gpufaas_scheduler.world.world import World
 
@@ -214,6 +216,7 @@ def _adopt_residents(
         if owner is not None:
             owner.number = max(owner.number, each.copy + 1)
         key = copy_id(each.function, each.copy)
+        before = known.get(key)
         excess = over > 0 and not running[key]
         if (
             owner is None
@@ -225,13 +228,13 @@ def _adopt_residents(
             or (each.function in state.copies)
             or each.memory > state.residency.unpromised
             or key in world.cluster.copies
+            or _is_torn(world, key, before)
         ):
             over -= each.memory
             world.out.append(m.Evict(each.function, state.id, each.copy))
             continue
         costs = owner.costs[state.kind]
         assert costs is not None
-        before = known.get(key)
         charged = min(each.memory, costs.occupation if before is None else before.memory)
         copy = residency.Copy(owner, charged, at - each.idle_s, at - each.load_age_s + costs.load_s, each.copy)
         copy.limit = each.memory
@@ -242,6 +245,12 @@ def _adopt_residents(
             copy.share, copy.slots, copy.batch = before.share, before.slots, before.batch
         if before is not None and before.loading == each.loading:
             copy.ready_at = since + before.ready_in_s
+        if before is not None and before.parts:
+            copy.split = True
+            if world.whole[key][0].device != state.id:
+                state.residency.insert(copy)
+                state.copies[owner.id] = copy.id
+                continue
         world.cluster.place(state, copy)
         world.lending.note(state, copy)
         closed = doc is not None and doc.closed
@@ -252,6 +261,54 @@ def _adopt_residents(
         (copy_id(each.function, each.copy), each.limit or each.memory, each.loading, each.running)
         for each in known.values()
     ]
+
+
+def _is_torn(world: World, key: CopyId, before: ResidentDoc | None) -> bool:
+    """Whether it is a part of a copy of which not all parts are there."""
+    return before is not None and bool(before.parts) and key not in world.whole
+
+
+def whole_copies(found: Iterable[tuple[DeviceDoc, DeviceSnapshot]]) -> dict[CopyId, tuple[Part, ...]]:
+    """
+    Return the parts of the copies with several of which all are there. Snapshots tell of single parts only, so a copy
+    of which a node or its doc is missing is evicted, part by part, and no device that comes back later has one.
+    """
+    parts: dict[CopyId, tuple[Part, ...]] = {}
+    there: set[tuple[CopyId, DeviceId]] = set()
+    for doc, snapshot in found:
+        there |= {(copy_id(each.function, each.copy), doc.device.id) for each in snapshot.residents}
+        for each in doc.residents:
+            if len(each.parts) > 1:
+                parts[copy_id(each.function, each.copy)] = each.parts
+    return {key: its for key, its in parts.items() if all((key, each.device) in there for each in its)}
+
+
+def join_parts(world: World) -> None:
+    """The devices of a takeover are adopted: let the parts of each copy be one again."""
+    for key, parts in world.whole.items():
+        found = [
+            (device, device.residency.copies[key])
+            for each in parts
+            if (device := world.devices.get(each.device)) is not None and key in device.residency.copies
+        ]
+        if len(found) < len(parts):
+            for device, entry in found:
+                world.out.append(m.Evict(entry.owner.id, device.id, entry.number))
+                entry.split = False
+                if key in world.cluster.copies and world.cluster.copies[key][1] is entry:
+                    world.cluster.evict(device, entry)
+                else:
+                    device.residency.remove(key)
+                    del device.copies[entry.owner.id]
+            continue
+        (first, copy), *rest = found
+        copy.rest = tuple((device.id, entry) for device, entry in rest)
+        for grant in dict.fromkeys(call.granted for call in runs_on(copy, first)):
+            if grant is not None:
+                hold_parts(world, grant, first.busy_since)
+        for device, _ in rest:
+            device.starts -= copy.running  # counted before the takeover
+    world.whole = {}
 
 
 def _adopt_call(

@@ -14,7 +14,7 @@ from gpufaas_scheduler.handle.calls import arrived
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, note_lack
 from gpufaas_scheduler.handle.fleet import function_deployed
 from gpufaas_scheduler.handle.grants import next_local
-from gpufaas_scheduler.handle.joins import adopt
+from gpufaas_scheduler.handle.joins import adopt, join_parts, whole_copies
 from gpufaas_scheduler.handle.waiting import wait_again
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.changes import device_key
@@ -145,6 +145,9 @@ def _restore_devices(world: World, left: Left, waiting: dict[CallId, Call]) -> b
     changed = False
     last = len(known) + max((doc.order for doc in known.values()), default=0)
     order = {name: known[name].order if name in known else last for name in joined}
+    world.whole = whole_copies(
+        (known[name], event.snapshot) for name, (_, event) in joined.items() if name in known and event.snapshot
+    )
     for name in sorted(joined, key=lambda each: order[each]):
         at, event = joined[name]
         doc = known.pop(name, None)
@@ -161,6 +164,7 @@ def _restore_devices(world: World, left: Left, waiting: dict[CallId, Call]) -> b
             local = [waiting.pop(each.call) for each in doc.local if each.call in waiting]
         snapshot = event.snapshot or DeviceSnapshot(event.device)
         changed |= adopt(world, event.device, snapshot, at, doc, since, calls, local, waiting)
+    join_parts(world)
     for name, doc in known.items():
         world.cluster.changes.gone(device_key(name))
         for each in doc.running:

@@ -7,7 +7,7 @@ from gpufaas_core.model import copy_id
 from gpufaas_core.plausible import is_size, is_time
 from gpufaas_core.units import format_bytes
 from gpufaas_scheduler.handle.copies import drop, forget_if_done, note_lack, serve_fifo
-from gpufaas_scheduler.handle.grants import end, estimate, leave_for_others, next_local
+from gpufaas_scheduler.handle.grants import end, estimate, evictions, leave_for_others, next_local
 from gpufaas_scheduler.handle.waiting import give_up, refuse_failing
 from gpufaas_scheduler.world import backoff, memory
 from gpufaas_scheduler.world.calls import runs_on
@@ -24,6 +24,8 @@ def _resident(
     """Return the device and the copy of *event*; None: the engine has removed the copy."""
     state = world.devices.get(event.device)
     copy = None if state is None else state.residency.copies.get(copy_id(event.function, event.copy))
+    if copy is not None and copy.split and not isinstance(event, m.Measured | m.Resized):
+        return world.cluster.copies.get(copy.id)  # its worker is one
     return None if state is None or copy is None else (state, copy)
 
 
@@ -45,7 +47,7 @@ def loaded(world: World, event: m.Loaded) -> None:
         next_local(world, device)
         world.freed = True
     costs = owner.costs[device.kind]
-    if costs is not None and world.learn and is_time(event.load_s):
+    if costs is not None and world.learn and is_time(event.load_s) and not copy.split:
         costs.learn_load(event.load_s, LEARNING_RATE)
         world.learnt[(owner.id, device.kind)] = None
     if costs is not None:
@@ -54,10 +56,25 @@ def loaded(world: World, event: m.Loaded) -> None:
                 estimate(grant, costs, world.cluster.now)  # the load is over, so the end is known better
                 device.free_at = max(each.free_at for each in device.holding)
                 world.overdue.note(device)
+    if copy.split:
+        _parts_loaded(world, copy)
     if not owner.queued:
         serve_fifo(world, owner)
     if not copy.pinned or owner.copies < owner.target or owner.surplus:
         world.freed = True
+
+
+def _parts_loaded(world: World, copy: Copy) -> None:
+    now = world.cluster.now
+    for device, entry in world.cluster.parts(copy):
+        device.mark()
+        entry.loading, entry.ready_at = False, now
+        if device.preload is entry:
+            device.end_preload(now)
+            next_local(world, device)
+        elif device.holding:
+            device.free_at = max(each.free_at for each in device.holding)
+            world.overdue.note(device)
 
 
 def load_failed(world: World, event: m.CopyFailed) -> None:
@@ -75,7 +92,7 @@ def load_failed(world: World, event: m.CopyFailed) -> None:
         _after_loss(world, device, owner)
         return
     costs = owner.costs[device.kind]
-    if event.out_of_memory and world.learn and costs is not None:
+    if event.out_of_memory and world.learn and costs is not None and not copy.split:
         largest = world.cluster.largest_for(owner).get(device.kind, device.device.memory)
         if memory.widen(costs, copy.limit, largest):
             _profile_changed(world, owner, device.kind)
@@ -160,7 +177,7 @@ def measured(world: World, event: m.Measured) -> None:
         peak = max(peak, limit)  # it needs more than it had; with lent memory, nothing follows
     if peak:
         wanted = min(memory.reservation(peak), device.device.memory)
-        if costs is not None and world.learn:
+        if costs is not None and world.learn and not copy.split:  # a part says nothing of the whole
             if costs.learn_size(wanted):
                 _profile_changed(world, copy.owner, device.kind)
                 world.freed = True
@@ -169,8 +186,9 @@ def measured(world: World, event: m.Measured) -> None:
     elastic = copy.owner.declared.elastic
     if world.learn and event.out_of_memory and elastic:
         leaving = world.lending.outgrown(device, copy)
+        commands = evictions(world, device, leaving)
         leave_for_others(world, device, leaving)
-        world.out += [m.Evict(each.owner.id, device.id, each.number) for each in leaving]
+        world.out += commands
     if world.learn and (event.out_of_memory or (copy.limit > limit and elastic)):
         world.out += world.lending.lend(device, copy)
     if (copy.memory, copy.limit) != (charged, limit):

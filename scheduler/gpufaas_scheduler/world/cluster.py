@@ -43,6 +43,8 @@ class Cluster:
         """The number of functions that take a part of a device's compute."""
         self.least_compute = ALL_COMPUTE
         """Of all devices."""
+        self.partitions = False
+        """Nodes can load copies with several parts."""
         self.keeps = False
         """A function with a minimum of copies was deployed, so copies may hold memory for ever."""
         self.idle_devices: list[IdleKey] = []
@@ -169,6 +171,9 @@ class Cluster:
         owner = copy.owner
         if not owner.marked:
             owner.mark()
+        if copy.split:
+            device, copy = self.copies[copy.id]
+            self._evict_rest(copy)
         if not device.marked:
             device.mark()
         device.evictions += not lost
@@ -186,6 +191,33 @@ class Cluster:
                 device.end_preload(self.now)
         self.note_waiting(owner)
         self.asked = None
+
+    def parts(self, copy: Copy) -> list[tuple[DeviceState, Copy]]:
+        """Return the further devices of a copy with several parts, each with its entry there."""
+        devices = self.devices
+        return [(devices[name], entry) for name, entry in copy.rest if name in devices]
+
+    def insert_rest(self, copy: Copy, parts: Iterable[tuple[DeviceState, Bytes, int]]) -> None:
+        """*copy* has these further parts: the device of each, its memory there and its share."""
+        copy.split = True
+        entries = []
+        for device, memory, share in parts:
+            entry: Copy = residency.Copy(copy.owner, memory, self.now, copy.ready_at, copy.number)
+            entry.split, entry.share = True, share
+            device.residency.insert(entry)
+            device.copies[copy.owner.id] = copy.id
+            device.mark()
+            entries.append((device.id, entry))
+        copy.rest = tuple(entries)
+        self.asked = None
+
+    def _evict_rest(self, copy: Copy) -> None:
+        for device, entry in self.parts(copy):
+            device.mark()
+            device.residency.remove(entry.id)
+            del device.copies[copy.owner.id]
+            if device.preload is entry:
+                device.end_preload(self.now)
 
     def fits(
         self,

@@ -290,7 +290,7 @@ class FunctionState(Marked, Costed):
     def revive(self) -> bool:
         """Let a draining copy take calls again; False: there is none that may."""
         for copy, device in self.draining.items():
-            if not device.closed:
+            if not device.closed and not copy.split:
                 self.add(copy, self.draining.pop(copy))
                 return True
         return False
@@ -493,6 +493,17 @@ class DeviceState(Marked):
 
 Copy: TypeAlias = residency.Copy[FunctionState]
 """A function's copy on a device."""
+
+
+def parts_of(copy: Copy, device: DeviceState) -> tuple[Part, ...]:
+    """Return what *copy*, whose first device is *device*, has of devices."""
+    if copy.split:
+        first = Part(device.id, copy.memory, copy.share)
+        return first, *(Part(name, each.memory, each.share) for name, each in copy.rest)
+    if not copy.parts:
+        copy.parts = (Part(device.id, copy.memory, copy.share),)
+    return copy.parts
+
 
 IdleKey: TypeAlias = "tuple[int, int, DeviceState]"
 """(-starts, order, device): sorts idle devices in the order in which the scheduler considers them."""

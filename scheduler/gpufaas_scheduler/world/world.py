@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Seconds
+from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Part, Seconds
 from gpufaas_core.snapshot import CallDoc, DeviceDoc, EngineDoc, FunctionDoc
 from gpufaas_scheduler.contract import Noting, Observing, Refusal, SchedulingPolicy, Watching, Why
 from gpufaas_scheduler.view_contract import View
@@ -71,6 +71,7 @@ class World:
         "tangled",
         "view",
         "watches",
+        "whole",
     )  # fmt: skip
 
     def __init__(
@@ -128,6 +129,8 @@ class World:
         """What an older engine left; None: after `Serving`, or without an older engine."""
         self.remembered: dict[CallId, tuple[CallDoc, Seconds]] = {}
         """Calls of an older engine that may arrive again, and when their docs were written."""
+        self.whole: dict[CopyId, tuple[Part, ...]] = {}
+        """During a takeover: the parts of the copies with several of which all are there."""
         self.adopted = 0
         self.out: list[m.Command] = []
 
@@ -141,11 +144,11 @@ class World:
     def running(self) -> Iterator[Call]:
         """Yield all calls that run. O(devices + running calls)."""
         for device in self.devices.values():
-            yield from self.runs_at(device)
+            yield from (each for each in self.runs_at(device) if each.device is device)
 
     def runs_of(self, owner: FunctionState) -> list[Call]:
         """Return the calls of *owner* that run. O(devices + running calls)."""
-        return [each for device in self.devices.values() for each in self.runs_at(device) if each.owner is owner]
+        return [each for each in self.running() if each.owner is owner]
 
     def waits_of(self, owner: FunctionState) -> list[Call]:
         """Return all waiting calls of *owner*, by number. O(these, and the local queues of its devices)."""

@@ -1,0 +1,74 @@
+"""
+New copies with parts on several devices: each part has to fit on its device, and all of them or none are charged.
+
+No node can load such copies yet, so an engine refuses them unless its shell says otherwise (`Cluster.partitions`). They
+have no local queue, and keep the shares that they were loaded with.
+"""
+
+from gpufaas_core.model import CopyId, Part
+from gpufaas_scheduler.fit import Reason, fits
+from gpufaas_scheduler.handle.grants import Place
+from gpufaas_scheduler.world.cluster import Cluster
+from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
+
+
+def places_for(
+    cluster: Cluster, owner: FunctionState, parts: tuple[Part, ...], victims: tuple[CopyId, ...] | None
+) -> tuple[Place, ...] | str:
+    """
+    Return where the parts of a new copy go, with the copies to evict there; or why they cannot.
+
+    :param victims: evict these, each from its device; None: as many as needed, in the replacement order of each device
+    """
+    if not cluster.partitions:
+        return f"a copy has one part, not {len(parts)}: no node can load several yet"
+    if len({bool(each.share) for each in parts}) > 1:
+        return "all parts of a copy hold a share, or none does"
+    places: list[Place] = []
+    leaving: dict[CopyId, Copy] = {}
+    for part in parts:
+        device = cluster.devices.get(part.device)
+        if device is None:
+            return f"there is no device {part.device}"
+        if any(each.device is device for each in places):
+            return f"a copy has one part on a device, not two on {device.id}"
+        why = _why_not(owner, part, device)
+        if why is not None:
+            return why
+        need = owner.need(device)
+        named = None if victims is None else tuple(each for each in victims if each in device.residency.copies)
+        found: object = need
+        if not isinstance(need, Reason):
+            found = fits(
+                device.residency, part.memory, owner, cluster.replacement if named is None else named,
+                part.share or owner.reserves, device.reserved,
+            )  # fmt: skip
+        if isinstance(found, Reason):
+            return found.say(owner.id, device.id, device.kind)
+        chosen: tuple[Copy, ...] = found.victims  # type: ignore[attr-defined]
+        leaving.update((each.id, each) for each in chosen)
+        places.append(Place(device, part, chosen))
+    if victims is not None and (absent := [each for each in victims if each not in leaving]):
+        return f"{absent[0]} cannot be evicted: none of the devices holds it"
+    for each in leaving.values():
+        gone = sum(other.owner is each.owner for other in leaving.values())
+        if each.owner.min_copies and each.owner.copies - gone < each.owner.min_copies:
+            return f"{gone} copies of {each.owner.id} cannot be evicted: its minimum is {each.owner.min_copies}"
+    return tuple(places)
+
+
+def _why_not(owner: FunctionState, part: Part, device: DeviceState) -> str | None:
+    if part.memory <= 0:
+        return f"one of several parts says its memory: that on {device.id} has {part.memory}"
+    if not 0 <= part.share <= device.compute:
+        return f"device {device.id} has {device.compute} % of compute, a share there cannot be {part.share} %"
+    if part.share and owner.declared.need.sharing != "auto":
+        return f"{owner.id} has no share of its own: its sharing is {owner.declared.need.sharing}"
+    if owner.id in device.copies:
+        return f"device {device.id} holds {owner.id} already: as copy {device.copies[owner.id]}"
+    if device.preload is not None:
+        return f"device {device.id} is busy with a load"
+    if device.reserved + owner.reserves > device.compute:
+        spare = device.compute - device.reserved
+        return f"{owner.id} needs {owner.reserves} % of the compute of {device.id}, which has {spare} % spare"
+    return None
