@@ -227,7 +227,7 @@ def _adopt_residents(
             or owner.wanted > state.compute
             or (each.function in state.copies)
             or each.memory > state.residency.unpromised
-            or key in world.cluster.copies
+            or (key in world.cluster.copies and key not in world.whole)
             or _is_torn(world, key, before)
         ):
             over -= each.memory

@@ -32,9 +32,13 @@ class World:
         learn: bool = False,
         max_queue: int = 10_000,
         replacement: str = "lru",
+        partitions: bool = False,
     ) -> None:
         chosen = make_policy(limited(policy, limit)) if isinstance(policy, str) else policy
-        self.engine = Engine(policy=chosen, replacement=make_replacement(replacement), max_queue=max_queue, learn=learn)
+        self.engine = Engine(
+            policy=chosen, replacement=make_replacement(replacement), max_queue=max_queue, learn=learn,
+            partitions=partitions,
+        )  # fmt: skip
         self.now = 0.0
         self.redeployed = False
         """A function may declare something else now than when its copies were loaded."""
@@ -52,6 +56,8 @@ class World:
         self.aborted: set[str] = set()
         self.capped: set[tuple[str, str, int]] = set()
         """Copies that run their calls within a share, as `where` names them."""
+        self.parts: dict[tuple[str, int], set[str]] = {}
+        """The devices of each copy that has several, by function and number."""
         self.orphans: set[str] = set()
         """Hits on a worker whose own first call was refused, so that it never came to be: the node refuses them too."""
 
@@ -179,7 +185,7 @@ class World:
             case m.CopyFailed() | m.WorkerExited():
                 self._over(lambda grant: where(grant) == where(event))
             case m.DeviceLeft(device):
-                self._over(lambda grant: grant.device == device, orphans=True)
+                self._over(lambda grant: device in [each.device for each in grant.parts], orphans=True)
             case m.DeviceJoined(device):
                 self._over(lambda grant: grant.device == device.id, orphans=True)
             case m.FunctionDeployed(function):
@@ -189,6 +195,9 @@ class World:
             case m.FunctionRemoved(function):
                 self.removed.add(function)
         for command in self.out:
+            loads = command.grant if isinstance(command, m.StartCall) else command
+            if isinstance(loads, m.Grant | m.LoadCopy) and len(loads.parts) > 1:
+                self.parts[loads.function, loads.copy] = {each.device for each in loads.parts}
             match command:
                 case m.StartCall(grant):
                     assert grant.call in self.waiting, f"{grant.call} was started without waiting"
@@ -214,7 +223,9 @@ class World:
     @property
     def copies(self) -> dict[FunctionId, int]:
         """Of each function that has any, without those that drain."""
-        return _counts(each.function for device in self.status.devices for each in device.resident if not each.draining)
+        there = {(each.function, each.copy) for device in self.status.devices for each in device.resident
+                 if not each.draining}  # fmt: skip
+        return _counts(function for function, _ in there)
 
     @property
     def draining(self) -> set[tuple[str, str, int]]:
@@ -296,10 +307,11 @@ def check(status: EngineStatus, world: World) -> None:
     for call, grant in world.running.items():
         if call in world.orphans:
             continue
-        place = (grant.function, grant.device, grant.copy)
-        running[place] = running.get(place, 0) + 1
-        if world.functions[grant.function].need.compute and place not in world.capped:
-            reserving[grant.device] = reserving.get(grant.device, 0) + 1
+        for part in grant.parts:
+            place = (grant.function, part.device, grant.copy)
+            running[place] = running.get(place, 0) + 1
+            if world.functions[grant.function].need.compute and place not in world.capped:
+                reserving[part.device] = reserving.get(part.device, 0) + 1
     for device in status.devices:
         name = device.device.id
         assert device.used == sum(each.memory for each in device.resident)
@@ -322,8 +334,13 @@ def check(status: EngineStatus, world: World) -> None:
             assert model.memory >= floor or world.redeployed, f"{model.function} has less than it declares"
             assert not model.draining or model.running or device.local_queue, f"{model.function} could go from {name}"
         assert device.local_queue == 0 or device.busy
-    numbers = [(each.function, each.copy) for device in status.devices for each in device.resident]
-    assert len(set(numbers)) == len(numbers), "two copies of one name"
+    places: dict[tuple[str, int], list[str]] = {}
+    for device in status.devices:
+        for each in device.resident:
+            places.setdefault((each.function, each.copy), []).append(device.device.id)
+    for name, devices in places.items():
+        assert len(devices) == 1 or set(devices) == world.parts.get(name), f"copy {name} is on {devices}"
+        assert len(devices) == len(world.parts.get(name, devices)), f"a part of copy {name} is missing"
     for function, copies in world.copies.items():
         bounds = world.functions[function]
         assert bounds.need.compute or not bounds.max_copies or copies <= max(bounds.min_copies, bounds.max_copies)

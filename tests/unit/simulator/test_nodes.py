@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Part
+from gpufaas_scheduler import contract
+from gpufaas_scheduler.engine import Engine
 from gpufaas_simulator.costs import CostModel
 from gpufaas_simulator.entries import workload_json
 from gpufaas_simulator.explicit import read_workload
@@ -367,3 +370,35 @@ def test_all_that_a_file_says_is_written_as_it_was_read(written: Write, tmp_path
         "f": (50, 1, "spatial"), "g": (30, 3, "share"), "c": (0, 4, "exclusive"), "s": (100, 4, "exclusive"),
     }  # fmt: skip
     assert json.loads(again.read_bytes())["functions"]["f"]["kinds"]["h100"]["batch"] == {"4": 2.0}
+
+
+class Spread:
+    """Starts each call at once on all devices, each with a part of the memory, or as a hit."""
+
+    name = "spread"
+    watches = 0
+
+    def plan(self, view: contract.View) -> contract.Plan:
+        call = view.queue.first()
+        if call is not None:
+            held = [each.id for device in view.idle() for each in view.residents(device)]
+            parts = (Part(DeviceId("g0"), 60), Part(DeviceId("g1"), 40))
+            yield contract.Start((call.id,), held[0]) if held else contract.Start((call.id,), parts=parts)
+
+
+def test_the_engine_starts_a_copy_with_parts_as_one(written: Write) -> None:
+    functions = {"f": {"load_s": 10, "infer_s": 2, "compute": None, "sharing": "exclusive"}}
+    devices = [{"id": "g0", "memory_mb": 100}, {"id": "g1", "memory_mb": 100}]
+    changes = [{"t": 30, "event": "device_leaves", "device": "g1"}]
+    given = workload(functions, [[0, "f"], [1, "f"], [29, "f"]], devices=devices, changes=changes)
+    engine = Engine(
+        policy=Spread(), replacement=make_replacement("lru"), learn=False, partitions=engine_header().partitions
+    )
+
+    record = Simulation(read_workload(written(given)), engine).run()
+
+    assert list(record.started) == [0.0, 8.0, 29.0]
+    assert list(record.ended) == pytest.approx([8.0, 10.0, 30.0])
+    assert list(record.outcome) == [COMPLETED, COMPLETED, FAILED]
+    assert not any(record.holders.values()), "the copy went with its second device"
+    assert engine.status(31.0).devices[0].used == 0
