@@ -78,7 +78,7 @@ class Start(Struct, frozen=True, gc=False):
     """
     Where the new copy is; `DeviceView.part` is ready-made. Memory 0: what the function's profile says.
 
-    Several, where nodes can load them (the simulator's can): the copy is one, a grant on it holds compute on each of its
+    Several, where nodes can load them (the simulator can): the copy is one, a grant on it holds compute on each of its
     devices, and it goes when one of them goes. Each part says its memory then. It has no local queue (`Assign`).
     """
     victims: tuple[CopyId, ...] | None = None
