@@ -94,11 +94,11 @@ def fits(
 
 
 def in_the_way(
-    residency: Residency[OwnerT], need: Bytes, leaves: Callable[[Copy[OwnerT]], bool]
+    residency: Residency[OwnerT], need: Bytes, leaves: Callable[[Copy[OwnerT]], bool], compute: int = 0
 ) -> tuple[Copy[OwnerT], ...]:
     """
-    Return the copies within the minimum of their functions that leave less than *need* bytes of the device; none: there
-    is room once calls and loads have ended. O(residents).
+    Return the copies within the minimum of their functions that leave less than *need* bytes of the device, or less
+    than *compute* per cent of it; none: there is room once calls and loads have ended. O(residents).
 
     :param leaves: whether a copy drains, and does not count for its function any more
     """
@@ -113,7 +113,9 @@ def in_the_way(
             beyond[owner.id] = left - 1
         else:
             kept.append(each)
-    return tuple(kept) if need > residency.memory - sum(each.memory for each in kept) else ()
+    fits_memory = need <= residency.memory - sum(each.memory for each in kept)
+    fits_compute = compute <= residency.compute - sum(each.share for each in kept)
+    return () if fits_memory and fits_compute else tuple(kept)
 
 
 def _fits_without(

@@ -88,7 +88,8 @@ def arrived(world: World, event: m.Arrived) -> None:
 def _has_to_wait(world: World, call: Call, *, again: bool) -> None:
     owner = call.owner
     # A call that waited elsewhere goes on waiting: after a takeover, not all devices have joined yet.
-    if world.cluster.keeps and not owner.active and not again and (kept_out := _kept_out(world, call)) is not None:
+    lacks = not owner.active or (owner.queued and world.cluster.mixed)  # shares that are kept keep out copies, too
+    if world.cluster.keeps and lacks and not again and (kept_out := _kept_out(world, call)) is not None:
         give_up(world, call)
         world.out.append(kept_out)
     # A full queue refuses only calls that have to wait, which is known only here.
@@ -193,7 +194,7 @@ def _no_device(world: World, call: CallId, owner: FunctionState) -> m.Reject:
 
 
 def _kept_out(world: World, call: Call) -> m.Reject | None:
-    """Refuse *call* if copies that are never evicted hold its memory on all devices: it would wait for ever."""
+    """Refuse *call* if copies that are never evicted hold its memory or compute everywhere: it would wait for ever."""
     owner = call.owner
     full: list[str] = []
     names: dict[FunctionId, None] = {}
@@ -201,12 +202,18 @@ def _kept_out(world: World, call: Call) -> m.Reject | None:
         need = owner.need(device)
         if isinstance(need, Reason) or need > device.device.memory:
             continue
-        kept = in_the_way(device.residency, need, lambda each: each in each.owner.draining)
+        if owner.queued and device.id in owner.holders:
+            need = 0
+        kept = in_the_way(device.residency, need, lambda each: each in each.owner.draining, owner.wanted)
         if not kept:
             return None
         names.update(dict.fromkeys(each.owner.id for each in kept))
-        held = format_bytes(sum(each.memory for each in kept))
-        full.append(f"{format_bytes(need)} on {device.id} ({held} of {format_bytes(device.device.memory)} are held)")
+        bytes_held, shares = sum(each.memory for each in kept), sum(each.share for each in kept)
+        if owner.wanted + shares > device.compute:
+            full.append(f"{owner.wanted} % of the compute of {device.id} ({shares} % of {device.compute} % are held)")
+        else:
+            held = f"{format_bytes(bytes_held)} of {format_bytes(device.device.memory)}"
+            full.append(f"{format_bytes(need)} on {device.id} ({held} are held)")
     if not full:
         return None
     message = (

@@ -129,7 +129,7 @@ class Nests:
         return any(
             self._room(owner, each, held, copies) is None
             for each in self._cluster.devices.values()
-            if not (owner.queued and _holder(each, held))
+            if not _lacks_compute(owner, each, held, copies)
         )
 
     def _room(self, owner: FunctionState, device: DeviceState, held: set[Call], copies: _Held) -> Bytes | None:
@@ -160,10 +160,13 @@ class Nests:
         for device in self._cluster.devices.values():
             if isinstance(owner.need(device), Reason):
                 continue
-            holder = _holder(device, held) if owner.queued else None
+            lacks = _lacks_compute(owner, device, held, copies)
+            holder = _holder(device, held) if lacks else None
             room = self._room(owner, device, held, copies)
             if holder is not None:
                 reasons.append(f"device {device.id} is held by call {holder.id} of {holder.function}")
+            elif lacks:
+                reasons.append(f"the compute of device {device.id} is held by copies that stay there")
             elif room is not None:
                 reasons.append(f"device {device.id} has {format_bytes(max(0, room))} beside what stays there")
         outer = call.outer
@@ -179,6 +182,19 @@ class Nests:
 def _holder(device: DeviceState, held: set[Call]) -> Call | None:
     grants = (*device.holding, *device.others)
     return next((call for each in grants for call in each.calls if call in held), None)
+
+
+def _lacks_compute(owner: FunctionState, device: DeviceState, held: set[Call], copies: _Held) -> bool:
+    """Whether a copy of *owner* has no slot or compute on *device* while *held* keep theirs, and all else has left."""
+    own = device.copies.get(owner.id) if owner.queued else None
+    if own is not None and copies[device.residency.copies[own]] >= owner.slots:
+        return True
+    if not owner.wanted:
+        return False
+    grants = (*device.holding, *device.others)
+    taken = sum(each.compute for each in grants if any(call in held for call in each.calls))
+    stay = (each for each in device.residency if copies[each] or each.owner.copies <= each.owner.min_copies)
+    return taken + sum(each.share for each in stay) + owner.wanted > device.compute
 
 
 def _has_slot(owner: FunctionState, held: _Held) -> bool:

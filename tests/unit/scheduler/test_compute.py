@@ -154,3 +154,53 @@ def test_a_device_that_comes_back_keeps_what_runs_there_beside_each_other() -> N
     doc = engine.doc("devices/a", 5.0)
     assert isinstance(doc, DeviceDoc)
     assert [(each.call, each.compute) for each in doc.running] == [("1", 50), ("3", 50)]
+
+
+def test_a_call_that_kept_shares_leave_too_little_compute_for_is_refused_in_words() -> None:
+    engine = an_engine(("large", Need(100)), ("f", Need(30, "share")))
+    assert started(arrive(engine, "1", "large")) == ["1"]
+    finish(engine, "1", 4.0)
+    kept = Function(FunctionId("kept"), "d", Need(60, "share"), {"*": Profile(3.0, 1.0, 10)}, min_copies=1)
+    engine.handle(m.FunctionDeployed(kept), 5.0)
+
+    [refused] = [each for each in arrive(engine, "2", "large", 9.0) if isinstance(each, m.Reject)]
+
+    assert refused.code == "no_room"
+    assert "it needs 100 % of the compute of a (60 % of 100 % are held)" in refused.message
+    assert "those of kept. Lower their minimum" in refused.message
+    assert started(arrive(engine, "3", "f", 9.0)) == ["3"], "there is compute for a smaller share"
+
+
+def nested(engine: Engine, call: str, function: str, outer: str, now: float) -> list[m.Command]:
+    return engine.handle(m.Arrived(CallId(call), FunctionId(function), outer=m.Outer(A, FunctionId(outer), 0)), now)
+
+
+def refusals(commands: list[m.Command]) -> list[m.Reject]:
+    return [each for each in commands if isinstance(each, m.Reject)]
+
+
+@pytest.mark.parametrize("policy", ["lb", "lalb-o3", "least-wait"])
+def test_a_nested_call_waits_for_compute_that_a_neighbour_of_its_caller_holds(policy: str) -> None:
+    engine = an_engine(("f", HALF), ("g", HALF), ("h", HALF), policy=make_policy(policy))
+    arrive(engine, "outer", "f")
+    arrive(engine, "beside", "g")
+
+    assert refusals(nested(engine, "inner", "h", "f", 1.0)) == []
+    assert started(finish(engine, "beside", 4.0)) == ["inner"]
+
+
+@pytest.mark.parametrize("inner", [Need(100), Need(60, "spatial"), Need(60, "share")])
+def test_a_nested_call_that_its_caller_leaves_too_little_compute_for_is_refused(inner: Need) -> None:
+    engine = an_engine(("f", HALF), ("g", inner))
+    arrive(engine, "outer", "f")
+
+    [refused] = refusals(nested(engine, "inner", "g", "f", 1.0))
+
+    assert "device a is held by call outer of f" in refused.message
+
+
+def test_a_spatial_function_that_calls_itself_is_refused_where_its_only_slot_is_taken() -> None:
+    engine = an_engine(("f", HALF))
+    arrive(engine, "outer", "f")
+
+    assert len(refusals(nested(engine, "inner", "f", "f", 1.0))) == 1
