@@ -1,5 +1,7 @@
 """Copies with parts on several devices: one copy, charged and reserved on each of them. `World` checks every event."""
 
+import random
+
 import msgspec
 import pytest
 from tests.unit.scheduler.world import World
@@ -286,3 +288,42 @@ def test_a_takeover_keeps_a_copy_whose_parts_are_all_there(torn: bool) -> None:
     policy.script = [c.Evict("big#0")]
     assert engine.handle(m.Woken(), 2.0) == [m.Evict(BIG, DeviceId("a"), 0)]
     assert [each.used for each in engine.status(2.0).devices] == [0, 0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_no_device_holds_or_runs_more_than_it_has(seed: int) -> None:
+    rng, site, gone = random.Random(seed), Site(), list[DeviceId]()
+
+    def parts() -> tuple[Part, ...]:
+        names = rng.sample(devices, min(len(devices), rng.choice([1, 2, 2, 3])))
+        return on(*names, memory=rng.choice([20, 50, 60]) if len(names) > 1 else 0)
+
+    for step in range(400):
+        site.now += 1.0
+        devices = [each.device.id for each in site.status.devices]
+        copies = [f"{each.function}#{each.copy}" for device in site.status.devices for each in device.resident]
+        waiting, running, loading = list(site.waiting), list(site.running), site.loading()
+        match rng.choices(range(9), (30, 16, 12, 5, 5, 14, 6, 4, 3))[0]:
+            case 0:
+                site.call(f"c{step}", rng.choice(["big", "small", "tiny"]))
+            case 1 if waiting:
+                site.do(c.Start((CallId(rng.choice(waiting)),), parts=parts()))
+            case 2 if waiting and copies:
+                site.do(c.Start((CallId(rng.choice(waiting)),), rng.choice(copies)))
+            case 3:
+                site.do(c.Load(FunctionId(rng.choice(["big", "small"])), parts()))
+            case 4 if copies:
+                site.do(c.Evict(rng.choice(copies)))
+            case 5 if running:
+                site.finish(rng.choice(running))
+            case 6 if loading:
+                function, device, copy = rng.choice(loading)
+                site.loaded(function, device, copy)
+            case 7:
+                site.tell(m.DeviceDrained(DeviceId(rng.choice(devices)), rng.random() < 0.5))
+            case 8 if len(devices) > 1:
+                gone.append(device := rng.choice(devices))
+                site.tell(m.DeviceLeft(device, "gone"))
+            case _ if gone:
+                site.device(gone.pop())
+    assert site.parts, "no copy had several parts"

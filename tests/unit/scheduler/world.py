@@ -332,7 +332,8 @@ def check(status: EngineStatus, world: World) -> None:
             assert model.limit >= model.memory
             floor = min(world.functions[model.function].floor, device.device.memory)
             assert model.memory >= floor or world.redeployed, f"{model.function} has less than it declares"
-            assert not model.draining or model.running or device.local_queue, f"{model.function} could go from {name}"
+            used = model.running or model.loading or device.local_queue
+            assert not model.draining or used, f"{model.function} could go from {name}"
         assert device.local_queue == 0 or device.busy
     places: dict[tuple[str, int], list[str]] = {}
     for device in status.devices:
