@@ -149,8 +149,9 @@ class GlobalQueue(Generic[CallT]):
             if call.number < self._oldest_until:
                 self._extend_oldest(call)
             queue.head = call.number
-        # `Flow.append`, inlined: each call passes here.
-        call.left = False
+        # `Flow.append`, inlined: each call passes here. To set a field of a struct costs more than to read it.
+        if call.left:
+            call.left = False
         queue.calls.append(call)
         self.count += 1
 
@@ -175,7 +176,9 @@ class GlobalQueue(Generic[CallT]):
             self._oldest_until = -1
         self.count -= 1
         if self.leaving is not None:
-            call.note = self.leaving(call)  # type: ignore[arg-type]
+            note = self.leaving(call)  # type: ignore[arg-type]
+            if note != call.note:
+                call.note = note
         if call.left:
             self.returned.remove(call)
             return
