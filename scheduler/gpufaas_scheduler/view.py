@@ -8,7 +8,7 @@ objects, so the methods here name the types of these. `view_of` casts once; a ca
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from math import inf
 from typing import cast
@@ -137,14 +137,15 @@ class _Residency(_Part):
         if not cluster.hits.asked:
             cluster.ask_for_hits()
         found = owner.idle_holders
-        if cluster.mixed:
-            return [each for each in found.values() if cluster.can_start(each, owner)][:limit]
         if len(found) <= 1:
-            return list(found.values())
-        idle, holders = cluster.idle_devices, owner.holders
-        if len(idle) <= len(holders):
-            return list(islice((key[2] for key in idle if key[2].id in found), limit))
-        return list(islice((device for name, device in holders.items() if name in found), limit))
+            ordered: Iterable[DeviceState] = found.values()
+        elif len(cluster.idle_devices) <= len(owner.holders):
+            ordered = (key[2] for key in cluster.idle_devices if key[2].id in found)
+        else:
+            ordered = (device for name, device in owner.holders.items() if name in found)
+        if cluster.mixed:
+            ordered = (each for each in ordered if cluster.can_start(each, owner))
+        return list(islice(ordered, limit))
 
     def find(self, copy: CopyId) -> Copy | None:
         found = self._cluster.copies.get(copy)
