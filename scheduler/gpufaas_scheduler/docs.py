@@ -144,7 +144,7 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         joined=cluster.joined,
         waiting=tuple(call_doc(each, now) for each in _first_waiting(world)),
         waiting_count=world.calls.waiting,
-        reserved_in_s=cluster.reserved_until - now if cluster.reserved else None,
+        reserved_in_s=cluster.reserved_until - now if now < cluster.reserved_until else None,
         wakes=tuple((key, at - now) for key, at in agenda.wakes.items()),
         plan=agenda.plan,
         offers=tuple(agenda.offers.values()),
@@ -157,7 +157,7 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         homeless=tuple(world.homeless),
         short=tuple(world.short),
         surplus=tuple(world.surplus),
-        orphaned=tuple(cluster.orphaned),
+        orphaned=tuple(cluster.orphans.functions),
         at_s=now,
     )
 

@@ -143,7 +143,7 @@ class Engine:
         if world.nested and (world.tangled or kind in _TANGLING):
             world.tangled = False
             untangle(world)
-        if world.lenders and (world.homeless or cluster.orphaned):
+        if world.lenders and (world.homeless or cluster.orphans.functions):
             out += world.lending.ask(world.homeless.values())
         return out
 

@@ -84,7 +84,7 @@ class _Fleet(_Part):
 
     @property
     def reserved(self) -> bool:
-        return self._cluster.reserved
+        return self._cluster.now < self._cluster.reserved_until
 
     def running(self, device: DeviceState) -> Collection[Call]:
         grants = device.grants()
@@ -135,7 +135,7 @@ class _Residency(_Part):
     def idle_holders(self, call: Call, limit: int) -> list[DeviceState]:
         cluster, owner = self._cluster, call.owner
         if not cluster.hits.asked:
-            cluster.ask_for_hits()
+            cluster.hits.ask(cluster.functions.values(), cluster.idle_devices, cluster.queue)
         found = owner.idle_holders
         if len(found) <= 1:
             ordered: Iterable[DeviceState] = found.values()
@@ -300,7 +300,7 @@ class ClusterView(_Fleet, _Residency, _Costs, _Plans):
     def oldest_hit(self, without: Collection[FunctionId]) -> Call | None:
         cluster = self._cluster
         if not cluster.hits.asked:
-            cluster.ask_for_hits()
+            cluster.hits.ask(cluster.functions.values(), cluster.idle_devices, cluster.queue)
         best = NEVER
         found: FunctionState | None = None
         for owner in cluster.hits.candidates():
@@ -322,7 +322,7 @@ class ClusterView(_Fleet, _Residency, _Costs, _Plans):
         return any(self._cluster.can_start(each, owner) for each in owner.idle_holders.values())
 
     def orphans(self, limit: int) -> list[Call]:
-        return self._cluster.orphans(limit)
+        return self._cluster.orphans.first(limit)
 
 
 def view_of(cluster: Cluster) -> View:

@@ -112,7 +112,11 @@ class Simulation:
         """Of what comes after all grants and loads of one instant."""
 
     def run(self) -> Record:
-        """Run to the end of all work. Exceptions of the engine and its policy are passed on."""
+        """
+        Run to the end of all work. Exceptions of the engine and its policy are passed on.
+
+        Each event passes here, so this is one long function with its fields in local names.
+        """
         handle = self.engine.handle
         for known, revision in zip(self.workload.functions, self._revisions.current, strict=True):
             self._obey(handle(m.FunctionDeployed(known.known_as(revision)), 0.0))

@@ -296,7 +296,8 @@ def finished(world: World, event: m.Finished) -> None:
 def _recovers(world: World, owner: FunctionState, failing: backoff.Backoff, cold: bool) -> None:
     """A call succeeded of a function whose loads failed recently."""
     if failing.served(world.cluster.now, cold):
-        owner.recovered()
+        owner.backoff = None
+        owner.mark()
         balance(world, owner)
 
 

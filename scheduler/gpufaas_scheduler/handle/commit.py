@@ -31,6 +31,8 @@ def try_start(world: World, action: contract.Start) -> str | None:
         if found is None or found[1].owner is not owner:
             return _no_copy(action.copy, call)
         device, copy = found
+        if copy.running and copy.running >= (copy.slots or owner.slots):
+            return f"all {copy.slots or owner.slots} slots of copy {copy.id} are taken"
         if not (copy.share or (copy.running and owner.shared_hold)):
             if device.preload is not None or device.reserved + owner.reserves > device.compute:
                 return _busy(device, owner)
@@ -40,8 +42,6 @@ def try_start(world: World, action: contract.Start) -> str | None:
                 return _busy(device, owner)
             for other, _ in world.cluster.parts(copy) if copy.split else ():
                 obtain(world, other, owner)
-        if copy.running and copy.running >= (copy.slots or owner.slots):
-            return f"all {copy.slots or owner.slots} slots of copy {copy.id} are taken"
     elif len(action.parts) > 1:
         found_places = places_for(world.cluster, owner, action.parts, action.victims)
         if isinstance(found_places, str):

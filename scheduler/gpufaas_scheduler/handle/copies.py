@@ -124,7 +124,9 @@ def trim(world: World, owner: FunctionState) -> None:
             else:
                 evict(world, owner.active[copy], copy)
     if not owner.surplus:
-        owner.trimmed()
+        if owner.excess:  # none of its copies has to go any more
+            owner.excess = 0
+            owner.mark()
         if not owner.draining:
             world.surplus.pop(owner.id, None)
 

@@ -36,6 +36,8 @@ def start(
     """
     Grant *call* a grant: a hit on *copy*, or a miss for which *victims* are evicted. The caller has checked it.
 
+    Each call passes here, and a Python call costs more than a line: so this is one long function.
+
     :param others: calls of its function that run together with it, and were taken out of their queue like it
     :param places: of a new copy with several parts, which say the victims then
     """

@@ -34,7 +34,7 @@ def device_joined(world: World, event: m.DeviceJoined) -> None:
     else:
         if known is not None:
             leave(world, known)  # its node restarted before its absence was noticed: it holds nothing any more
-        world.cluster.join(event.device)
+        world.cluster.set_idle(world.cluster.attach(event.device))
     node_joined(world, event.device)
     world.freed = True
 

@@ -17,6 +17,7 @@ from gpufaas_scheduler.world.agenda import Agenda
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.demand import Demand
 from gpufaas_scheduler.world.hits import Hits
+from gpufaas_scheduler.world.orphans import Orphans
 from gpufaas_scheduler.world.queue import GlobalQueue
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, IdleKey
 
@@ -58,8 +59,7 @@ class Cluster:
         self.asked: tuple[FunctionState, DeviceState] | None = None
         """The arguments of the last answer of `fits`. Code that changes pins or charges sets it to None."""
         self._answer: Fit[FunctionState] | Reason = NOT_ALLOWED
-        self.orphaned: dict[FunctionId, FunctionState] = {}
-        """All model functions that have waiting calls and no holder, and some that had none before."""
+        self.orphans = Orphans(self.queue)
         self.hits = Hits()
         self.reserved_until: Seconds = -inf
         """See `contract.Start.reserved_s`."""
@@ -73,23 +73,9 @@ class Cluster:
                 if self.hits.asked:
                     self.hits.note(owner)
             else:
-                self.orphaned[owner.id] = owner
-
-    def ask_for_hits(self) -> None:
-        """Keep `hits` from now on."""
-        self.hits.ask(self.functions.values(), [key[2] for key in self.idle_devices], self.queue)
-
-    @property
-    def reserved(self) -> bool:
-        return self.now < self.reserved_until
+                self.orphans.functions[owner.id] = owner
 
     # --- devices and residency ---
-
-    def join(self, device: Device) -> DeviceState:
-        """A device joins, empty and idle."""
-        state = self.attach(device)
-        self.set_idle(state)
-        return state
 
     def attach(self, device: Device, order: int | None = None) -> DeviceState:
         """A device joins, as number *order* or the next. The caller makes it idle or busy."""
@@ -317,32 +303,3 @@ class Cluster:
         if self.mixed:
             keys = [key for key in keys if self.can_start(key[2], owner)]
         return min(keys)[2] if keys else None
-
-    def orphans(self, limit: int) -> list[Call]:
-        found: list[Call] = []
-        stale = []
-        returned = self.queue.returned
-        for owner in self.orphaned.values():
-            calls = owner.flow.calls
-            if owner.holders:
-                call = None
-            elif returned:
-                call = self._first_of(owner)
-            else:
-                call = calls[0] if calls else None
-            if call is None:
-                stale.append(owner.id)
-            elif len(found) < limit:
-                found.append(call)
-            else:
-                break
-        for function in stale:
-            del self.orphaned[function]
-        return found
-
-    def _first_of(self, owner: FunctionState) -> Call | None:
-        first = owner.flow.calls[0] if owner.flow.calls else None
-        for call in self.queue.returned:
-            if call.owner is owner and (first is None or call.number < first.number):
-                return call
-        return first

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from gpufaas_core.model import FunctionId
 from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.world.queue import GlobalQueue
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState, IdleKey
 
 
 class Hits:
@@ -23,12 +23,12 @@ class Hits:
         self.asked = False
         self._candidates: dict[FunctionId, FunctionState] = {}
 
-    def ask(self, functions: Iterable[FunctionState], idle: Iterable[DeviceState], queue: GlobalQueue[Call]) -> None:
+    def ask(self, functions: Iterable[FunctionState], idle: Iterable[IdleKey], queue: GlobalQueue[Call]) -> None:
         """A policy asks for the first time."""
         self.asked = True
         for owner in functions:
             owner.idle_holders.clear()
-        for device in idle:
+        for *_, device in idle:
             self.note_idle(device)
         for call in queue.firsts():
             self.note(call.owner)

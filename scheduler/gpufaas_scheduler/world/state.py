@@ -211,21 +211,11 @@ class FunctionState(Marked, Costed):
         self.scale(None)
         self.excess = 0
 
-    def trimmed(self) -> None:
-        """None of its copies has to go any more."""
-        if self.excess:
-            self.excess = 0
-            self.mark()
-
     def load_failed(self, now: Seconds) -> bool:
         """Count a failed load. Return whether the next one has to wait."""
         self.mark()
         self.backoff = self.backoff or Backoff()
         return self.backoff.failed(now)
-
-    def recovered(self) -> None:
-        self.backoff = None
-        self.mark()
 
     @property
     def compute(self) -> int:

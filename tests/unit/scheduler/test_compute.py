@@ -204,3 +204,16 @@ def test_a_spatial_function_that_calls_itself_is_refused_where_its_only_slot_is_
     arrive(engine, "outer", "f")
 
     assert len(refusals(nested(engine, "inner", "f", "f", 1.0))) == 1
+
+
+def test_a_start_that_is_refused_for_lack_of_slots_evicts_no_share() -> None:
+    engine = an_engine(("f", HALF), ("s", Need(30, "share")), policy=Together())
+    arrive(engine, "1", "f")
+    arrive(engine, "2", "s")
+    finish(engine, "2", 1.0)
+
+    commands = arrive(engine, "3", "f", 2.0)
+
+    assert commands == []
+    assert engine.refusals[-1].reason == "all 1 slots of copy f#1 are taken"
+    assert [each.function for each in engine.status(2.0).devices[0].resident] == ["f", "s"]
