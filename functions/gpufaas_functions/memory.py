@@ -40,7 +40,8 @@ class CpuMemory:
     def __init__(self, slots: int = 1) -> None:
         """:param slots: the limit has room for the stacks of their threads, beside the reservation"""
         self._slots = slots
-        self._seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self._seen = 0
+        self._called = False
 
     def synchronize(self) -> None:
         """Do nothing: on a CPU no work goes on in the background."""
@@ -54,10 +55,15 @@ class CpuMemory:
         return max(growth, now.data - _FORK_POINT.data - stacks) + copied
 
     def grown(self) -> int:
-        """Return the new peak, or 0 if nothing grew, which costs one system call."""
+        """
+        Return the new peak, or 0 if nothing grew, which costs one system call.
+
+        The first call is always measured: until then the platform reserves what it guessed, also for a small model.
+        """
         # 256 KiB of growth (ru_maxrss is in KiB) is noise of the allocator; reading smaps for it would cost every call.
-        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss <= self._seen + 256:
+        if self._called and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss <= self._seen + 256:
             return 0
+        self._called = True
         return self.peak()
 
     def release(self) -> None:
@@ -84,6 +90,7 @@ class CudaMemory:
         # Others may allocate at the same moment; the manager compares with NVML's per-process figure where it has one.
         self._context = max(0, free_before - free_after)
         self._seen = 0
+        self._called = False
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize(self._device)
@@ -93,8 +100,10 @@ class CudaMemory:
         return int(self._context + self._seen)
 
     def grown(self) -> int:
-        if self._torch.cuda.max_memory_reserved(self._device) <= self._seen:
+        """See `CpuMemory.grown`."""
+        if self._called and self._torch.cuda.max_memory_reserved(self._device) <= self._seen:
             return 0
+        self._called = True
         return self.peak()
 
     def release(self) -> None:

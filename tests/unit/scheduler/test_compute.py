@@ -4,7 +4,7 @@ import pytest
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
+from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.contract import Start
 from gpufaas_scheduler.engine import Engine
@@ -25,6 +25,17 @@ class Together:
             copy = device.copies.get(first.function)
             self.refusal = yield Start(calls, copy, () if copy else device.part)
             return
+
+
+class Again:
+    """A policy that starts the oldest call on the first copy of its function, however many calls run there."""
+
+    name = "again"
+
+    def plan(self, view):  # type: ignore[no-untyped-def]
+        if (first := view.queue.first()) is not None:
+            held = first.owner.copies > 0
+            yield Start((first.id,), CopyId("f#1") if held else None, () if held else next(view.idle()).part)
 
 
 def an_engine(*functions: tuple[str, Need], policy: object = None) -> Engine:
@@ -207,7 +218,7 @@ def test_a_spatial_function_that_calls_itself_is_refused_where_its_only_slot_is_
 
 
 def test_a_start_that_is_refused_for_lack_of_slots_evicts_no_share() -> None:
-    engine = an_engine(("f", HALF), ("s", Need(30, "share")), policy=Together())
+    engine = an_engine(("f", HALF), ("s", Need(30, "share")), policy=Again())
     arrive(engine, "1", "f")
     arrive(engine, "2", "s")
     finish(engine, "2", 1.0)
