@@ -4,7 +4,7 @@ import pytest
 
 from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Function, FunctionId, Need, Profile
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.contract import Start
 from gpufaas_scheduler.engine import Engine
@@ -28,14 +28,14 @@ class Together:
 
 
 class Again:
-    """A policy that starts the oldest call on the first copy of its function, however many calls run there."""
+    """A policy that starts the oldest call on the copy of its function, however many calls run there."""
 
     name = "again"
 
     def plan(self, view):  # type: ignore[no-untyped-def]
         if (first := view.queue.first()) is not None:
-            held = first.owner.copies > 0
-            yield Start((first.id,), CopyId("f#1") if held else None, () if held else next(view.idle()).part)
+            held = [device.copies[first.function] for device in view.holders(first)]
+            yield Start((first.id,), *held) if held else Start((first.id,), None, next(view.idle()).part)
 
 
 def an_engine(*functions: tuple[str, Need], policy: object = None) -> Engine:
@@ -226,5 +226,5 @@ def test_a_start_that_is_refused_for_lack_of_slots_evicts_no_share() -> None:
     commands = arrive(engine, "3", "f", 2.0)
 
     assert commands == []
-    assert engine.refusals[-1].reason == "all 1 slots of copy f#1 are taken"
+    assert engine.refusals[-1].reason == "all 1 slots of copy f#0 are taken"
     assert [each.function for each in engine.status(2.0).devices[0].resident] == ["f", "s"]
