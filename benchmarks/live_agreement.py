@@ -30,6 +30,7 @@ from _document import table, write_part
 from _platform import GPUFAAS, ROOT, free_port, gpufaas, process
 from rich.console import Console
 
+from gpufaas_core.cost import Cost
 from gpufaas_scheduler.policies import DEFAULT_POLICY
 from gpufaas_simulator import synthetic
 from gpufaas_simulator.record import COMPLETED, HIT, Record
@@ -37,7 +38,7 @@ from gpufaas_simulator.recorded import Recorded, read_journal
 from gpufaas_simulator.replay import Endpoint, Replayed, replay
 from gpufaas_simulator.report import Report
 from gpufaas_simulator.run import simulate
-from gpufaas_simulator.workload import Cost, SimulatedFunction, Workload, arrivals
+from gpufaas_simulator.workload import SimulatedFunction, Workload, arrivals
 
 MODELS = ("resnet50", "densenet121", "resnet18", "vgg11", "vgg16")
 """Most called first. All of them fit the two devices, and not one of them."""

@@ -1,21 +1,20 @@
 """
 What is under way on the nodes, by time: loads, and grants that run beside each other.
 
-A grant has a certain amount of work, its service time when it is alone. It runs at full speed until another grant
-begins or ends on one of its devices; then its speed, and its end, are computed anew (`gpufaas_simulator.costs`).
+Grants that begin or end change the speed, and so the end, of those beside them (`gpufaas_core.processor_sharing`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush
-from math import inf
 from typing import TypeAlias
 
 from msgspec import Struct
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import ALL_COMPUTE, CallId, FunctionId, Seconds
+from gpufaas_core.model import CallId, FunctionId, Seconds
+from gpufaas_core.processor_sharing import begin, demand_of, paced, recap
 from gpufaas_simulator.nodes import Running, SimulatedDeviceState
 
 
@@ -87,21 +86,16 @@ class Calendar:
     ) -> None:
         """The copy may use so much compute from now on."""
         for device in devices:
-            for each in device.running:
-                if (each.function, each.copy) == (function, copy):
-                    ratio = each.truth.share_factor(cap) / each.truth.share_factor(each.cap)
-                    each.left_s = (each.left_s - (now - each.since) / each.slow) * ratio
-                    each.since, each.cap, each.slow = now, cap, inf  # so that its end is computed anew
+            recap(device, function, copy, cap, now)
         self._pace(devices, now)
 
     # --- grants beside each other ---
 
     def serve(self, running: Running, now: Seconds) -> None:
         """The grant's copy is ready: its service begins."""
-        running.begin = running.since = now
-        running.left_s = running.service_s
+        running.begin = now
         running.version = 1
-        running.end = now + running.service_s
+        begin(running, running.service_s, now)
         self.push(running.end, running.order, running, 1)
         for device in running.devices:
             device.running[running] = None
@@ -122,42 +116,12 @@ class Calendar:
     def _pace(self, devices: Iterable[SimulatedDeviceState], now: Seconds) -> None:
         """Compute the speeds anew on *devices*, on which a grant began or ended."""
         for device in devices:
-            device.demand_changed(_demand(device), now)
+            device.demand_changed(demand_of(device.running), now)
         for device in devices:
+            for each in paced(device, now):
+                assert type(each) is Running
+                each.version += 1
+                self.push(each.end, each.order, each, each.version)
             for each in device.running:
-                slow = max([_slowdown(each, on) for on in each.devices])
-                if slow != each.slow:
-                    each.left_s -= (now - each.since) / each.slow
-                    each.since = now
-                    each.slow = slow
-                    each.end = now + max(0.0, each.left_s) * slow
-                    each.version += 1
-                    self.push(each.end, each.order, each, each.version)
                 if each.truth.whole and each.truth.single:
                     device.free_at = each.end
-
-
-def _slowdown(running: Running, device: SimulatedDeviceState) -> float:
-    """Return how many times as long *running* takes as alone, beside what runs on *device* now."""
-    slow = max(1.0, device.demand / device.compute)
-    if len(device.running) == 1:
-        return slow
-    if running.cap < ALL_COMPUTE:
-        copy = (running.function, running.copy)
-        slow *= max(
-            1.0, sum([each.uses for each in device.running if (each.function, each.copy) == copy]) / running.cap
-        )
-    return slow * running.truth.disturbed([each.truth for each in device.running if each is not running])
-
-
-def _demand(device: SimulatedDeviceState) -> int:
-    """Return the compute that the grants on *device* would use at full speed. A copy uses no more than its cap."""
-    capped: dict[tuple[FunctionId, int], int] = {}
-    used = 0
-    for each in device.running:
-        if each.cap < ALL_COMPUTE:
-            copy = (each.function, each.copy)
-            capped[copy] = min(each.cap, capped.get(copy, 0) + each.uses)
-        else:
-            used += each.uses
-    return used + sum(capped.values())

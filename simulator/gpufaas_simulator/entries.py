@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from gpufaas_core.cost import Cost
 from gpufaas_core.model import ALL_COMPUTE, Need, Seconds
 from gpufaas_simulator.workload import (
     ANY_KIND,
@@ -18,7 +19,6 @@ from gpufaas_simulator.workload import (
     MB,
     UNBOUNDED,
     Change,
-    Cost,
     DeviceJoins,
     DeviceLeaves,
     FunctionScaled,

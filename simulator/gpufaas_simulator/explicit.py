@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 from msgspec import UNSET
 
+from gpufaas_core.cost import ANY, Cost
 from gpufaas_core.model import ALL_COMPUTE, SHARINGS, Bytes, DeviceId, Seconds
 from gpufaas_simulator.entries import (
     ENTRIES,
@@ -33,13 +34,11 @@ from gpufaas_simulator.entries import (
     need_of,
 )
 from gpufaas_simulator.workload import (
-    ANY,
     ANY_KIND,
     MB,
     UNBOUNDED,
     BadWorkload,
     Change,
-    Cost,
     DeviceJoins,
     DeviceLeaves,
     FunctionScaled,

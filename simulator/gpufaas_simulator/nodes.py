@@ -14,9 +14,10 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from gpufaas_core.cost import Cost, Truth
 from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, DeviceId, FunctionId, Seconds
-from gpufaas_simulator.costs import CostModel, Truth
-from gpufaas_simulator.workload import Cost, SimulatedDevice, SimulatedFunction
+from gpufaas_simulator.costs import CostModel
+from gpufaas_simulator.workload import SimulatedDevice, SimulatedFunction
 
 
 @dataclass(frozen=True, slots=True)

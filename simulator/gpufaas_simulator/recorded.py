@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from gpufaas_core import messages as m
+from gpufaas_core.cost import Cost
 from gpufaas_core.model import ALL_COMPUTE, CallId, DeviceId, Function, FunctionId, Profile, Seconds
 from gpufaas_scheduler.journal import Header, read
 from gpufaas_simulator.nodes import SimulatedDeviceState
@@ -28,7 +29,6 @@ from gpufaas_simulator.workload import (
     DEFAULT_NAMESPACE,
     BadWorkload,
     Change,
-    Cost,
     DeviceJoins,
     DeviceLeaves,
     FunctionScaled,

@@ -16,9 +16,10 @@ from heapq import heappop, heappush
 from typing import Final, Protocol
 
 from gpufaas_core import messages as m
+from gpufaas_core.cost import Truth
 from gpufaas_core.model import ALL_COMPUTE, CallId, DeviceId, FunctionId, Seconds
 from gpufaas_simulator.calendar import Calendar, Later, Loading
-from gpufaas_simulator.costs import Truth, mixes
+from gpufaas_simulator.costs import mixes
 from gpufaas_simulator.fleet import Fleet
 from gpufaas_simulator.nodes import CopyKey, HostMemory, Noise, Revisions, Running, SimulatedDeviceState
 from gpufaas_simulator.record import COMPLETED, FAILED, FALSE_MISS, HIT, MISS, REJECTED, Record

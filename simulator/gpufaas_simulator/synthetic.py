@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final
 
+from gpufaas_core.cost import Cost
 from gpufaas_core.model import Bytes, DeviceId, Seconds
 from gpufaas_simulator.workload import (
     ANY_KIND,
     DEFAULT_NAMESPACE,
     MB,
     BadWorkload,
-    Cost,
     SimulatedDevice,
     SimulatedFunction,
     Workload,

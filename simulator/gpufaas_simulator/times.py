@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
+from gpufaas_core.cost import Truth
 from gpufaas_core.model import Bytes, FunctionId, Part, Seconds
-from gpufaas_simulator.costs import CostModel, Truth
+from gpufaas_simulator.costs import CostModel
 from gpufaas_simulator.nodes import Noise, SimulatedDeviceState
 from gpufaas_simulator.workload import Workload
 

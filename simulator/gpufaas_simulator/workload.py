@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from gpufaas_core.cost import Cost
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import ALL_COMPUTE, Bytes, Device, DeviceId, Function, FunctionId, Need, Profile, Seconds
 from gpufaas_core.units import format_bytes
@@ -23,8 +24,6 @@ from gpufaas_core.units import format_bytes
 MB: Final = 10**6
 """As the published tables have it."""
 ANY_KIND: Final = "*"
-ANY: Final = "*"
-"""Any other function, in `Cost.beside`."""
 DEFAULT_KIND: Final = "gpu"
 DEFAULT_NAMESPACE: Final = "default"
 MODEL: Final = Need()
@@ -34,25 +33,6 @@ UNBOUNDED: Final = 1 << 60
 
 class BadWorkload(InvalidSpec):
     """A file or an option does not describe a workload. The message names file and line, and says what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """The costs of one function on one kind of device. Those after `host_load_s` are of true costs only."""
-
-    occupation: Bytes
-    load_s: Seconds
-    service_s: Seconds
-    host_load_s: Seconds | None = None
-    """Load time while the node has the weights in host memory. None: the node never keeps them there."""
-    uses: int | None = None
-    """The compute that a grant really uses while it runs, in per cent. None: what the function needs."""
-    batch: tuple[tuple[int, Seconds], ...] = ()
-    """Service times of so many calls together, by size. Empty: calls of a batch take their times one after another."""
-    share: tuple[tuple[int, float], ...] = ()
-    """Factors on the service time under a cap of so many per cent, by cap. Empty: as much longer as compute is cut."""
-    beside: Mapping[str, float] = field(default_factory=dict)
-    """Factors on the service time while a grant of a function of this name runs on the device; `ANY` for others."""
 
 
 @dataclass(frozen=True, slots=True)
