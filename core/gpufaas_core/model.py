@@ -182,6 +182,8 @@ class Need(Struct, frozen=True):
     """How long a call may wait for others of its batch; 0: only calls that wait already join."""
     latency_goal_s: Seconds | None = None
     """Nearly all calls should be answered within this time of their arrival."""
+    batch_adaptive: bool = False
+    """Its batches grow and shrink with their measured times, within `batch_max` and `latency_goal_s`."""
 
     @property
     def held(self) -> int:
@@ -367,6 +369,8 @@ class Explanation(Struct, frozen=True):
     overtaken_by: tuple[CallId, ...] = ()
     """The first of the calls that arrived later and were started before it, as far as they are remembered."""
     overtaken_by_count: int = 0
+    batch: tuple[CallId, ...] = ()
+    """The other calls of its grant, as far as they are remembered."""
     service: ServiceEstimate | None = None
     """On the kind of device where it was started; of a waiting call, on the kind that joined first."""
 

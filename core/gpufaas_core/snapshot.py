@@ -224,6 +224,8 @@ class CostsDoc(Struct, frozen=True):
     """How service times vary."""
     ratios: tuple[RatioDoc, ...] = ()
     """How they depend on batches, shares and neighbours."""
+    batch: float = 1.0
+    """Of a function whose batches adapt: how many calls start together, see `world.batch_size`."""
 
 
 class FunctionDoc(Struct, frozen=True):

@@ -93,6 +93,10 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
     detail.kind, detail.slots, detail.memory = spec.kind, need.slots, spec.memory
     detail.compute, detail.latency_goal = need.compute, need.latency_goal_s
     detail.sharing = need.sharing if need.compute else None
+    if need.batch_max > 1:
+        detail.batch_max, detail.batch_wait, detail.batch_adaptive = (
+            need.batch_max, need.batch_wait_s, need.batch_adaptive,
+        )  # fmt: skip
     detail.memory_reason, detail.timeout = deployed.why_memory, deployed.timeout_s
     detail.profiles = msgspec.convert(deployed.profiles, dict[str, ProfileShown], from_attributes=True)
     allowed = placement.among([known.device for known in status.devices])

@@ -203,6 +203,12 @@ def need_of(kind: Kind, options: Options, defaults: Defaults) -> Need:
     :raises InvalidSpec: what the deployment says of that is not for a function of this kind
     """
     asked = "sharing" if options.sharing else "compute" if options.compute is not None else ""
+    if kind != "model" and (options.batch_max or 1) > 1:
+        raise InvalidSpec(
+            "annotation gpufaas.batch-max: calls run together in handle_batch(model, events, contexts) of a model made "
+            "from a template such as python3-torch: an image, a program or a function without a model gets each call "
+            "by itself: remove the annotation"
+        )
     on_gpu = kind == "server" and options.placement.gpu
     if kind == "model" or (on_gpu and (asked or (not options.bundle and options.slots in (None, 1)))):
         return _need_of_model(kind, options)
@@ -223,7 +229,19 @@ def need_of(kind: Kind, options: Options, defaults: Defaults) -> Need:
 def _need_of_model(kind: Kind, options: Options) -> Need:
     """Return the need of a model, or of a program or image that uses a GPU as a model does."""
     sharing, slots = options.sharing or SHARINGS[0], options.slots or 1
-    need = Need(options.compute or ALL_COMPUTE, sharing, slots, latency_goal_s=options.latency_goal_s)
+    need = Need(
+        options.compute or ALL_COMPUTE, sharing, slots, options.batch_max or 1, options.batch_wait_s or 0.0,
+        options.latency_goal_s, options.batch_adaptive,
+    )  # fmt: skip
+    if need.batch_max > 1 and not need.reserved:
+        raise InvalidSpec(
+            f"annotation gpufaas.batch-max: with gpufaas.sharing {sharing} a call starts at once, and waits for no "
+            "others: remove one of the two, or set gpufaas.sharing to spatial"
+        )
+    if need.batch_max > MOST_FORKED:
+        raise InvalidSpec(
+            f"annotation gpufaas.batch-max: {need.batch_max} calls together are over the limit of {MOST_FORKED}"
+        )
     if slots > 1 and kind == "model":
         raise InvalidSpec(
             f"annotation gpufaas.slots: {slots} calls at once is for functions without a model; "

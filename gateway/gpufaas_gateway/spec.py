@@ -32,6 +32,7 @@ _SUBDOMAIN: Final = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern})*")
 _MAX_SUBDOMAIN: Final = 253
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_SLOTS: Final = 1024  # threads of one worker; more run into limits of the kernel
+MOST_BATCH_WAIT_S: Final = 10.0
 _NO_LIMIT_S: Final = 86_400.0  # "0" means no limit to OpenFaaS's watchdogs; here every wait has a deadline: a day
 _WHOLE_DEVICE: Final = ("exclusive", "time", "auto")
 """The sharings that have all compute of a device while a call runs."""
@@ -154,6 +155,11 @@ class Options:
     """In per cent of a device; None: not given."""
     sharing: str = ""
     """One of `SHARINGS`; empty: not given."""
+    batch_max: int | None = None
+    """Calls that may run together in one ``handle_batch``; None: not given."""
+    batch_wait_s: Seconds | None = None
+    """How long a call may wait for others beside an idle device; None: not given."""
+    batch_adaptive: bool = False
     cors: Cors | None = None
 
     @property
@@ -231,6 +237,7 @@ def read_options(spec: FunctionSpec, defaults: Defaults) -> Options:
             except InvalidSpec as exc:
                 raise InvalidSpec(f"{what}: {exc}") from exc
     _check_sharing(read)
+    _check_batches(read)
     return replace(
         default_options(bundle, defaults),
         scaling=read_scaling_rule(spec.labels or {}, annotations),
@@ -257,6 +264,26 @@ def _check_sharing(read: Mapping[str, Any]) -> None:
         raise InvalidSpec(
             f"annotation gpufaas.sharing: time runs one call at a time, and gpufaas.slots asks for {slots}: remove one "
             "of the two"
+        )
+
+
+def _check_batches(read: Mapping[str, Any]) -> None:
+    """:raises InvalidSpec: what was read of batches cannot go together; says what to change"""
+    wait_s, goal_s, most = read.get("batch_wait_s"), read.get("latency_goal_s"), read.get("batch_max", 1)
+    for name, asked in (("wait", wait_s is not None), ("adaptive", read.get("batch_adaptive", False))):
+        if asked and most < 2:
+            raise InvalidSpec(
+                f"annotation gpufaas.batch-{name}: is for calls that run together, and gpufaas.batch-max is {most}: "
+                "remove it, or set gpufaas.batch-max to 2 or more"
+            )
+    if wait_s and goal_s and wait_s >= goal_s:
+        raise InvalidSpec(
+            f"annotation gpufaas.batch-wait: {wait_s:g} s leaves nothing of gpufaas.latency-goal, {goal_s:g} s: make "
+            "it shorter"
+        )
+    if read.get("batch_adaptive") and goal_s is None:
+        raise InvalidSpec(
+            "annotation gpufaas.batch-adaptive: batches adapt to gpufaas.latency-goal, which is not set: set it"
         )
 
 
@@ -342,6 +369,13 @@ def read_goal(text: str) -> Seconds:
     return goal_s
 
 
+def _batch_wait(text: str) -> Seconds:
+    wait_s = parse_duration(text)
+    if wait_s > MOST_BATCH_WAIT_S:
+        raise InvalidSpec(f"{text[:80]!r} is more than {MOST_BATCH_WAIT_S:g} s: write for example 5ms")
+    return wait_s
+
+
 def _compute(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or not 1 <= int(text) <= ALL_COMPUTE:
         raise InvalidSpec(f"{text[:80]!r} is not a share of a device's compute: write a whole number from 1 to 100")
@@ -397,6 +431,9 @@ _READ: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "annotation gpufaas.latency-goal": ("latency_goal_s", read_goal),
     "annotation gpufaas.compute": ("compute", _compute),
     "annotation gpufaas.sharing": ("sharing", _sharing),
+    "annotation gpufaas.batch-max": ("batch_max", _count),
+    "annotation gpufaas.batch-wait": ("batch_wait_s", _batch_wait),
+    "annotation gpufaas.batch-adaptive": ("batch_adaptive", _yes),
     "annotation com.openfaas.queue": ("async_queue", _queue),
     "annotation com.openfaas.ready.http.path": ("ready_path", _path),
     "annotation com.openfaas.health.http.path": ("health_path", _path),

@@ -257,6 +257,9 @@ class FunctionDetail(_Answer, kw_only=True):
     compute: Annotated[int | None, Meta(description="per cent of a device; 0: it needs none")] = None
     sharing: str | None = None
     latency_goal: Annotated[Seconds | None, Meta(description="seconds")] = None
+    batch_max: Annotated[int | None, Meta(description="calls that may run together")] = None
+    batch_wait: Annotated[Seconds | None, Meta(description="seconds that a call may wait for others")] = None
+    batch_adaptive: bool | None = None
     memory: Annotated[Bytes | None, Meta(description="of the first reservation, in bytes")] = None
     memory_reason: str | None = None
     timeout: Annotated[Seconds | None, Meta(description="seconds")] = None

@@ -216,6 +216,7 @@ def costs_doc(costs: Costs) -> CostsDoc:
     return CostsDoc(
         costs.load_s, costs.service_s, max(costs.size, costs.least), costs.loaded, costs.served, costs.sized,
         costs.measured, costs.least, costs.times_doc(), costs.conditions.docs(),
+        costs.batch,
     )  # fmt: skip
 
 
@@ -226,6 +227,7 @@ def restore_costs(costs: Costs, doc: CostsDoc) -> None:
     costs.loaded, costs.served, costs.sized, costs.measured = doc.loaded, doc.served, doc.sized, doc.measured
     costs.restore_times(doc.times)
     costs.conditions = Conditions(doc.ratios)
+    costs.batch = doc.batch
 
 
 def restore_order(owner: FunctionState, doc: FunctionDoc) -> None:

@@ -14,6 +14,7 @@ from gpufaas_core.model import (
     ServiceEstimate,
 )
 from gpufaas_scheduler import contract
+from gpufaas_scheduler.world.agenda import batch_key
 from gpufaas_scheduler.world.call_state import RUNNING, WAITING
 from gpufaas_scheduler.world.state import Call, DeviceState
 from gpufaas_scheduler.world.world import World
@@ -49,6 +50,10 @@ def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
     if waiting.state == WAITING:
         why = world.policy.weigh(world.view, waiting) if isinstance(world.policy, contract.Explaining) else None
         why = why or contract.Why("the policy has not placed it")
+        gathers_until = world.agenda.wakes.get(batch_key(waiting.function))
+        if gathers_until is not None:
+            more = f"an idle device waits up to {max(0.0, gathers_until - now):.3f} s for more calls of its batch"
+            why = contract.Why(more, why.options)
     before = [each.id for at, each, *_ in world.starts if each.number > waiting.number and at >= waiting.arrived_at]
     return Explanation(
         call=waiting.id,
@@ -76,6 +81,7 @@ def _service(world: World, call: Call, device: DeviceState | None) -> ServiceEst
 def _explain_start(world: World, index: int) -> Explanation:
     at, call, device, cold, victims, local, why = world.starts[index]
     starts = list(world.starts)
+    batch = [each.id for _, each, *_ in starts if each.grant == call.grant and each is not call]
     passed = [each for _, each, *_ in starts[index + 1 :] if each.number < call.number]
     passed += [
         each
@@ -101,6 +107,7 @@ def _explain_start(world: World, index: int) -> Explanation:
         passed_over_count=len(passed),
         overtaken_by=tuple(before[:_NAMED]),
         overtaken_by_count=len(before),
+        batch=tuple(batch),
         service=_service(world, call, world.devices.get(device)),
     )
 

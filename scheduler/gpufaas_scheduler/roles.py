@@ -7,7 +7,7 @@ role            what it decides                                                 
 *admission*     whether a new call is served, and by which variant of its task          each, by its own
 *order*         whose call is next for an idle device: it drives a scheduling run       that of the policy
 *placement*     where a call goes, when the order asks about it                         that of the policy
-*batching*      which further waiting calls of its function start with a call           none
+*batching*      which further waiting calls of its function start with a call           those that wait
 *replacement*   which copies make room, where a placement names no victims              least recently used
 *scaling*       copies and nodes beyond what calls need now, after the causes it names  none
 =============== ======================================================================= ====================
@@ -17,7 +17,8 @@ the others by these protocols only. A class of your own is registered as an entr
 ``gpufaas.policies.ROLE`` (docs/writing-a-policy.md).
 
 *One run.* Admission is asked about the calls that came, then the order runs, then scaling: each sees what the one
-before it did. A batch that the engine refuses starts as the one call that the order chose.
+before it did. The engine asks batching about each start of a function whose calls may form batches, also from a local
+queue. A batch that the engine refuses starts as the one call that the order chose.
 
 *Precedence.* Where roles disagree, or one of them and a declared wish, the first of these decides:
 
@@ -38,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
-from gpufaas_scheduler.contract import Assign, Choose, Load, Plan, Reject, Start
+from gpufaas_scheduler.contract import Assign, Choose, Load, Plan, Reject, Start, Wake
 from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
 
 ADMISSION: Final = "admission"
@@ -84,8 +85,14 @@ class Particular(Protocol):
 
 
 class Batching(Protocol):
-    def extend(self, view: View, start: Start, call: WaitingCall) -> Start:
-        """Return *start*, the start of *call*, with further waiting calls of the same function, or as it is."""
+    def extend(self, view: View, start: Start, call: WaitingCall) -> Start | Wake:
+        """
+        Return *start*, the start of *call*, with further waiting calls of the same function, or as it is. Of a local
+        queue, it names the calls there of that copy; the answer may have fewer.
+
+        A `Wake`: the call waits for others until then; the key does not matter. A call of a local queue, or one that a
+        call waits for, starts all the same.
+        """
 
 
 class Scaling(Protocol):

@@ -151,6 +151,10 @@ class _Residency(_Part):
         found = self._cluster.copies.get(copy)
         return None if found is None else found[1]
 
+    def device_of(self, copy: CopyId) -> DeviceState | None:
+        found = self._cluster.copies.get(copy)
+        return None if found is None else found[0]
+
     def residents(self, device: DeviceState) -> Collection[Copy]:
         return device.residency.copies.values()
 

@@ -54,6 +54,13 @@ class FunctionView(Protocol):
         """How many of its calls may start together."""
 
     @property
+    def batch_wait_s(self) -> Seconds:
+        """How long its calls may wait for others of their batch while a device is idle."""
+
+    def batch_size(self, kind: str) -> int:
+        """How many of its calls should start together on such devices: `batch_max`, or fewer to keep its goal."""
+
+    @property
     def compute(self) -> int:
         """What it asks for of a device, in per cent."""
 
@@ -99,6 +106,9 @@ class ResidentView(Protocol):
 
     @property
     def loading(self) -> bool: ...
+    @property
+    def batch(self) -> int:
+        """Calls of one grant at most; 0: as its function says."""
 
 
 class WaitingCall(Protocol):
@@ -269,6 +279,9 @@ class ResidencyView(Protocol):
         """
 
     def find(self, copy: CopyId) -> ResidentView | None: ...
+    def device_of(self, copy: CopyId) -> DeviceView | None:
+        """The first device of a copy."""
+
     def residents(self, device: DeviceView) -> Collection[ResidentView]:
         """The copies on the device, least recently used first."""
 

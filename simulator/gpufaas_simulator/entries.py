@@ -70,6 +70,7 @@ class FunctionEntry(CostEntry):
     batch_max: int = 1
     batch_wait_s: Seconds = 0.0
     latency_goal_s: Seconds | None = None
+    batch_adaptive: bool = False
     min_copies: int = 0
     max_queue: int | None = None
     timeout_s: float | None = None
@@ -222,6 +223,7 @@ def _as_function(each: SimulatedFunction) -> FunctionEntry:
         batch_max=need.batch_max,
         batch_wait_s=need.batch_wait_s,
         latency_goal_s=need.latency_goal_s,
+        batch_adaptive=need.batch_adaptive,
         min_copies=each.min_copies,
         max_queue=None if each.max_queue == UNBOUNDED else each.max_queue,
         timeout_s=each.timeout_s,
@@ -260,4 +262,5 @@ def need_of(entry: FunctionEntry) -> Need:
         entry.batch_max,
         entry.batch_wait_s,
         entry.latency_goal_s,
+        entry.batch_adaptive,
     )

@@ -16,6 +16,7 @@ from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_l
 from gpufaas_scheduler.handle.settle import run_policy, settle, start_nested
 from gpufaas_scheduler.handle.waiting import backs_off, give_up, join_queue, place_again, refuse_failing
 from gpufaas_scheduler.world import backoff
+from gpufaas_scheduler.world.batch_size import next_size
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.state import Call, FunctionState
 from gpufaas_scheduler.world.world import World
@@ -266,6 +267,10 @@ def finished(world: World, event: m.Finished) -> None:
                 costs.learn_service(event.service_s, call.size, world.rate)
             elif grant.open == len(grant.calls):  # each call of a batch says the same
                 costs.learn_beside(event.service_s, grant.calls[0].size, grant.condition, world.rate)
+            if owner.adaptive and grant is not None and grant.open == len(grant.calls):
+                need, size = owner.declared.need, len(grant.calls)
+                goal_s = need.latency_goal_s or 0.0
+                costs.batch = next_size(costs.batch, size, event.service_s, goal_s, need.batch_max)
             if not costs.noted and world.learn:
                 costs.noted = True
                 world.learnt[(owner.id, device.kind)] = None

@@ -1,9 +1,10 @@
 """The actions of a policy. Each is checked against the present state and done, or refused with a reason."""
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, CopyId, Part
+from gpufaas_core.model import CopyId, Part
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.fit import Reason
+from gpufaas_scheduler.handle.batches import batch_of
 from gpufaas_scheduler.handle.grants import Place, full_part, obtain, reserve, reserve_parts, start
 from gpufaas_scheduler.handle.parts import places_for
 from gpufaas_scheduler.world.call_state import WAITING
@@ -18,8 +19,8 @@ def try_start(world: World, action: contract.Start) -> str | None:
     if call is None or call.state != WAITING or not (owner := call.owner).queued:
         return f"call {calls[0]} does not wait in the global queue" if calls else "there is no call to start"
     others: tuple[Call, ...] = ()
-    if len(calls) > 1:
-        batch = _batch(world, owner, calls)
+    if owner.batch_max > 1 or len(calls) > 1:
+        batch = batch_of(world, action, call)
         if isinstance(batch, str):
             return batch
         others = batch[1:]
@@ -163,19 +164,6 @@ def _load_place(
         return f"device {device.id} holds {owner.id} already"
     found = world.cluster.fits(device, owner, action.victims)
     return found.say(owner.id, device.id, device.kind) if isinstance(found, Reason) else (device, found.victims)
-
-
-def _batch(world: World, owner: FunctionState, names: tuple[CallId, ...]) -> tuple[Call, ...] | str:
-    """Return the calls that shall start together, or why they cannot."""
-    if len(names) > owner.batch_max:
-        return f"{len(names)} calls of {owner.id} cannot start together: at most {owner.batch_max} may"
-    calls = []
-    for name in dict.fromkeys(names):
-        call = world.calls.by_id.get(name)
-        if call is None or call.state != WAITING or call.owner is not owner:
-            return f"call {name} of {owner.id} does not wait in the global queue"
-        calls.append(call)
-    return tuple(calls)
 
 
 def _place(world: World, parts: tuple[Part, ...]) -> DeviceState | str:

@@ -8,6 +8,7 @@ from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
 from gpufaas_core.model import CopyId, Part, Seconds, copy_id
 from gpufaas_scheduler import contract
+from gpufaas_scheduler.handle.batches import joining
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, Grant, parts_of
@@ -137,11 +138,12 @@ def _take_along(
     """Let *others* run together with the first call of *grant*."""
     first, owner = grant.calls[0], grant.copy.owner
     for call in others:
+        local = call.state == LOCAL
         call.state = START[call.state]
         call.device, call.copy = device, grant.copy
         call.grant, call.granted = grant.number, grant
         call.cold, call.victims, call.estimate_s = first.cold, first.victims, first.estimate_s
-        world.starts.append((world.cluster.now, call, device.id, call.cold, names, False, call.why))
+        world.starts.append((world.cluster.now, call, device.id, call.cold, names, local, call.why))
     device.starts += len(others)
     owner.waiting -= len(others)
     owner.running += len(others)
@@ -358,12 +360,24 @@ def next_local(world: World, device: DeviceState) -> None:
             return  # another copy's call has ended: this copy's calls have their slots yet
         if (world.cluster.mixed or device.reserved) and not copy.share and not obtain(world, device, call.owner):
             return
+        others = _take_joining(world, device, call, copy) if call.owner.batch_max > 1 else ()
         take_local(world, device, call)
-        start(world, call, device, copy, ())
+        start(world, call, device, copy, (), others)
         if device.reserved >= device.compute:
             return
     if device.idle_key is None and not device.closed:
         world.cluster.set_idle(device)
+
+
+def _take_joining(world: World, device: DeviceState, call: Call, copy: Copy) -> tuple[Call, ...]:
+    """Take the calls out of their queues that start with *call*, the first of the local queue of *device*."""
+    others = tuple(joining(world, device, call, copy))
+    for each in others:
+        if each.state == LOCAL:
+            take_local(world, device, each)
+        else:
+            world.queue.remove(each)
+    return others
 
 
 def obtain(world: World, device: DeviceState, owner: FunctionState) -> bool:

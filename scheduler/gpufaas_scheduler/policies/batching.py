@@ -2,16 +2,41 @@
 
 from msgspec.structs import replace
 
-from gpufaas_scheduler.contract import Start
-from gpufaas_scheduler.view_contract import View, WaitingCall
+from gpufaas_core.model import Seconds
+from gpufaas_scheduler.contract import Start, Wake
+from gpufaas_scheduler.view_contract import DeviceView, FunctionView, View, WaitingCall
 
 
 class Waiting:
-    """The calls of its function that wait now, up to its batch_max, start with a call."""
+    """The calls of its function that wait now start with a call; it waits for more as long as its function allows."""
 
-    def extend(self, view: View, start: Start, call: WaitingCall) -> Start:
-        limit = call.owner.batch_max - len(start.calls)
-        if limit <= 0 or call.owner.waiting < 2:
-            return start
-        others = view.queue.more_of(call, limit)
-        return replace(start, calls=(*start.calls, *(each.id for each in others))) if others else start
+    def extend(self, view: View, start: Start, call: WaitingCall) -> Start | Wake:
+        owner = call.owner
+        device = view.device_of(start.copy) if start.copy else None
+        limit = owner.batch_max if device is None else owner.batch_size(device.kind)
+        copy = view.find(start.copy) if start.copy else None
+        if copy is not None and copy.batch:
+            limit = min(limit, copy.batch)
+        lacking = limit - len(start.calls)
+        others = view.queue.more_of(call, lacking) if lacking > 0 else []
+        lacking -= len(others)
+        # A new copy, or one that loads, is not waited for: others can come while it loads.
+        if lacking > 0 and owner.batch_wait_s and device is not None and copy is not None and not copy.loading:
+            until = _starts_at(device, [call, *others])
+            if until > view.now:
+                return Wake(until)
+        calls = (*start.calls, *(each.id for each in others))[:limit]
+        return start if calls == start.calls else replace(start, calls=calls)
+
+
+def _starts_at(device: DeviceView, calls: list[WaitingCall]) -> Seconds:
+    """Return when *calls* start at the latest, whether or not more come: each can still keep its goal and deadline."""
+    owner: FunctionView = calls[0].owner
+    at = min(each.arrived_at for each in calls) + owner.batch_wait_s
+    took_s = owner.grant_s(device.kind, min(len(calls) + 1, owner.batch_max))
+    for each in calls:
+        if each.goal_s is not None:
+            at = min(at, each.arrived_at + each.goal_s - took_s)
+        if each.deadline is not None:
+            at = min(at, each.deadline - took_s)
+    return at

@@ -71,11 +71,13 @@ class Composite:
         """:param placement: None: *order* is a whole policy, which places its calls itself"""
         self.name = name
         self.replacement = replacement
-        self._admission, self._batching, self._scaling = admission, batching, scaling
+        self._admission, self._scaling = admission, scaling
+        self.batching = batching
+        """The engine asks it: only few functions have calls that may start together."""
         self._decide: Callable[[View], Plan] = (
             order.plan if placement is None else lambda view: order.plan(view, placement)  # type: ignore
         )
-        self.plan = self._run if admission or batching or scaling else self._decide
+        self.plan = self._run if admission or scaling else self._decide
         self.watches = (ARRIVAL if admission else 0) | (scaling.watches if scaling else 0)
         if isinstance(order, Explaining):
             self.weigh = order.weigh
@@ -121,28 +123,10 @@ class Composite:
                 if action is not None:
                     yield action
         if queue and view.idle_count:
-            plan = self._decide(view)
-            yield from plan if self._batching is None else _batched(view, plan, self._batching)
+            yield from self._decide(view)
             queue.rewind()
         if scaling is not None and view.causes & scaling.watches:
             yield from _restrained(view, scaling.plan(view))
-
-
-def _batched(view: View, plan: Plan, batching: Batching) -> Plan:
-    """The actions of *plan*, with each start extended. A batch that is refused is tried as it was without."""
-    verdict: Refusal | None = None
-    while True:
-        try:
-            action = plan.send(verdict)
-        except StopIteration:
-            return
-        if type(action) is Start:
-            call = view.call(action.calls[0])
-            more = action if call is None else batching.extend(view, action, call)
-            if more is not action and (yield more) is None:
-                verdict = None
-                continue
-        verdict = yield action
 
 
 def _restrained(view: View, plan: Plan) -> Plan:

@@ -97,7 +97,7 @@ FILLS: Final[Mapping[str, Mapping[str, Factory]]] = {
 """By the name of the role: what may fill it."""
 
 _DEFAULTS: Final = {
-    ADMISSION: Chosen("none"), BATCHING: Chosen("none"), REPLACEMENT: Chosen("lru"), SCALING: Chosen("none"),
+    ADMISSION: Chosen("none"), BATCHING: Chosen("waiting"), REPLACEMENT: Chosen("lru"), SCALING: Chosen("none"),
 }  # fmt: skip
 """What fills a role that neither the spec nor its policy names."""
 

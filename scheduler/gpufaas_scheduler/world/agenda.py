@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import NodeId, Offer, PlacementPlan, Seconds
+from gpufaas_core.model import FunctionId, NodeId, Offer, PlacementPlan, Seconds
 from gpufaas_scheduler.contract import ARRIVAL, FINISH, FLEET, LOADED, PLAN, WAKE
 
 CAUSE: Final[Mapping[type[m.Event], int]] = {
@@ -35,6 +35,11 @@ CAUSE: Final[Mapping[type[m.Event], int]] = {
 
 _NO_KEYS: Final[frozenset[str]] = frozenset()
 """Of wakes."""
+
+
+def batch_key(function: FunctionId) -> str:
+    """Return the key of the wake for calls of *function* that wait for others of their batch beside an idle device."""
+    return f"batch {function}"
 
 
 class Agenda:

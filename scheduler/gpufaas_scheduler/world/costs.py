@@ -24,8 +24,8 @@ class Costs:
     """
 
     __slots__ = (
-        "conditions", "floor", "least", "load_s", "loaded", "measured", "noted", "occupation", "served", "service_s",
-        "size", "sized", "sizes", "times",
+        "batch", "conditions", "floor", "least", "load_s", "loaded", "measured", "noted", "occupation", "served",
+        "service_s", "size", "sized", "sizes", "times",
     )  # fmt: skip
 
     def __init__(self, profile: Profile, floor: Bytes = 0) -> None:
@@ -52,6 +52,8 @@ class Costs:
         self.restore_times(profile.times)
         self.conditions = Conditions(profile.ratios)
         """Service times of grants that do not run alone."""
+        self.batch = 1.0
+        """See `batch_size`."""
 
     def learn_load(self, load_s: Seconds, rate: float) -> None:
         self.load_s = self.load_s + rate * (load_s - self.load_s) if self.loaded else load_s
@@ -167,6 +169,9 @@ class Costed:
     __slots__ = ()
 
     costs: CostsByKind
+    batch_max: int
+    adaptive: bool
+    """Its batches adapt to its latency goal."""
 
     def load_s(self, kind: str) -> Seconds:
         costs = self.costs[kind]
@@ -195,6 +200,11 @@ class Costed:
         return ServiceEstimate(
             kind, mean_s, mean_s * times.quantile(0.5), mean_s * times.quantile(0.9), times.calls, shown
         )
+
+    def batch_size(self, kind: str) -> int:
+        """Return how many of its calls should start together on such devices."""
+        costs = self.costs[kind] if self.adaptive else None
+        return self.batch_max if costs is None else min(self.batch_max, int(costs.batch))
 
     def service_cv(self, kind: str) -> float:
         costs = self.costs[kind]

@@ -108,9 +108,9 @@ class FunctionState(Marked, Costed):
     """A deployed revision: its limits and costs, its copies, and its calls."""
 
     __slots__ = (
-        "active", "backoff", "batch_max", "called", "called_at", "constraints", "copies", "costs", "declared",
-        "desired", "digest", "draining", "eager", "excess", "fits", "fits_as_of", "flow", "holders",
-        "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number", "queued", "ready",
+        "active", "adaptive", "backoff", "batch_max", "batch_wait_s", "called", "called_at", "constraints", "copies",
+        "costs", "declared", "desired", "digest", "draining", "eager", "excess", "fits", "fits_as_of", "flow",
+        "holders", "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number", "queued", "ready",
         "removed", "reserves", "running", "share", "shared_hold", "slots", "starved", "target", "waiting", "wanted",
     )  # fmt: skip
 
@@ -165,6 +165,8 @@ class FunctionState(Marked, Costed):
         """The compute that a device must have for it."""
         self.slots = 1 if need.sharing == "time" else max(1, need.slots)
         self.batch_max = max(1, need.batch_max)
+        self.batch_wait_s = need.batch_wait_s
+        self.adaptive = need.batch_adaptive and self.batch_max > 1 and need.latency_goal_s is not None
         self.shared_hold = self.slots > 1 and need.reserved > 0 and need.sharing != "spatial"
         """One hold of the compute is for all grants of a copy."""
         self.min_copies = function.min_copies

@@ -13,6 +13,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Part, Seconds
 from gpufaas_core.snapshot import CallDoc, DeviceDoc, EngineDoc, FunctionDoc
 from gpufaas_scheduler.contract import Noting, Observing, Refusal, SchedulingPolicy, Watching, Why
+from gpufaas_scheduler.roles import Batching
 from gpufaas_scheduler.view_contract import View
 from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.cluster import Cluster
@@ -35,6 +36,7 @@ class World:
     __slots__ = (
         "adopted",
         "agenda",
+        "batching",
         "calls",
         "cluster",
         "devices",
@@ -79,6 +81,7 @@ class World:
     ) -> None:
         self.policy = policy
         self.observe = policy.observe if isinstance(policy, Observing) else None
+        self.batching: Batching | None = getattr(policy, "batching", None)
         self.epoch = epoch
         self.max_queue = max_queue
         self.refusals: deque[Refusal] = deque(maxlen=100)

@@ -28,6 +28,8 @@ NEEDS = (
     Need(50, "spatial", batch_max=3),
     Need(25, "share", slots=2),
     Need(0, slots=3),
+    Need(batch_max=4, batch_wait_s=0.7),
+    Need(batch_max=6, latency_goal_s=3.0, batch_adaptive=True),
 )
 """Of the functions that a rig deploys, in turn."""
 
@@ -62,7 +64,7 @@ class Worker:
 class Rig:
     """See module. `events` and `commands` are all that the engine was told, and what it said."""
 
-    def __init__(self, spec: str, seed: int, *, functions: int = 7, devices: int = 4, breaks: bool = True) -> None:
+    def __init__(self, spec: str, seed: int, *, functions: int = 9, devices: int = 4, breaks: bool = True) -> None:
         self.rng = random.Random(seed)
         self.header = Header(policy=policy_spec(spec), learn=False)
         self.engine = self.header.engine()

@@ -200,9 +200,10 @@ class World:
                 self.parts[loads.function, loads.copy] = {each.device for each in loads.parts}
             match command:
                 case m.StartCall(grant):
-                    assert grant.call in self.waiting, f"{grant.call} was started without waiting"
-                    del self.waiting[grant.call]
-                    self.running[grant.call] = grant
+                    for call in grant.calls:
+                        assert call in self.waiting, f"{call} was started without waiting"
+                        del self.waiting[call]
+                        self.running[call] = grant
                 case m.Reject(call):
                     assert call in self.waiting, f"{call} was rejected without waiting"
                     del self.waiting[call]
@@ -297,16 +298,16 @@ def where(what) -> tuple[str, str, int]:  # type: ignore[no-untyped-def]
 
 
 def starts(commands: Sequence[m.Command]) -> list[tuple[str, str]]:
-    return [(each.grant.call, each.grant.device) for each in commands if isinstance(each, m.StartCall)]
+    grants = [each.grant for each in commands if isinstance(each, m.StartCall)]
+    return [(call, grant.device) for grant in grants for call in grant.calls]
 
 
 def check(status: EngineStatus, world: World) -> None:
     """What holds after every event, whatever the policy."""
     reserving: dict[str, int] = {}
     running: dict[tuple[str, str, int], int] = {}
-    for call, grant in world.running.items():
-        if call in world.orphans:
-            continue
+    grants = {grant.number: grant for call, grant in world.running.items() if call not in world.orphans}
+    for grant in grants.values():
         for part in grant.parts:
             place = (grant.function, part.device, grant.copy)
             running[place] = running.get(place, 0) + 1

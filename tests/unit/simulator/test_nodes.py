@@ -327,6 +327,17 @@ def test_the_engine_s_batches_are_served_together(written: Write) -> None:
     assert found.completed == 6
 
 
+def test_a_simulated_device_waits_for_more_calls_of_a_batch(written: Write) -> None:
+    cost = {"sharing": "exclusive", "compute": None, "infer_s": 2, "load_s": 4, "batch_max": 4, "batch": {"4": 3}}
+    arrivals = [[0, "f"], [10, "f"], [10.25, "f"], [10.75, "f"], [20, "f"]]
+    given = workload({"f": {**cost, "batch_wait_s": 0.5}}, arrivals)
+
+    record, found = simulate(read_workload(written(given)), engine_header("lalb"))
+
+    assert list(record.started) == [0.0, 10.5, 10.5, 12.833333333333334, 20.5], "two of the batch take 7/3 s"
+    assert found.completed == 5
+
+
 @pytest.mark.parametrize("policy", ["lb", "lalb-o3", "least-wait"])
 def test_the_engine_runs_grants_beside_each_other_while_there_is_compute(policy: str, written: Write) -> None:
     """Of three that need 40 % each, two run at once, and they use 60 %: so they slow each other."""
@@ -345,7 +356,7 @@ def test_all_that_a_file_says_is_written_as_it_was_read(written: Write, tmp_path
             "f": {
                 "kinds": {"h100": {"occupation_mb": 50, "load_s": 1, "infer_s": 1, "batch": {"4": 2}, "uses": 20}},
                 "planned": {"load_s": 9, "kinds": {"h100": {"infer_s": 3}}}, "share": {"25": 3.5}, "beside": {"g": 1.5},
-                "batch_max": 4, "batch_wait_s": 0.1, "latency_goal_s": 2, "weight": 2.5, "priority": 3,
+                "batch_max": 4, "batch_wait_s": 0.1, "latency_goal_s": 2, "batch_adaptive": True, "weight": 2.5, "priority": 3,
                 "task": "classify", "accuracy": 0.8, "namespace": "red",
             },
             "g": {"sharing": "share", "compute": 30, "slots": 3},

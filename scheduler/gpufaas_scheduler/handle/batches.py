@@ -1,0 +1,57 @@
+"""Which calls start together with one that starts. Asked only about functions whose calls may form batches."""
+
+from itertools import islice
+
+from gpufaas_core.model import CallId
+from gpufaas_scheduler import contract
+from gpufaas_scheduler.world.agenda import batch_key
+from gpufaas_scheduler.world.call_state import LOCAL, WAITING
+from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.world import World
+
+
+def batch_of(world: World, action: contract.Start, call: Call) -> tuple[Call, ...] | str:
+    """Return the calls that start by *action*, *call* and perhaps others; or why they cannot."""
+    owner, wakes = call.owner, world.agenda.wakes
+    if world.batching is None or owner.batch_max < 2:
+        return _named(world, owner, action.calls)
+    extended = world.batching.extend(world.view, action, call)
+    if isinstance(extended, contract.Wake):
+        if extended.at > world.cluster.now and call.outer is None:
+            wakes[batch_key(owner.id)] = extended.at
+            return f"call {call.id} waits for others of its batch"
+        extended = action
+    wakes.pop(batch_key(owner.id), None)
+    found = _named(world, owner, extended.calls)
+    if extended is not action and (isinstance(found, str) or found[0] is not call):
+        return _named(world, owner, action.calls)
+    return found
+
+
+def _named(world: World, owner: FunctionState, names: tuple[CallId, ...]) -> tuple[Call, ...] | str:
+    """Return the calls of these names, which shall start together; or why they cannot."""
+    if len(names) > owner.batch_max:
+        return f"{len(names)} calls of {owner.id} cannot start together: at most {owner.batch_max} may"
+    calls = []
+    for name in dict.fromkeys(names):
+        call = world.calls.by_id.get(name)
+        if call is None or call.state != WAITING or call.owner is not owner:
+            return f"call {name} of {owner.id} does not wait in the global queue"
+        calls.append(call)
+    return tuple(calls)
+
+
+def joining(world: World, device: DeviceState, call: Call, copy: Copy) -> list[Call]:
+    """Return the calls that start with *call*, the first of the local queue of *device*: of that queue, and others."""
+    owner = call.owner
+    if world.batching is None:
+        return []
+    local = {each.id: each for each in islice((each for each in device.local if each.copy is copy), owner.batch_max)}
+    extended = world.batching.extend(world.view, contract.Start(tuple(local), copy.id), call)
+    names = tuple(local) if isinstance(extended, contract.Wake) else extended.calls[: owner.batch_max]
+    found = (local.get(name) or world.calls.by_id.get(name) for name in names if name != call.id)
+    return [each for each in found if each is not None and each.owner is owner and _waits(each, copy)]
+
+
+def _waits(call: Call, copy: Copy) -> bool:
+    return call.state == WAITING or (call.state == LOCAL and call.copy is copy)

@@ -1,0 +1,256 @@
+"""Calls that start together: which ones, how long they wait for others, and how many fit the latency goal."""
+
+from heapq import heappop, heappush
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.examples import examples
+from tests.unit.scheduler.world import World, state_of
+
+from gpufaas_core import messages as m
+from gpufaas_core.model import CallId, DeviceId, Function, FunctionId, Need, Profile
+from gpufaas_scheduler.policies import POLICIES
+from gpufaas_scheduler.world.batch_size import DECREASE, GOAL_SHARE, next_size
+
+
+def deploy(world: World, name: str = "f", *, load_s: float = 3.0, service_s: float = 1.0, **need: object) -> None:
+    declared = Need(100, **need)  # type: ignore[arg-type]
+    function = Function(FunctionId(name), name, declared, {"*": Profile(load_s, service_s, 10)})
+    world.tell(m.FunctionDeployed(function))
+
+
+def batches(commands: list[m.Command]) -> list[tuple[str, ...]]:
+    return [each.grant.calls for each in commands if isinstance(each, m.StartCall)]
+
+
+def warm(policy: str = "lalb-o3", **need: object) -> World:
+    """One idle device that holds f, at time 10."""
+    world = World(policy)
+    deploy(world, **need)
+    world.device("a")
+    world.warm("f", "a")
+    world.now = 10.0
+    return world
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_waits_starts_together_by_every_policy(policy: str) -> None:
+    world = warm(policy, batch_max=3)
+    for number in range(5):
+        world.call(f"c{number}", "f")
+    assert world.running.keys() == {"c0"}, "nothing is waited for unless the function says so"
+
+    assert batches(world.finish("c0")) == [("c1", "c2", "c3")]
+    assert [world.finish(each) for each in ("c1", "c3")] == [[], []]
+    assert batches(world.finish("c2")) == [("c4",)], "the device is free with the last of them"
+
+
+def test_the_calls_of_a_local_queue_start_together_with_those_that_wait_for_any_device() -> None:
+    world = World("lalb")
+    deploy(world, load_s=10.0, batch_max=4)
+    deploy(world, "g")
+    world.device("a")
+    world.warm("f", "a")
+    world.device("b")
+    world.call("runs", "f")
+    for number in range(5):
+        world.call(f"c{number}", "f")  # b is idle, and a is free sooner than a load ends
+    assert world.on("a").local_queue == 5
+
+    assert batches(world.finish("runs")) == [("c0", "c1", "c2", "c3")]
+    assert world.on("a").local_queue == 1
+    world.call("occupies", "g")
+    world.now = 1.0
+    world.call("c5", "f")
+    for call in ("c0", "c1", "c2"):
+        world.finish(call)
+
+    assert batches(world.finish("c3")) == [("c4", "c5")], "c4 from the local queue, c5 from the global one"
+
+
+def test_a_call_waits_for_others_and_an_idle_device_with_it() -> None:
+    world = warm(batch_max=3, batch_wait_s=0.5)
+    assert world.call("c0", "f") == []
+    assert world.engine.wake_at == 10.5
+    world.now = 10.2
+    assert world.call("c1", "f") == []
+    explained = world.engine.explain(CallId("c1"), world.now)
+    assert explained is not None
+    assert explained.rule == "an idle device waits up to 0.300 s for more calls of its batch"
+
+    world.now = 10.5
+    assert batches(world.tell(m.Woken())) == [("c0", "c1")]
+    assert world.engine.wake_at is None
+    explained = world.engine.explain(CallId("c1"), world.now)
+    assert explained is not None
+    assert explained.batch == ("c0",)
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    world = warm(batch_max=3, batch_wait_s=0.5)
+    world.call("c0", "f")
+    world.call("c1", "f")
+
+    assert batches(world.call("c2", "f")) == [("c0", "c1", "c2")]
+    assert world.engine.wake_at is None
+
+
+def test_the_time_in_the_queue_counts_as_waiting_for_others() -> None:
+    world = warm(batch_max=3, batch_wait_s=0.5)
+    for number in range(3):
+        world.call(f"c{number}", "f")
+    world.call("late", "f")
+    world.now = 12.0
+    world.finish("c0")
+    world.finish("c1")
+
+    assert batches(world.finish("c2")) == [("late",)]
+
+
+def test_others_use_the_device_meanwhile() -> None:
+    world = World("lalb")
+    deploy(world, batch_max=3, batch_wait_s=0.5)
+    deploy(world, "g")
+    world.device("a")
+    world.warm("f", "a")
+    world.warm("g", "a")
+    world.now = 10.0
+    world.call("c0", "f")
+
+    assert batches(world.call("other", "g")) == [("other",)]
+    world.now = 11.0
+    assert batches(world.finish("other")) == [("c0",)]
+
+
+def test_a_load_is_not_held_up() -> None:
+    world = World("lalb")
+    deploy(world, batch_max=3, batch_wait_s=0.5)
+    world.device("a")
+
+    assert batches(world.call("c0", "f")) == [("c0",)]
+
+
+@pytest.mark.parametrize(
+    ("goal_s", "deadline", "starts_at"), [(1.4, None, 10.4), (None, 11.3, 10.3), (0.9, None, 10.0)]
+)
+def test_a_call_waits_for_others_only_as_long_as_its_goal_and_its_deadline_allow(
+    goal_s: float | None, deadline: float | None, starts_at: float
+) -> None:
+    world = warm(batch_max=3, batch_wait_s=0.5)
+    arrived = m.Arrived(CallId("c"), FunctionId("f"), deadline, goal_s=goal_s)
+
+    commands = world.tell(arrived)
+
+    if starts_at > 10.0:
+        assert commands == []
+        assert world.engine.wake_at == pytest.approx(starts_at)
+        world.now = starts_at
+        commands = world.tell(m.Woken())
+    assert batches(commands) == [("c",)]
+
+
+def test_a_copy_may_be_limited_to_smaller_batches() -> None:
+    world = warm("lb", batch_max=4)
+    (copy,) = state_of(world.engine).devices[DeviceId("a")].residency.copies.values()
+    copy.batch = 2  # as `Limit` sets it
+    for number in range(4):
+        world.call(f"c{number}", "f")
+
+    assert batches(world.finish("c0")) == [("c1", "c2")]
+
+
+# --- adaptive sizes ---------------------------------------------------------------------------------------------------
+
+
+def test_batches_adapt_to_the_latency_goal() -> None:
+    """A batch of n takes 0.1 s + 0.05 s x n; half of the goal, 0.5 s, is enough for eight."""
+    world = warm("lb", batch_max=32, latency_goal_s=1.0, batch_adaptive=True)
+    number, sizes = 0, []
+    for _ in range(60):
+        while len(world.waiting) < 40:
+            world.call(f"c{number}", "f")
+            number += 1
+        names = list(world.running)
+        sizes.append(len(names))
+        world.now += 0.1 + 0.05 * len(names)
+        for name in names:
+            world.finish(name, 0.1 + 0.05 * len(names))
+
+    assert sizes[:4] == [1, 2, 3, 4]
+    assert max(sizes) == 9
+    assert set(sizes[20:]) == {8, 9}
+
+
+@given(
+    st.integers(1, 64),
+    st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(1, 64)), max_size=50),
+)
+@examples(100)
+def test_a_size_stays_within_its_bounds_and_moves_towards_its_goal(most: int, seen: list[tuple[float, int]]) -> None:
+    size = 1.0
+    for took_s, calls in seen:
+        before, ran = size, min(calls, int(size))
+        size = next_size(before, ran, took_s, 1.0, most)
+        assert 1.0 <= size <= most
+        if took_s > GOAL_SHARE:
+            assert size == max(1.0, min(before, ran) * DECREASE)
+        elif ran == int(before):
+            assert size == min(most, before + 1.0)
+        else:
+            assert size == before, "a batch that was not full says nothing about larger ones"
+
+
+# --- whatever happens -------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from(sorted(POLICIES)),
+    st.integers(1, 5),
+    st.sampled_from((0.0, 0.25, 1.0)),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 8), st.booleans()), min_size=1, max_size=40),
+)
+@examples(60)
+def test_calls_start_in_order_in_batches_that_are_small_enough_and_never_wait_too_long_beside_their_copy(
+    policy: str, most: int, wait_s: float, devices: int, arrivals: list[tuple[int, bool]]
+) -> None:
+    world = World(policy)
+    deploy(world, "f", batch_max=most, batch_wait_s=wait_s)
+    deploy(world, "g", batch_max=1)
+    for number in range(devices):
+        world.device(f"d{number}")
+    calendar: list[tuple[float, int, str, str]] = []
+    at = 0.0
+    for number, (pause, of_f) in enumerate(arrivals):
+        at += pause / 8
+        heappush(calendar, (at, number, f"c{number}", "f" if of_f else "g"))
+    order: list[str] = []
+    seen = 0
+    while calendar or world.engine.wake_at is not None:
+        wake_at = world.engine.wake_at
+        if wake_at is not None and (not calendar or wake_at <= calendar[0][0]):
+            world.now = max(world.now, wake_at)
+            world.tell(m.Woken())
+        else:
+            world.now, _, call, function = heappop(calendar)
+            if function:
+                world.call(call, function)
+            elif call in world.running:
+                world.finish(call)
+        for command in world.log[seen:]:
+            if isinstance(command, m.StartCall):
+                grant = command.grant
+                assert len(grant.calls) <= (most if grant.function == "f" else 1)
+                order += [each for each in grant.calls if grant.function == "f"]
+                for each in grant.calls:
+                    heappush(calendar, (world.now + 1.0 + 3.0 * grant.cold, 1_000, each, ""))
+        seen = len(world.log)
+        idle = [each for each in world.status.devices if not each.busy and "f" in world.models(each.device.id)]
+        if idle and (waiting := [each for each, of in world.waiting.items() if of == "f"]):
+            since = min(world.engine._world.calls.by_id[CallId(each)].arrived_at for each in waiting)
+            assert world.now < since + wait_s, f"{waiting} wait beside {idle[0].device.id}"
+
+    assert not world.waiting
+    if devices == 1:
+        assert order == sorted(order, key=lambda each: int(each[1:]))
