@@ -110,8 +110,9 @@ class FunctionState(Marked, Costed):
     __slots__ = (
         "active", "adaptive", "backoff", "batch_max", "batch_wait_s", "called", "called_at", "constraints", "copies",
         "costs", "declared", "desired", "digest", "draining", "eager", "excess", "fits", "fits_as_of", "flow",
-        "holders", "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number", "queued", "ready",
-        "removed", "reserves", "running", "share", "shared_hold", "slots", "starved", "target", "waiting", "wanted",
+        "holders", "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number", "queued",
+        "ready", "removed", "reserves", "running", "share", "shared_hold", "slots", "starved", "target", "waiting",
+        "wanted",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:

@@ -247,9 +247,10 @@ def test_calls_start_in_order_in_batches_that_are_small_enough_and_never_wait_to
                     heappush(calendar, (world.now + 1.0 + 3.0 * grant.cold, 1_000, each, ""))
         seen = len(world.log)
         idle = [each for each in world.status.devices if not each.busy and "f" in world.models(each.device.id)]
-        if idle and (waiting := [each for each, of in world.waiting.items() if of == "f"]):
-            since = min(world.engine._world.calls.by_id[CallId(each)].arrived_at for each in waiting)
-            assert world.now < since + wait_s, f"{waiting} wait beside {idle[0].device.id}"
+        waiting = [each for each in state_of(world.engine).queue.firsts() if each.function == "f"]
+        if idle and waiting:
+            since = min(each.arrived_at for each in waiting)
+            assert world.now < since + wait_s, f"{waiting[0].id} waits beside {idle[0].device.id}"
 
     assert not world.waiting
     if devices == 1:

@@ -356,8 +356,8 @@ def test_all_that_a_file_says_is_written_as_it_was_read(written: Write, tmp_path
             "f": {
                 "kinds": {"h100": {"occupation_mb": 50, "load_s": 1, "infer_s": 1, "batch": {"4": 2}, "uses": 20}},
                 "planned": {"load_s": 9, "kinds": {"h100": {"infer_s": 3}}}, "share": {"25": 3.5}, "beside": {"g": 1.5},
-                "batch_max": 4, "batch_wait_s": 0.1, "latency_goal_s": 2, "batch_adaptive": True, "weight": 2.5, "priority": 3,
-                "task": "classify", "accuracy": 0.8, "namespace": "red",
+                "batch_max": 4, "batch_wait_s": 0.1, "latency_goal_s": 2, "batch_adaptive": True, "weight": 2.5,
+                "priority": 3, "task": "classify", "accuracy": 0.8, "namespace": "red",
             },
             "g": {"sharing": "share", "compute": 30, "slots": 3},
         },
