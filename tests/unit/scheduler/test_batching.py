@@ -221,6 +221,7 @@ def test_calls_start_in_order_in_batches_that_are_small_enough_and_never_wait_to
     for number in range(devices):
         world.device(f"d{number}")
     calendar: list[tuple[float, int, str, str]] = []
+    """Time, a number, and a call with its function; a call that ends; or a function with the device that loads it."""
     at = 0.0
     for number, (pause, of_f) in enumerate(arrivals):
         at += pause / 8
@@ -234,12 +235,16 @@ def test_calls_start_in_order_in_batches_that_are_small_enough_and_never_wait_to
             world.tell(m.Woken())
         else:
             world.now, _, call, function = heappop(calendar)
-            if function:
+            if not call:
+                world.loaded(*function.split(" "))
+            elif function:
                 world.call(call, function)
             elif call in world.running:
                 world.finish(call)
         for command in world.log[seen:]:
-            if isinstance(command, m.StartCall):
+            if isinstance(command, m.LoadCopy):
+                heappush(calendar, (world.now + 3.0, 1_000, "", f"{command.function} {command.device}"))
+            elif isinstance(command, m.StartCall):
                 grant = command.grant
                 assert len(grant.calls) <= (most if grant.function == "f" else 1)
                 order += [each for each in grant.calls if grant.function == "f"]
