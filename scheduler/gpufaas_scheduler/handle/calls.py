@@ -360,8 +360,10 @@ def woken(world: World, _event: m.Woken) -> None:
     if world.agenda.wake(now):
         world.freed = True
     if world.held_back:
-        for owner in [each for each in world.held_back.values() if not is_held_back(world, each)]:
-            balance(world, owner)
+        # By name, since they may be due at one moment, and a successor does not know which was held back first.
+        for _, owner in sorted(world.held_back.items()):
+            if not is_held_back(world, owner):
+                balance(world, owner)
     for call in world.calls.overdue(now):
         where = "in the queue"
         if call.device is not None:

@@ -110,6 +110,8 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
     device.local_s += call.estimate_s
     if device.local[0] is call:
         world.overdue.note(device)
+        if device.idle_key is not None:
+            world.cluster.set_busy(device)  # what it has spare is for its local queue
     copy.queued += 1
     world.cluster.asked = None
     return None

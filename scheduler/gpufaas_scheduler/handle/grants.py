@@ -349,7 +349,11 @@ def estimate(grant: Grant, costs: Costs, now: Seconds) -> None:
 
 
 def next_local(world: World, device: DeviceState) -> None:
-    """Start the first calls of the local queue of a device that has spare compute; else the policy may use it."""
+    """
+    Start the first calls of the local queue of a device that has spare compute; else the policy may use it.
+
+    A local queue goes back if copies that stay there hold the compute of its first call: no end of a grant starts it.
+    """
     if device.reserved >= device.compute or device.preload is not None or world.devices.get(device.id) is not device:
         return
     while device.local:
@@ -359,6 +363,8 @@ def next_local(world: World, device: DeviceState) -> None:
         if copy.running and copy.running >= (copy.slots or call.owner.slots):
             return  # another copy's call has ended: this copy's calls have their slots yet
         if (world.cluster.mixed or device.reserved) and not copy.share and not obtain(world, device, call.owner):
+            if not device.reserved:
+                return_all(world, device)
             return
         others = _take_joining(world, device, call, copy) if call.owner.batch_max > 1 else ()
         take_local(world, device, call)
@@ -416,6 +422,14 @@ def return_local(world: World, device: DeviceState, call: Call) -> None:
     world.calls.back(call)
     world.queue.put_back(call)
     world.cluster.note_waiting(call.owner)
+    world.cluster.offer(device)
+
+
+def return_all(world: World, device: DeviceState) -> None:
+    """The local queue of *device* goes back to the global queue, and a run plans for its calls."""
+    for call in reversed(list(device.local)):
+        return_local(world, device, call)
+    world.freed = True
 
 
 def grant_again(world: World, call: Call, device: DeviceState, copy: Copy) -> None:

@@ -11,7 +11,7 @@ from gpufaas_scheduler.handle.commit import try_assign, try_load, try_promise, t
 from gpufaas_scheduler.handle.commit_calls import try_choose, try_preempt, try_reject
 from gpufaas_scheduler.handle.commit_copies import try_evict, try_fetch, try_limit
 from gpufaas_scheduler.handle.copies import load_copies, serve_fifo, trim
-from gpufaas_scheduler.handle.grants import return_local, start
+from gpufaas_scheduler.handle.grants import return_all, return_local, start
 from gpufaas_scheduler.handle.waiting import give_up
 from gpufaas_scheduler.world.call_state import RUNNING, WAITING
 from gpufaas_scheduler.world.state import Call
@@ -160,6 +160,4 @@ def untangle(world: World) -> None:
 def return_overdue(world: World) -> None:
     """Return the local queues of devices that are too late. The run after the event plans for their calls."""
     for device in world.overdue.take(world.cluster.now):
-        for call in reversed(list(device.local)):
-            return_local(world, device, call)
-        world.freed = True
+        return_all(world, device)

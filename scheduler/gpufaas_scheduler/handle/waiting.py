@@ -41,6 +41,7 @@ def unqueue(world: World, call: Call) -> None:
     if call.state == LOCAL:
         assert call.device is not None
         take_local(world, call.device, call)
+        world.cluster.offer(call.device)
     elif owner.queued:
         world.queue.remove(call)
     else:

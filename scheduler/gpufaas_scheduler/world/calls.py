@@ -102,7 +102,9 @@ class CallBook:
         deadlines = self._deadlines
         heappush(deadlines, (call.deadline, call.number, call))
         if len(deadlines) > 2 * self.waiting + 1000:
-            alive = {entry[1]: entry for entry in deadlines if entry[2].state <= LOCAL}
+            alive = {
+                entry[2]: entry for entry in deadlines if entry[2].state <= LOCAL and entry[2].deadline == entry[0]
+            }
             deadlines[:] = alive.values()
             heapify(deadlines)
 

@@ -76,6 +76,10 @@ class Call(Struct, eq=False):
     why: Why | None = None
     """What the policy said when it was placed."""
 
+    def __lt__(self, other: Call) -> bool:
+        # In a heap of (time, number, call): a call that waited elsewhere may share its number with the one behind it.
+        return self.id < other.id
+
     @property
     def goal_s(self) -> Seconds | None:
         """It should be answered within this time of its arrival; None: no goal."""

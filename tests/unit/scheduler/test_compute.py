@@ -91,6 +91,49 @@ def test_all_that_fits_starts_when_a_device_becomes_free() -> None:
     assert started(finish(engine, "1", 4.0)) == ["2", "3"]
 
 
+def half_busy_with_a_local_queue() -> Engine:
+    """On a, a call of f holds half of the compute, and one of large waits in the local queue. b is idle and small."""
+    engine = an_engine(("f", HALF), ("g", HALF), ("large", Need(100)), policy=make_policy("lalb"))
+    for name in ("g", "large", "f"):
+        arrive(engine, f"first of {name}", name)
+        engine.handle(m.Loaded(FunctionId(name), A, 3.0, 10), 0.0)
+        finish(engine, f"first of {name}", 0.0)
+    engine.handle(m.DeviceJoined(Device(DeviceId("b"), "gpu", 50)), 0.0)
+    assert started(arrive(engine, "1", "f")) == ["1"]
+    assert arrive(engine, "2", "large") == []
+    assert engine.status(0.0).devices[0].local_queue == 1
+    return engine
+
+
+def test_what_a_device_has_spare_is_for_its_local_queue() -> None:
+    engine = half_busy_with_a_local_queue()
+
+    assert arrive(engine, "3", "g") == [], "it would delay the call that waits for the whole device"
+    assert started(finish(engine, "1", 1.0)) == ["2"]
+    assert started(finish(engine, "2", 2.0)) == ["3"]
+
+
+def test_the_spare_compute_is_for_all_once_nobody_waits_in_the_local_queue() -> None:
+    engine = half_busy_with_a_local_queue()
+
+    engine.handle(m.CallerLeft(CallId("2")), 0.5)
+
+    assert started(arrive(engine, "3", "g", 0.5)) == ["3"]
+
+
+def test_a_local_queue_goes_back_if_a_copy_that_stays_holds_its_compute() -> None:
+    engine = half_busy_with_a_local_queue()
+    kept = Function(FunctionId("kept"), "d", Need(30, "share"), {"*": Profile(3.0, 1.0, 60)}, min_copies=1)
+    (load,) = engine.handle(m.FunctionDeployed(kept), 0.5)
+    assert isinstance(load, m.LoadCopy)
+    assert load.device == A
+
+    (start,) = finish(engine, "1", 1.0)
+
+    assert isinstance(start, m.StartCall)
+    assert (start.grant.calls, start.grant.device) == (("2",), "b")
+
+
 def test_copies_hold_their_shares_and_idle_ones_give_way_to_an_exclusive_call() -> None:
     share = Need(40, "share", slots=4)
     engine = an_engine(("f", share), ("g", share), ("h", share), ("large", Need(100)))

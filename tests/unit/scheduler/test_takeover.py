@@ -35,6 +35,13 @@ SHIFT = 4096.0
 """How much later it is on the second engine's clock."""
 
 
+NEEDS = (Need(), Need(50, "spatial"), Need(100, "time"), Need(30, "share", slots=2))
+"""Of model functions: those of a function stay the same when it is deployed again."""
+
+FAR = 1e6
+"""Seconds. What happens so late is as if it never happened."""
+
+
 def size_of(call: CallId) -> float:
     """Of its request; one in three is not known."""
     return float(sum(map(ord, call)) % 3)
@@ -127,8 +134,12 @@ class Nodes:
 class Site:
     """An engine and its nodes, under random events; and what the engine wrote behind, as JSON."""
 
-    def __init__(self, policy: str, replacement: str, learn: bool, rng: random.Random) -> None:
+    def __init__(
+        self, policy: str, replacement: str, learn: bool, rng: random.Random, needs: tuple[Need, ...] = NEEDS
+    ) -> None:
         self.rng = rng
+        self.needs = needs
+        self.models: dict[FunctionId, Need] = {}
         self.how = (policy, replacement, learn)
         self.engine = self.new_engine(1)
         self.nodes = Nodes()
@@ -265,8 +276,8 @@ class Site:
         calls = self.nodes.running[grant.device]
         worker = self.nodes.workers[grant.device][copy_id(grant.function, grant.copy)]
         others = [each for each in calls.values() if each.grant.function == grant.function and each is not running]
-        cpu = not self.functions[grant.function].need.compute if grant.function in self.functions else True
-        if (grant.cold and worker.loading and others) or (cpu and grant.call in self.adopted):
+        direct = not self.functions[grant.function].need.reserved if grant.function in self.functions else True
+        if (grant.cold and worker.loading and others) or (direct and grant.call in self.adopted):
             return
         del calls[grant.call]
         if grant.cold and worker.loading:
@@ -301,8 +312,9 @@ class Site:
 
     def deploy(self, name: FunctionId, slots: int | None) -> None:
         rng = self.rng
+        need = self.models.setdefault(name, rng.choice(self.needs)) if slots is None else Need(0, slots=slots)
         function = Function(
-            name, f"digest of {name}", Need(100 if slots is None else 0, slots=slots or 1),
+            name, f"digest of {name}", need,
             {"*": Profile(rng.randint(8, 40) / 8, rng.randint(1, 16) / 8, rng.randint(2, 30) << 20)},
             rng.choice([0, 0, 0, 1, 2]), 12, rng.choice([0, 0, 4]), elastic=rng.random() < 0.5,
         )  # fmt: skip
@@ -419,7 +431,8 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
     for device in nodes.devices:
         engine.handle(m.DeviceJoined(nodes.devices[device], nodes.snapshot(device, site.now)), site.now)
     for call, (function, at, _) in site.waiting.items():
-        engine.handle(m.Arrived(call, function, age_s=site.now - at + 0.125), site.now)
+        # A deadline that does not come: else a call that waits for ever would be answered, too.
+        engine.handle(m.Arrived(call, function, site.now + 2 * FAR, site.now - at + 0.125), site.now)
     waiting = set(site.waiting)
     site.engine = engine
     site.tell(m.Serving())
@@ -435,9 +448,10 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
         assert limits == sum(each.memory for each in nodes.workers[device.device.id].values())
         assert device.used <= limits <= device.device.memory
         assert device.used <= device.device.memory
-    large = Device(DeviceId("n/large"), "cpu", 10_000 << 20)
-    nodes.join(large)
-    site.tell(m.DeviceJoined(large))
+    for number in range(8):
+        large = Device(DeviceId(f"n/large{number}"), "cpu", 10_000 << 20)
+        nodes.join(large)
+        site.tell(m.DeviceJoined(large))
     for _ in range(500):
         for device, workers in nodes.workers.items():
             for worker in list(workers.values()):
@@ -445,7 +459,11 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
                     site.loaded(device, worker)
         running = [each for calls in nodes.running.values() for each in calls.values()]
         if not running:
-            break
+            if engine.wake_at is None or engine.wake_at > site.now + FAR:
+                break
+            site.now = engine.wake_at
+            site.tell(m.Woken())
+            continue
         grant = running[0].grant
         if not nodes.workers[grant.device][copy_id(grant.function, grant.copy)].loading:
             del nodes.running[grant.device][grant.call]
@@ -577,6 +595,34 @@ def test_a_call_that_waited_elsewhere_stands_where_it_would_if_it_had_waited_her
         order.append(call)
         ended = CallId(call)
     assert order == ["oldest", "c1", "between", "c2"]
+
+
+def test_calls_with_one_place_in_the_order_may_have_one_deadline() -> None:
+    engine = make_engine(model("f"))
+    engine.handle(joined(holds("f"), running=(runs("r", "f"),)), 0.0)
+    engine.handle(m.Arrived(CallId("c1"), FunctionId("f"), 9.0), 1.0)
+    engine.handle(m.Arrived(CallId("c2"), FunctionId("f"), 9.0, age_s=3.0), 2.0)
+
+    rejected = engine.handle(m.Woken(), 9.0)
+
+    assert [each.call for each in rejected if isinstance(each, m.Reject)] == ["c1", "c2"]
+
+
+def test_functions_whose_pauses_end_together_are_loaded_by_name() -> None:
+    """A successor does not know which one was held back first."""
+    kept = [msgspec.structs.replace(model(name, 60), min_copies=1) for name in "fg"]
+    engine = make_engine(*kept)
+    engine.handle(joined(), 0.0)
+    b = Device(DeviceId("n/b"), "gpu", 100)
+    engine.handle(m.DeviceJoined(b), 0.0)
+    for copy in range(3):
+        for name, device in (("g", b.id), ("f", A.id)):
+            engine.handle(m.CopyFailed(FunctionId(name), device, "broken", copy=copy), 1.0)
+    engine.handle(m.DeviceLeft(b.id, "gone"), 1.5)
+
+    loads = engine.handle(m.Woken(), 2.0)
+
+    assert [each.function for each in loads if isinstance(each, m.LoadCopy)] == ["f"]
 
 
 def test_a_call_of_a_cpu_function_that_waited_elsewhere_takes_a_free_slot_at_once() -> None:
@@ -717,7 +763,7 @@ def test_each_doc_that_an_event_changes_is_named(policy: str, learn: bool, seed:
 def test_the_oldest_hit_is_the_first_call_whose_model_an_idle_device_has(seed: int, steps: int) -> None:
     """Among all calls, and among those of functions that were not refused, without a look at every device."""
     rng = random.Random(seed)
-    site = Site("lb", "lru", False, rng)
+    site = Site("lb", "lru", False, rng, (Need(),))
     for number in range(4):
         device = Device(DeviceId(f"n/d{number}"), "cpu", 40 << 20)
         site.nodes.join(device)
