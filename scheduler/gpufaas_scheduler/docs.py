@@ -16,11 +16,12 @@ from gpufaas_core.model import Seconds
 from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, FunctionDoc, Holder, ResidentDoc
 from gpufaas_scheduler.contract import Stateful
 from gpufaas_scheduler.world.backoff import restored
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.conditions import Conditions
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.ready import ReadyCopies
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, parts_of
+from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState, parts_of
 from gpufaas_scheduler.world.world import World
 
 WAITING_KEPT: Final = 1000

@@ -15,8 +15,9 @@ from gpufaas_core.model import (
 )
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.world.agenda import batch_key
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import RUNNING, WAITING
-from gpufaas_scheduler.world.state import Call, DeviceState
+from gpufaas_scheduler.world.state import DeviceState
 from gpufaas_scheduler.world.world import World
 
 _NAMED: Final = 20

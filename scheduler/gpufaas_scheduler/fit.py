@@ -11,7 +11,8 @@ from typing import Any, Final, Generic
 
 from msgspec import Struct
 
-from gpufaas_cache_manager.replacement import Replacement, evictable, victims
+from gpufaas_cache_manager.eviction import evictable, victims
+from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_cache_manager.residency import Copy, OwnerT, Residency
 from gpufaas_core.model import Bytes, CopyId, DeviceId, FunctionId
 from gpufaas_core.units import format_bytes

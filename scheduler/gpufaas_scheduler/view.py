@@ -13,28 +13,25 @@ from itertools import islice
 from math import inf
 from typing import cast
 
-from gpufaas_cache_manager.replacement import evictable
+from gpufaas_cache_manager.eviction import evictable
 from gpufaas_core.model import Bytes, CallId, CopyId, FunctionId, NodeId, Offer, PlacementPlan, Seconds
 from gpufaas_scheduler.contract import NEVER
 from gpufaas_scheduler.fit import Fit, Reason
 from gpufaas_scheduler.view_contract import View
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.queue import Flow, GlobalQueue
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
 
 
-class _Part:
+class _Fleet:
+    """`view_contract.FleetView`. The parts of the view are a chain: compiled classes have one base."""
+
     __slots__ = ("_cluster",)
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-
-
-class _Fleet(_Part):
-    """`view_contract.FleetView`."""
-
-    __slots__ = ()
 
     def idle(self) -> Iterator[DeviceState]:
         cluster = self._cluster
@@ -51,15 +48,18 @@ class _Fleet(_Part):
                 yield key[2]
 
     def least_used(self, function: FunctionState, limit: int) -> list[DeviceState]:
-        idle = self._cluster.idle_devices
-        if self._cluster.mixed:
-            found = (key[2] for key in reversed(idle))
-            return list(islice((each for each in found if self._can_load(each, function)), limit))
-        if not function.constraints:
+        idle, mixed = self._cluster.idle_devices, self._cluster.mixed
+        if not mixed and not function.constraints:
             if limit == 1:
                 return [idle[-1][2]] if idle else []
             return [key[2] for key in idle[: -limit - 1 : -1]]
-        return list(islice((key[2] for key in reversed(idle) if function.allows(key[2])), limit))
+        found: list[DeviceState] = []
+        for key in reversed(idle):
+            if len(found) == limit:
+                break
+            if self._can_load(key[2], function) if mixed else function.allows(key[2]):
+                found.append(key[2])
+        return found
 
     def _can_load(self, device: DeviceState, function: FunctionState) -> bool:
         return function.allows(device) and self._cluster.can_start(device, function)
@@ -111,7 +111,7 @@ class _Fleet(_Part):
         return self._cluster.can_start(device, call.owner)
 
 
-class _Residency(_Part):
+class _Residency(_Fleet):
     """`view_contract.ResidencyView`."""
 
     __slots__ = ()
@@ -182,7 +182,7 @@ class _Residency(_Part):
         return isinstance(self._cluster.fits(device, call.owner), Fit)
 
 
-class _Costs(_Part):
+class _Costs(_Residency):
     """`view_contract.CostsView`."""
 
     __slots__ = ()
@@ -241,7 +241,7 @@ class _Costs(_Part):
         return best, left_s
 
 
-class _Plans(_Part):
+class _Plans(_Costs):
     """`contract.AgendaView`."""
 
     __slots__ = ()
@@ -271,7 +271,7 @@ class _Plans(_Part):
         return self._cluster.agenda.ordered
 
 
-class ClusterView(_Fleet, _Residency, _Costs, _Plans):
+class ClusterView(_Plans):
     """`view_contract.View`."""
 
     __slots__ = ("queue",)

@@ -5,8 +5,9 @@ from itertools import islice
 from gpufaas_core.model import CallId
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.world.agenda import batch_key
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import LOCAL, WAITING
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 

@@ -10,16 +10,18 @@ from collections.abc import Iterable, Mapping
 from math import inf
 
 from gpufaas_cache_manager import residency
-from gpufaas_cache_manager.replacement import Replacement, victims
+from gpufaas_cache_manager.eviction import victims
+from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds
 from gpufaas_scheduler.fit import NOT_ALLOWED, Fit, Reason, fits
 from gpufaas_scheduler.world.agenda import Agenda
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.demand import Demand
 from gpufaas_scheduler.world.hits import Hits
 from gpufaas_scheduler.world.orphans import Orphans
 from gpufaas_scheduler.world.queue import GlobalQueue
-from gpufaas_scheduler.world.state import Call, Copy, DeviceState, FunctionState, IdleKey
+from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState, IdleKey
 
 
 class Cluster:

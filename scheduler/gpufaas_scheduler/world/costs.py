@@ -7,6 +7,7 @@ from math import exp, inf, log1p, sqrt
 from typing import Final
 
 from gpufaas_core.model import Bytes, Function, Profile, Seconds, ServiceEstimate, TimesDoc
+from gpufaas_scheduler.world.changes import Marked
 from gpufaas_scheduler.world.conditions import Condition, Conditions
 from gpufaas_scheduler.world.times import ON_GRID, SHARE, BySize, ServiceTimes
 
@@ -163,7 +164,7 @@ class CostsByKind(dict[str, Costs | None]):
         return ((kind, costs) for kind, costs in self.items() if costs is not None)
 
 
-class Costed:
+class Costed(Marked):
     """The costs of a function as policies see them. Infinite where it cannot run."""
 
     __slots__ = ()

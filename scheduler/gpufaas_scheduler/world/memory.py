@@ -10,7 +10,7 @@ gave (`Resized`). So the limits on a device never add up to more than its memory
 from collections.abc import Iterable
 from typing import Final
 
-from gpufaas_cache_manager.replacement import evictable
+from gpufaas_cache_manager.eviction import evictable
 from gpufaas_cache_manager.residency import ANSWERED, ASKED, NOT_ASKED
 from gpufaas_core import messages as m
 from gpufaas_core.model import Bytes, DeviceId

@@ -1,6 +1,4 @@
-"""
-The state of a call, a function and a device. They refer to each other, so they are in one module.
-"""
+"""The state of a function and of a device. They refer to each other, so they are in one module."""
 
 from __future__ import annotations
 
@@ -8,107 +6,22 @@ from collections import deque
 from math import inf
 from typing import TypeAlias
 
-from msgspec import Struct
-
 from gpufaas_cache_manager import residency
 from gpufaas_cache_manager.residency import Residency
 from gpufaas_core.constraints import satisfied
-from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, CopyId, Device, DeviceId, Function, FunctionId, Part, Seconds
-from gpufaas_scheduler.contract import Why
+from gpufaas_core.model import ALL_COMPUTE, Bytes, CopyId, Device, DeviceId, Function, FunctionId, Part, Seconds
 from gpufaas_scheduler.fit import NO_COMPUTE, NO_PROFILE, NOT_ALLOWED, Reason
 from gpufaas_scheduler.world.backoff import Backoff
-from gpufaas_scheduler.world.call_state import NEW
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.changes import Changes, Marked, device_key, function_key
-from gpufaas_scheduler.world.conditions import Condition
 from gpufaas_scheduler.world.costs import Costed, CostsByKind
+from gpufaas_scheduler.world.grant import Grant
 from gpufaas_scheduler.world.queue import Flow
 from gpufaas_scheduler.world.ready import ReadyCopies
 from gpufaas_scheduler.world.times import SHARE
 
 
-class Call(Struct, eq=False):
-    """One call, from its arrival to its end. A struct, since its constructor runs for each call."""
-
-    id: CallId
-    function: FunctionId
-    owner: FunctionState
-    number: int
-    """Arrival number. It orders the queue, and a call that comes back keeps it."""
-    arrived_at: Seconds
-    deadline: Seconds | None
-    size: float = 0.0
-    """Of its request; 0.0: not known."""
-    endless: bool = False
-    """Its deadline is for its start only."""
-    own_goal_s: Seconds | None = None
-    """As `Arrived.goal_s`."""
-    left: bool = False
-    """See `view_contract.WaitingCall.left`; so is `note`."""
-    note: int = 0
-    state: int = NEW
-    """See `call_state`."""
-    refusals: int = 0
-    grant: int = 0
-    """The number of its grant."""
-    # The following are set when it is placed; `device` also in a local queue.
-    device: DeviceState | None = None
-    copy: Copy | None = None
-    granted: Grant | None = None
-    """While it runs."""
-    cold: bool = False
-    victims: tuple[tuple[FunctionId, int], ...] = ()
-    """The copies that were evicted for it."""
-    promised_at: Seconds | None = None
-    """See `contract.Promise`."""
-    patience_s: Seconds = inf
-    """See `contract.Assign`."""
-    estimate_s: Seconds = 0.0
-    """Its service time, estimated when it was put into a local queue or started."""
-    aborted: bool = False
-    preempted: bool = False
-    """The policy has stopped it, and it waits again once its node has ended it."""
-    outer: Call | None = None
-    """The call that made it, and waits for it."""
-    avoid: frozenset[DeviceId] = frozenset()
-    """Devices that are held by calls that wait for this one."""
-    ends: Seconds | None = None
-    """Its deadline, if that comes from its outer call."""
-    why: Why | None = None
-    """What the policy said when it was placed."""
-
-    def __lt__(self, other: Call) -> bool:
-        # In a heap of (time, number, call): a call that waited elsewhere may share its number with the one behind it.
-        return self.id < other.id
-
-    @property
-    def goal_s(self) -> Seconds | None:
-        """It should be answered within this time of its arrival; None: no goal."""
-        return self.own_goal_s if self.own_goal_s is not None else self.owner.declared.need.latency_goal_s
-
-
-class Grant(Struct, eq=False, gc=False):
-    """The right of one or several calls to run on a copy, from the decision until the last of them has ended."""
-
-    number: int
-    calls: tuple[Call, ...]
-    copy: Copy
-    compute: int
-    """What it holds of the device's compute; 0: nothing, or another grant of its copy holds it for both."""
-    estimate_s: Seconds = 0.0
-    """Its service time, estimated when it began."""
-    free_at: Seconds = 0.0
-    """When it should end, with the load before it."""
-    open: int = 1
-    """The number of its calls that have not ended."""
-    neighbours: int = 0
-    """The most grants that held compute of the device beside it."""
-
-    @property
-    def condition(self) -> Condition:
-        return Condition(len(self.calls), self.copy.share, self.neighbours)
-
-
-class FunctionState(Marked, Costed):
+class FunctionState(Costed):
     """A deployed revision: its limits and costs, its copies, and its calls."""
 
     __slots__ = (

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufaas_cache_manager.replacement import CostAware, Lru, Replacement, make_replacement, victims
+from gpufaas_cache_manager.eviction import victims
+from gpufaas_cache_manager.replacement import CostAware, Lru, Replacement, make_replacement
 from gpufaas_cache_manager.residency import Copy, Residency
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import FunctionId
@@ -66,7 +67,7 @@ def test_what_is_larger_than_the_device_evicts_nobody() -> None:
 @pytest.mark.parametrize("pin", ["loading", "running", "queued"])
 def test_a_model_that_loads_runs_or_has_local_work_is_spared(pin: str) -> None:
     residency = holding(("x", 40), ("y", 40))
-    setattr(residency.copies["x#0"], pin, 1)
+    setattr(residency.copies["x#0"], pin, True)
 
     assert names(victims(Lru(), residency, 60)) == ["y"]
     assert victims(Lru(), residency, 61) is None

@@ -3,12 +3,14 @@
 import pytest
 from tests.unit.scheduler.world import World, state_of
 
+from gpufaas_cache_manager.residency import Copy
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_core.steps import IllegalStep
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.handle.grants import end, start
+from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import (
     ADOPT,
     END,
@@ -25,7 +27,7 @@ from gpufaas_scheduler.world.call_state import (
 )
 from gpufaas_scheduler.world.calls import CallBook
 from gpufaas_scheduler.world.changes import Changes
-from gpufaas_scheduler.world.state import Call, DeviceState, FunctionState
+from gpufaas_scheduler.world.state import DeviceState, FunctionState
 
 STEPS = {
     "WAIT": (WAIT, {NEW: WAITING, ENDED: WAITING}),
@@ -65,7 +67,9 @@ def test_an_illegal_step_in_the_book_changes_nothing() -> None:
         with pytest.raises(IllegalStep):
             step(call)
     with pytest.raises(IllegalStep):
-        book.adopt(call, DeviceState(Device(DeviceId("a"), "gpu", 1), 0, Changes()), None, twin=False)  # type: ignore[arg-type]
+        book.adopt(
+            call, DeviceState(Device(DeviceId("a"), "gpu", 1), 0, Changes()), Copy(owner, 1, 0.0, 0.0), twin=False
+        )
     assert (list(book), book.waiting, owner.waiting, owner.running, call.state) == ([call], 1, 1, 0, WAITING)
 
 

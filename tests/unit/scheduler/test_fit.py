@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.scheduler.world import World
 
-from gpufaas_cache_manager.replacement import CostAware, Lru, Replacement, evictable
+from gpufaas_cache_manager.eviction import evictable
+from gpufaas_cache_manager.replacement import CostAware, Lru, Replacement
 from gpufaas_cache_manager.residency import Copy
 from gpufaas_core.model import CopyId, Device, DeviceId, Function, FunctionId, Profile
 from gpufaas_core.units import MiB

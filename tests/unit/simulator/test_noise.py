@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import Result
@@ -14,6 +14,7 @@ from click.testing import Result
 from gpufaas_core import messages as m
 from gpufaas_core.messages import Command, Event
 from gpufaas_core.model import FunctionId, Seconds
+from gpufaas_scheduler.engine import Engine
 from gpufaas_simulator.entries import workload_json
 from gpufaas_simulator.explicit import read_workload
 from gpufaas_simulator.nodes import Noise
@@ -45,19 +46,22 @@ def test_a_true_time_is_the_same_on_every_kind_of_device(small: dict[str, Any], 
 
 
 def test_the_scheduler_is_told_of_the_mean_and_hears_the_true_time_when_the_call_is_over(
-    small: dict[str, Any], written: Write, monkeypatch: pytest.MonkeyPatch
+    small: dict[str, Any], written: Write
 ) -> None:
     def heard(infer_s: float) -> list[tuple[Event, list[Command]]]:
         small["arrivals"] = [[0, "f", infer_s], [1, "g"], [1.5, "f"], [2, "g"]]
         engine = engine_header("least-wait").engine()
-        handle, found = engine.handle, []
+        found: list[tuple[Event, list[Command]]] = []
 
-        def watched(event: Event, now: Seconds) -> list[Command]:
-            found.append((event, commands := handle(event, now)))
-            return commands
+        class Watched:
+            def handle(self, event: Event, now: Seconds) -> list[Command]:
+                found.append((event, commands := engine.handle(event, now)))
+                return commands
 
-        monkeypatch.setattr(engine, "handle", watched)
-        Simulation(read_workload(written(small)), engine).run()
+            def __getattr__(self, name: str) -> Any:
+                return getattr(engine, name)
+
+        Simulation(read_workload(written(small)), cast(Engine, Watched())).run()
         return found
 
     usual, long = heard(1.25), heard(40.0)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import Result
@@ -23,22 +23,25 @@ from gpufaas_simulator.workload import Workload
 Run = Callable[..., Result]
 
 
-class Journaled(Engine):
-    """Writes what it is told, as the service does."""
+class Journaled:
+    """An engine that writes what it is told, as the service does."""
 
-    journal: Journal
+    def __init__(self, engine: Engine, journal: Journal) -> None:
+        self.engine, self.journal = engine, journal
 
     def handle(self, event: Event, now: Seconds) -> list[Command]:
         self.journal.append(event, now)
-        return super().handle(event, now)
+        return self.engine.handle(event, now)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
 
 
 def record(path: Path, workload: Workload, header: Header, noise: Noise | None = None) -> None:
     policy = make_policy(header.policy)
-    engine = Journaled(policy=policy, replacement=policy.replacement, max_queue=header.max_queue, learn=False)
+    engine = Engine(policy=policy, replacement=policy.replacement, max_queue=header.max_queue, learn=False)
     with Journal(path, header) as journal:
-        engine.journal = journal
-        Simulation(workload, engine, noise=noise).run()
+        Simulation(workload, cast(Engine, Journaled(engine, journal)), noise=noise).run()
 
 
 @pytest.fixture

@@ -1,0 +1,36 @@
+"""The right of calls to run. A struct, since one is made for each call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from gpufaas_core.model import Seconds
+from gpufaas_scheduler.world.conditions import Condition
+
+if TYPE_CHECKING:
+    from gpufaas_scheduler.world.call import Call
+    from gpufaas_scheduler.world.state import Copy
+
+
+class Grant(Struct, eq=False, gc=False):
+    """The right of one or several calls to run on a copy, from the decision until the last of them has ended."""
+
+    number: int
+    calls: tuple[Call, ...]
+    copy: Copy
+    compute: int
+    """What it holds of the device's compute; 0: nothing, or another grant of its copy holds it for both."""
+    estimate_s: Seconds = 0.0
+    """Its service time, estimated when it began."""
+    free_at: Seconds = 0.0
+    """When it should end, with the load before it."""
+    open: int = 1
+    """The number of its calls that have not ended."""
+    neighbours: int = 0
+    """The most grants that held compute of the device beside it."""
+
+    @property
+    def condition(self) -> Condition:
+        return Condition(len(self.calls), self.copy.share, self.neighbours)
