@@ -1,11 +1,12 @@
 """The options of the services: the CLI's commands fill them in, the services read them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from gpufaas_core.cost import Cost
 from gpufaas_core.units import Bytes, MiB
 from gpufaas_scheduler.policies import DEFAULT_POLICY, PolicySpec
 
@@ -63,8 +64,10 @@ class DeviceOptions:
     """The devices of a node, and how it runs functions."""
 
     devices: tuple[str, ...] = ()
-    """``cpu:0=2GiB``, ``cuda:0``, ``cuda:0=20GiB``. Empty: the CUDA devices there are, else two CPU devices from
-    half of the free memory."""
+    """``cpu:0=2GiB``, ``cuda:0``, ``cuda:0=20GiB``, ``emulated:0=16GiB,kind=v100,profile=FILE``. Empty: the
+    CUDA devices there are, else two CPU devices from half of the free memory."""
+    read_costs: Callable[[Path], Mapping[str, Mapping[str, Cost]]] | None = None
+    """Reads the profiles of emulated devices: see `gpufaas_gpu_manager.devices.ReadCosts`."""
     labels: tuple[str, ...] = ()
     """``KEY=VALUE``, of all devices: what constraints of functions may ask for."""
     functions: Literal["process", "docker", "kubernetes", "auto"] = "auto"

@@ -1,7 +1,7 @@
 """Options that several services share."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,6 +17,7 @@ from gpufaas_apps.options import (
     default_data_dir,
 )
 from gpufaas_cli.declare import F, option, options, parsed
+from gpufaas_core.cost import Cost
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.units import Bytes, format_bytes, parse_bytes
 from gpufaas_scheduler.policies import DEFAULT_POLICY, policy_spec
@@ -96,8 +97,10 @@ front_options = options(
 
 device_options = options(
     option("--device", "devices", multiple=True, metavar="DEVICE",
-           says="cuda:N, cuda:N=SIZE or cpu:N=SIZE, with labels of its own behind commas; repeatable. [default: all "
-           "GPUs of this machine, else two CPU devices from half of the free memory]"),
+           says="cuda:N, cuda:N=SIZE or cpu:N=SIZE, with labels of its own behind commas; or, to try policies without "
+           "the hardware, emulated:N=SIZE,kind=KIND,profile=FILE, which takes the time that FILE says and computes "
+           "nothing; repeatable. [default: all GPUs of this machine, else two CPU devices from half of the free "
+           "memory]"),
     option("--label", "labels", multiple=True, metavar="KEY=VALUE",
            says="Label all devices, for functions whose constraints ask for it; repeatable."),
     option("--functions", type=click.Choice(("process", "docker", "kubernetes", "auto")), default="auto",
@@ -174,6 +177,13 @@ def cluster_of(given: dict[str, Any]) -> ClusterOptions:
         if given[name] is None:
             raise click.UsageError(f"--{name.replace('_', '-')} is missing")
     return taken(ClusterOptions, given)
+
+
+def read_costs(path: Path) -> Mapping[str, Mapping[str, Cost]]:
+    """Read the cost model of emulated devices, in the format of the simulator's workloads."""
+    from gpufaas_simulator.explicit import read_costs
+
+    return read_costs(path)
 
 
 def check_front(given: dict[str, Any]) -> None:

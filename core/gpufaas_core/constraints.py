@@ -17,7 +17,8 @@ from gpufaas_core.errors import InvalidSpec
 GPU: Final = "gpu"
 """``true`` or ``false``."""
 KIND: Final = "device.kind"
-"""``cuda`` or ``cpu``."""
+"""``cuda``, ``cpu`` or ``emulated``."""
+EMULATED: Final = "emulated"
 DEVICE: Final = "device.id"
 NODE: Final = "node.id"
 MEMORY: Final = "memory.enforcement"
@@ -33,13 +34,21 @@ ENFORCED_BY: Final = {
     RLIMIT: "by the kernel for private memory of each process, not for shared memory",
 }
 """The same in words."""
+COMPUTE: Final = "compute.enforcement"
+"""What keeps copies to their shares of a device's compute: one of the values below, or `EMULATED`."""
+NOT_CAPPED: Final = "none"
+CAPPED_BY: Final = {
+    NOT_CAPPED: "not: a copy may use more than its share",
+    EMULATED: "by the emulation, which computes nothing",
+}
+"""The same in words."""
 PRODUCT: Final = "nvidia.com/gpu.product"
 """``NVIDIA-H200``, as NVIDIA's feature discovery for Kubernetes names it."""
 
 PLATFORM_LABELS: Final = frozenset(
     (
-        GPU, KIND, DEVICE, NODE, PRODUCT, MEMORY, "node.hostname", "kubernetes.io/hostname", "node.platform.os",
-        "kubernetes.io/os", "node.platform.arch", "kubernetes.io/arch",
+        GPU, KIND, DEVICE, NODE, PRODUCT, MEMORY, COMPUTE, "node.hostname", "kubernetes.io/hostname",
+        "node.platform.os", "kubernetes.io/os", "node.platform.arch", "kubernetes.io/arch",
     )
 )  # fmt: skip
 """The labels that every node sets itself; operators set all others."""

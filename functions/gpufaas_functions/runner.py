@@ -35,6 +35,7 @@ from gpufaas_core.frames import (
 )
 from gpufaas_functions import call_lines
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, to_answer
+from gpufaas_functions.emulated import Emulated, EmulatedHandler, EmulatedMemory
 from gpufaas_functions.memory import CpuMemory, CudaMemory, fork_point, is_out_of_memory
 
 _SAID: Final = 2000
@@ -42,6 +43,7 @@ _SAID: Final = 2000
 _OURS: Final = frozenset(
     (__file__, importlib.__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 )
+Memory = CpuMemory | CudaMemory | EmulatedMemory
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 
 
@@ -66,6 +68,8 @@ class WorkerStart(msgspec.Struct, frozen=True):
     """The device's short name (``cpu:0``), for the process list."""
     cuda_share: float = 0.0
     """On CUDA: the share of the device's memory that its allocator may take; 0: all."""
+    emulated: Emulated | None = None
+    """On an emulated device: the author's handler is not run."""
 
 
 class Closed(Exception):
@@ -76,14 +80,20 @@ class Cancel(BaseException):
     """The caller is gone. Raised in the loop over a generator, never in the author's own code."""
 
 
-def run(start: WorkerStart, slots: list[socket.socket]) -> int:
-    """Serve until the sockets close; return the exit status."""
-    memory = CudaMemory(start.device) if start.device.startswith("cuda") else CpuMemory(len(slots))
+def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
+    """
+    Serve until the sockets close; return the exit status.
+
+    :param sockets: of the slots; on an emulated device, as many clocks follow
+    """
+    slots, clocks = (sockets, []) if start.emulated is None else _halves(sockets)
+    memory = _memory_of(start, len(slots))
     control = slots[0]
     phases: list[tuple[str, float]] = []
     try:
         began = time.perf_counter()
-        handler = import_handler(start)
+        about = start.emulated
+        handler = import_handler(start) if about is None else EmulatedHandler(about, start.function, clocks)
         phases.append(("import", time.perf_counter() - began))
         handle: Callable[[Event, Context], Any]
         if start.check:
@@ -120,6 +130,17 @@ def run(start: WorkerStart, slots: list[socket.socket]) -> int:
     return 0
 
 
+def _halves(sockets: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
+    middle = len(sockets) // 2
+    return sockets[:middle], sockets[middle:]
+
+
+def _memory_of(start: WorkerStart, slots: int) -> Memory:
+    if start.emulated is not None:
+        return EmulatedMemory(start.emulated)
+    return CudaMemory(start.device) if start.device.startswith("cuda") else CpuMemory(slots)
+
+
 def import_handler(start: WorkerStart) -> Any:
     """
     Import the author's module and check that it has what its kind calls.
@@ -143,7 +164,7 @@ class SlotServer:
         sock: socket.socket,
         handle: Callable[[Event, Context], Any],
         start: WorkerStart,
-        memory: CpuMemory | CudaMemory,
+        memory: Memory,
         *,
         alone: bool,
     ) -> None:

@@ -32,8 +32,9 @@ class Functions:
         """
         Install the bundle of *spec* so that its workers can start.
 
-        :raises GpufaasError: it is not there, or corrupt
+        :raises GpufaasError: it is not there, or corrupt; or it cannot be emulated
         """
+        self._check_emulated(spec)
         if spec.image:
             if self._host.containers is None:
                 raise InvalidSpec(
@@ -48,6 +49,15 @@ class Functions:
         await asyncio.to_thread(self._bundles.install, spec.digest)
         self.specs[spec.function] = spec
         return self._bundles.manifest(spec.digest)
+
+    def _check_emulated(self, spec: WorkerSpec) -> None:
+        """:raises InvalidSpec: all devices that it may run on are emulated, and none of them can emulate it"""
+        allowed = [
+            each.source for each in self._devices.values() if satisfied(spec.constraints, each.source.device.labels)
+        ]
+        reasons = [each.emulation.reason_against(spec) if each.emulation else "" for each in allowed]
+        if reasons and all(reasons):
+            raise InvalidSpec(f"function {spec.name} can run on no device: {reasons[0]}")
 
     def expect(self, spec: WorkerSpec) -> None:
         """

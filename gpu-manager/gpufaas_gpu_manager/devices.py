@@ -1,5 +1,5 @@
 """
-The devices of a node: CUDA GPUs (through NVML) and CPU devices with a declared budget.
+The devices of a node: CUDA GPUs (through NVML), CPU devices with a declared budget, and emulated ones.
 
 Parsing and discovery. NVML is asked, never torch: this process must not touch CUDA (docs/adr/0004).
 """
@@ -7,29 +7,40 @@ Parsing and discovery. NVML is asked, never torch: this process must not touch C
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, Protocol
 
 from gpufaas_core.constraints import (
+    COMPUTE,
     DEVICE,
+    EMULATED,
     GPU,
     KIND,
     MEMORY,
     NODE,
+    NOT_CAPPED,
     PLATFORM_LABELS,
     PRODUCT,
     RLIMIT,
     label_value,
     parse_label,
 )
+from gpufaas_core.cost import ANY
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import Bytes, Device, DeviceId, NodeId
 from gpufaas_core.units import MiB, format_bytes, parse_bytes
+from gpufaas_gpu_manager.emulation import Costs, Emulation
 
-_SPEC: Final = re.compile(r"(cpu|cuda):(\d+)(?:=(.+))?")
+ReadCosts = Callable[[Path], Costs]
+"""Reads the cost model of emulated devices from a file. :raises InvalidSpec: it cannot be read"""
+
+_SPEC: Final = re.compile(r"(cpu|cuda|emulated):(\d+)(?:=(.+))?")
 _CUDA_SPARE: Final = 512 * MiB
 """Not promised on a GPU when no size is given: memory of the driver, and growth of other programs' contexts."""
 
+_OPTIONS: Final[Mapping[str, Sequence[str]]] = {"cpu": (), "cuda": (), EMULATED: ("kind", "profile")}
+"""By kind of device: what follows behind commas and is no label."""
 _GO_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # the names that Kubernetes uses
 
 
@@ -51,6 +62,10 @@ class NodeDevice(Protocol):
     def enforced(self) -> bool:
         """Whether the kernel holds workers to their reservation (RLIMIT_DATA)."""
 
+    @property
+    def emulation(self) -> Emulation | None:
+        """Its time and its cost model, if it is emulated."""
+
     def used_bytes(self, pids: Sequence[int]) -> Bytes | None:
         """Return the device's memory that the processes *pids* occupy by the driver's account; None: it keeps none."""
 
@@ -63,6 +78,7 @@ class CpuDevice:
 
     torch_device = "cpu"
     enforced = True
+    emulation = None
 
     def __init__(
         self,
@@ -77,7 +93,7 @@ class CpuDevice:
         :param enforcement: what holds workers to their memory; see constraints.MEMORY
         """
         device = DeviceId(f"{node}/cpu:{index}")
-        every = {**(labels or {}), **_labels(node, device, "cpu"), MEMORY: enforcement}
+        every = {**(labels or {}), **_labels(node, device, "cpu"), MEMORY: enforcement, COMPUTE: NOT_CAPPED}
         self.device = Device(device, "cpu", memory, every)
         # A handler that asks torch.cuda must find no GPU, and not one of another device.
         self.env = {"CUDA_VISIBLE_DEVICES": ""}
@@ -94,6 +110,7 @@ class CudaDevice:
 
     torch_device = "cuda:0"
     enforced = False
+    emulation = None
 
     def __init__(
         self, node: NodeId, index: int, memory: Bytes | None, nvml: "Nvml", labels: Mapping[str, str] | None = None
@@ -113,6 +130,37 @@ class CudaDevice:
 
     def fault(self) -> str:
         return self._nvml.fault(self.uuid)
+
+
+class EmulatedDevice:
+    """
+    A device that takes the time of a cost model and computes nothing. Its kind begins with ``emulated-``, so that it
+    shares no profiles with real devices.
+    """
+
+    enforced = False
+    """The kernel holds nobody to memory that is not there: see `EmulatedHandler.load`."""
+
+    def __init__(
+        self, node: NodeId, index: int, memory: Bytes, kind: str, costs: Costs, source: str,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """
+        :param kind: in the cost model
+        :param labels: the operator's
+        """
+        self.torch_device = f"emulated:{index}"
+        device = DeviceId(f"{node}/{self.torch_device}")
+        every = {**(labels or {}), **_labels(node, device, EMULATED), COMPUTE: EMULATED}
+        self.device = Device(device, f"emulated-{kind}", memory, every)
+        self.env = {"CUDA_VISIBLE_DEVICES": ""}
+        self.emulation = Emulation(device, kind, costs, source)
+
+    def used_bytes(self, pids: Sequence[int]) -> Bytes | None:  # noqa: ARG002 - the port's
+        return None
+
+    def fault(self) -> str:
+        return ""
 
 
 class Nvml:
@@ -172,7 +220,7 @@ def _labels(node: NodeId, device: DeviceId, kind: str) -> dict[str, str]:
         NODE: node,
         DEVICE: device,
         KIND: kind,
-        GPU: "true" if kind == "cuda" else "false",
+        GPU: "false" if kind == "cpu" else "true",  # an emulated device stands for a GPU
         "node.hostname": host,
         "kubernetes.io/hostname": host,
         "node.platform.os": "linux",
@@ -183,53 +231,118 @@ def _labels(node: NodeId, device: DeviceId, kind: str) -> dict[str, str]:
 
 
 def open_devices(
-    specs: Sequence[str], node: NodeId, labels: Sequence[str] = (), enforcement: str = RLIMIT
-) -> list[NodeDevice]:
+    specs: Sequence[str], node: NodeId, labels: Sequence[str] = (), enforcement: str = RLIMIT,
+    read_costs: ReadCosts | None = None,
+) -> list[NodeDevice]:  # fmt: skip
     """
-    Return the devices that *specs* name: ``cpu:0=2GiB``, ``cuda:0``, ``cuda:1=20GiB``, or with labels of its own
-    ``cuda:0,zone=a``. Without *specs*: the GPUs of this machine, else two CPU devices with half of the free memory.
+    Return the devices that *specs* name: ``cpu:0=2GiB``, ``cuda:0``, ``cuda:1=20GiB``, with labels of its own
+    ``cuda:0,zone=a``, or ``emulated:0=16GiB,kind=v100,profile=FILE``. Without *specs*: the GPUs of this machine, else
+    two CPU devices with half of the free memory.
 
     :param labels: ``KEY=VALUE``, of all devices
     :param enforcement: what holds workers of CPU devices to their memory
+    :param read_costs: reads the profiles of emulated devices; None: there are none
     :raises InvalidSpec: a spec is malformed, named twice, larger than the machine, or names a GPU that is not there;
-        a label is malformed, or set by the platform
+        a label is malformed, or set by the platform; emulated devices are beside real ones
     """
     common = _own_labels(labels, "--label")
     if not specs:
         return _discover(node, common, enforcement)
-    devices: list[NodeDevice] = []
-    nvml: Nvml | None = None
-    for given in specs:
-        spec, *more = given.strip().split(",")
-        own = {**common, **_own_labels(more, f"--device {given}")}
-        found = _SPEC.fullmatch(spec)
-        if not found:
-            raise InvalidSpec(f"--device {given!r}: write cpu:0=2GiB, cuda:0, cuda:0=20GiB or cuda:0,zone=a")
-        kind, index = found[1], int(found[2])
-        memory = parse_bytes(found[3]) if found[3] else None
-        if memory == 0:
-            raise InvalidSpec(f"--device {spec}: a device of no memory holds no model")
-        if kind == "cpu":
-            if memory is None:
-                raise InvalidSpec(f"--device {spec}: a CPU device needs a budget, for example {spec}=2GiB")
-            devices.append(CpuDevice(node, index, memory, own, enforcement))
-        else:
-            nvml = nvml or Nvml()
-            cuda = CudaDevice(node, index, memory, nvml, own)
-            if memory and memory > cuda.total:
-                raise InvalidSpec(f"--device {spec}: that GPU has {format_bytes(cuda.total)}")
-            devices.append(cuda)
+    opening = _Opening(node, common, enforcement, read_costs)
+    devices = [opening.device(each) for each in specs]
     ids = [each.device.id for each in devices]
     for each in ids:
         if ids.count(each) > 1:
             raise InvalidSpec(f"--device {each.partition('/')[2]} is named twice: give each device a number of its own")
-    declared = sum(each.device.memory for each in devices if each.device.kind == "cpu")
+    emulated = [each for each in devices if each.emulation is not None]
+    if emulated and len(emulated) < len(devices):
+        raise InvalidSpec(
+            f"--device {emulated[0].torch_device}: it is emulated and others are real, so calls would be answered by "
+            "either: name one sort only"
+        )
+    declared = sum(each.device.memory for each in devices if isinstance(each, CpuDevice))
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if declared > total:
         raise InvalidSpec(
             f"the CPU devices are given {format_bytes(declared)} together, but this machine has {format_bytes(total)}"
         )
     return devices
+
+
+class _Opening:
+    """Reads the ``--device`` options of one node."""
+
+    def __init__(self, node: NodeId, labels: Mapping[str, str], enforcement: str, read_costs: ReadCosts | None) -> None:
+        self._node = node
+        self._labels = labels
+        self._enforcement = enforcement
+        self._read_costs = read_costs
+        self._nvml: Nvml | None = None
+
+    def device(self, given: str) -> NodeDevice:
+        spec, *more = given.strip().split(",")
+        found = _SPEC.fullmatch(spec)
+        if not found:
+            raise InvalidSpec(
+                f"--device {given!r}: write cpu:0=2GiB, cuda:0, cuda:0=20GiB, cuda:0,zone=a or "
+                "emulated:0=16GiB,kind=v100,profile=FILE"
+            )
+        kind, index = found[1], int(found[2])
+        memory = parse_bytes(found[3]) if found[3] else None
+        if memory == 0:
+            raise InvalidSpec(f"--device {spec}: a device of no memory holds no model")
+        options = _options(more, _OPTIONS[kind], f"--device {given}")
+        labels = {**self._labels, **_own_labels(more, f"--device {given}")}
+        match kind:
+            case "cpu":
+                return self._cpu(spec, index, memory, labels)
+            case "cuda":
+                return self._cuda(spec, index, memory, labels)
+        return self._emulated(spec, index, memory, options, labels)
+
+    def _cpu(self, spec: str, index: int, memory: Bytes | None, labels: Mapping[str, str]) -> CpuDevice:
+        if memory is None:
+            raise InvalidSpec(f"--device {spec}: a CPU device needs a budget, for example {spec}=2GiB")
+        return CpuDevice(self._node, index, memory, labels, self._enforcement)
+
+    def _cuda(self, spec: str, index: int, memory: Bytes | None, labels: Mapping[str, str]) -> CudaDevice:
+        self._nvml = self._nvml or Nvml()
+        cuda = CudaDevice(self._node, index, memory, self._nvml, labels)
+        if memory and memory > cuda.total:
+            raise InvalidSpec(f"--device {spec}: that GPU has {format_bytes(cuda.total)}")
+        return cuda
+
+    def _emulated(
+        self, spec: str, index: int, memory: Bytes | None, options: Mapping[str, str], labels: Mapping[str, str]
+    ) -> EmulatedDevice:
+        if memory is None or "kind" not in options or "profile" not in options:
+            raise InvalidSpec(
+                f"--device {spec}: an emulated device has a size, a kind and a profile: write for example "
+                f"emulated:{index}=16GiB,kind=v100,profile=FILE, with FILE as for 'gpufaas simulate --workload'"
+            )
+        if self._read_costs is None:
+            raise InvalidSpec(f"--device {spec}: nothing reads profiles of emulated devices here")
+        file, kind = options["profile"], options["kind"]
+        costs = self._read_costs(Path(file))
+        if not any(kind in each or ANY in each for each in costs.values()):
+            kinds = sorted({name for each in costs.values() for name in each})
+            raise InvalidSpec(
+                f"--device {spec}: {file} has no costs on devices of kind {kind} (there are: {', '.join(kinds)})"
+            )
+        return EmulatedDevice(self._node, index, memory, kind, costs, file, labels)
+
+
+def _options(more: list[str], known: Sequence[str], what: str) -> dict[str, str]:
+    """Take the options of a device, ``KEY=VALUE``, out of *more*; what is left are labels."""
+    options: dict[str, str] = {}
+    for text in list(more):
+        key, _, value = text.strip().partition("=")
+        if key in known:
+            if key in options or not value:
+                raise InvalidSpec(f"{what}: {key} needs one value: write {key}=VALUE, once")
+            options[key] = value
+            more.remove(text)
+    return options
 
 
 def _own_labels(given: Sequence[str], what: str) -> dict[str, str]:

@@ -23,6 +23,7 @@ from gpufaas_core.messages import (
     LoadCopy,
     Resize,
     Resized,
+    SetLimit,
     StartCall,
 )
 from gpufaas_core.model import Bytes, Device, DeviceId, FunctionId, Seconds, copy_id
@@ -62,6 +63,7 @@ class Node:
         """
         settings = settings or NodeSettings()
         self.report = report
+        self.on_said = on_said
         self.enforcement = enforcement or Enforcement()
         cpus = sum(each.device.kind == "cpu" for each in devices)
         threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // max(1, cpus))
@@ -77,6 +79,11 @@ class Node:
 
     async def start(self) -> None:
         """Start the zygote in the background; workers can be asked for at once, and wait for it."""
+        for device in self._devices.values():
+            if (emulation := device.source.emulation) is not None:
+                self.on_said(
+                    f"{device.id} is emulated: calls take the time that {emulation.source} says, and get no result"
+                )
         self.host.zygote.start()
 
     async def close(self) -> None:
@@ -152,6 +159,8 @@ class Node:
                 self.resize(function, device, memory, copy)
             case LoadCopy():
                 self.load(command)
+            case SetLimit(function, device, copy, share):
+                self.limit(function, device, copy, share)
             case Fetch(function):
                 self.functions.prefetch(function)
 
@@ -179,3 +188,9 @@ class Node:
         worker = owner.workers.get(copy_id(function, copy)) if owner is not None else None
         if owner is not None and worker is not None and owner.resize(worker, memory):
             self.report(Resized(function, device, worker.memory, copy))
+
+    def limit(self, function: FunctionId, device: DeviceId, copy: int, share: int) -> None:
+        """Cap a copy at *share* per cent of its device's compute; 0: as its function says."""
+        owner = self._devices.get(device)
+        if owner is not None and owner.source.emulation is not None:
+            owner.source.emulation.limit(function, copy, share)

@@ -94,6 +94,8 @@ class WorkerDevice:
     def leave(self, worker: Worker) -> None:
         if self.workers.get(worker.key) is worker:
             del self.workers[worker.key]
+            if self.source.emulation is not None:
+                self.source.emulation.forget(worker.spec.function, worker.copy)
         if worker.pid is not None and not self.source.enforced and not worker.scratch:
             self._settling += 1
             task = asyncio.get_running_loop().create_task(self._settle(worker))

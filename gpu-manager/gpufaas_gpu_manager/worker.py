@@ -126,6 +126,8 @@ class Worker(SlotOwner):
 
     async def _begin(self) -> None:
         try:
+            if self.device.source.emulation is not None and not self.scratch:
+                self.device.source.emulation.check(self.spec)
             if self.host.fetch is not None and not self.spec.image:
                 await self._fetch.run(self.host.fetch, lambda: self._cause.killed_for)
             self.host.open_files.take(self.number, 1 if self.scratch else self.spec.need.slots)

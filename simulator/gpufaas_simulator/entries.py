@@ -125,6 +125,12 @@ class ArrivalEntry(Struct, array_like=True):
     """Must stay unset. It is here because msgspec does not say which array is too long."""
 
 
+class CostsEntry(Struct):
+    """What of a workload file is the profile of emulated devices."""
+
+    functions: dict[str, msgspec.Raw]  # as in `FileEntry`
+
+
 class FileEntry(Struct, forbid_unknown_fields=True):
     devices: list[DeviceEntry]
     functions: dict[str, msgspec.Raw]  # read one by one, so that an error names the function

@@ -25,6 +25,7 @@ from gpufaas_simulator.entries import (
     ArrivalEntry,
     ChangeEntry,
     CostEntry,
+    CostsEntry,
     DeviceEntry,
     FileEntry,
     FunctionEntry,
@@ -65,13 +66,26 @@ _MISSING: Final = re.compile(r"Object missing required field `(.*)`$")
 
 def read_workload(path: Path) -> Workload:
     """:raises BadWorkload: the file is missing, or is no workload; the message names file and line"""
+    return _WorkloadReader(str(path), _content_of(path)).workload(path.stem)
+
+
+def read_costs(path: Path) -> dict[str, Mapping[str, Cost]]:
+    """
+    Return the costs of the functions in a workload file, by name and by kind of device; the rest of it may be missing.
+
+    :raises BadWorkload: as `read_workload`
+    """
+    return _WorkloadReader(str(path), _content_of(path)).costs()
+
+
+def _content_of(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as exc:
         raise BadWorkload(f"{path}: it cannot be read ({exc.strerror}): name a workload file") from exc
     if not content.strip():
         raise BadWorkload(f"{path}:1: the file is empty: it must be a JSON object with devices, functions and arrivals")
-    return _WorkloadReader(str(path), content).workload(path.stem)
+    return content
 
 
 class _WorkloadReader:
@@ -89,10 +103,7 @@ class _WorkloadReader:
             if each.id in seen:
                 self.fail(("devices", at), f"device {each.id} is there twice: give each an id of its own")
             seen.add(each.id)
-        functions = [
-            self.function(name, self.decode(bytes(raw), FunctionEntry, ("functions", name)))
-            for name, raw in file.functions.items()
-        ]
+        functions = self.functions(file.functions)
         index = {each.name: at for at, each in enumerate(functions)}
         offers = [self.offer(each, at, file.offers) for at, each in enumerate(file.offers)]
         host_memory = {
@@ -110,12 +121,6 @@ class _WorkloadReader:
         found = Workload(
             devices, functions, times, calls, changes, host_memory, name, service_s, offers, prices
         )  # fmt: skip
-        for function in functions:
-            for kind, cost in function.costs.items():
-                where = ("functions", function.name, *(() if kind == ANY_KIND else ("kinds", kind)), "beside")
-                for other in cost.beside:
-                    if other != ANY:
-                        self.known(other, index, where)
         everywhere = list(found.all_devices)
         for function in functions:
             if (reason := no_device_for(function, everywhere)) is not None:
@@ -126,6 +131,26 @@ class _WorkloadReader:
                 if (reason := no_device_for(updated, everywhere)) is not None:
                     self.fail(("changes", at), reason)
         return found
+
+    def costs(self) -> dict[str, Mapping[str, Cost]]:
+        file = self.decode(self.content, CostsEntry, ())
+        if not file.functions:
+            self.fail(("functions",), "there are no functions: name at least one, with its costs")
+        return {each.name: each.costs for each in self.functions(file.functions)}
+
+    def functions(self, given: dict[str, msgspec.Raw]) -> list[SimulatedFunction]:
+        functions = [
+            self.function(name, self.decode(bytes(raw), FunctionEntry, ("functions", name)))
+            for name, raw in given.items()
+        ]
+        index = {each.name: at for at, each in enumerate(functions)}
+        for function in functions:
+            for kind, cost in function.costs.items():
+                where = ("functions", function.name, *(() if kind == ANY_KIND else ("kinds", kind)), "beside")
+                for other in cost.beside:
+                    if other != ANY:
+                        self.known(other, index, where)
+        return functions
 
     def device(self, given: DeviceEntry, where: tuple[_Step, ...]) -> SimulatedDevice:
         if not given.id:

@@ -17,6 +17,7 @@ from gpufaas_cli.cluster_flags import (
     data_folder,
     data_option,
     device_options,
+    read_costs,
     secrets_key,
     status_option,
     taken,
@@ -66,6 +67,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
         return
     cluster = cluster_of(given)
     data = data_folder(given, f"node-{cluster.id}")
+    given["read_costs"] = read_costs
     options = NodeOptions(cluster=cluster, devices=taken(DeviceOptions, given), data=data, **given)
     with needing("node", "node,cluster"):
         from gpufaas_apps import node

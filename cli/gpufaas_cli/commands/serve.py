@@ -11,6 +11,7 @@ from gpufaas_cli.cluster_flags import (
     device_options,
     front_options,
     policy_options,
+    read_costs,
 )
 from gpufaas_cli.extra import needing
 
@@ -31,12 +32,13 @@ def command(**given: Any) -> None:
       gpufaas serve --device cpu:0=2GiB --device cpu:1=2GiB
       gpufaas serve --device cuda:0 --device cuda:1=20GiB --policy lalb-o3:o3_limit=10
       gpufaas serve --device cuda:0,tier=gold --device cpu:0=4GiB --label zone=a
+      gpufaas serve --device emulated:0=16GiB,kind=v100,profile=costs.json
       gpufaas serve --host 0.0.0.0 --auth-dir /run/secrets
       gpufaas serve --host 0.0.0.0 --builder-secret payload.txt
       gpufaas serve --port 9090 --data ./.gpufaas --journal events.jsonl
     """
     check_front(given)
-    options = ServeOptions(data=data_folder(given), **given)
+    options = ServeOptions(data=data_folder(given), read_costs=read_costs, **given)
     with needing("serve", "serve"):
         from gpufaas_apps import serve
 

@@ -44,12 +44,20 @@ class ForkedProcess:
                 await loop.create_unix_connection(lambda slot=slot: slot, sock=ours)  # type: ignore[misc]
                 self._slots.append(slot)
             worker.on_slots(self._slots)
+            if start.emulated is not None:
+                theirs += self._clocks(len(theirs))
             with worker.output.piped() as ends:
                 fds = [*(each.fileno() for each in theirs), *ends]
                 await self._zygote.fork(Spawn(worker.number, start, limits.confine), fds)
         finally:
             for each in theirs:
                 each.close()
+
+    def _clocks(self, slots: int) -> list[socket.socket]:
+        """Return the worker's ends of what tells it when calls on an emulated device are over."""
+        worker, emulation = self._worker, self._worker.device.source.emulation
+        assert emulation is not None  # else nothing would be emulated
+        return [emulation.clock(worker.spec, worker.copy) for _ in range(slots)]
 
     def end(self) -> None:
         # A victim is idle, so there is no call to finish, and this is quick.

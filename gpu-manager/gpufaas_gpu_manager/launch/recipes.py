@@ -52,6 +52,7 @@ class Recipes:
 
     def start(self, worker: Worker) -> WorkerStart:
         spec, source = worker.spec, worker.device.source
+        emulation = source.emulation
         manifest = self._bundles.manifest(spec.digest)
         env = self._environment(worker)
         if manifest.allow_pickle:
@@ -69,6 +70,7 @@ class Recipes:
             check=worker.scratch,
             label=source.device.id.rpartition("/")[2],
             cuda_share=0.0 if source.enforced else min(1.0, worker.memory / max(1, source.device.memory)),
+            emulated=None if emulation is None or worker.scratch else emulation.start_of(spec, worker.memory),
         )
 
     def program(self, worker: Worker, port: int) -> Exec:

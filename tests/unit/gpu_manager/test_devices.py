@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpufaas_core.constraints import parse_constraint
+from gpufaas_core.cost import Cost
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.model import NodeId
 from gpufaas_core.units import GiB, MiB
@@ -59,11 +60,27 @@ def test_a_cpu_device_is_a_number_and_a_budget() -> None:
         (["cpu:0=0"], "holds no model"),
         (["cpu:0=1GiB", "cpu:0=2GiB"], "cpu:0 is named twice"),
         (["cpu:0=900000GiB"], "this machine has"),
+        (["emulated:0"], r"an emulated device has a size, a kind and a profile: write for example emulated:0=16GiB"),
+        (["emulated:0=16GiB,kind=v100"], "an emulated device has a size, a kind and a profile"),
+        (["emulated:0=16GiB,kind=,profile=f"], "kind needs one value: write kind=VALUE, once"),
+        (["emulated:0=16GiB,kind=v100,profile=f"], "f has no costs on devices of kind v100 .there are: t4"),
+        (["emulated:0=16GiB,kind=t4,profile=f", "cpu:0=1GiB"], "it is emulated and others are real"),
     ],
 )
 def test_a_device_that_makes_no_sense_is_refused_with_what_would(specs: list[str], says: str) -> None:
     with pytest.raises(InvalidSpec, match=says):
-        open_devices(specs, NODE)
+        open_devices(specs, NODE, read_costs=lambda _: {"f": {"t4": Cost(1, 1.0, 1.0)}})
+
+
+def test_an_emulated_device_is_named_so_wherever_it_is_seen() -> None:
+    costs = {"f": {"*": Cost(1, 1.0, 1.0)}}
+    (device,) = open_devices(["emulated:2=16GiB,kind=v100,profile=f,rack=1"], NODE, read_costs=lambda _: costs)
+
+    known = device.device
+    assert (known.id, known.kind, known.memory) == ("n/emulated:2", "emulated-v100", 16 * GiB)
+    expected = {"device.kind": "emulated", "compute.enforcement": "emulated", "gpu": "true", "rack": "1"}
+    assert expected.items() <= known.labels.items()
+    assert "kind" not in known.labels
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a GPU here, so these are not the defaults")
