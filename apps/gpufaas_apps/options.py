@@ -66,7 +66,7 @@ class DeviceOptions:
     devices: tuple[str, ...] = ()
     """``cpu:0=2GiB``, ``cuda:0``, ``cuda:0=20GiB``, ``emulated:0=16GiB,kind=v100,profile=FILE``. Empty: the
     CUDA devices there are, else two CPU devices from half of the free memory."""
-    read_costs: Callable[[Path], Mapping[str, Mapping[str, Cost]]] | None = None
+    read_costs: Callable[[Path], Mapping[str, Mapping[str, Cost]]] | None = field(default=None, compare=False)
     """Reads the profiles of emulated devices: see `gpufaas_gpu_manager.devices.ReadCosts`."""
     labels: tuple[str, ...] = ()
     """``KEY=VALUE``, of all devices: what constraints of functions may ask for."""
