@@ -34,10 +34,8 @@ COSTS = {
     "loud": {"*": Cost(GiB, 0.1, 0.4, beside={"half": 1.5})},
     "greedy": {"v100": Cost(GiB, 0.1, 0.4, uses=100)},
 }
-OFF = 0.05
-"""The bar: an emulated device takes the time of its own cost model, within 5 %."""
-WAKE_S = 0.02
-"""Beside that, on machines with other work: until a process that sleeps is woken."""
+LATE_S = 0.1
+"""Until a process that sleeps is woken, on a machine with other work; benchmarks/emulated.py measures closely."""
 
 
 class Rig:
@@ -91,7 +89,8 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 def near(expected_s: float) -> object:
-    return pytest.approx(expected_s + WAKE_S / 2, abs=WAKE_S / 2 + OFF * expected_s)
+    """Never quicker, but for what clocks of two processes differ."""
+    return pytest.approx(expected_s + LATE_S / 2 - 0.001, abs=LATE_S / 2)
 
 
 async def test_loads_and_calls_take_the_time_and_memory_of_the_profile_and_run_no_code_of_the_author(rig: Rig) -> None:
