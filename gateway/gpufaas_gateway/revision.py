@@ -209,24 +209,24 @@ def need_of(kind: Kind, options: Options, defaults: Defaults) -> Need:
             "from a template such as python3-torch: an image, a program or a function without a model gets each call "
             "by itself: remove the annotation"
         )
+    if kind != "server" and (options.slots or 0) > MOST_FORKED:
+        raise InvalidSpec(
+            f"annotation gpufaas.slots: {options.slots} calls at once in one process with a handle() are over its "
+            f"limit of {MOST_FORKED}: ask for more copies (com.openfaas.scale.min), or serve a port yourself"
+        )
     on_gpu = kind == "server" and options.placement.gpu
     if kind == "model" or (on_gpu and (asked or (not options.bundle and options.slots in (None, 1)))):
-        return _need_of_model(kind, options)
+        return _need_of_model(options)
     if asked:
         raise InvalidSpec(
             f"annotation gpufaas.{asked}: is for models, and for programs and images on a GPU: this function needs no "
             "compute of a device: remove the annotation" + (", or ask for a GPU" if kind == "server" else "")
         )
-    if kind == "http" and (options.slots or 0) > MOST_FORKED:
-        raise InvalidSpec(
-            f"annotation gpufaas.slots: {options.slots} calls at once in one process with a handle() are over its "
-            f"limit of {MOST_FORKED}: ask for more copies (com.openfaas.scale.min), or serve a port yourself"
-        )
     slots = options.slots or (defaults.slots if kind == "http" else defaults.server_slots)
     return Need(0, slots=slots, latency_goal_s=options.latency_goal_s)
 
 
-def _need_of_model(kind: Kind, options: Options) -> Need:
+def _need_of_model(options: Options) -> Need:
     """Return the need of a model, or of a program or image that uses a GPU as a model does."""
     sharing, slots = options.sharing or SHARINGS[0], options.slots or 1
     need = Need(
@@ -241,16 +241,6 @@ def _need_of_model(kind: Kind, options: Options) -> Need:
     if need.batch_max > MOST_FORKED:
         raise InvalidSpec(
             f"annotation gpufaas.batch-max: {need.batch_max} calls together are over the limit of {MOST_FORKED}"
-        )
-    if slots > 1 and kind == "model":
-        raise InvalidSpec(
-            f"annotation gpufaas.slots: {slots} calls at once is for functions without a model; "
-            "a copy of a model runs one call at a time: remove the annotation"
-        )
-    if slots > 1 and need.reserved:
-        raise InvalidSpec(
-            f"annotation gpufaas.slots: with gpufaas.sharing {sharing} a copy runs one call at a time, not {slots}: "
-            "remove one of the two, or set gpufaas.sharing to share"
         )
     return need
 

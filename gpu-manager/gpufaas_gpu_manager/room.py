@@ -35,9 +35,12 @@ class WorkerDevice:
 
     def has_compute_for(self, worker: Worker) -> bool:
         """Whether a call that no scheduler ordered may begin on *worker*: a slot of it, and the compute, are free."""
-        reserved = worker.spec.need.reserved
+        need = worker.spec.need
+        reserved = need.reserved
         if not reserved:
             return True
+        if need.sharing != "spatial" and worker.calls.compute:
+            return worker.calls.has_slot  # the compute that one of its calls holds is for all of them
         used = sum(each.calls.compute for each in self.workers.values())
         return worker.calls.has_slot and used + reserved <= self.source.device.compute
 

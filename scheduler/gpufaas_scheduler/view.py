@@ -144,7 +144,8 @@ class _Residency(_Fleet):
         else:
             ordered = (device for name, device in owner.holders.items() if name in found)
         if cluster.mixed:
-            ordered = (each for each in ordered if cluster.can_start(each, owner))
+            able = [each for each in ordered if cluster.can_start(each, owner)]
+            ordered = [each for each in able if each.reserved < each.compute] or able
         return list(islice(ordered, limit))
 
     def find(self, copy: CopyId) -> Copy | None:
@@ -219,14 +220,15 @@ class _Costs(_Residency):
         best: DeviceState | None = None
         best_s = inf
         now = self._cluster.now
-        avoid = call.avoid
-        for device in call.owner.holders.values():
+        owner, avoid = call.owner, call.avoid
+        slots = owner.shared_hold
+        for device in owner.holders.values():
             if not device.reserved or device.free_at + late_s <= now:
                 continue
             if device.id in avoid:
                 continue
             # `finish_s` inlined: with hundreds of copies, this loop is the cost of the decision.
-            left = (device.free_for(call.owner.reserves) if len(device.holding) > 1 else device.free_at) - now
+            left = (device.free_for(owner) if slots or len(device.holding) > 1 else device.free_at) - now
             finish_s = (left if left > 0.0 else 0.0) + device.local_s
             if finish_s < best_s or (finish_s == best_s and best is not None and device.order < best.order):
                 best, best_s = device, finish_s

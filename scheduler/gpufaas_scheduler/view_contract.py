@@ -231,7 +231,8 @@ class FleetView(Protocol):
     def idle(self) -> Iterator[DeviceView]:
         """
         Idle devices, those with the most starts first, ties by the order in which they joined. Devices that become busy
-        drop out. Devices that no waiting call may run on are left out.
+        drop out. Devices that no waiting call may run on are left out. Last come the full devices on which a call can
+        join others of its function, in a slot of their copy: `can_start` says whose.
         """
 
     def can_start(self, device: DeviceView, call: WaitingCall) -> bool:
@@ -275,7 +276,8 @@ class ResidencyView(Protocol):
     def idle_holders(self, call: WaitingCall, limit: int) -> list[DeviceView]:
         """
         Up to *limit* idle devices that hold the call's function, in the order of its holders, or of idle devices if
-        these are as few. O(the fewer of both) if there are several.
+        these are as few. O(the fewer of both) if there are several. Devices on which it can only join others: if there
+        are no others.
         """
 
     def find(self, copy: CopyId) -> ResidentView | None: ...

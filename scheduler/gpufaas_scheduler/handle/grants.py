@@ -98,7 +98,7 @@ def start(
         if device.idle_key is not None:
             cluster.set_busy(device)
         device.starts += 1
-        if device.reserved < device.compute:
+        if device.reserved < device.compute or owner.shared_hold:
             cluster.offer(device)
         if copy.split:
             hold_parts(world, grant, now)
@@ -217,11 +217,10 @@ def let_parts_go(world: World, grant: Grant) -> None:
             device.beside.pop(grant, None)
         else:
             device.holding.remove(grant)
-            if grant.copy.owner.shared_hold and entry.running and _hand_on(grant, device):
-                continue
-            device.let_go(grant.compute, world.cluster.now)
-            if device.others:
-                _next_other(world, device)
+            if not (grant.copy.owner.shared_hold and entry.running and _hand_on(grant, device)):
+                device.let_go(grant.compute, world.cluster.now)
+                if device.others:
+                    _next_other(world, device)
         next_local(world, device)
 
 
@@ -352,11 +351,14 @@ def estimate(grant: Grant, costs: Costs, now: Seconds) -> None:
 
 def next_local(world: World, device: DeviceState) -> None:
     """
-    Start the first calls of the local queue of a device that has spare compute; else the policy may use it.
+    Start the first calls of the local queue of a device that has spare compute, or where they can join others; if there
+    is none, the policy may use the device.
 
     A local queue goes back if copies that stay there hold the compute of its first call: no end of a grant starts it.
     """
-    if device.reserved >= device.compute or device.preload is not None or world.devices.get(device.id) is not device:
+    if device.reserved >= device.compute and not device.open:
+        return
+    if device.preload is not None or world.devices.get(device.id) is not device:
         return
     while device.local:
         call = device.local[0]
@@ -364,14 +366,17 @@ def next_local(world: World, device: DeviceState) -> None:
         assert copy is not None
         if copy.running and copy.running >= (copy.slots or call.owner.slots):
             return  # another copy's call has ended: this copy's calls have their slots yet
-        if (world.cluster.mixed or device.reserved) and not copy.share and not obtain(world, device, call.owner):
-            if not device.reserved:
-                return_all(world, device)
-            return
+        if not (copy.share or (copy.running and call.owner.shared_hold)):
+            if device.reserved >= device.compute:
+                return
+            if (world.cluster.mixed or device.reserved) and not obtain(world, device, call.owner):
+                if not device.reserved:
+                    return_all(world, device)
+                return
         others = _take_joining(world, device, call, copy) if call.owner.batch_max > 1 else ()
         take_local(world, device, call)
         start(world, call, device, copy, (), others)
-        if device.reserved >= device.compute:
+        if device.reserved >= device.compute and not device.open:
             return
     if device.idle_key is None and not device.closed:
         world.cluster.set_idle(device)

@@ -21,7 +21,7 @@ from gpufaas_scheduler.world.demand import Demand
 from gpufaas_scheduler.world.hits import Hits
 from gpufaas_scheduler.world.orphans import Orphans
 from gpufaas_scheduler.world.queue import GlobalQueue
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState, IdleKey
+from gpufaas_scheduler.world.state import JOINED, Copy, DeviceState, FunctionState, IdleKey
 
 
 class Cluster:
@@ -52,8 +52,8 @@ class Cluster:
         """A function with a minimum of copies was deployed, so copies may hold memory for ever."""
         self.idle_devices: list[IdleKey] = []
         """
-        Devices with compute that no grant holds, and without a local queue. Always sorted: sorting 1,000 devices would
-        cost more than the rest of a decision.
+        Devices without a local queue that have compute that no grant holds, or are open. Always sorted: sorting 1,000
+        devices would cost more than the rest of a decision.
         """
         self.replacement = replacement
         self.joined = 0
@@ -113,16 +113,17 @@ class Cluster:
         self.constrained += 1 if closed else -1
 
     def offer(self, device: DeviceState) -> None:
-        """*device* is idle, or has compute that no grant holds, and no local queue: the policy may use it."""
+        """The policy may use *device*, if it has no local queue, and is idle, has spare compute, or is open."""
         if (
             device.idle_key is None
-            and device.reserved < device.compute
+            and (device.reserved < device.compute or device.open)
             and not (device.closed or device.local or device.preload)
         ):
             self.set_idle(device)
 
     def set_idle(self, device: DeviceState) -> None:
-        device.idle_key = key = (-device.starts, device.order, device)
+        first = -device.starts if device.reserved < device.compute else JOINED
+        device.idle_key = key = (first, device.order, device)
         insort(self.idle_devices, key)
         if self.hits.asked:
             self.hits.note_idle(device)
@@ -287,11 +288,16 @@ class Cluster:
         return largest
 
     def can_start(self, device: DeviceState, owner: FunctionState) -> bool:
-        """Whether *device* has the compute for a call of *owner*, if need be after the eviction of idle copies."""
+        """
+        Whether a call of *owner* can start on *device*: it has the compute, if need be after the eviction of idle
+        copies, or the call joins others.
+        """
         if device.preload is not None or device.idle_key is None:
             return False
         lacking = device.lacks(owner)
-        return lacking <= 0 or victims(self.replacement, device.residency, 0, owner, lacking) is not None
+        if lacking <= 0 or device.can_join(owner):
+            return True
+        return victims(self.replacement, device.residency, 0, owner, lacking) is not None
 
     def idle_holder(self, call: Call) -> DeviceState | None:
         owner = call.owner

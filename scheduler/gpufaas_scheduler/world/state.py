@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from gpufaas_cache_manager import residency
 from gpufaas_cache_manager.residency import Residency
@@ -325,6 +325,18 @@ class DeviceState(Marked):
         """Return the running grants, those that hold compute first."""
         return [*self.holding, *self.others, *self.beside]
 
+    def can_join(self, owner: FunctionState) -> bool:
+        """Whether a call of *owner* can run beside others on a copy here, which holds the compute for all of them."""
+        if not owner.shared_hold or self.id not in owner.holders:
+            return False
+        copy = self.residency.copies[self.copies[owner.id]]
+        return 0 < copy.running < (copy.slots or owner.slots)
+
+    @property
+    def open(self) -> bool:
+        """Whether one of the grants that hold its compute takes further ones beside it: see `can_join`."""
+        return any(self.can_join(each.copy.owner) for each in self.holding)
+
     def lacks(self, owner: FunctionState) -> int:
         """Return how much of the compute that a call or copy of *owner* takes is not spare; at most 0: nothing."""
         wanted = owner.reserves or owner.share
@@ -389,8 +401,11 @@ class DeviceState(Marked):
             return grant.estimate_s + SHARE * (now - began_at)  # its load takes longer than estimated
         return costs.left_s(now - began_at, grant.estimate_s)
 
-    def free_for(self, compute: int) -> Seconds:
-        """Return when so much compute should be spare, beside the shares that copies hold."""
+    def free_for(self, owner: FunctionState) -> Seconds:
+        """Return when the next call of *owner*, which a copy here holds, should be able to begin."""
+        if owner.shared_hold:  # when the first of its slots is free
+            return min([each.free_at for each in self.grants() if each.copy.owner is owner], default=self.free_at)
+        compute = owner.reserves
         lacking = self.reserved + compute - self.compute
         if lacking <= 0 or len(self.holding) < 2:
             return self.free_at
@@ -416,4 +431,8 @@ def parts_of(copy: Copy, device: DeviceState) -> tuple[Part, ...]:
 
 
 IdleKey: TypeAlias = "tuple[int, int, DeviceState]"
-"""(-starts, order, device): sorts idle devices in the order in which the scheduler considers them."""
+"""
+(-starts, order, device): sorts idle devices in the order in which the scheduler considers them. Devices on which calls
+can only join others come last, with `JOINED` as the first number.
+"""
+JOINED: Final = 1

@@ -353,7 +353,6 @@ async def test_what_was_measured_counts_more_than_what_is_declared(platform: Pla
         ({"gpufaas.queue": "many"}, "annotation gpufaas.queue: 'many' is not a whole number"),
         ({"gpufaas.max-body": "1.5.2"}, "annotation gpufaas.max-body: '1.5.2' is not"),
         ({"gpufaas.slots": "5000"}, "annotation gpufaas.slots: '5000' is over the limit"),
-        ({"gpufaas.slots": "4"}, "annotation gpufaas.slots: 4 .* is for functions without a model"),
         ({"gpufaas.bundle": "abc"}, "annotation gpufaas.bundle: 'abc' is not a sha256"),
         ({"gpufaas.bundle": "0" * 64}, "no bundle 0{64} was uploaded"),
         ({"com.openfaas.scale.min": "-1"}, "annotation com.openfaas.scale.min: '-1' is not a whole"),

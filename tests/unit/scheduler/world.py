@@ -311,7 +311,9 @@ def check(status: EngineStatus, world: World) -> None:
         for part in grant.parts:
             place = (grant.function, part.device, grant.copy)
             running[place] = running.get(place, 0) + 1
-            if world.functions[grant.function].need.compute and place not in world.capped:
+            need = world.functions[grant.function].need
+            holds = running[place] == 1 or need.sharing == "spatial"  # else one hold is for all grants of a copy
+            if need.compute and holds and place not in world.capped:
                 reserving[part.device] = reserving.get(part.device, 0) + 1
     for device in status.devices:
         name = device.device.id
@@ -328,8 +330,7 @@ def check(status: EngineStatus, world: World) -> None:
         assert len(set(queued)) == len(queued), f"two copies of a model function on {name}"
         for model in device.resident:
             assert model.running == running.pop((model.function, name, model.copy), 0)
-            slots = 1 if world.functions[model.function].need.compute else world.functions[model.function].need.slots
-            assert model.running <= slots
+            assert model.running <= world.functions[model.function].need.slots
             assert model.limit >= model.memory
             floor = min(world.functions[model.function].floor, device.device.memory)
             assert model.memory >= floor or world.redeployed, f"{model.function} has less than it declares"
