@@ -1,5 +1,7 @@
 """Events of devices and functions: devices leave or are drained, functions are deployed and removed."""
 
+from collections.abc import Iterable
+
 from gpufaas_core import messages as m
 from gpufaas_scheduler.handle.copies import balance, drop, evict, forget_if_done, note_lack, serve_fifo
 from gpufaas_scheduler.handle.grants import end, return_local
@@ -13,7 +15,7 @@ def device_left(world: World, event: m.DeviceLeft) -> None:
     if device is None:
         world.ignored["DeviceLeft"] += 1
         return
-    leave(world, device)
+    forget_removed(world, leave(world, device))
     world.freed = True
 
 
@@ -47,7 +49,8 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
         world.cluster.set_busy(device)
 
 
-def leave(world: World, device: DeviceState) -> None:
+def leave(world: World, device: DeviceState) -> list[FunctionState]:
+    """Remove *device*, and return the functions that it held: the removed ones may be done now."""
     owners = [copy.owner for copy in device.residency]
     split = [world.cluster.copies[copy.id] for copy in device.residency if copy.split]
     for call in list(device.local) if split else ():
@@ -63,6 +66,11 @@ def leave(world: World, device: DeviceState) -> None:
         left = [each for each in (first, *(other for other, _ in world.cluster.parts(copy))) if each is not device]
         if left:
             world.out.append(m.Evict(copy.owner.id, left[0].id, copy.number))
+    return owners
+
+
+def forget_removed(world: World, owners: Iterable[FunctionState]) -> None:
+    """Forget those of *owners* that were removed, and of which no call waits or runs any more."""
     for owner in owners:
         if owner.removed:
             forget_if_done(world, owner)

@@ -14,15 +14,15 @@ from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Part, Seconds, 
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, ResidentDoc, RunningCall
 from gpufaas_scheduler import docs
 from gpufaas_scheduler.handle.agenda import node_joined
-from gpufaas_scheduler.handle.copies import balance, forget_if_done, serve_fifo
-from gpufaas_scheduler.handle.fleet import leave
+from gpufaas_scheduler.handle.copies import balance, serve_fifo
+from gpufaas_scheduler.handle.fleet import forget_removed, leave
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, hold_parts, next_local
 from gpufaas_scheduler.handle.waiting import unqueue, wait_again
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.calls import runs_on
 from gpufaas_scheduler.world.grant import Grant
-from gpufaas_scheduler.world.state import Copy, DeviceState
+from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
 
 # Calls that were started before this engine knew of them have numbers below all others.
@@ -35,7 +35,8 @@ def device_joined(world: World, event: m.DeviceJoined) -> None:
         _device_came_back(world, event.device, event.snapshot, known)
     else:
         if known is not None:
-            leave(world, known)  # its node restarted before its absence was noticed: it holds nothing any more
+            # Its node restarted before its absence was noticed: it holds nothing any more.
+            forget_removed(world, leave(world, known))
         world.cluster.set_idle(world.cluster.attach(event.device))
     node_joined(world, event.device)
     world.freed = True
@@ -47,6 +48,7 @@ def _device_came_back(world: World, device: Device, snapshot: DeviceSnapshot, kn
     doc: DeviceDoc | None = None
     calls: dict[CallId, Call] = {}
     local: list[Call] = []
+    held: list[FunctionState] = []
     if known is not None:
         doc = replace(docs.device_doc(known, now), order=world.cluster.joined)
         local = list(known.local)
@@ -55,7 +57,7 @@ def _device_came_back(world: World, device: Device, snapshot: DeviceSnapshot, kn
         for call in world.runs_at(known):
             end(world, call)
             calls[call.id] = call
-        leave(world, known)
+        held = leave(world, known)
     waiting: dict[CallId, Call] = {}
     adopt(world, device, snapshot, now, doc, now, calls, local, waiting)
     for call in waiting.values():
@@ -67,10 +69,10 @@ def _device_came_back(world: World, device: Device, snapshot: DeviceSnapshot, kn
     for owner in {each.function: world.functions.get(each.function) for each in snapshot.residents}.values():
         if owner is not None:
             balance(world, owner)
-            if owner.removed:
-                forget_if_done(world, owner)
-            elif not owner.queued:
+            held.append(owner)
+            if not owner.removed and not owner.queued:
                 serve_fifo(world, owner)
+    forget_removed(world, held)  # not before: its calls may go on here
 
 
 def adopt(
@@ -182,7 +184,7 @@ def _grants_of(running: list[tuple[Call, RunningCall]], numbers: dict[CallId, in
         calls = tuple(call for call, _ in members)
         copy = calls[0].copy
         assert copy is not None
-        grant = Grant(key if isinstance(key, int) else 0, calls, copy, 0, open=len(calls))
+        grant = Grant(key if isinstance(key, int) else 0, calls, copy, 0, open=len(calls), adopted=True)
         for call in calls:
             call.grant, call.granted = grant.number, grant
         made.append((members[0][1], grant))

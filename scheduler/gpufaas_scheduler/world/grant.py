@@ -30,6 +30,8 @@ class Grant(Struct, eq=False, gc=False):
     """The number of its calls that have not ended."""
     neighbours: int = 0
     """The most grants that held compute of the device beside it."""
+    adopted: bool = False
+    """An older engine made it, or nobody: its number is not one of this engine's."""
 
     @property
     def condition(self) -> Condition:

@@ -536,6 +536,22 @@ def test_one_that_comes_back_before_it_was_missed_is_right_about_what_it_runs() 
     assert engine.status(5.0).devices[0].misses == 1, "the device is the same"
 
 
+def test_calls_of_a_removed_function_go_on_when_their_node_comes_back() -> None:
+    """One ran, and one waited in the local queue: the function is known until both are over."""
+    engine = make_engine(model("f"), model("g"), policy="lalb")
+    engine.handle(joined(holds("f")), 0.0)
+    engine.handle(m.DeviceJoined(Device(DeviceId("n/b"), "gpu", 100)), 0.0)
+    engine.handle(m.Arrived(CallId("c1"), FunctionId("f")), 0.0)
+    engine.handle(m.Arrived(CallId("c2"), FunctionId("f")), 0.0)
+    assert engine.status(0.0).devices[0].local_queue == 1
+    engine.handle(m.FunctionRemoved(FunctionId("f"), drain=True), 0.5)
+
+    assert engine.handle(joined(holds("f"), running=(runs("c1", "f"),)), 1.0) == []
+
+    assert starts(engine.handle(m.Finished(CallId("c1"), A.id, 1.0), 2.0)) == [("c2", False)]
+    assert engine.handle(m.Finished(CallId("c2"), A.id, 1.0), 3.0) == [m.Evict(FunctionId("f"), A.id)]
+
+
 def test_a_grant_that_had_not_reached_a_node_that_came_back_is_granted_anew_when_the_node_refuses_it() -> None:
     engine = make_engine(model("f"))
     engine.handle(joined(holds("f")), 0.0)
