@@ -39,7 +39,7 @@ from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_cluster.remote_scheduler import RemoteScheduler
 from gpufaas_cluster.remote_workers import RemoteLogs, RemoteWorkers
 from gpufaas_core.errors import GpufaasError, InvalidSpec
-from gpufaas_core.model import DeviceId, Seconds
+from gpufaas_core.model import Seconds
 from gpufaas_core.origin import Origins
 from gpufaas_gateway.auth import Credentials
 from gpufaas_gateway.ports import SecretStore
@@ -84,9 +84,7 @@ class GatewayApp:
         self._artifacts = artifacts
         self._weights = weights
         self._scheduler = RemoteScheduler(me, on_view=self._on_view)
-        self._nodes = RemoteNodes(
-            me, lambda call, device, reason: self._scheduler.unreachable(call, DeviceId(device), reason)
-        )
+        self._nodes = RemoteNodes(me, self._scheduler.unreachable)
         self._nodes.watchers.add(lambda: self._scheduler.unlinked(self._nodes.unlinked()))
         self._status = Status(ready=lambda: "waits for etcd")
         self._opens = False

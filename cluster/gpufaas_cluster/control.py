@@ -135,6 +135,9 @@ class NodeUnreachable(Message, frozen=True, array_like=True, tag=36):
     call: CallId
     device: str
     reason: str
+    epoch: int = 0
+    number: int = 0
+    """Of the grant."""
 
 
 class ScaleFunction(Message, frozen=True, array_like=True, tag=39):

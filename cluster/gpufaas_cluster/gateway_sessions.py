@@ -94,7 +94,8 @@ class GatewaySessions:
         elif kind is control.PlaceAgain:
             self._say_if_unknown(gateway, message.call)
         elif kind is control.NodeUnreachable:
-            service.report(NodeRefused(message.call, DeviceId(message.device), message.reason, opened=True))
+            device, grant = DeviceId(message.device), (message.epoch, message.number)
+            service.report(NodeRefused(message.call, device, message.reason, True, *grant))
             self._say_if_unknown(gateway, message.call)
         elif kind is control.RunningCalls:
             gateway.running = set(message.running)

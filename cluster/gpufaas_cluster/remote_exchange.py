@@ -13,14 +13,13 @@ from gpufaas_core.answer_buffer import AnswerBuffer
 from gpufaas_core.errors import GpufaasError, GrantRefused, StorageFailed, WorkerCrashed
 from gpufaas_core.frames import CHUNK_BYTES, FILE, CallHead, EndHead, Kind, encode_frame, encode_prefix
 from gpufaas_core.messages import Grant
-from gpufaas_core.model import CallId
 
 _decode_answer: Final = msgspec.msgpack.Decoder(NodeAnswerHead).decode
 _decode_end: Final = msgspec.msgpack.Decoder(EndHead).decode
 _decode_room: Final = msgspec.msgpack.Decoder(WindowHead).decode
 _decode_failure: Final = msgspec.msgpack.Decoder(ErrorHead).decode
 
-OnUnreachable = Callable[[CallId, str, str], None]
+OnUnreachable = Callable[[Grant, str], None]
 """Called with a call, its device and a reason when the node could not be reached: nothing was sent."""
 
 
@@ -131,7 +130,7 @@ class RemoteExchange(AnswerBuffer):
     def not_sent(self, reason: str) -> None:
         self._over = True
         if not self._cancelled:
-            self._on_unreachable(self.grant.call, self.grant.device, reason)
+            self._on_unreachable(self.grant, reason)
             self._fail_with(GrantRefused(reason))
 
     def on_lost(self, reason: str) -> None:

@@ -134,10 +134,10 @@ class RemotePlacement:
         if self._early and self._early.pop(sent, None) is not None and self._link is not None:
             self._link.send(control.CancelCall(sent))  # no call will open it
 
-    def unreachable(self, call: CallId, device: DeviceId, reason: str) -> None:
-        """Report that the node of a grant could not be reached. *call* as in the grant."""
+    def unreachable(self, grant: Grant, reason: str) -> None:
+        """Report that the node of a grant could not be reached."""
         if self._link is not None:
-            self._link.send(control.NodeUnreachable(call, device, reason))
+            self._link.send(control.NodeUnreachable(grant.call, grant.device, reason, grant.epoch, grant.number))
 
     def _resend(self, link: Link, is_new: bool) -> None:
         """Place the calls that wait again. *is_new*: another scheduler leads than before."""

@@ -244,6 +244,13 @@ class NodeRefused(Struct, frozen=True, tag="Refused"):
     reason: str
     opened: bool = False
     """The node has opened the grant, but the gateway did not reach it: what it loads for the call stays."""
+    epoch: int = 0
+    number: int = 0
+    """Of the grant; 0: not known. If the call has got a newer grant since, this refusal says nothing of it."""
+
+    @staticmethod
+    def of(grant: "Grant", reason: str, opened: bool = False) -> "NodeRefused":
+        return NodeRefused(grant.call, grant.device, reason, opened, grant.epoch, grant.number)
 
 
 class Woken(Struct, frozen=True, tag=True):

@@ -47,25 +47,23 @@ class Grants:
         if exchange is not None and not (exchange.finished and exchange.grant.number < grant.number):
             return exchange
         if grant.call in self._revoked and grant.number <= self._revoked[grant.call]:
-            self._host.report(NodeRefused(grant.call, grant.device, "the call was given up before its grant came"))
+            self._host.report(NodeRefused.of(grant, "the call was given up before its grant came"))
             return None
         device = self._devices.get(grant.device)
         spec = self._specs.get(grant.function)
         if grant.epoch < self.epoch or device is None or spec is None or self.closing:
-            self._host.report(
-                NodeRefused(grant.call, grant.device, "unknown device or function, or a grant of an older scheduler")
-            )
+            self._host.report(NodeRefused.of(grant, "unknown device or function, or a grant of an older scheduler"))
             return None
         self.epoch = grant.epoch
         worker = device.workers.get(copy_id(grant.function, grant.copy))
         if grant.number < 0 and (worker is None or worker.state is not WorkerState.READY):
             # Without a leader nothing may be evicted or reserved for it.
-            self._host.report(NodeRefused(grant.call, grant.device, "its worker is not ready, and no scheduler leads"))
+            self._host.report(NodeRefused.of(grant, "its worker is not ready, and no scheduler leads"))
             return None
         if worker is None and grant.cold:
             worker = self._host.start(device, spec, grant)
         if worker is None:
-            self._host.report(NodeRefused(grant.call, grant.device, "its worker is not there any more"))
+            self._host.report(NodeRefused.of(grant, "its worker is not there any more"))
             return None
         exchange = self._add(grant, worker)
         if grant.cold:

@@ -200,7 +200,7 @@ class WorkerCalls:
     def refuse(self, exchange: Exchange, reason: str) -> None:
         """Have the call, of which the worker took nothing, placed again."""
         grant = exchange.grant
-        self._host.report(NodeRefused(grant.call, grant.device, reason))
+        self._host.report(NodeRefused.of(grant, reason))
         exchange.fail(GrantRefused(f"{grant.device} could not give call {grant.call} to its worker: {reason}"))
 
     def ran_out(self, said: bytes) -> OutOfMemory:

@@ -181,6 +181,10 @@ class Engine:
         known = self._world.calls.by_id.get(call)
         return known is not None and known.state == RUNNING
 
+    def heeds(self, refusal: m.NodeRefused) -> bool:
+        """Whether *refusal* is of the grant that its call has now, so that the call gets another one."""
+        return calls.refused_call(self._world, refusal) is not None
+
     def calls(self) -> list[CallId]:
         """Return the calls that wait or run. O(calls)."""
         return list(self._world.calls.by_id)

@@ -180,7 +180,7 @@ class SchedulerService:
 
     def report(self, fact: m.Event) -> None:
         """A node says what happened."""
-        if isinstance(fact, m.NodeRefused) and fact.call != self._placing and self._answer_of(fact.call) is None:
+        if isinstance(fact, m.NodeRefused) and self._is_here(fact.call) and self.engine.heeds(fact):
             # Its gateway asks for the next grant when it learns of the refusal, which may be after that is granted.
             self._waiting[fact.call] = self._refused[fact.call] = self._loop.create_future()
         self.handle(fact)
@@ -232,6 +232,10 @@ class SchedulerService:
         node = self._nodes.get(device)
         if node is not None:  # else it left after the engine decided, and its devices with it
             node.execute(command)
+
+    def _is_here(self, call: CallId) -> bool:
+        """Whether *call* is of the gateway of this process, which has its answer already."""
+        return call != self._placing and self._answer_of(call) is None
 
     def _answer_of(self, call: CallId) -> OnAnswer | None:
         return self._gateways.get(gateway_of(call)) if self._gateways else None

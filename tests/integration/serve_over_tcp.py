@@ -16,8 +16,8 @@ from gpufaas_cluster.call_server import CallServer
 from gpufaas_cluster.connection import Identity
 from gpufaas_cluster.remote_nodes import RemoteNodes
 from gpufaas_core.logs import FunctionLogs
-from gpufaas_core.messages import NodeRefused
-from gpufaas_core.model import CallId, DeviceId, NodeId, NodeView
+from gpufaas_core.messages import Grant, NodeRefused
+from gpufaas_core.model import NodeId, NodeView
 
 Node = gpufaas_gpu_manager.node.Node
 ADDRESS = "127.0.0.1:0"
@@ -40,8 +40,8 @@ class NodeOverTcp(Node):
         await self._server.open(ADDRESS)
         self.remote.set_nodes([NodeView(NodeId("local"), f"127.0.0.1:{self._server.port}", self.devices())])
 
-    def _unreachable(self, call: CallId, device: str, reason: str) -> None:
-        self.report(NodeRefused(call, DeviceId(device), reason))
+    def _unreachable(self, grant: Grant, reason: str) -> None:
+        self.report(NodeRefused.of(grant, reason))
 
     async def close(self) -> None:
         await super().close()

@@ -127,8 +127,8 @@ class Rig:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.me = Identity("gateway", "g1", "boot", TOKEN.encode())
-        self.unreachable: list[tuple[str, str, str]] = []
-        self.nodes = RemoteNodes(self.me, lambda *what: self.unreachable.append(what))
+        self.unreachable: list[tuple[Grant, str]] = []
+        self.nodes = RemoteNodes(self.me, lambda grant, reason: self.unreachable.append((grant, reason)))
         self.workers = RemoteWorkers(self.nodes)
         self.logs = RemoteLogs(self.nodes)
         self.processes: list[NodeProcess] = []
@@ -469,7 +469,8 @@ async def test_a_node_that_is_not_there_takes_nothing_and_the_scheduler_is_told(
             await rig.call(function, node=node)
 
     assert port
-    assert [(call, device) for call, device, _ in rig.unreachable] == [("c1", "gone/cpu:0"), ("c2", "never/cpu:0")]
+    told = [(grant.call, grant.device) for grant, _ in rig.unreachable]
+    assert told == [("c1", "gone/cpu:0"), ("c2", "never/cpu:0")]
 
 
 async def test_who_has_another_token_is_turned_away(rig: Rig) -> None:

@@ -318,19 +318,37 @@ def cancelled(world: World, event: m.CallerLeft) -> None:
         give_up(world, call)
 
 
-def refused(world: World, event: m.NodeRefused) -> None:
-    lost = world.lost.pop(event.call, None)
+def refused_call(world: World, event: m.NodeRefused) -> Call | None:
+    """
+    Return the call that gets another grant because of *event*; None: it is of an older grant than the call has now.
+
+    A node may refuse a grant twice: a miss, for example, when the command comes and when the call comes.
+    """
+    lost = world.lost.get(event.call)
     if lost is not None and lost.device is not None and lost.device.id == event.device:
-        place_again(world, lost, event.reason)
-        if not lost.owner.queued:
-            serve_fifo(world, lost.owner)
-        world.freed = True
-        return
+        return lost
     call = world.calls.by_id.get(event.call)
     if call is None or call.state != RUNNING or call.device is None or call.device.id != event.device:
+        return None
+    grant = call.granted
+    if event.number and grant is not None and not grant.adopted:
+        return None if (event.epoch, event.number) < (world.epoch, grant.number) else call
+    return call
+
+
+def refused(world: World, event: m.NodeRefused) -> None:
+    call, lost = refused_call(world, event), world.lost.pop(event.call, None)
+    if call is None:
         world.ignored["Refused"] += 1
         return
+    if call is lost:
+        place_again(world, call, event.reason)
+        if not call.owner.queued:
+            serve_fifo(world, call.owner)
+        world.freed = True
+        return
     device, copy, owner = call.device, call.copy, call.owner
+    assert device is not None
     assert copy is not None
     end(world, call)
     if call.preempted:

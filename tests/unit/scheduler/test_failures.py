@@ -1,5 +1,6 @@
 """Failed loads, workers that exit, events that come too late or concern nothing."""
 
+from msgspec.structs import replace
 from tests.unit.scheduler.world import World, two_devices
 
 from gpufaas_core import messages as m
@@ -103,6 +104,59 @@ def test_a_call_whose_grant_comes_to_the_node_after_its_worker_died_is_placed_ag
 
     assert [(start.grant.call, start.grant.cold) for start in out if isinstance(start, m.StartCall)] == [("hit", True)]
     assert again == []
+
+
+def refusal(world: World, start: m.StartCall, *, epoch: int = 1) -> list[m.Command]:
+    return world.engine.handle(m.NodeRefused.of(replace(start.grant, epoch=epoch), "closing"), world.now)
+
+
+def test_a_second_refusal_of_a_grant_leaves_the_next_grant_of_its_call_alone() -> None:
+    """A node may refuse a miss when the command comes, and once more when the call does."""
+    world = World()
+    world.deploy("f")
+    world.device("a")
+    (first,) = world.call("c", "f")
+    assert isinstance(first, m.StartCall)
+
+    (second,) = refusal(world, first)
+    assert isinstance(second, m.StartCall)
+    assert second.grant.number > first.grant.number
+    assert not world.engine.heeds(m.NodeRefused.of(first.grant, "closing"))
+    assert refusal(world, first) == []
+
+    assert world.on("a").busy, "it runs by the second grant"
+    (third,) = refusal(world, second)
+    assert isinstance(third, m.StartCall)
+
+
+def test_the_refusal_of_a_grant_of_an_older_scheduler_leaves_a_grant_of_this_one_alone() -> None:
+    """Numbers of grants may begin again, if the older scheduler's state was not written at once."""
+    world = World()
+    world.deploy("f")
+    world.device("a")
+    (start,) = world.call("c", "f")
+    assert isinstance(start, m.StartCall)
+
+    older = replace(start, grant=replace(start.grant, number=start.grant.number + 10))
+    assert refusal(world, older, epoch=0) == []
+
+    assert world.on("a").busy
+
+
+def test_the_refusal_of_a_grant_that_was_said_again_counts_whatever_its_number() -> None:
+    """The node has opened it by the number that came first, the gateway calls by the second one."""
+    world = World()
+    world.deploy("f")
+    world.device("a")
+    (first,) = world.call("c", "f")
+    (again,) = world.engine.handle(m.Arrived(CallId("c"), FunctionId("f"), age_s=1.0), world.now)
+    assert isinstance(first, m.StartCall)
+    assert isinstance(again, m.StartCall)
+    assert again.grant.number > first.grant.number
+
+    (next_one,) = refusal(world, first)
+
+    assert isinstance(next_one, m.StartCall)
 
 
 def test_a_call_that_its_worker_took_with_it_is_not_placed_again() -> None:

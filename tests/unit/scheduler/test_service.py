@@ -1,13 +1,17 @@
 """The scheduler's service answers each call of a grant, wherever its gateway is."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from gpufaas_cache_manager.replacement import make_replacement
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.messages import Arrived, Command, Event, Grant, StartCall
-from gpufaas_core.model import CallId, Device, DeviceId, FunctionId, Part, Seconds
+from gpufaas_core.messages import Arrived, Command, Event, Grant, NodeRefused, StartCall
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Part, Profile, Seconds
+from gpufaas_scheduler.engine import Engine
+from gpufaas_scheduler.policies import make_policy
 from gpufaas_scheduler.service import SchedulerService
 
 DEVICE = Device(DeviceId("n/cpu:0"), "cpu", 100)
@@ -79,3 +83,19 @@ async def test_the_calls_of_a_grant_may_be_of_several_gateways() -> None:
         ((got, grant),) = answered[name]
         assert isinstance(grant, Grant)
         assert (got, grant.call) == (call, call)
+
+
+async def test_a_second_refusal_of_a_grant_does_not_take_the_next_one_from_its_gateway() -> None:
+    scheduler = SchedulerService(Engine(policy=make_policy("lb"), replacement=make_replacement("lru")))
+    scheduler.join(Node(), [DEVICE])
+    scheduler.deploy(Function(F, "d", profiles={"*": Profile(3.0, 1.0, 10)}))
+    first = scheduler.place(CallId("a"), F, 60.0)
+    assert isinstance(first, Grant)
+    refusal = NodeRefused.of(first, "no")
+
+    scheduler.report(refusal)
+    scheduler.report(refusal)
+
+    next_one = await asyncio.wait_for(scheduler.again(CallId("a")), 1.0)
+    assert next_one.number > first.number
+    assert scheduler.engine.runs(CallId("a"))
