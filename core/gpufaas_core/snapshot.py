@@ -106,6 +106,8 @@ class CallDoc(Struct, frozen=True, omit_defaults=True):
     """Kept with it for the policy."""
     refusals: int = 0
     aborted: bool = False
+    preempted: bool = False
+    """The policy has stopped it, and it waits again once its node has ended it."""
     estimate_s: Seconds = 0.0
     """Its service time, as estimated when it was put into a local queue or started."""
     promised_in_s: Seconds | None = None

@@ -46,6 +46,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
         note=call.note,
         refusals=call.refusals,
         aborted=call.aborted,
+        preempted=call.preempted,
         estimate_s=call.estimate_s,
         promised_in_s=None if call.promised_at is None else call.promised_at - now,
         patience_s=None if call.patience_s == inf else call.patience_s,
@@ -184,7 +185,7 @@ def restored_call(doc: CallDoc, owner: FunctionState, since: Seconds) -> Call:
     call = Call(doc.call, owner.id, owner, doc.number, since - doc.age_s, deadline, doc.size, own_goal_s=doc.goal_s)
     call.left, call.note = doc.left, doc.note
     call.refusals = doc.refusals
-    call.aborted = doc.aborted
+    call.aborted, call.preempted = doc.aborted, doc.preempted
     call.estimate_s = doc.estimate_s
     call.promised_at = None if doc.promised_in_s is None else since + doc.promised_in_s
     call.patience_s = inf if doc.patience_s is None else doc.patience_s
@@ -254,14 +255,14 @@ def lost_copies(owner: FunctionState, doc: FunctionDoc) -> bool:
 
 
 def restore_agenda(world: World, doc: EngineDoc, since: Seconds) -> None:
-    """Give the engine what its predecessor's policy had asked for, and its own policy that policy's state."""
+    """Give the engine what its predecessor's policy had asked for, and its own policy the state of that one."""
     agenda = world.agenda
     agenda.wakes = {key: since + in_s for key, in_s in doc.wakes}
     agenda.plan = doc.plan
     agenda.offers = {each.kind: each for each in doc.offers}
     agenda.ordered = dict(doc.ordered)
     agenda.releasing = dict(doc.releasing)
-    if doc.policy_state is not None and doc.policy == world.policy.name and isinstance(world.policy, Stateful):
+    if doc.policy_state is not None and isinstance(world.policy, Stateful):
         world.policy.load(doc.policy_state)
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, DeviceId, Seconds
-from gpufaas_core.snapshot import DeviceSnapshot, FunctionDoc
+from gpufaas_core.snapshot import CallDoc, DeviceSnapshot, EngineDoc, FunctionDoc
 from gpufaas_scheduler import docs
 from gpufaas_scheduler.handle.calls import arrived
 from gpufaas_scheduler.handle.copies import forget_if_done, is_held_back, note_lack
@@ -44,19 +44,11 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
         return
     world.left = None
     now = world.cluster.now
-    newest = left.event.engine
-    if newest is not None:
-        world.grant = newest.grant
-        world.queue.next_number = newest.next_number
-        world.cluster.joined = newest.joined
-        since = left.since(newest)
-        docs.restore_agenda(world, newest, since)
-        if newest.reserved_in_s is not None:
-            world.cluster.reserved_until = since + newest.reserved_in_s
-        first = newest.first_call_age_s
-        world.cluster.demand = Demand(
-            None if first is None else since - first, newest.offered_s, since - newest.offered_age_s
-        )
+    another = left.event.engine is not None and left.event.engine.policy != world.policy.name
+    if another:
+        left.event = _without_policy(left.event)
+    if left.event.engine is not None:
+        _restore_engine(world, left.event.engine, left.since(left.event.engine))
     functions = _restore_functions(world, left)
     waiting = _restore_calls(world, left)
     changed = _restore_devices(world, left, waiting)
@@ -65,7 +57,7 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
     for call in sorted(waiting.values(), key=lambda each: each.number):
         # A call with a count of its own came back from a device before: see `queue`.
         wait_again(world, call)
-    changed |= _restore_wishes(world, left, functions)
+    changed |= _restore_wishes(world, left, functions) or another
     for device in list(world.devices.values()):
         if not device.busy and device.local:
             changed = True
@@ -95,6 +87,28 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
             forget_if_done(world, owner)
     # If nothing changed, its predecessor would do nothing now either.
     world.freed = changed
+
+
+def _without_policy(event: m.Restored) -> m.Restored:
+    """Leave out what only the policy that made it can read: its state, its wakes, and its notes with calls."""
+
+    def plain(calls: tuple[CallDoc, ...]) -> tuple[CallDoc, ...]:
+        return tuple(replace(each, note=0, promised_in_s=None) for each in calls)
+
+    engine = event.engine and replace(event.engine, waiting=plain(event.engine.waiting), wakes=(), policy_state=None)
+    devices = [replace(each, running=plain(each.running), local=plain(each.local)) for each in event.devices]
+    return replace(event, engine=engine, devices=tuple(devices))
+
+
+def _restore_engine(world: World, doc: EngineDoc, since: Seconds) -> None:
+    world.grant = doc.grant
+    world.queue.next_number = doc.next_number
+    world.cluster.joined = doc.joined
+    docs.restore_agenda(world, doc, since)
+    if doc.reserved_in_s is not None:
+        world.cluster.reserved_until = since + doc.reserved_in_s
+    first = doc.first_call_age_s
+    world.cluster.demand = Demand(None if first is None else since - first, doc.offered_s, since - doc.offered_age_s)
 
 
 def _restore_functions(world: World, left: Left) -> list[tuple[FunctionDoc, FunctionState]]:

@@ -19,6 +19,7 @@ from gpufaas_core.model import (
     Profile,
     Replica,
 )
+from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler import contract as c
 from gpufaas_scheduler.engine import Engine
 
@@ -351,8 +352,13 @@ def test_a_plan_is_kept_and_the_policy_runs_for_it() -> None:
     assert site.why_not(c.SetPlan(nowhere)) == "plan 3 names device n9/a, which is not there"
 
 
-@pytest.mark.parametrize(("name", "state"), [("scripted", b"kept"), ("another", b"nothing")])
-def test_what_a_policy_asked_for_and_its_state_survive_a_takeover(name: str, state: bytes) -> None:
+@pytest.mark.parametrize(
+    ("name", "state", "wake_at"), [("scripted", b"kept", 109.0), ("scripted:option=1", b"nothing", None)]
+)
+def test_what_a_policy_asked_for_and_its_state_survive_a_takeover(
+    name: str, state: bytes, wake_at: float | None
+) -> None:
+    """The state, and the wakes with its keys, are for a policy of the same spec only."""
     site = Site()
     site.policy.state = b"kept"
     site.tell(m.Offered((Offer("gpu", 100, limit=5),)))
@@ -369,7 +375,60 @@ def test_what_a_policy_asked_for_and_its_state_survive_a_takeover(name: str, sta
     engine.handle(m.Serving(), 100.0)
 
     assert successor.state == state
-    assert engine.wake_at == 109.0
+    assert engine.wake_at == wake_at
     engine.handle(m.Planned(plan), 100.0)
     view = successor.view
     assert (view.placement, view.ordered, view.offers["gpu"].limit) == (plan, {"gpu": 1}, 4)
+
+
+class Noting(Scripted):
+    """Notes 7 with each call that leaves the queue."""
+
+    def leaving(self, _call: c.WaitingCall) -> int:
+        return 7
+
+
+@pytest.mark.parametrize(("name", "note"), [("scripted", 7), ("another", 0)])
+def test_a_note_is_for_a_policy_of_the_same_spec_and_another_one_runs_at_once(name: str, note: int) -> None:
+    site = Site(Noting())
+    grant = site.run("x", "big")
+    site.tell(m.NodeRefused(CallId("x"), grant.device, "no", opened=True))
+    docs = [site.engine.doc(key, site.now) for key in ("engine", "functions/big")]
+
+    successor = Noting(0)
+    successor.name = name
+    engine = Engine(policy=successor, replacement=make_replacement("lru"), epoch=2)
+    engine.handle(m.FunctionDeployed(docs[1].function), 100.0)  # type: ignore[union-attr]
+    engine.handle(m.Restored(docs[0], (docs[1],), queued=True), 100.0)  # type: ignore[arg-type]
+    engine.handle(m.DeviceJoined(Device(DeviceId("n1/b"), "gpu", 100)), 100.0)
+    engine.handle(m.Serving(), 100.0)
+
+    assert bool(successor.causes) == (name != "scripted"), "the same policy would do nothing now"
+    first = engine._world.view.queue.first()
+    assert first is not None
+    assert (first.id, first.note) == ("x", note)
+
+
+def test_a_call_that_is_being_preempted_waits_again_under_the_next_engine_and_what_it_loads_stays() -> None:
+    site = Site()
+    site.call("x", "big")
+    site.do(c.Start((CallId("x"),), None, site.engine._world.devices[DeviceId("n1/a")].part))
+    grant = site.out[0].grant  # type: ignore[union-attr]
+    site.do(c.Preempt(grant.number))
+    docs = [site.engine.doc(key, site.now) for key in ("engine", "functions/big", "devices/n1/a")]
+
+    successor = Site()
+    engine = successor.engine = Engine(policy=successor.policy, replacement=make_replacement("lru"), epoch=2)
+    engine.handle(m.FunctionDeployed(docs[1].function), 0.0)  # type: ignore[union-attr]
+    engine.handle(m.Restored(docs[0], (docs[1],), (docs[2],)), 0.0)  # type: ignore[arg-type]
+    resident = ResidentSnapshot(FunctionId("big"), "big", 10, loading=True)
+    running = RunningCall(CallId("x"), FunctionId("big"), cold=True, abandoned=True)
+    snapshot = DeviceSnapshot(docs[2].device, (resident,), (running,))  # type: ignore[union-attr]
+    engine.handle(m.DeviceJoined(snapshot.device, snapshot), 0.0)
+    engine.handle(m.Serving(), 0.0)
+
+    assert successor.tell(m.NodeRefused(CallId("x"), grant.device, "stopped")) == []
+
+    (device,) = engine.status(0.0).devices
+    assert [(each.function, each.loading) for each in device.resident] == [("big", True)]
+    assert successor.policy.view.queue.first() is not None
