@@ -61,7 +61,9 @@ def composed(options: NodeOptions, me: Identity) -> "NodeApp":
     """Open the node's devices and stores, and compose it. :raises GpufaasError: one of them cannot be used"""
     given, data = options.devices, options.data
     enforcement = Enforcement(given.memory_enforcement)
-    devices = open_devices(given.devices, NodeId(me.id), given.labels, enforcement.name, given.read_costs)
+    devices = open_devices(
+        given.devices, NodeId(me.id), given.labels, enforcement.name, given.read_costs, enforcement.shares_by
+    )
     containers = container_engine(given.functions, f"node-{me.id}", 0, _no_container_listener)
     logs = FunctionLogs(data / "logs")
     secrets = SecretFiles(data / "secrets", data / "secret-mounts")

@@ -107,7 +107,9 @@ def composed(options: ServeOptions, credentials: Credentials | None, spool: Path
     builds = builds_of(options, spool)
     origins = Origins()
     enforcement = Enforcement(options.memory_enforcement)
-    devices = open_devices(options.devices, _NODE, options.labels, enforcement.name, options.read_costs)
+    devices = open_devices(
+        options.devices, _NODE, options.labels, enforcement.name, options.read_costs, enforcement.shares_by
+    )
     header = _header(options)
     engine = header.engine()
     journal = _open_journal(options.journal, header) if options.journal else None

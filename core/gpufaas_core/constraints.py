@@ -37,17 +37,23 @@ ENFORCED_BY: Final = {
 COMPUTE: Final = "compute.enforcement"
 """What keeps copies to their shares of a device's compute: one of the values below, or `EMULATED`."""
 NOT_CAPPED: Final = "none"
+CPU_QUOTA: Final = "cpu-quota"
+AFFINITY: Final = "affinity"
 CAPPED_BY: Final = {
     NOT_CAPPED: "not: a copy may use more than its share",
+    CPU_QUOTA: "by the kernel (CPU quota)",
+    AFFINITY: "by whole cores, to which its processes are bound",
     EMULATED: "by the emulation, which computes nothing",
 }
 """The same in words."""
+CORES: Final = "device.cores"
+"""How many cores the workers of a CPU device may use together; no label: all."""
 PRODUCT: Final = "nvidia.com/gpu.product"
 """``NVIDIA-H200``, as NVIDIA's feature discovery for Kubernetes names it."""
 
 PLATFORM_LABELS: Final = frozenset(
     (
-        GPU, KIND, DEVICE, NODE, PRODUCT, MEMORY, COMPUTE, "node.hostname", "kubernetes.io/hostname",
+        GPU, KIND, DEVICE, NODE, PRODUCT, MEMORY, COMPUTE, CORES, "node.hostname", "kubernetes.io/hostname",
         "node.platform.os", "kubernetes.io/os", "node.platform.arch", "kubernetes.io/arch",
     )
 )  # fmt: skip

@@ -3,8 +3,8 @@ Control groups: processes whose memory, CPU and number the kernel limits togethe
 
 One port, `Group`, and two back-ends: version 1 (a tree of directories for each controller) and version 2 (one tree).
 `find` returns the one that can be used here. Groups are made below this process's own group, so that the limits of the
-platform itself hold for them, too: ``OWN/gpufaas-PLATFORM/NAME``. PLATFORM names the process that made them, so that
-the next platform recognises those that a killed one left.
+platform itself hold for them, too: ``OWN/gpufaas-PLATFORM/NAME``, or one level deeper where groups share a limit on CPU
+time. PLATFORM names the process that made them, so that the next platform recognises those that a killed one left.
 
 Memory is everything that the kernel charges to the group: private, shared (MAP_SHARED, memfd, files in a tmpfs), page
 tables and kernel stacks. Page cache is charged, too, but the kernel takes it back before the group is out of memory.
@@ -26,7 +26,11 @@ from gpufaas_core.units import Bytes
 from gpufaas_gpu_manager.cgroup_mounts import own_groups
 from gpufaas_gpu_manager.proc import parent_of, started_at
 
-_CPU_PERIOD_US: Final = 100_000
+_CPU_PERIOD_US: Final = 20_000
+"""Within which a group gets its CPU time. The kernel's default is 100 ms, which is longer than many calls take."""
+_CPU_QUOTA_US: Final = 1_000
+"""The kernel takes no quota below that, and no period above `_CPU_PERIOD_MOST_US`."""
+_CPU_PERIOD_MOST_US: Final = 1_000_000
 _PAGE: Final[Bytes] = os.sysconf("SC_PAGE_SIZE")
 _NAME: Final = re.compile(r"gpufaas-(\d+)-(\d+)-(\d+)-\d+(-platform)?")
 _ROUNDS: Final = 50
@@ -53,7 +57,11 @@ class Group(Protocol):
         """Let the group have *count* processes and threads at most: further forks fail."""
 
     def limit_cpu(self, cores: float | None) -> None:
-        """Let the group use *cores* seconds of CPU time per second; None: no limit."""
+        """
+        Let the group use *cores* seconds of CPU time per second; None: no limit.
+
+        :raises OSError: a group above may use less
+        """
 
     def held(self) -> Bytes:
         """Return the private and shared memory that is charged now, without page cache."""
@@ -81,8 +89,15 @@ class Cgroups(Protocol):
 
     version: str
 
-    def make(self, name: str) -> Group:
-        """:raises OSError: the kernel makes no more"""
+    @property
+    def limits_cpu(self) -> bool:
+        """Whether `Group.limit_cpu` has an effect."""
+
+    def make(self, name: str, within: str = "", cores: float = 0.0) -> Group:
+        """
+        :param within: the name of a group of groups, which may use *cores* together; empty: none
+        :raises OSError: the kernel makes no more, or does not give so many cores
+        """
 
     def close(self) -> None:
         """Kill and remove what is left."""
@@ -118,8 +133,10 @@ class GroupV1:
     def limit_cpu(self, cores: float | None) -> None:
         if "cpu" in self._directories:
             cpu = self._directories["cpu"]
-            _write(cpu / "cpu.cfs_period_us", str(_CPU_PERIOD_US))
-            _write(cpu / "cpu.cfs_quota_us", "-1" if cores is None else str(round(cores * _CPU_PERIOD_US)))
+            quota, period = _quota(cores)
+            _write(cpu / "cpu.cfs_quota_us", "-1")  # so that the period can be changed
+            _write(cpu / "cpu.cfs_period_us", str(period))
+            _write(cpu / "cpu.cfs_quota_us", "-1" if quota is None else str(quota))
 
     def held(self) -> Bytes:
         return _held(self._memory / "memory.stat", "total_")
@@ -189,8 +206,18 @@ class CgroupsV1:
             for stale in _stale(parent):
                 _clear(stale, _one_of(controller))
 
-    def make(self, name: str) -> GroupV1:
+    @property
+    def limits_cpu(self) -> bool:
+        return "cpu" in self._homes
+
+    def make(self, name: str, within: str = "", cores: float = 0.0) -> GroupV1:
         directories = {controller: home / name for controller, home in self._homes.items()}
+        if within and self.limits_cpu:  # only the limit on CPU time is shared
+            above = self._homes["cpu"] / within
+            if not above.exists():
+                _make(above)
+                GroupV1({"memory": above, "cpu": above}).limit_cpu(cores)
+            directories["cpu"] = above / name
         for each in directories.values():
             _make(each)
         return GroupV1(directories)
@@ -221,9 +248,9 @@ class GroupV2:
             _write(self._directory / "pids.max", "max" if count is None else str(count))
 
     def limit_cpu(self, cores: float | None) -> None:
-        quota = "max" if cores is None else str(round(cores * _CPU_PERIOD_US))
+        quota, period = _quota(cores)
         with contextlib.suppress(FileNotFoundError, PermissionError):
-            _write(self._directory / "cpu.max", f"{quota} {_CPU_PERIOD_US}")
+            _write(self._directory / "cpu.max", f"{'max' if quota is None else quota} {period}")
 
     def held(self) -> Bytes:
         return _held(self._directory / "memory.stat")
@@ -265,10 +292,20 @@ class CgroupsV2:
         _make(self._home)
         _enable(self._home)
 
-    def make(self, name: str) -> GroupV2:
-        directory = self._home / name
-        _make(directory)
-        return GroupV2(directory)
+    @property
+    def limits_cpu(self) -> bool:
+        return "cpu" in _words(self._home / "cgroup.controllers")
+
+    def make(self, name: str, within: str = "", cores: float = 0.0) -> GroupV2:
+        home = self._home
+        if within:
+            home = self._home / within
+            if not home.exists():
+                _make(home)
+                _enable(home)
+                GroupV2(home).limit_cpu(cores)
+        _make(home / name)
+        return GroupV2(home / name)
 
     def close(self) -> None:
         _clear(self._home, GroupV2)
@@ -378,17 +415,24 @@ def _stale(parent: Path) -> list[Path]:
 
 
 def _clear(home: Path, group: Callable[[Path], Group]) -> None:
-    """Kill the processes in the groups of *home*, and remove the groups and *home*."""
+    """Kill the processes in the groups below *home*, and remove the groups and *home*."""
     if not home.name.endswith("-platform"):  # that one has the platform's ancestors, too
-        with contextlib.suppress(OSError):
-            for each in home.iterdir():
-                if each.is_dir():
-                    group(each).kill()
-                    for _ in range(_ROUNDS):
-                        if _remove(each):
-                            break
-                        time.sleep(_ROUND_S)
+        for directory, _, _ in os.walk(home, topdown=False):
+            if directory != str(home):
+                group(Path(directory)).kill()
+                for _ in range(_ROUNDS):
+                    if _remove(Path(directory)):
+                        break
+                    time.sleep(_ROUND_S)
     _remove(home)
+
+
+def _quota(cores: float | None) -> tuple[int | None, int]:
+    """Return the microseconds of CPU time in each period, and the period, for so many cores; None: no limit."""
+    if cores is None:
+        return None, _CPU_PERIOD_US
+    period = min(_CPU_PERIOD_MOST_US, max(_CPU_PERIOD_US, round(_CPU_QUOTA_US / cores)))
+    return max(_CPU_QUOTA_US, round(cores * period)), period
 
 
 def _kill_once(group: Group) -> bool:

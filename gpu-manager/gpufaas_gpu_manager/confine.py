@@ -35,6 +35,8 @@ class Confine(msgspec.Struct, frozen=True):
     """``cgroup.procs`` of its groups."""
     own_shm: bool = False
     """Give it a /dev/shm and System V memory of its own, which end with its last process."""
+    cpus: tuple[int, ...] = ()
+    """Numbers of the CPUs that it may use; none: all."""
     hard: Bytes = 0
     """The reservation in bytes up to which it may raise its own limit; 0: it may not."""
 
@@ -54,6 +56,8 @@ def confine(wanted: Confine) -> None:
             os.write(fd, b"0")
         finally:
             os.close(fd)
+    if wanted.cpus:
+        os.sched_setaffinity(0, wanted.cpus)
     inherit_orphans()
     if wanted.own_shm:
         _own_shm()

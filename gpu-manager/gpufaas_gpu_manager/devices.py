@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from gpufaas_core.constraints import (
     COMPUTE,
+    CORES,
     DEVICE,
     EMULATED,
     GPU,
@@ -36,10 +37,11 @@ ReadCosts = Callable[[Path], Costs]
 """Reads the cost model of emulated devices from a file. :raises InvalidSpec: it cannot be read"""
 
 _SPEC: Final = re.compile(r"(cpu|cuda|emulated):(\d+)(?:=(.+))?")
+_CORES: Final = re.compile(r"\d{1,4}(\.\d{1,3})?|\.\d{1,3}")
 _CUDA_SPARE: Final = 512 * MiB
 """Not promised on a GPU when no size is given: memory of the driver, and growth of other programs' contexts."""
 
-_OPTIONS: Final[Mapping[str, Sequence[str]]] = {"cpu": (), "cuda": (), EMULATED: ("kind", "profile")}
+_OPTIONS: Final[Mapping[str, Sequence[str]]] = {"cpu": ("cores",), "cuda": (), EMULATED: ("kind", "profile")}
 """By kind of device: what follows behind commas and is no label."""
 _GO_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # the names that Kubernetes uses
 
@@ -61,6 +63,10 @@ class NodeDevice(Protocol):
     @property
     def enforced(self) -> bool:
         """Whether the kernel holds workers to their reservation (RLIMIT_DATA)."""
+
+    @property
+    def cores(self) -> float:
+        """Of a CPU device: those that its workers may use together; 0: nothing is capped."""
 
     @property
     def emulation(self) -> Emulation | None:
@@ -87,14 +93,22 @@ class CpuDevice:
         memory: Bytes,
         labels: Mapping[str, str] | None = None,
         enforcement: str = RLIMIT,
+        cores: float = 0.0,
+        shares_by: str = NOT_CAPPED,
     ) -> None:
         """
         :param labels: the operator's
         :param enforcement: what holds workers to their memory; see constraints.MEMORY
+        :param cores: that its workers may use together; 0: nothing is capped
+        :param shares_by: what holds workers to their shares of the cores; see constraints.COMPUTE
         """
         device = DeviceId(f"{node}/cpu:{index}")
+        self.cores = cores
         every = {**(labels or {}), **_labels(node, device, "cpu"), MEMORY: enforcement, COMPUTE: NOT_CAPPED}
-        self.device = Device(device, "cpu", memory, every)
+        if cores:
+            every |= {COMPUTE: shares_by, CORES: f"{cores:g}"}
+        # What a call takes depends on the cores: devices with different ones share no profile.
+        self.device = Device(device, f"cpu-{cores:g}" if cores else "cpu", memory, every)
         # A handler that asks torch.cuda must find no GPU, and not one of another device.
         self.env = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -110,6 +124,7 @@ class CudaDevice:
 
     torch_device = "cuda:0"
     enforced = False
+    cores = 0.0
     emulation = None
 
     def __init__(
@@ -138,6 +153,7 @@ class EmulatedDevice:
     shares no profiles with real devices.
     """
 
+    cores = 0.0
     enforced = False
     """The kernel holds nobody to memory that is not there: see `EmulatedHandler.load`."""
 
@@ -232,7 +248,7 @@ def _labels(node: NodeId, device: DeviceId, kind: str) -> dict[str, str]:
 
 def open_devices(
     specs: Sequence[str], node: NodeId, labels: Sequence[str] = (), enforcement: str = RLIMIT,
-    read_costs: ReadCosts | None = None,
+    read_costs: ReadCosts | None = None, shares_by: str = NOT_CAPPED,
 ) -> list[NodeDevice]:  # fmt: skip
     """
     Return the devices that *specs* name: ``cpu:0=2GiB``, ``cuda:0``, ``cuda:1=20GiB``, with labels of its own
@@ -242,13 +258,14 @@ def open_devices(
     :param labels: ``KEY=VALUE``, of all devices
     :param enforcement: what holds workers of CPU devices to their memory
     :param read_costs: reads the profiles of emulated devices; None: there are none
+    :param shares_by: what holds workers of CPU devices with cores to their shares
     :raises InvalidSpec: a spec is malformed, named twice, larger than the machine, or names a GPU that is not there;
         a label is malformed, or set by the platform; emulated devices are beside real ones
     """
     common = _own_labels(labels, "--label")
     if not specs:
         return _discover(node, common, enforcement)
-    opening = _Opening(node, common, enforcement, read_costs)
+    opening = _Opening(node, common, enforcement, read_costs, shares_by)
     devices = [opening.device(each) for each in specs]
     ids = [each.device.id for each in devices]
     for each in ids:
@@ -260,6 +277,7 @@ def open_devices(
             f"--device {emulated[0].torch_device}: it is emulated and others are real, so calls would be answered by "
             "either: name one sort only"
         )
+    _check_cores([each for each in devices if each.cores])
     declared = sum(each.device.memory for each in devices if isinstance(each, CpuDevice))
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if declared > total:
@@ -272,11 +290,14 @@ def open_devices(
 class _Opening:
     """Reads the ``--device`` options of one node."""
 
-    def __init__(self, node: NodeId, labels: Mapping[str, str], enforcement: str, read_costs: ReadCosts | None) -> None:
+    def __init__(
+        self, node: NodeId, labels: Mapping[str, str], enforcement: str, read_costs: ReadCosts | None, shares_by: str
+    ) -> None:
         self._node = node
         self._labels = labels
         self._enforcement = enforcement
         self._read_costs = read_costs
+        self._shares_by = shares_by
         self._nvml: Nvml | None = None
 
     def device(self, given: str) -> NodeDevice:
@@ -284,7 +305,7 @@ class _Opening:
         found = _SPEC.fullmatch(spec)
         if not found:
             raise InvalidSpec(
-                f"--device {given!r}: write cpu:0=2GiB, cuda:0, cuda:0=20GiB, cuda:0,zone=a or "
+                f"--device {given!r}: write cpu:0=2GiB, cpu:0=2GiB,cores=0.6, cuda:0, cuda:0=20GiB, cuda:0,zone=a or "
                 "emulated:0=16GiB,kind=v100,profile=FILE"
             )
         kind, index = found[1], int(found[2])
@@ -295,15 +316,21 @@ class _Opening:
         labels = {**self._labels, **_own_labels(more, f"--device {given}")}
         match kind:
             case "cpu":
-                return self._cpu(spec, index, memory, labels)
+                return self._cpu(spec, index, memory, options, labels)
             case "cuda":
                 return self._cuda(spec, index, memory, labels)
         return self._emulated(spec, index, memory, options, labels)
 
-    def _cpu(self, spec: str, index: int, memory: Bytes | None, labels: Mapping[str, str]) -> CpuDevice:
+    def _cpu(
+        self, spec: str, index: int, memory: Bytes | None, options: Mapping[str, str], labels: Mapping[str, str]
+    ) -> CpuDevice:
         if memory is None:
             raise InvalidSpec(f"--device {spec}: a CPU device needs a budget, for example {spec}=2GiB")
-        return CpuDevice(self._node, index, memory, labels, self._enforcement)
+        text = options.get("cores", "")
+        if text and not (_CORES.fullmatch(text) and float(text)):
+            raise InvalidSpec(f"--device {spec}: cores={text}: write a number above 0, for example cores=0.6")
+        cores = float(text or 0)
+        return CpuDevice(self._node, index, memory, labels, self._enforcement, cores, self._shares_by)
 
     def _cuda(self, spec: str, index: int, memory: Bytes | None, labels: Mapping[str, str]) -> CudaDevice:
         self._nvml = self._nvml or Nvml()
@@ -330,6 +357,14 @@ class _Opening:
                 f"--device {spec}: {file} has no costs on devices of kind {kind} (there are: {', '.join(kinds)})"
             )
         return EmulatedDevice(self._node, index, memory, kind, costs, file, labels)
+
+
+def _check_cores(devices: Sequence[NodeDevice]) -> None:
+    """:raises InvalidSpec: *devices* have more cores together than there are"""
+    asked, there = sum(each.cores for each in devices), len(os.sched_getaffinity(0))
+    if asked > there:
+        given = " and ".join(f"{each.device.id.partition('/')[2]} {each.cores:g}" for each in devices)
+        raise InvalidSpec(f"--device: {given} cores are more than the {there} that this machine has for us: give less")
 
 
 def _options(more: list[str], known: Sequence[str], what: str) -> dict[str, str]:

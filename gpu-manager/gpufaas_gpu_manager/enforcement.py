@@ -1,6 +1,9 @@
 """
 Limits of workers beside the RLIMIT_DATA of each process, so that none holds more memory than its reservation.
 
+CPU time on devices with a number of cores is limited by the same groups; without them, workers are bound to whole cores
+(cores.py).
+
 RLIMIT_DATA counts the private memory of one process, and makes an allocation fail, which a handler survives. Shared
 memory and children are limited by a control group per worker where the platform may make some, else by a watcher
 (memory_watch.py). Both end the worker, with all that it started.
@@ -12,11 +15,13 @@ import os
 from collections.abc import Callable
 from typing import Final, Literal
 
-from gpufaas_core.constraints import CGROUP_V1, CGROUP_V2, RLIMIT, WATCHER
+from gpufaas_core.constraints import AFFINITY, CGROUP_V1, CGROUP_V2, CPU_QUOTA, RLIMIT, WATCHER
 from gpufaas_core.errors import InvalidSpec
+from gpufaas_core.model import ALL_COMPUTE
 from gpufaas_core.units import Bytes, MiB, format_bytes
 from gpufaas_gpu_manager.cgroups import Cgroups, Group, find
 from gpufaas_gpu_manager.confine import CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Confine, may
+from gpufaas_gpu_manager.cores import CpuShare, Pinned, Pinning
 from gpufaas_gpu_manager.memory_watch import MemoryWatch, used_by
 
 Mode = Literal["auto", "cgroup", "watcher", "rlimit"]
@@ -57,21 +62,32 @@ class Enforcement:
         if self._groups is None and mode in ("auto", "watcher"):
             self.name = WATCHER
             self._watch = MemoryWatch()
+        by_quota = self._groups is not None and self._groups.limits_cpu
+        self.shares_by = CPU_QUOTA if by_quota else AFFINITY
+        """What holds workers on devices with cores to their shares; the value of these devices' label."""
+        self._pinning = Pinning()
 
-    def limits(self, number: int, memory: Bytes, capacity: Bytes, on_over: Callable[[str], None]) -> "WorkerLimits":
+    def limits(
+        self, number: int, memory: Bytes, capacity: Bytes, on_over: Callable[[str], None], cpu: CpuShare | None = None
+    ) -> "WorkerLimits":
         """
         Prepare the limits of worker *number*: *memory* bytes; 0: its memory is not limited.
 
         :param capacity: of its device, which it never exceeds
         :param on_over: called on the event loop with the reason when it must be ended for holding more
+        :param cpu: what it may use of its device's cores; None: its CPU time is not limited
         :raises OSError: the kernel makes no more groups
         """
         self._left = [each for each in self._left if not each.remove()]
-        group = self._groups.make(f"worker-{number}") if self._groups else None
-        if group is not None:
+        group, pinned = None, None
+        if self._groups is not None:
+            within = (cpu.device, cpu.cores) if cpu is not None else ("", 0.0)
+            group = self._groups.make(f"worker-{number}", *within)
             group.limit_pids(self._pids)
+        if cpu is not None and self.shares_by == AFFINITY:
+            pinned = self._pinning.take(cpu)
         hard = 0 if self.hard_is_soft else capacity
-        return WorkerLimits(number, memory, group, self._watch, self._left, hard, on_over)
+        return WorkerLimits(number, memory, group, self._watch, self._left, hard, on_over, cpu, pinned)
 
     def close(self) -> None:
         """Kill what is left of workers."""
@@ -98,6 +114,8 @@ class WorkerLimits:
         left: list[Group],
         hard: Bytes,
         on_over: Callable[[str], None],
+        cpu: CpuShare | None = None,
+        pinned: Pinned | None = None,
     ) -> None:
         self._number = number
         self._memory = memory
@@ -107,7 +125,12 @@ class WorkerLimits:
         self._on_over = on_over
         self._event = -1
         self._read_again = self._thrashed = 0
-        self.confine = Confine(group.entries if group else (), may(CAP_SYS_ADMIN), hard)
+        self._cpu = cpu
+        self._pinned = pinned
+        cpus = pinned.cpus if pinned is not None else ()
+        self.confine = Confine(group.entries if group else (), may(CAP_SYS_ADMIN), cpus, hard)
+        if cpu is not None and cpu.share:
+            self.hold_to_share(cpu.share)
         if group is not None and memory:
             group.limit_memory(group_limit(memory))
             self._event = group.oom_event()
@@ -152,6 +175,11 @@ class WorkerLimits:
             with contextlib.suppress(OSError):
                 self._group.limit_memory(group_limit(memory))
 
+    def hold_to_share(self, share: int) -> None:
+        """Let it use *share* per cent of its device's cores from now on; 0: all. Not if it is bound to CPUs."""
+        if self._cpu is not None and self._group is not None and self._pinned is None:
+            self._group.limit_cpu(self._cpu.cores * share / ALL_COMPUTE if share else None)
+
     def kill(self) -> None:
         """Kill all of its processes at once, also those that fork as fast as they can."""
         if self._group is not None:
@@ -160,6 +188,8 @@ class WorkerLimits:
     def close(self) -> str:
         """Remove the limits; return why it was killed if that was for memory, else an empty string."""
         reason = ""
+        if self._pinned is not None:
+            self._pinned.give_back()
         if self._event >= 0:
             asyncio.get_running_loop().remove_reader(self._event)
             os.close(self._event)

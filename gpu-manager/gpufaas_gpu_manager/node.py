@@ -65,7 +65,7 @@ class Node:
         self.report = report
         self.on_said = on_said
         self.enforcement = enforcement or Enforcement()
-        cpus = sum(each.device.kind == "cpu" for each in devices)
+        cpus = sum(each.torch_device == "cpu" for each in devices)
         threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // max(1, cpus))
         recipes = Recipes(bundles, settings, self.enforcement, threads)
         self._devices = {each.device.id: WorkerDevice(each) for each in devices}
@@ -192,5 +192,8 @@ class Node:
     def limit(self, function: FunctionId, device: DeviceId, copy: int, share: int) -> None:
         """Cap a copy at *share* per cent of its device's compute; 0: as its function says."""
         owner = self._devices.get(device)
+        worker = owner.workers.get(copy_id(function, copy)) if owner is not None else None
         if owner is not None and owner.source.emulation is not None:
             owner.source.emulation.limit(function, copy, share)
+        elif worker is not None and worker.limits is not None:
+            worker.limits.hold_to_share(share or worker.spec.need.held)

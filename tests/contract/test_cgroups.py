@@ -17,7 +17,7 @@ import pytest
 
 from gpufaas_gpu_manager import cgroups
 from gpufaas_gpu_manager.cgroups import Cgroups, CgroupsV2, Group, GroupV2, find
-from gpufaas_gpu_manager.proc import started_at
+from gpufaas_gpu_manager.proc import cpu_seconds, started_at
 
 MiB = 1024 * 1024
 V2_FILES = {
@@ -302,6 +302,30 @@ def test_a_share_of_a_core_is_all_that_it_gets(kernel: Cgroups) -> None:
     assert float(_in(group, SPINS).stdout) < 0.6
 
 
+def test_groups_within_one_share_its_cores_and_each_is_held_to_its_own(kernel: Cgroups, run: Run) -> None:
+    if not kernel.limits_cpu:
+        pytest.skip("no CPU controller here")
+    groups = [kernel.make(f"of-a-device-{share}", "cpu-0", 0.4) for share in (25, 100)]
+    groups[0].limit_cpu(0.1)
+    busy = [run(each, "print(1, flush=True)\nwhile True: pass") for each in groups]
+    for each in busy:
+        assert each.stdout is not None
+        each.stdout.readline()
+    began, before = time.monotonic(), [cpu_seconds(each.pid) for each in busy]
+
+    time.sleep(1.5)
+
+    took = time.monotonic() - began
+    used = [(cpu_seconds(each.pid) - of) / took for each, of in zip(busy, before, strict=True)]
+    assert used[0] <= 0.13
+    assert sum(used) <= 0.48
+    if kernel.version == "v1":  # version 2 gives what there is
+        with pytest.raises(OSError, match="Invalid argument"):
+            groups[0].limit_cpu(4.0)
+    kernel.close()
+    assert all(each.wait(10) for each in busy), "groups within groups are ended, too"
+
+
 # --- what a killed platform left ---
 
 
@@ -340,8 +364,26 @@ def test_version_2_writes_what_the_kernel_reads(directory: Directory) -> None:
     assert written["memory.swap.max"] == "0"
     assert written["memory.oom.group"] == "1"
     assert written["pids.max"] == "100"
-    assert written["cpu.max"] == "150000 100000"
+    assert written["cpu.max"] == "30000 20000"
     assert (path.parent / "cgroup.subtree_control").read_text() in ("+cpu", "+pids", "+memory")
+
+
+def test_version_2_limits_the_cores_of_groups_together(directory: Directory) -> None:
+    groups = CgroupsV2(directory.root, _name(os.getpid()))
+    assert groups.limits_cpu
+
+    first = groups.make("worker-1", "cpu-0", 0.6)
+    second = groups.make("worker-2", "cpu-0", 0.6)
+    first.limit_cpu(0.006)
+
+    one, other = (Path(each.entries[0]).parent for each in (first, second))
+    assert one.parent == other.parent
+    assert (one.parent / "cpu.max").read_text() == "12000 20000"
+    assert (one / "cpu.max").read_text() == "1000 166667", "the kernel takes no quota below 1 ms"
+    assert (other / "cpu.max").read_text() == "max 100000"
+    assert "cpu" in (one.parent / "cgroup.subtree_control").read_text()
+    groups.close()
+    assert not one.parent.exists()
 
 
 def test_version_2_counts_its_kills(directory: Directory) -> None:

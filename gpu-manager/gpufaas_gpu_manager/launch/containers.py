@@ -203,8 +203,8 @@ class Containers:
                 more.update(mem_limit=spec.memory_limit, memswap_limit=spec.memory_limit)
         else:
             more.update(mem_limit=memory, memswap_limit=memory)
-        if spec.cpus:
-            more["nano_cpus"] = int(spec.cpus * 1e9)
+        if cpus := container.recipes.cpus(worker):
+            more["nano_cpus"] = int(cpus * 1e9)
         if secrets:
             more["volumes"] = {secrets: {"bind": SECRETS, "mode": "ro"}}
         if spec.read_only:

@@ -66,8 +66,8 @@ def pod_of(
     spec = worker.spec
     env = recipes.container_env(worker, settings.gateway or recipes.settings.env.get("OPENFAAS_URL", ""))
     resources = {"memory": str(spec.memory_limit or worker.memory)}
-    if spec.cpus:
-        resources["cpu"] = f"{round(spec.cpus * 1000)}m"
+    if cpus := recipes.cpus(worker):
+        resources["cpu"] = f"{round(cpus * 1000)}m"
     mounts: list[k.VolumeMount] = []
     volumes: list[k.Volume] = []
     if has_secret:

@@ -9,9 +9,10 @@ from gpufaas_core.bundle import Manifest
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.messages import Outer
-from gpufaas_core.model import Bytes
+from gpufaas_core.model import ALL_COMPUTE, Bytes
 from gpufaas_core.units import MiB
 from gpufaas_functions.runner import WorkerStart
+from gpufaas_gpu_manager.cores import CpuShare
 from gpufaas_gpu_manager.enforcement import Enforcement, WorkerLimits
 from gpufaas_gpu_manager.forks import inherited
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -48,11 +49,32 @@ class Recipes:
     def limits(self, worker: Worker) -> WorkerLimits:
         """:raises OSError: the kernel makes no more control groups"""
         memory = worker.memory if worker.device.source.enforced else 0
-        return self.enforcement.limits(worker.number, memory, worker.device.ledger.capacity, worker.on_over_memory)
+        return self.enforcement.limits(
+            worker.number, memory, worker.device.ledger.capacity, worker.on_over_memory, self.cpu_share(worker)
+        )
+
+    def cpu_share(self, worker: Worker) -> CpuShare | None:
+        """
+        Return what *worker* may use of the cores of its device; None: the device has no number of them, or the worker
+        only checks whether a function starts.
+        """
+        source = worker.device.source
+        if not source.cores or worker.scratch:
+            return None
+        name = source.device.id.rpartition("/")[2].replace(":", "-")
+        return CpuShare(name, source.cores, worker.spec.need.held)
+
+    def cpus(self, worker: Worker) -> float:
+        """Return how many cores a container or pod may use; 0: no limit. What several use together is not limited."""
+        share, limit = self.cpu_share(worker), worker.spec.cpus
+        if share is None:
+            return limit
+        own = share.cores * (share.share or ALL_COMPUTE) / ALL_COMPUTE
+        return min(limit, own) if limit else own
 
     def start(self, worker: Worker) -> WorkerStart:
         spec, source = worker.spec, worker.device.source
-        emulation = source.emulation
+        emulation, share = source.emulation, self.cpu_share(worker)
         manifest = self._bundles.manifest(spec.digest)
         env = self._environment(worker)
         if manifest.allow_pickle:
@@ -64,7 +86,7 @@ class Recipes:
             kind=spec.kind,
             device=source.torch_device,
             slots=spec.need.slots,
-            threads=self._threads,
+            threads=self._threads if share is None else share.threads,
             limit=worker.memory if source.enforced else 0,
             env=env,
             check=worker.scratch,
