@@ -97,10 +97,10 @@ front_options = options(
 
 device_options = options(
     option("--device", "devices", multiple=True, metavar="DEVICE",
-           says="cuda:N, cuda:N=SIZE or cpu:N=SIZE, with labels of its own behind commas; or, to try policies without "
-           "the hardware, emulated:N=SIZE,kind=KIND,profile=FILE, which takes the time that FILE says and computes "
-           "nothing; repeatable. [default: all GPUs of this machine, else two CPU devices from half of the free "
-           "memory]"),
+           says="cuda:N, cuda:N=SIZE, cpu:N=SIZE or cpu:N=SIZE,cores=NUMBER, with labels of its own behind commas; or, "
+           "to try policies without the hardware, emulated:N=SIZE,kind=KIND,profile=FILE, which takes the time that "
+           "FILE says and computes nothing; repeatable. [default: all GPUs of this machine, else two CPU devices from "
+           "half of the free memory]"),
     option("--label", "labels", multiple=True, metavar="KEY=VALUE",
            says="Label all devices, for functions whose constraints ask for it; repeatable."),
     option("--functions", type=click.Choice(("process", "docker", "kubernetes", "auto")), default="auto",

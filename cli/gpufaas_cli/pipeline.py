@@ -397,11 +397,14 @@ def _lines_of(name: str) -> Iterator[_Progress]:
 
 
 def _reserves(client: Client, name: str, namespace: str | None) -> str:
-    """Return a line about the memory that the function reserves, and why so much; empty: the gateway does not say."""
+    """Return lines about the memory that the function reserves, and about what of its share is not enforced."""
     try:
         ours = client.function(name, namespace, usage=False).get("gpufaas") or {}
     except GpufaasError:
         return ""  # it is deployed all the same
-    if not ours.get("memory") or not ours.get("memoryReason"):
-        return ""
-    return f"Reserves {format_bytes(int(ours['memory']))}: {ours['memoryReason']}.\n"
+    lines = []
+    if ours.get("memory") and ours.get("memoryReason"):
+        lines.append(f"Reserves {format_bytes(int(ours['memory']))}: {ours['memoryReason']}.\n")
+    if ours.get("notEnforced"):
+        lines.append(f"Note: {ours['notEnforced']}.\n")
+    return "".join(lines)

@@ -39,10 +39,14 @@ COMPUTE: Final = "compute.enforcement"
 NOT_CAPPED: Final = "none"
 CPU_QUOTA: Final = "cpu-quota"
 AFFINITY: Final = "affinity"
+MPS: Final = "mps"
+TIME_SLICING: Final = "time-slicing"
 CAPPED_BY: Final = {
     NOT_CAPPED: "not: a copy may use more than its share",
     CPU_QUOTA: "by the kernel (CPU quota)",
     AFFINITY: "by whole cores, to which its processes are bound",
+    MPS: "by MPS",
+    TIME_SLICING: "not: without MPS, processes take turns on the GPU",
     EMULATED: "by the emulation, which computes nothing",
 }
 """The same in words."""

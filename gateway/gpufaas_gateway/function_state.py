@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gpufaas_core.constraints import MEMORY
+from gpufaas_core.constraints import COMPUTE, MEMORY
 from gpufaas_core.model import EngineStatus, FunctionId
 from gpufaas_gateway.catalogue import Deployed, replicas_of
+from gpufaas_gateway.isolation import not_enforced
 from gpufaas_gateway.wire import FunctionDetail, FunctionStatus, PlacementShown, ProfileShown, timestamp
 
 
@@ -101,6 +102,9 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
     detail.profiles = msgspec.convert(deployed.profiles, dict[str, ProfileShown], from_attributes=True)
     allowed = placement.among([known.device for known in status.devices])
     detail.memory_enforcement = sorted({each.labels[MEMORY] for each in allowed if MEMORY in each.labels})
+    if need.sharing in ("share", "spatial"):
+        detail.compute_enforcement = sorted({each.labels[COMPUTE] for each in allowed if COMPUTE in each.labels})
+        detail.not_enforced = not_enforced(need, allowed) or None
     if placement.asked:
         detail.placement = PlacementShown([str(each) for each in placement.asked], [each.id for each in allowed])
     return detail

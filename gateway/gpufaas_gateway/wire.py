@@ -265,6 +265,8 @@ class FunctionDetail(_Answer, kw_only=True):
     timeout: Annotated[Seconds | None, Meta(description="seconds")] = None
     profiles: Annotated[dict[str, ProfileShown] | None, Meta(description="by kind of device")] = None
     memory_enforcement: list[str] | None = None
+    compute_enforcement: list[str] | None = None
+    not_enforced: Annotated[str | None, Meta(description="what of its share its devices cannot enforce")] = None
     placement: PlacementShown | None = None
 
 

@@ -216,7 +216,12 @@ class CgroupsV1:
             above = self._homes["cpu"] / within
             if not above.exists():
                 _make(above)
-                GroupV1({"memory": above, "cpu": above}).limit_cpu(cores)
+                try:
+                    GroupV1({"memory": above, "cpu": above}).limit_cpu(cores)
+                except OSError as exc:
+                    _remove(above)
+                    why = f"{cores:g} cores are more than the platform's own control group may use"
+                    raise OSError(exc.errno, why) from exc
             directories["cpu"] = above / name
         for each in directories.values():
             _make(each)

@@ -7,7 +7,7 @@ import click
 
 from gpufaas import Client, function_path
 from gpufaas_cli import declare, flags, output
-from gpufaas_core.constraints import ENFORCED_BY
+from gpufaas_core.constraints import CAPPED_BY, ENFORCED_BY
 from gpufaas_core.units import format_bytes
 
 _SECTIONS = (
@@ -105,6 +105,8 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
         pairs.append(("First reservation", f"{format_bytes(int(ours['memory']))}{why}"))
     if enforcement := ours.get("memoryEnforcement"):
         pairs.append(("Memory enforced", "; ".join(ENFORCED_BY.get(each, each) for each in enforcement)))
+    if enforcement := ours.get("computeEnforcement"):
+        pairs.append(("Share enforced", "; ".join(CAPPED_BY.get(each, each) for each in enforcement)))
     if ours.get("timeout"):
         pairs.append(("Timeout", f"{float(ours['timeout']):g} s"))
     return pairs + [

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import uvicorn
 from click.testing import CliRunner, Result
@@ -574,6 +575,18 @@ def test_describe_says_where_there_are_several_copies(gateway: Gateway) -> None:
 
     assert "Available Replicas: 3\n" in shown
     assert "n1/cpu:0 (3 copies)" in shown
+
+
+def test_what_of_a_share_is_not_enforced_is_said_at_deploy_and_by_describe(gateway: Gateway) -> None:
+    stack_of("a", lang="python3-torch")
+    labels = {**DEVICE.labels, "compute.enforcement": "none"}
+    device = DeviceStatus(msgspec.structs.replace(DEVICE, labels=labels), 0, False, (), 0, 0, 0, 0, 0, 0.0)
+    gateway.scheduler.now = EngineStatus("lalb-o3", (device,), {}, {})
+
+    said = run("up", "--annotation", "gpufaas.sharing=share", "--annotation", "gpufaas.compute=30").stdout
+
+    assert "Note: its share of 30 per cent is not enforced on n1/cpu:0, so it may use more: give such a device" in said
+    assert re.search(r"Share enforced: +not: a copy may use more than its share\n", run("describe", "a").stdout)
 
 
 def test_describe_shows_state_settings_and_platform(gateway: Gateway) -> None:

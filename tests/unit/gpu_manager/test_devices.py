@@ -60,6 +60,10 @@ def test_a_cpu_device_is_a_number_and_a_budget() -> None:
         (["cpu:0=0"], "holds no model"),
         (["cpu:0=1GiB", "cpu:0=2GiB"], "cpu:0 is named twice"),
         (["cpu:0=900000GiB"], "this machine has"),
+        (["cpu:0=1GiB,cores=none"], "cores=none: write a number above 0, for example cores=0.6"),
+        (["cpu:0=1GiB,cores=0"], "cores=0: write a number above 0"),
+        (["cpu:0=1GiB,cores=1,cores=1"], "cores needs one value: write cores=VALUE, once"),
+        (["cpu:0=1GiB,cores=0.5", "cpu:1=1GiB,cores=900"], "cpu:0 0.5 and cpu:1 900 cores are more than the"),
         (["emulated:0"], r"an emulated device has a size, a kind and a profile: write for example emulated:0=16GiB"),
         (["emulated:0=16GiB,kind=v100"], "an emulated device has a size, a kind and a profile"),
         (["emulated:0=16GiB,kind=,profile=f"], "kind needs one value: write kind=VALUE, once"),
@@ -70,6 +74,16 @@ def test_a_cpu_device_is_a_number_and_a_budget() -> None:
 def test_a_device_that_makes_no_sense_is_refused_with_what_would(specs: list[str], says: str) -> None:
     with pytest.raises(InvalidSpec, match=says):
         open_devices(specs, NODE, read_costs=lambda _: {"f": {"t4": Cost(1, 1.0, 1.0)}})
+
+
+def test_a_cpu_device_with_cores_is_of_a_kind_of_its_own_and_says_what_holds_to_them() -> None:
+    plain, half = open_devices(["cpu:0=1GiB", "cpu:1=1GiB,cores=.5,rack=1"], NODE, shares_by="cpu-quota")
+
+    assert (plain.device.kind, plain.cores, half.device.kind, half.cores) == ("cpu", 0.0, "cpu-0.5", 0.5)
+    labels = half.device.labels
+    assert (labels["device.cores"], labels["compute.enforcement"], labels["rack"]) == ("0.5", "cpu-quota", "1")
+    assert plain.device.labels["compute.enforcement"] == "none"
+    assert not {"cores", "device.cores"} & plain.device.labels.keys()
 
 
 def test_an_emulated_device_is_named_so_wherever_it_is_seen() -> None:

@@ -1,0 +1,37 @@
+"""What of a share is not enforced, as people read it."""
+
+import pytest
+
+from gpufaas_core.model import Device, DeviceId, Need
+from gpufaas_gateway.isolation import not_enforced
+
+
+def device(name: str, by: str | None) -> Device:
+    return Device(DeviceId(f"n/{name}"), "cpu", 1, {} if by is None else {"compute.enforcement": by})
+
+
+@pytest.mark.parametrize(
+    ("need", "by", "says"),
+    [
+        (Need(30, "share"), ["cpu-quota", "mps", "emulated", None], ""),
+        (
+            Need(30, "share"),
+            ["cpu-quota", "none"],
+            "share of 30 per cent is not enforced on n/1, so it may use more: g",
+        ),
+        (Need(30, "share"), ["none"] * 5, "on n/0, n/1, n/2 and 2 more, so it"),
+        (Need(50, "share"), ["affinity"], "its share of 50 per cent is held to whole cores on n/0"),
+        (Need(50, "share"), ["none", "time-slicing"], "; not enforced on n/1: without MPS, processes take turns"),
+        (
+            Need(50, "spatial"),
+            ["time-slicing", "none"],
+            "calls run by turns, not side by side, on n/0: there",
+        ),
+        (Need(), ["none", "time-slicing"], ""),
+    ],
+)
+def test_one_line_says_what_is_not_enforced_and_where(need: Need, by: list[str | None], says: str) -> None:
+    said = not_enforced(need, [device(str(index), each) for index, each in enumerate(by)])
+
+    assert says in said if says else said == ""
+    assert "\n" not in said
