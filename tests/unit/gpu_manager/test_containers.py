@@ -67,7 +67,7 @@ class Gpu:
     """A CUDA device, as `devices.CudaDevice` describes itself."""
 
     device = Device(DeviceId("n/cuda:0"), "Test GPU", 16 * GiB, {"gpu": "true"})
-    torch_device, enforced, uuid = "cuda:0", False, "GPU-one"
+    torch_device, enforced, uuid, cores, emulation = "cuda:0", False, "GPU-one", 0.0, None
     env = {"CUDA_VISIBLE_DEVICES": "GPU-one", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # noqa: RUF012
 
 
