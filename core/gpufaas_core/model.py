@@ -297,6 +297,8 @@ class ResidentStatus(Struct, frozen=True):
     """Its number: of a function, no two copies have the same, on whatever devices."""
     limit: Bytes = 0
     """What it may use now: `memory`, and the free memory that is lent to it."""
+    share: int = 0
+    """Per cent of the device's compute that it holds while it is there; 0: its calls take what they need."""
 
 
 class DeviceStatus(Struct, frozen=True):
@@ -315,6 +317,8 @@ class DeviceStatus(Struct, frozen=True):
     """Estimated seconds until it has nothing to do; 0.0 when it is idle."""
     busy_s: Seconds = 0.0
     """How long it has been `busy` in all since it joined."""
+    reserved: int = 0
+    """Per cent of its compute that shares of copies hold, and running calls reserve."""
 
 
 class Considered(Struct, frozen=True):

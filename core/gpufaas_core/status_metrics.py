@@ -22,6 +22,7 @@ _FUNCTION: Final = ("function_name",)
 _DEVICE: Final[tuple[tuple[Kind, str, str, str], ...]] = (
     (GAUGE, "gpufaas_device_memory_bytes", "Memory that may be promised to workers", "device.memory"),
     (GAUGE, "gpufaas_device_memory_used_bytes", "Memory that is promised to workers", "used"),
+    (GAUGE, "gpufaas_device_compute_reserved", "Per cent of its compute that copies and calls hold", "reserved"),
     (GAUGE, "gpufaas_device_busy", "1 while a model function runs there", "busy"),
     (COUNTER, "gpufaas_device_busy_seconds", "Time that model functions ran or loaded there", "busy_s"),
     (GAUGE, "gpufaas_device_queue_length", "Calls in the device's local queue", "local_queue"),

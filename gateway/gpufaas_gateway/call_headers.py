@@ -134,9 +134,11 @@ def error_headers(error: GpufaasError, length: int) -> list[Header]:
     return headers
 
 
-def placement_headers(grant: Grant) -> tuple[Header, Header]:
-    """Return whether the call was a hit, and its device."""
-    return _MISS if grant.cold else _HIT, _on_device(grant.device)
+def placement_headers(grant: Grant) -> tuple[Header, ...]:
+    """Return whether the call was a hit, its device, and the share of it that its copy holds, if it holds one."""
+    found = _MISS if grant.cold else _HIT, _on_device(grant.device)
+    share = grant.parts[0].share
+    return (*found, (b"x-gpufaas-share", b"%d" % share)) if share else found
 
 
 @lru_cache(1024)

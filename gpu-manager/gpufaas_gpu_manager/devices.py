@@ -4,6 +4,7 @@ The devices of a node: CUDA GPUs (through NVML), CPU devices with a declared bud
 Parsing and discovery. NVML is asked, never torch: this process must not touch CUDA (docs/adr/0004).
 """
 
+import contextlib
 import os
 import platform
 import re
@@ -19,19 +20,22 @@ from gpufaas_core.constraints import (
     GPU,
     KIND,
     MEMORY,
+    MPS,
     NODE,
     NOT_CAPPED,
     PLATFORM_LABELS,
     PRODUCT,
     RLIMIT,
+    TIME_SLICING,
     label_value,
     parse_label,
 )
 from gpufaas_core.cost import ANY
 from gpufaas_core.errors import InvalidSpec
-from gpufaas_core.model import Bytes, Device, DeviceId, NodeId
+from gpufaas_core.model import Bytes, Device, DeviceId, Need, NodeId
 from gpufaas_core.units import MiB, format_bytes, parse_bytes
 from gpufaas_gpu_manager.emulation import Costs, Emulation
+from gpufaas_gpu_manager.mps import Mps
 
 ReadCosts = Callable[[Path], Costs]
 """Reads the cost model of emulated devices from a file. :raises InvalidSpec: it cannot be read"""
@@ -41,7 +45,7 @@ _CORES: Final = re.compile(r"\d{1,4}(\.\d{1,3})?|\.\d{1,3}")
 _CUDA_SPARE: Final = 512 * MiB
 """Not promised on a GPU when no size is given: memory of the driver, and growth of other programs' contexts."""
 
-_OPTIONS: Final[Mapping[str, Sequence[str]]] = {"cpu": ("cores",), "cuda": (), EMULATED: ("kind", "profile")}
+_OPTIONS: Final[Mapping[str, Sequence[str]]] = {"cpu": ("cores",), "cuda": ("mps",), EMULATED: ("kind", "profile")}
 """By kind of device: what follows behind commas and is no label."""
 _GO_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # the names that Kubernetes uses
 
@@ -72,6 +76,21 @@ class NodeDevice(Protocol):
     def emulation(self) -> Emulation | None:
         """Its time and its cost model, if it is emulated."""
 
+    @property
+    def note(self) -> str:
+        """What people should know of it, in a line; empty: nothing."""
+
+    def share_env(self, need: Need, share: int, memory: Bytes) -> dict[str, str]:
+        """
+        Return what is added to the environment of a worker that has *share* per cent of the compute (0: no share) and
+        *memory* bytes. May block.
+
+        :raises OSError: the worker cannot share the device
+        """
+
+    def close(self) -> None:
+        """End what was started for it. May block."""
+
     def used_bytes(self, pids: Sequence[int]) -> Bytes | None:
         """Return the device's memory that the processes *pids* occupy by the driver's account; None: it keeps none."""
 
@@ -79,7 +98,25 @@ class NodeDevice(Protocol):
         """Return why the device cannot be used any more; empty: it can. May block for long: call it in a thread."""
 
 
-class CpuDevice:
+class _Plain:
+    """What most devices need not do."""
+
+    note = ""
+
+    def share_env(self, need: Need, share: int, memory: Bytes) -> dict[str, str]:  # noqa: ARG002 - the port's
+        return {}
+
+    def close(self) -> None:
+        """Do nothing: nothing was started."""
+
+    def used_bytes(self, pids: Sequence[int]) -> Bytes | None:  # noqa: ARG002 - the port's
+        return None
+
+    def fault(self) -> str:
+        return ""
+
+
+class CpuDevice(_Plain):
     """A share of the machine's memory as a device: real, and enforced on each worker (enforcement.py)."""
 
     torch_device = "cpu"
@@ -112,15 +149,9 @@ class CpuDevice:
         # A handler that asks torch.cuda must find no GPU, and not one of another device.
         self.env = {"CUDA_VISIBLE_DEVICES": ""}
 
-    def used_bytes(self, pids: Sequence[int]) -> Bytes | None:  # noqa: ARG002 - the port's
-        return None
-
-    def fault(self) -> str:
-        return ""
-
 
 class CudaDevice:
-    """One GPU. Workers see it alone, as ``cuda:0``."""
+    """One GPU. Workers see it alone, as ``cuda:0``. Those that share it do so by MPS, or else take turns."""
 
     torch_device = "cuda:0"
     enforced = False
@@ -128,17 +159,31 @@ class CudaDevice:
     emulation = None
 
     def __init__(
-        self, node: NodeId, index: int, memory: Bytes | None, nvml: "Nvml", labels: Mapping[str, str] | None = None
-    ) -> None:
-        """:param labels: the operator's"""
+        self, node: NodeId, index: int, memory: Bytes | None, nvml: "Nvml", labels: Mapping[str, str] | None = None,
+        *, mps: bool = True,
+    ) -> None:  # fmt: skip
+        """
+        :param labels: the operator's
+        :param mps: start MPS for it, if that is there
+        """
         total, name, self.uuid = nvml.describe(index)
         self.total = total
         self._nvml = nvml
         self._index = index
         device = DeviceId(f"{node}/cuda:{index}")
-        every = {**(labels or {}), **_labels(node, device, "cuda"), PRODUCT: label_value(name)}
+        self._mps, why = _started(self.uuid) if mps else (None, "it is switched off")
+        self.note = "" if self._mps else f"{device}: its workers take turns: no MPS: {why}"
+        sharing = {COMPUTE: MPS if self._mps else TIME_SLICING}
+        every = {**(labels or {}), **_labels(node, device, "cuda"), PRODUCT: label_value(name), **sharing}
         self.device = Device(device, name, memory or max(total - _CUDA_SPARE, 0), every)
         self.env = {"CUDA_VISIBLE_DEVICES": self.uuid, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+    def share_env(self, need: Need, share: int, memory: Bytes) -> dict[str, str]:
+        return self._mps.env(need, share, memory) if self._mps else {}
+
+    def close(self) -> None:
+        if self._mps is not None:
+            self._mps.close()
 
     def used_bytes(self, pids: Sequence[int]) -> Bytes | None:
         return self._nvml.used_by(self._index, pids)
@@ -147,7 +192,15 @@ class CudaDevice:
         return self._nvml.fault(self.uuid)
 
 
-class EmulatedDevice:
+def _started(uuid: str) -> tuple[Mps | None, str]:
+    """Return the MPS daemon of a GPU, or why there is none."""
+    try:
+        return Mps(uuid), ""
+    except OSError as exc:
+        return None, str(exc)
+
+
+class EmulatedDevice(_Plain):
     """
     A device that takes the time of a cost model and computes nothing. Its kind begins with ``emulated-``, so that it
     shares no profiles with real devices.
@@ -171,12 +224,7 @@ class EmulatedDevice:
         self.device = Device(device, f"emulated-{kind}", memory, every)
         self.env = {"CUDA_VISIBLE_DEVICES": ""}
         self.emulation = Emulation(device, kind, costs, source)
-
-    def used_bytes(self, pids: Sequence[int]) -> Bytes | None:  # noqa: ARG002 - the port's
-        return None
-
-    def fault(self) -> str:
-        return ""
+        self.note = f"{device} is emulated: calls take the time that {source} says, and get no result"
 
 
 class Nvml:
@@ -221,6 +269,8 @@ class Nvml:
             running = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except self._nvml.NVMLError:
             return None
+        with contextlib.suppress(self._nvml.NVMLError):  # a driver from before MPS was told apart
+            running = [*running, *self._nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)]
         held = [each.usedGpuMemory for each in running if each.pid in pids]
         return None if any(size is None for size in held) else int(sum(held))
 
@@ -318,7 +368,7 @@ class _Opening:
             case "cpu":
                 return self._cpu(spec, index, memory, options, labels)
             case "cuda":
-                return self._cuda(spec, index, memory, labels)
+                return self._cuda(spec, index, memory, options, labels)
         return self._emulated(spec, index, memory, options, labels)
 
     def _cpu(
@@ -332,10 +382,15 @@ class _Opening:
         cores = float(text or 0)
         return CpuDevice(self._node, index, memory, labels, self._enforcement, cores, self._shares_by)
 
-    def _cuda(self, spec: str, index: int, memory: Bytes | None, labels: Mapping[str, str]) -> CudaDevice:
+    def _cuda(
+        self, spec: str, index: int, memory: Bytes | None, options: Mapping[str, str], labels: Mapping[str, str]
+    ) -> CudaDevice:
+        if (mps := options.get("mps", "auto")) not in ("auto", "off"):
+            raise InvalidSpec(f"--device {spec}: mps={mps}: write mps=off, or leave it out")
         self._nvml = self._nvml or Nvml()
-        cuda = CudaDevice(self._node, index, memory, self._nvml, labels)
+        cuda = CudaDevice(self._node, index, memory, self._nvml, labels, mps=mps == "auto")
         if memory and memory > cuda.total:
+            cuda.close()
             raise InvalidSpec(f"--device {spec}: that GPU has {format_bytes(cuda.total)}")
         return cuda
 

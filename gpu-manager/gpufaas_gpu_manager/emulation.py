@@ -92,11 +92,15 @@ class Emulation:
         cost = self._truth(spec).cost
         return Emulated(self._device, self._kind, cost.load_s, time.monotonic(), cost.occupation, memory)
 
-    def clock(self, spec: WorkerSpec, copy: int) -> socket.socket:
-        """Return the worker's end of a socket for the calls of one slot. It is watched until that end closes."""
+    def clock(self, spec: WorkerSpec, copy: int, share: int) -> socket.socket:
+        """
+        Return the worker's end of a socket for the calls of one slot. It is watched until that end closes.
+
+        :param share: that the copy was loaded with; 0: none
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        asyncio.get_running_loop().add_reader(ours, partial(self._asked, ours, spec, copy))
+        asyncio.get_running_loop().add_reader(ours, partial(self._asked, ours, spec, copy, share))
         return theirs
 
     def limit(self, function: FunctionId, copy: int, share: int) -> None:
@@ -119,7 +123,7 @@ class Emulation:
 
     # --- calls ---
 
-    def _asked(self, clock: socket.socket, spec: WorkerSpec, copy: int) -> None:
+    def _asked(self, clock: socket.socket, spec: WorkerSpec, copy: int, share: int) -> None:
         """A slot says that a call began; or its worker has ended."""
         try:
             data = clock.recv(ASK.size)
@@ -130,7 +134,7 @@ class Emulation:
             return
         began, calls = ASK.unpack(data)
         known = self._truth(spec)
-        cap = self._caps.get(copy_id(spec.function, copy), known.cap)
+        cap = self._caps.get(copy_id(spec.function, copy), share or known.cap)
         grant = _Grant(spec.function, copy, known, cap, (self,), clock)
         now = max(self._now, min(began, time.monotonic()))
         begin(grant, known.service_s(max(1, calls), cap), now)

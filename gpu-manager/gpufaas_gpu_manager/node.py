@@ -80,10 +80,8 @@ class Node:
     async def start(self) -> None:
         """Start the zygote in the background; workers can be asked for at once, and wait for it."""
         for device in self._devices.values():
-            if (emulation := device.source.emulation) is not None:
-                self.on_said(
-                    f"{device.id} is emulated: calls take the time that {emulation.source} says, and get no result"
-                )
+            if device.source.note:
+                self.on_said(device.source.note)
         self.host.zygote.start()
 
     async def close(self) -> None:
@@ -93,6 +91,8 @@ class Node:
         for device in self._devices.values():
             device.close()
         await self.host.close()
+        for device in self._devices.values():
+            await asyncio.to_thread(device.source.close)
         await asyncio.to_thread(self.enforcement.close)
         self.grants.close()
 
@@ -108,6 +108,7 @@ class Node:
                 if reason:
                     del self._devices[device.id]
                     device.lose(reason)
+                    await asyncio.to_thread(device.source.close)
                     self.report(DeviceLeft(device.id, reason))
                     on_lost(f"device {device.id} is gone: {reason}; restart the node when it is back")
 
@@ -196,4 +197,4 @@ class Node:
         if owner is not None and owner.source.emulation is not None:
             owner.source.emulation.limit(function, copy, share)
         elif worker is not None and worker.limits is not None:
-            worker.limits.hold_to_share(share or worker.spec.need.held)
+            worker.limits.hold_to_share(share or worker.share)

@@ -91,10 +91,11 @@ class Supervisor:
         return list(self._workers.values())
 
     def make(
-        self, device: WorkerDevicePort, spec: WorkerSpec, memory: Bytes, copy: int = 0, *, scratch: bool = False
-    ) -> Worker:
+        self, device: WorkerDevicePort, spec: WorkerSpec, memory: Bytes, copy: int = 0, share: int = 0,
+        *, scratch: bool = False,
+    ) -> Worker:  # fmt: skip
         self._last_number += 1
-        worker = Worker(self, device, spec, memory, self._last_number, copy, scratch=scratch)
+        worker = Worker(self, device, spec, memory, self._last_number, copy, share, scratch=scratch)
         self._workers[worker.number] = worker
         return worker
 
@@ -102,7 +103,7 @@ class Supervisor:
         """Start a worker on *device* when the victims that *command* names have freed their memory."""
         for victim in command.victims:
             device.end(victim)
-        worker = self.make(device, spec, command.memory, command.copy)
+        worker = self.make(device, spec, command.memory, command.copy, command.parts[0].share)
         device.add(worker)
         return worker
 

@@ -73,15 +73,19 @@ class Worker(SlotOwner):
         memory: Bytes,
         number: int,
         copy: int = 0,
+        share: int = 0,
         *,
         scratch: bool = False,
     ) -> None:
+        """:param share: per cent of its device's compute that the copy was loaded with; 0: what its function says"""
         self.host = host
         self.device = device
         self.spec = spec
         self.copy = copy
         """The engine's number of the copy, among those of the function on the device; `number` is the node's."""
         self.key = copy_id(spec.function, copy)
+        self.share = share or spec.need.held
+        """Per cent of its device's compute that it holds; 0: each call takes what it needs."""
         self.memory = memory
         self.wanted = memory
         """What its reservation will be when there is room for that."""

@@ -149,6 +149,7 @@ def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
                 draining=each in each.owner.draining,
                 copy=each.number,
                 limit=each.limit,
+                share=each.share,
             )
             for each in device.residency
         ),
@@ -159,4 +160,5 @@ def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:
         evictions=device.evictions,
         estimated_finish_s=device.left_s(now),
         busy_s=device.busy_s + (now - device.busy_since if device.busy else 0.0),
+        reserved=device.reserved + device.residency.shares,
     )

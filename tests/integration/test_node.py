@@ -43,7 +43,7 @@ from gpufaas_core.messages import (
 )
 from gpufaas_core.model import CallId, DeviceId, FunctionId, Need, NodeId, Part, copy_id
 from gpufaas_core.units import MiB
-from gpufaas_gpu_manager.devices import open_devices
+from gpufaas_gpu_manager.devices import CpuDevice, open_devices
 from gpufaas_gpu_manager.node import Node
 from gpufaas_gpu_manager.settings import NodeSettings
 
@@ -171,6 +171,29 @@ async def test_a_miss_loads_and_a_hit_finds_the_worker(rig: Rig) -> None:
     loaded = rig.facts_of(Loaded)[0]
     assert isinstance(loaded, Loaded)
     assert 60 * MiB <= loaded.occupation <= 80 * MiB
+
+
+async def test_what_a_device_adds_for_a_share_is_in_the_workers_environment(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU with MPS: the share of the part that the copy was loaded with, else what its function says."""
+    says = "import os\ndef load(device): pass\ndef handle(model, event, context): return os.environ['SHARE']"
+    function = await rig.function("says", says)
+    spec = replace(rig.node.functions.specs[function], need=Need(30, "share"))
+    rig.node.functions.expect(spec)
+    monkeypatch.setattr(
+        CpuDevice,
+        "share_env",
+        lambda _, need, share, memory: {"SHARE": f"{need.sharing} {share} {memory}"},
+        raising=True,
+    )
+
+    first = await rig.call(rig.grant(function, cold=True, memory=48 * MiB))
+    grant = rig.grant(function, cold=True, memory=48 * MiB, copy=1)
+    second = await rig.call(replace(grant, parts=(Part(DEVICE, 48 * MiB, 40),)))
+
+    assert first == (200, f"share 30 {48 * MiB}".encode())
+    assert second == (200, f"share 40 {48 * MiB}".encode())
 
 
 async def test_a_victim_is_gone_before_its_memory_is_promised_again(rig: Rig) -> None:

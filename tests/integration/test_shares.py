@@ -59,6 +59,9 @@ def test_two_halves_of_a_device_are_halves_and_no_more(platform: Platform) -> No
     for name in ("one", "two"):
         platform.call(platform.deploy(name, BUSY, sharing="share", compute="50"), b"0")
 
+    assert platform.call("/function/one", b"0").headers["x-gpufaas-share"] == "50"
+    assert platform.status()["devices"][0]["reserved"] == 100
+
     alone = used(platform, ["one"])["one"]
     both = used(platform, ["one", "two"])
 

@@ -11,6 +11,7 @@ import click
 from gpufaas import Client, GatewayUnreachable
 from gpufaas_cli import declare, flags, output
 from gpufaas_core.constraints import PLATFORM_LABELS
+from gpufaas_core.model import ALL_COMPUTE
 from gpufaas_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -96,16 +97,30 @@ def render(status: Mapping[str, Any], gateway: str) -> "Group":
 def _devices(devices: list[dict[str, Any]]) -> "Table":
     kinds = any(each["device"]["kind"] != "cpu" for each in devices)
     labels = any(_own_labels(each) for each in devices)
-    more = [*(["KIND"] * kinds), *(["LABELS"] * labels)]
+    shares = _are_shared(devices)
+    more = [*([">COMPUTE"] * shares), *(["KIND"] * kinds), *(["LABELS"] * labels)]
     table = _table("DEVICE", "MEMORY", "", "STATE", ">QUEUE", ">HITS", ">MISSES", ">EVICTED", *more)
     for each in devices:
         device, used = each["device"], each["used"]
         memory = f"{format_bytes(used)} / {format_bytes(device['memory'])}"
         state = f"busy {each['estimated_finish_s']:.1f} s" if each["busy"] else "idle"
         counts = (each["local_queue"], each["hits"], each["misses"], each["evictions"])
-        more = [*([device["kind"]] * kinds), *([_own_labels(each)] * labels)]
+        compute = f"{each.get('reserved', 0)} / {device.get('compute', ALL_COMPUTE)} %"
+        more = [*([compute] * shares), *([device["kind"]] * kinds), *([_own_labels(each)] * labels)]
         table.add_row(device["id"], memory, _bar(used, device["memory"]), state, *map(str, counts), *more)
     return table
+
+
+def _are_shared(devices: list[dict[str, Any]]) -> bool:
+    """Whether a copy holds a share of a device, or calls run that leave a part of one to others."""
+    return any(
+        0 < each.get("reserved", 0) < each["device"].get("compute", ALL_COMPUTE) or _has_shares(each)
+        for each in devices
+    )  # fmt: skip
+
+
+def _has_shares(each: Mapping[str, Any]) -> bool:
+    return any(resident.get("share") for resident in each["resident"])
 
 
 def _own_labels(each: Mapping[str, Any]) -> str:
@@ -115,7 +130,8 @@ def _own_labels(each: Mapping[str, Any]) -> str:
 
 
 def _residents(devices: list[dict[str, Any]], queued: Mapping[str, int], running: Mapping[str, int]) -> "Table":
-    table = _table("RESIDENT", "DEVICE", ">MEMORY", "STATE", ">RUNNING", ">QUEUED")
+    shares = any(map(_has_shares, devices))
+    table = _table("RESIDENT", "DEVICE", ">MEMORY", *([">SHARE"] * shares), "STATE", ">RUNNING", ">QUEUED")
     copies = Counter(resident["function"] for each in devices for resident in each["resident"])
     shown: Counter[str] = Counter()
     for each in devices:
@@ -129,6 +145,7 @@ def _residents(devices: list[dict[str, Any]], queued: Mapping[str, int], running
                 (resident.get("name") or _name(function)) + number,
                 each["device"]["id"],
                 format_bytes(resident["memory"]),
+                *([f"{resident['share']} %" if resident.get("share") else "-"] * shares),
                 state + (", draining" if resident.get("draining") else ", pinned" if resident["pinned"] else ""),
                 str(resident["running"]),
                 str(queued.get(function, 0)) if shown[function] == 1 else "-",  # they wait for any of its copies

@@ -57,7 +57,7 @@ class ForkedProcess:
         """Return the worker's ends of what tells it when calls on an emulated device are over."""
         worker, emulation = self._worker, self._worker.device.source.emulation
         assert emulation is not None  # else nothing would be emulated
-        return [emulation.clock(worker.spec, worker.copy) for _ in range(slots)]
+        return [emulation.clock(worker.spec, worker.copy, worker.share) for _ in range(slots)]
 
     def end(self) -> None:
         # A victim is idle, so there is no call to finish, and this is quick.

@@ -62,7 +62,7 @@ class Recipes:
         if not source.cores or worker.scratch:
             return None
         name = source.device.id.rpartition("/")[2].replace(":", "-")
-        return CpuShare(name, source.cores, worker.spec.need.held)
+        return CpuShare(name, source.cores, worker.share)
 
     def cpus(self, worker: Worker) -> float:
         """Return how many cores a container or pod may use; 0: no limit. What several use together is not limited."""
@@ -158,8 +158,12 @@ class Recipes:
             **self.address_for(worker, self.settings.env.get("OPENFAAS_URL", "")),
             **spec.env,
             **worker.device.source.env,
+            **({} if worker.scratch else self._share_env(worker)),
             MARK_VARIABLE: worker.output.secret,
         }
         if mounted := self.mounted_secrets(worker):
             env["secret_mount_path"] = mounted
         return env
+
+    def _share_env(self, worker: Worker) -> dict[str, str]:
+        return worker.device.source.share_env(worker.spec.need, worker.share, worker.memory)

@@ -766,6 +766,29 @@ def test_top_shows_devices_residents_and_queues(gateway: Gateway) -> None:
     assert json.loads(run("top", "--json").stdout)["devices"][0]["evictions"] == 1
 
 
+def test_top_shows_the_shares_of_copies_and_how_much_of_a_device_is_held(gateway: Gateway) -> None:
+    ours, other = FunctionId("ours.openfaas-fn@3"), FunctionId("other.openfaas-fn@1")
+    copies = (
+        ResidentStatus(ours, MiB, running=1, loading=False, pinned=False, last_used=1.0, share=30),
+        ResidentStatus(other, MiB, running=0, loading=False, pinned=False, last_used=1.0),
+    )
+    plain = DeviceStatus(DEVICE, 2 * MiB, False, copies[1:], 0, 0, 0, 0, 0, 0.0)
+    shared = msgspec.structs.replace(plain, resident=copies, reserved=30)
+
+    def rows(*devices: DeviceStatus) -> dict[str, list[str]]:
+        gateway.scheduler.now = EngineStatus("lalb-o3", devices, {}, {})
+        return {line.split()[0]: line.split() for line in run("top", "--once").stdout.splitlines() if line.strip()}
+
+    shown = rows(shared)
+    assert "COMPUTE" in shown["DEVICE"]
+    assert " ".join(shown["n1/cpu:0"]).endswith("30 / 100 %")
+    assert shown["RESIDENT"][3] == "SHARE"
+    assert (shown["ours.openfaas-fn"][4:6], shown["other.openfaas-fn"][4]) == (["30", "%"], "-")
+    without = rows(plain)
+    assert "COMPUTE" not in without["DEVICE"]
+    assert "SHARE" not in without["RESIDENT"]
+
+
 def test_top_shows_each_copy_of_a_function_and_its_queue_once(gateway: Gateway) -> None:
     echo = FunctionId("echo.openfaas-fn@3")
     copies = tuple(

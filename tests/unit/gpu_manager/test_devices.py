@@ -19,7 +19,8 @@ from gpufaas_gpu_manager.devices import available_memory, open_devices
 
 NODE = NodeId("n")
 
-# Two GPUs of 8 and 16 GiB; process 4242 holds 1 GiB of the first. Only what we call is there.
+# Two GPUs of 8 and 16 GiB; process 4242 holds 1 GiB of the first, and 4243 2 GiB of the second, by MPS.
+# Only what we call is there.
 FAKE_NVML = r"""
 #include <string.h>
 typedef struct { unsigned long long total, free, used; } memory_t;
@@ -37,6 +38,10 @@ static int running(void *h, unsigned *n, process_t *p) {
     if (*n < 1) { *n = 1; return 7; }
     *n = 1; p->pid = 4242; p->used = 1ull << 30; p->gi = p->ci = 0; return 0; }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, process_t *p) { return running(h, n, p); }
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *h, unsigned *n, process_t *p) {
+    if (h == (void *)1) { *n = 0; return 0; }
+    if (*n < 1) { *n = 1; return 7; }
+    *n = 1; p->pid = 4243; p->used = 2ull << 30; p->gi = p->ci = 0; return 0; }
 int nvmlDeviceGetComputeRunningProcesses_v2(void *h, unsigned *n, process_t *p) { return running(h, n, p); }
 """
 
@@ -64,6 +69,7 @@ def test_a_cpu_device_is_a_number_and_a_budget() -> None:
         (["cpu:0=1GiB,cores=0"], "cores=0: write a number above 0"),
         (["cpu:0=1GiB,cores=1,cores=1"], "cores needs one value: write cores=VALUE, once"),
         (["cpu:0=1GiB,cores=0.5", "cpu:1=1GiB,cores=900"], "cpu:0 0.5 and cpu:1 900 cores are more than the"),
+        (["cuda:0,mps=perhaps"], "mps=perhaps: write mps=off, or leave it out"),
         (["emulated:0"], r"an emulated device has a size, a kind and a profile: write for example emulated:0=16GiB"),
         (["emulated:0=16GiB,kind=v100"], "an emulated device has a size, a kind and a profile"),
         (["emulated:0=16GiB,kind=,profile=f"], "kind needs one value: write kind=VALUE, once"),
@@ -132,7 +138,8 @@ def test_gpus_are_found_and_measured_through_nvml(tmp_path: Path) -> None:
         print(json.dumps({
             "found": [[each.device.id, each.device.kind, each.device.memory, each.uuid] for each in found],
             "limited": [limited.device.id, limited.device.memory],
-            "used": [found[0].used_bytes([4242]), found[0].used_bytes([1]), found[1].used_bytes([4242])],
+            "used": [found[0].used_bytes([4242]), found[0].used_bytes([1]), found[1].used_bytes([4242]),
+                     found[1].used_bytes([4242, 4243])],
             "refusals": refusals,
             "labels": found[0].device.labels,
         }))
@@ -153,7 +160,7 @@ def test_gpus_are_found_and_measured_through_nvml(tmp_path: Path) -> None:
         ["n/cuda:1", "Test GPU", 16 * GiB - 512 * MiB, "GPU-two"],
     ]
     assert told["limited"] == ["n/cuda:1", 2 * GiB]
-    assert told["used"] == [GiB, 0, 0]
+    assert told["used"] == [GiB, 0, 0, 2 * GiB]
     expected = {"gpu": "true", "device.kind": "cuda", "nvidia.com/gpu.product": "Test-GPU", "device.id": "n/cuda:0"}
     assert expected.items() <= told["labels"].items()
     assert "there are 2 GPUs here" in told["refusals"][0]
