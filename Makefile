@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo check check-lint check-tests test test-all fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-policy bench-live reproduce reproduce-gpu chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
+.PHONY: help setup demo check check-lint check-tests test test-all compiled pure test-compiled fuzz bench bench-engine bench-overhead bench-gateway bench-coldstart bench-async bench-simulator bench-paper bench-policy bench-live reproduce reproduce-gpu chaos chaos-async soak incidents cluster setup-charts test-charts lint format clean
 
 help:
 	@echo "make demo    set up, start the platform, deploy the examples, send real inputs, show what happened (KEEP=1 leaves it up)"
 	@echo "make check   lint, the tests of decisions, one smoke test of a real platform: under three minutes"
 	@echo "make test    set up, run all tests: under 20 minutes on two cores (PYTEST='-x -k NAME' adds options)"
 	@echo "make test-all   the long ones too (more of the cluster, of pods, of object stores)"
+	@echo "make compiled    the engine as machine code, about twice as fast: a minute, needs a C compiler (make pure: Python again)"
+	@echo "make test-compiled   compile it, and run its tests in both forms"
 	@echo "make fuzz    three minutes of requests that nobody means to send, to a real platform"
 	@echo "make cluster a cluster by docker-compose on this machine: etcd, gateways, schedulers, nodes (KEEP=1, PUBLIC=1)"
 	@echo "make test-charts   the Helm chart, installed by Helm's library and held against Kubernetes' schemas"
@@ -66,6 +68,19 @@ test: setup
 # What takes minutes is in it: more of the cluster, of pods, of object stores.
 test-all: setup
 	GPUFAAS_TESTS=all $(RUN_TESTS) $(PYTEST)
+
+# Python runs the engine without it (docs/adr/0045). A source that changes puts it out of use until the next `make compiled`.
+compiled: setup
+	@$(BIN)/python scheduler/compile.py
+
+pure: setup
+	@$(BIN)/python scheduler/compile.py --remove
+
+DECIDING := tests/unit/scheduler tests/unit/simulator tests/unit/cache_manager tests/unit/core/test_compiled.py
+
+test-compiled: compiled
+	GPUFAAS_REQUIRE=compiled $(RUN_TESTS) $(PYTEST) $(DECIDING)
+	GPUFAAS_COMPILED=0 $(RUN_TESTS) $(PYTEST) $(DECIDING)
 
 fuzz: setup
 	FUZZ_CASES=50 $(BIN)/python -m pytest tests/integration/test_fuzz.py

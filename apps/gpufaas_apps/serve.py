@@ -32,6 +32,7 @@ from gpufaas_apps.watchdog import notify
 from gpufaas_cache_manager.artifacts import ArtifactStore
 from gpufaas_cache_manager.bundles import BundleStore
 from gpufaas_cache_manager.collect import collect
+from gpufaas_core import compiled
 from gpufaas_core.constraints import ENFORCED_BY, MEMORY, PLATFORM_LABELS
 from gpufaas_core.errors import GpufaasError, InvalidSpec, StorageFailed
 from gpufaas_core.logs import FunctionLogs
@@ -271,7 +272,8 @@ def _url(options: FrontOptions) -> str:
 def greet(options: ServeOptions, credentials: Credentials | None, node: Node) -> None:
     """Print what is served where, and what is wrong with it."""
     lines = [f"gateway    {_url(options)}      OpenFaaS API; stop with Ctrl-C"]
-    lines.append(f"scheduler  {options.policy}")
+    form = compiled.said()
+    lines.append(f"scheduler  {options.policy}{'' if form == 'Python' else f'; engine: {form}'}")
     for device in node.devices():
         how = ENFORCED_BY.get(device.labels.get(MEMORY, ""), "")
         kind = f"CPU device, memory limit enforced {how}" if how else device.kind

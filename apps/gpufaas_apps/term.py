@@ -17,6 +17,7 @@ from gpufaas_apps.process import first_of
 from gpufaas_cache_manager.write_behind import WriteBehind
 from gpufaas_cluster.leader import Leader
 from gpufaas_cluster.scheduler_server import SchedulerServer
+from gpufaas_core import compiled
 from gpufaas_core.errors import StorageFailed
 from gpufaas_core.model import NodeId, Seconds
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
@@ -58,6 +59,7 @@ class Term:
                 path = self._journal.with_name(f"{self._journal.name}.{self._header.epoch}")
                 journal = stack.enter_context(Journal(path, self._header))
             service = SchedulerService(self._header.engine(), journal=journal, on_fatal=self._fail)
+            log.info("engine.made policy=%s form=%s", self._header.policy, compiled.said())
             await self._lead(service)
 
     def _fail(self, error: BaseException) -> None:

@@ -1,0 +1,5 @@
+"""What devices hold: residency, replacement orders, and the store of bundles and artifacts."""
+
+from gpufaas_core import compiled
+
+compiled.enable()

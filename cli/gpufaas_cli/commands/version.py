@@ -9,6 +9,7 @@ import click
 
 from gpufaas import GatewayUnreachable, NotAuthorised
 from gpufaas_cli import declare, flags, output
+from gpufaas_core import compiled
 from gpufaas_core.revision import git_revision
 
 
@@ -37,10 +38,10 @@ def command(short: bool, as_json: bool, gateway: str | None, yaml_file: Path | N
             output.note(str(exc))
             info = None
     if as_json:
-        output.show_json({"cli": ours, "gateway": client.shown, "info": info})
+        output.show_json({"cli": ours, "engine": compiled.said(), "gateway": client.shown, "info": info})
         return
     output.show("CLI:")
-    output.aligned([("version", ours), ("sha", git_revision())], indent=1)
+    output.aligned([("version", ours), ("sha", git_revision()), ("engine", compiled.said())], indent=1)
     if info is not None:
         output.show("\nGateway")
         output.aligned([("uri", client.shown), *_release(info)], indent=1)

@@ -2,7 +2,7 @@
 One call, from its arrival to its end.
 
 A struct would be made sooner, but it costs more to set its fields, and many are set. It comes to the same, and such a
-class can be compiled (docs/adr/0043).
+class can be compiled (docs/adr/0045).
 """
 
 from __future__ import annotations
@@ -92,6 +92,9 @@ class Call:
     def __lt__(self, other: Call) -> bool:
         # In a heap of (time, number, call): a call that waited elsewhere may share its number with the one behind it.
         return self.id < other.id
+
+    def __hash__(self) -> int:
+        return id(self)  # a compiled class with an order has no hash of its own
 
     @property
     def goal_s(self) -> Seconds | None:

@@ -26,6 +26,7 @@ from tests.unit.gateway.fakes import FakeScheduler, FakeWorkers, MemoryArtifacts
 from gpufaas_cli.commands.invoke import describe_timing
 from gpufaas_cli.main import COMMANDS, cli, module_of
 from gpufaas_cli.stack import read_stack
+from gpufaas_core import compiled
 from gpufaas_core.logs import FunctionLogs, Printed
 from gpufaas_core.model import (
     Device,
@@ -734,6 +735,7 @@ def test_version_shows_both_ends(gateway: Gateway) -> None:
 
     assert "CLI:" in shown.stdout
     assert git_revision() in shown.stdout
+    assert compiled.said() in shown.stdout
     assert gateway.url in shown.stdout
     assert "processes" in shown.stdout
     assert json.loads(run("version", "--json").stdout)["info"]["provider"]["provider"] == "gpufaas"

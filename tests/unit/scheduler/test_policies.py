@@ -3,6 +3,7 @@
 from inspect import signature
 
 import pytest
+from tests.compiled import python_only
 from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
@@ -54,6 +55,7 @@ def test_a_policy_says_when_it_looks_again_and_is_asked_then() -> None:
     assert (world.started, world.engine.wake_at) == ([("c", "a")], None)
 
 
+@python_only  # compiled methods tell no signature with an infinite default
 @pytest.mark.parametrize(
     "part", [view_contract.FleetView, view_contract.ResidencyView, view_contract.CostsView, view_contract.View]
 )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.compiled import python_only
 from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
@@ -46,6 +47,7 @@ def log_normal(cv: float, calls: int = 20_000) -> ServiceTimes:
 # --- the time left ---
 
 
+@python_only  # a constant is changed
 @pytest.mark.parametrize(
     ("cv", "left"),
     [
