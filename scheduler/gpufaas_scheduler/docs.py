@@ -64,7 +64,7 @@ def call_doc(call: Call, now: Seconds) -> CallDoc:
 
 def device_doc(device: DeviceState, now: Seconds) -> DeviceDoc:
     """O(residents + local queue). Calls of CPU functions are left out: their node knows all that matters of them."""
-    grants = (*device.holding, *device.others, *(each for each in device.beside if each.copy.owner.queued))
+    grants = device.grants()
     calls = [call for each in grants for call in each.calls if call.granted is each and call.device is device]
     running = tuple(call_doc(call, now) for call in calls)
     local = [call_doc(call, now) for call, _ in zip(device.local, range(LOCAL_KEPT), strict=False)]

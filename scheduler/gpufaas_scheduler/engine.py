@@ -29,7 +29,7 @@ There is at most one run per event.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core import messages as m
@@ -46,6 +46,8 @@ from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.world import World
 
+Handler: TypeAlias = Callable[[World, Any], None]
+
 
 def _serving(world: World, _event: m.Serving) -> None:
     def replay(event: m.Event) -> None:
@@ -56,7 +58,7 @@ def _serving(world: World, _event: m.Serving) -> None:
     takeover.serving(world, replay)
 
 
-HANDLERS: Final[dict[type[m.Event], Callable[[World, Any], None]]] = {
+HANDLERS: Final[dict[type[m.Event], Handler]] = {
     m.Arrived: calls.arrived,
     m.Finished: calls.finished,
     m.CallerLeft: calls.cancelled,
@@ -84,6 +86,20 @@ _LISTENING: Final = {
     for each, handler in HANDLERS.items()
 }
 """The handlers between `Restored` and `Serving`."""
+
+
+def _told_to(observe: Callable[[m.Event, Seconds], None]) -> dict[type[m.Event], Handler]:
+    """Return the handlers for a policy that is told each event before the engine handles it."""
+
+    def after(handler: Handler) -> Handler:
+        def handle(world: World, event: m.Event) -> None:
+            observe(event, world.cluster.now)
+            handler(world, event)
+
+        return handle
+
+    return {kind: after(handler) for kind, handler in HANDLERS.items()}
+
 
 _TANGLING: Final = frozenset((
     m.DeviceLeft, m.DeviceDrained, m.Measured, m.Resized, m.CopyFailed, m.WorkerExited, m.NodeRefused,
@@ -114,6 +130,8 @@ class Engine:
         cluster = Cluster(replacement)
         cluster.partitions = partitions
         self._world = World(cluster, view_of(cluster), policy, epoch=epoch, max_queue=max_queue, learn=learn)
+        observe = self._world.observe
+        self._handlers = HANDLERS if observe is None else _told_to(observe)
         self.policy = policy
         self.epoch = epoch
         self.refusals = self._world.refusals
@@ -132,11 +150,9 @@ class Engine:
         out: list[m.Command] = []
         world.out = out
         kind = world.agenda.event = type(event)
-        if world.observe is not None and world.left is None:
-            world.observe(event, now)
         if world.late and world.late[0][0] <= now:
             return_overdue(world)
-        (HANDLERS if world.left is None else _LISTENING)[kind](world, event)
+        (self._handlers if world.left is None else _LISTENING)[kind](world, event)
         if world.freed or (world.watches and world.left is None and is_watched(world)):
             world.freed = False
             settle(world)
@@ -197,9 +213,7 @@ class Engine:
         """
         world = self._world
         here = [world.devices[each] for each in devices if each in world.devices]
-        found = {
-            each.id: Holding(dict(each.residency.copies), {call.id for call in world.runs_at(each)}) for each in here
-        }
+        found = {each.id: Holding(dict(each.residency.copies), {call.id for call in each.runs()}) for each in here}
         if among is not None:
             for holding in found.values():
                 holding.calls.intersection_update(among)

@@ -88,7 +88,7 @@ class _Fleet:
 
     def running(self, device: DeviceState) -> Collection[Call]:
         grants = device.grants()
-        return [call for each in grants for call in each.calls if call.granted is each and call.owner.queued]
+        return [call for each in grants for call in each.calls if call.granted is each]
 
     def devices_of(self, node: NodeId) -> list[DeviceState]:
         return [each for each in self._cluster.devices.values() if each.device.node == node]
@@ -219,16 +219,15 @@ class _Costs(_Residency):
     def soonest_holder(self, call: Call, late_s: Seconds = inf) -> tuple[DeviceState, Seconds] | None:
         best: DeviceState | None = None
         best_s = inf
-        now = self._cluster.now
-        owner, avoid = call.owner, call.avoid
-        slots = owner.shared_hold
+        now, mixed, owner = self._cluster.now, self._cluster.mixed, call.owner
+        avoid = call.avoid
+        # `finish_s` inlined: with hundreds of copies, this loop is the cost of the decision.
         for device in owner.holders.values():
-            if not device.reserved or device.free_at + late_s <= now:
+            left = (device.free_for(owner) if mixed else device.free_at) - now
+            if left > best_s:
+                continue  # its local queue makes it only later
+            if not device.reserved or device.free_at + late_s <= now or device.id in avoid:
                 continue
-            if device.id in avoid:
-                continue
-            # `finish_s` inlined: with hundreds of copies, this loop is the cost of the decision.
-            left = (device.free_for(owner) if slots or len(device.holding) > 1 else device.free_at) - now
             finish_s = (left if left > 0.0 else 0.0) + device.local_s
             if finish_s < best_s or (finish_s == best_s and best is not None and device.order < best.order):
                 best, best_s = device, finish_s

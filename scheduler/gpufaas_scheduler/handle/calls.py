@@ -84,14 +84,13 @@ def arrived(world: World, event: m.Arrived) -> None:
     else:
         place_shared(world, call)
     if call.state != RUNNING:
-        _has_to_wait(world, call, again=age_s > 0.0)
+        _has_to_wait(world, call, age_s)
 
 
-def _has_to_wait(world: World, call: Call, *, again: bool) -> None:
+def _has_to_wait(world: World, call: Call, age_s: Seconds) -> None:
     owner = call.owner
     # A call that waited elsewhere goes on waiting: after a takeover, not all devices have joined yet.
-    lacks = not owner.active or (owner.queued and world.cluster.mixed)  # shares that are kept keep out copies, too
-    if world.cluster.keeps and lacks and not again and (kept_out := _kept_out(world, call)) is not None:
+    if world.cluster.keeps and not age_s and (kept_out := _kept_out(world, call)) is not None:
         give_up(world, call)
         world.out.append(kept_out)
     # A full queue refuses only calls that have to wait, which is known only here.
@@ -198,6 +197,8 @@ def _no_device(world: World, call: CallId, owner: FunctionState) -> m.Reject:
 def _kept_out(world: World, call: Call) -> m.Reject | None:
     """Refuse *call* if copies that are never evicted hold its memory or compute everywhere: it would wait for ever."""
     owner = call.owner
+    if owner.active and not (owner.queued and world.cluster.mixed):  # shares that are kept keep out copies, too
+        return None
     full: list[str] = []
     names: dict[FunctionId, None] = {}
     for device in world.devices.values():
@@ -248,12 +249,14 @@ def _overloaded(world: World, call: Call) -> None:
 
 def finished(world: World, event: m.Finished) -> None:
     call = world.calls.by_id.get(event.call)
-    if call is None or call.state != RUNNING or call.device is None or call.device.id != event.device:
+    device = None if call is None else call.device
+    if call is None or device is None or call.state != RUNNING or device.id != event.device:
         call = world.calls.twins.get((event.call, event.device))
-        if call is None or call.device is None:
+        device = None if call is None else call.device
+        if call is None or device is None:
             world.ignored["Finished"] += 1
             return
-    device, owner = call.device, call.owner
+    owner = call.owner
     device.served += 1
     if event.ok:
         if owner.backoff is not None:
@@ -261,10 +264,10 @@ def finished(world: World, event: m.Finished) -> None:
         costs = owner.costs[device.kind]
         if costs is not None and 0.0 <= event.service_s <= MAX_S:
             grant = call.granted
-            if not owner.queued:  # calls that start without a policy are not estimated by size
+            if grant is None:  # calls that start without a policy are not estimated by size
                 costs.learn_service(event.service_s, 0.0, world.rate)
             # Alone: its time is that of one call with all of the compute.
-            elif grant is None or not (grant.neighbours or grant.copy.share or len(grant.calls) > 1):
+            elif grant.alone or not (grant.neighbours or grant.copy.share or len(grant.calls) > 1):
                 costs.learn_service(event.service_s, call.size, world.rate)
             elif grant.open == len(grant.calls):  # each call of a batch says the same
                 costs.learn_beside(event.service_s, grant.calls[0].size, grant.condition, world.rate)
@@ -331,9 +334,9 @@ def refused_call(world: World, event: m.NodeRefused) -> Call | None:
     if call is None or call.state != RUNNING or call.device is None or call.device.id != event.device:
         return None
     grant = call.granted
-    if event.number and grant is not None and not grant.adopted:
-        return None if (event.epoch, event.number) < (world.epoch, grant.number) else call
-    return call
+    number = call.grant if grant is None else 0 if grant.adopted else grant.number
+    older = event.number and number and (event.epoch, event.number) < (world.epoch, number)
+    return None if older else call
 
 
 def refused(world: World, event: m.NodeRefused) -> None:

@@ -33,17 +33,12 @@ def try_start(world: World, action: contract.Start) -> str | None:
         if found is None or found[1].owner is not owner:
             return _no_copy(action.copy, call)
         device, copy = found
-        if copy.running and copy.running >= (copy.slots or owner.slots):
-            return f"all {copy.slots or owner.slots} slots of copy {copy.id} are taken"
-        if not (copy.share or (copy.running and owner.shared_hold)):
-            if device.preload is not None or device.reserved + owner.reserves > device.compute:
-                return _busy(device, owner)
-            if copy.split and (full := full_part(world, copy)) is not None:
-                return _busy(full, owner)
-            if world.cluster.mixed and not obtain(world, device, owner):
-                return _busy(device, owner)
-            for other, _ in world.cluster.parts(copy) if copy.split else ():
-                obtain(world, other, owner)
+        if copy.running or copy.share or copy.split or world.cluster.mixed:
+            refused = _why_not_beside(world, owner, device, copy)
+            if refused is not None:
+                return refused
+        elif device.reserved + owner.reserves > device.compute:  # nearly each hit
+            return _busy(device, owner)
     elif len(action.parts) > 1:
         found_places = places_for(world.cluster, owner, action.parts, action.victims)
         if isinstance(found_places, str):
@@ -71,6 +66,24 @@ def try_start(world: World, action: contract.Start) -> str | None:
     if action.reserved_s:
         world.cluster.reserved_until = world.cluster.now + action.reserved_s
     start(world, call, device, copy, victims, others, places)
+    return None
+
+
+def _why_not_beside(world: World, owner: FunctionState, device: DeviceState, copy: Copy) -> str | None:
+    """Return why a call cannot start on *copy*, which may have company; None: it can, and has the compute for it."""
+    slots = copy.slots or owner.slots
+    if copy.running >= slots:
+        return f"all {slots} slots of copy {copy.id} are taken"
+    if copy.share or (copy.running and owner.shared_hold):
+        return None
+    if device.preload is not None or device.reserved + owner.reserves > device.compute:
+        return _busy(device, owner)
+    if copy.split and (full := full_part(world, copy)) is not None:
+        return _busy(full, owner)
+    if world.cluster.mixed and not obtain(world, device, owner):
+        return _busy(device, owner)
+    for other, _ in world.cluster.parts(copy) if copy.split else ():
+        obtain(world, other, owner)
     return None
 
 

@@ -55,7 +55,7 @@ def leave(world: World, device: DeviceState) -> list[FunctionState]:
     split = [world.cluster.copies[copy.id] for copy in device.residency if copy.split]
     for call in list(device.local) if split else ():
         return_local(world, device, call)  # otherwise it would start when a part is free
-    for call in world.runs_at(device):
+    for call in device.runs():
         end(world, call)
         if call.device is not device:
             world.lost[call.id] = call  # it ran on several devices, and the first one is still there

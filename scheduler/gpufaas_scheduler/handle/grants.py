@@ -81,33 +81,24 @@ def start(
         estimate_s = 0.0 if costs is None else costs.estimate_s(call.size) if call.size else costs.service_s
         call.estimate_s = estimate_s
         ready = copy.ready_at if copy.loading and copy.ready_at > now else now
-        compute = 0 if copy.share or (runs > 1 and owner.shared_hold) else owner.reserves
-        call.granted = grant = Grant(number, (call,), copy, compute, estimate_s, ready + estimate_s)
-        if device.reserved or others or copy.share:
-            _in_company(grant, device, others, costs, ready)
-        if not compute:
-            device.beside[grant] = None
-        else:
-            device.holding.append(grant)
-            if device.reserved:
-                device.hold(compute, now, grant.free_at)
-            else:  # inlined, as above
-                device.reserved, device.busy_since, device.free_at = compute, now, grant.free_at
-        if device.local:
-            world.overdue.note(device)
         if device.idle_key is not None:
             cluster.set_busy(device)
         device.starts += 1
-        if device.reserved < device.compute or owner.shared_hold:
-            cluster.offer(device)
-        if copy.split:
-            hold_parts(world, grant, now)
         world.starts.append((now, call, device.id, call.cold, names, local, call.why))
-        if others:
-            _take_along(world, grant, device, others, names)
+        compute = owner.whole
+        if compute >= device.compute and not (others or copy.share or copy.split):
+            # Nearly each call: it has the device to itself, which spares it all that `_start_beside` does.
+            device.free_at = free_at = ready + estimate_s
+            call.granted = grant = Grant(number, (call,), copy, compute, estimate_s, free_at, True)
+            device.holding = [grant]
+            device.reserved = compute
+            device.busy_since = now
+        else:
+            _start_beside(world, call, device, copy, others, costs, ready, names)
+        if device.local:
+            world.overdue.note(device)
     else:
-        call.granted = grant = Grant(number, (call,), copy, 0)
-        device.beside[grant] = None
+        device.direct[call] = None
         if owner.ready is not None:
             owner.ready.started(copy)
     said = m.Grant(
@@ -116,6 +107,35 @@ def start(
         None if call.ends is None else call.ends - now,
     )  # fmt: skip
     world.out.append(m.StartCall(said))
+
+
+def _start_beside(
+    world: World,
+    call: Call,
+    device: DeviceState,
+    copy: Copy,
+    others: tuple[Call, ...],
+    costs: Costs | None,
+    ready: Seconds,
+    names: tuple[CopyId, ...],
+) -> None:
+    """Make the grant of a call that may have company: on the device, in the grant, or in the hold of its copy."""
+    owner, estimate_s, now = call.owner, call.estimate_s, world.cluster.now
+    compute = 0 if copy.share or (copy.running > 1 and owner.shared_hold) else owner.reserves
+    call.granted = grant = Grant(world.grant, (call,), copy, compute, estimate_s, ready + estimate_s)
+    if device.reserved or others or copy.share:
+        _in_company(grant, device, others, costs, ready)
+    if compute:
+        device.holding.append(grant)
+        device.hold(compute, now, grant.free_at)
+    else:
+        device.beside[grant] = None
+    if device.reserved < device.compute or owner.shared_hold:
+        world.cluster.offer(device)
+    if copy.split:
+        hold_parts(world, grant, now)
+    if others:
+        _take_along(world, grant, device, others, names)
 
 
 def _in_company(
@@ -255,11 +275,11 @@ def leave_for_others(world: World, device: DeviceState, victims: Iterable[Copy])
 
 def end(world: World, call: Call) -> None:
     """*call* no longer uses its worker."""
-    device, owner, grant = call.device, call.owner, call.granted
+    device, owner, copy = call.device, call.owner, call.copy
     calls = world.calls
     call.state = END[call.state]
     assert device is not None
-    assert grant is not None
+    assert copy is not None
     if not owner.marked:
         owner.mark()
     if not device.marked:
@@ -269,37 +289,46 @@ def end(world: World, call: Call) -> None:
         calls.twins.pop((call.id, device.id), None)
     else:
         del calls.by_id[call.id]
-    call.granted = None
-    if grant.open > 1:
-        grant.open -= 1
-        return
-    copy = grant.copy
-    copy.running -= 1
-    if not copy.running:
+    grant = call.granted
+    if grant is not None:
+        call.granted = None  # they refer to each other
+        if grant.open > 1:
+            grant.open -= 1
+            return
+    copy.running = runs = copy.running - 1
+    if not runs:
         if copy.limit != copy.memory:
             device.residency.let_go(copy)
         if copy.asked == ANSWERED:
             copy.asked = NOT_ASKED
+    if grant is None:
+        del device.direct[call]
+        if owner.ready is not None:
+            owner.ready.ended(copy)
+    elif grant.alone:
+        device.holding = []
+        device.reserved = 0
+        device.busy_s += world.cluster.now - device.busy_since
+    else:
+        _end_beside(world, grant, device)
+
+
+def _end_beside(world: World, grant: Grant, device: DeviceState) -> None:
+    """*grant* ends, which may have company. Its copy does not count it any more."""
+    copy, compute = grant.copy, grant.compute
     if copy.split:
         let_parts_go(world, grant)
-    compute = grant.compute
     if compute:
         device.holding.remove(grant)
-        if copy.running and owner.shared_hold and _hand_on(grant, device):
+        if copy.running and copy.owner.shared_hold and _hand_on(grant, device):
             return
-        if device.reserved > compute:
-            device.let_go(compute, world.cluster.now)
-            if device.local:
-                world.overdue.note(device)
-        else:
-            device.reserved = 0
-            device.busy_s += world.cluster.now - device.busy_since
+        device.let_go(compute, world.cluster.now)
+        if device.local:
+            world.overdue.note(device)
         if device.others:
             _next_other(world, device)
     elif grant in device.beside:
         del device.beside[grant]
-        if owner.ready is not None:
-            owner.ready.ended(copy)
     else:
         device.others.remove(grant)
 
@@ -309,7 +338,7 @@ def run_within(world: World, device: DeviceState, copy: Copy) -> None:
     for grant in [each for each in device.holding if each.copy is copy]:
         device.holding.remove(grant)
         device.let_go(grant.compute, world.cluster.now)
-        grant.compute = 0
+        grant.compute, grant.alone = 0, False
         device.beside[grant] = None
     world.overdue.note(device)
     next_local(world, device)
@@ -441,8 +470,10 @@ def return_all(world: World, device: DeviceState) -> None:
 
 def grant_again(world: World, call: Call, device: DeviceState, copy: Copy) -> None:
     """Grant a call its grant again: it has its place, but its gateway has not heard of it."""
-    call.grant = world.grant = number = world.grant + 1
+    world.grant = number = world.grant + 1
     owner = call.owner
+    if owner.queued:  # else its node may refuse it by its first number
+        call.grant = number
     victims = tuple(copy_id(*each) for each in call.victims)
     grant = m.Grant(
         world.epoch, number, (call.id,), owner.id, owner.digest, parts_of(copy, device), call.cold, victims,

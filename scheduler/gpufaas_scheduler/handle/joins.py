@@ -54,7 +54,7 @@ def _device_came_back(world: World, device: Device, snapshot: DeviceSnapshot, kn
         local = list(known.local)
         for call in local:
             unqueue(world, call)
-        for call in world.runs_at(known):
+        for call in known.runs():
             end(world, call)
             calls[call.id] = call
         held = leave(world, known)
@@ -148,7 +148,9 @@ def _adopt_grants(
                 rank, before = inf, None
             queued.append((rank, not told.begun, -told.age_s, told, grant, before))
         else:
-            state.beside[grant] = None
+            for call in grant.calls:
+                call.grant, call.granted = 0, None
+                state.direct[call] = None
     queued.sort(key=lambda each: each[:3])
     for *_, told, grant, before in queued:
         copy, call = grant.copy, grant.calls[0]

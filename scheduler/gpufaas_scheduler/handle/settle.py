@@ -53,7 +53,7 @@ def settle(world: World) -> None:
             serve_fifo(world, owner)
     if world.nested:
         start_nested(world)
-    if (world.queue.count and world.idle) or world.agenda.watches & world.agenda.causes:
+    if (world.queue.count and world.idle) or (world.watches and world.watches & world.agenda.causes):
         run_policy(world)
     if world.short:
         for owner in list(world.short.values()):
@@ -72,36 +72,40 @@ def run_policy(world: World) -> None:
     Do one scheduling run: the policy proposes actions, and each is done or refused at once. There are more runs as long
     as calls start, if a device may run several: a run considers a device once.
     """
-    starts = world.grant
-    plan = world.policy.plan(world.view)
-    verdict: Refusal | None = None
-    refused = 0
     while True:
-        try:
-            action: Action = plan.send(verdict)
-        except StopIteration:
-            world.queue.rewind()
-            if world.cluster.mixed and world.grant > starts and world.queue.count and world.idle:
-                starts = world.grant
-                plan, verdict, refused = world.policy.plan(world.view), None, 0
-                continue
+        starts = world.grant
+        plan = world.policy.plan(world.view)
+        # As `send(None)`, which says that the action was done, but its end is no exception: each call passes here.
+        for action in plan:
+            reason = COMMIT.get(type(action), _no_action)(world, action)
+            if reason is not None:
+                _refuse(world, plan, action, reason)
+        world.queue.rewind()
+        if not (world.cluster.mixed and world.grant > starts and world.queue.count and world.idle):
             return
-        kind = type(action)
-        commit = COMMIT.get(kind)
-        reason = f"{kind.__name__} is not an action" if commit is None else commit(world, action)
-        if reason is None:
-            verdict = None
-            refused = 0
-            continue
+
+
+def _refuse(world: World, plan: contract.Plan, action: Action, reason: str) -> None:
+    """Refuse *action* and those that *plan* proposes instead, until one of them is done or *plan* ends."""
+    limit = _MAX_IDLE_ACTIONS + _IDLE_ACTIONS_PER_DEVICE * len(world.devices)
+    for _ in range(limit):
         verdict = Refusal(action, reason)
         world.refusals.append(verdict)
-        refused += 1
-        limit = _MAX_IDLE_ACTIONS + _IDLE_ACTIONS_PER_DEVICE * len(world.devices)
-        if refused > limit:
-            plan.close()
-            world.refusals.append(Refusal(action, f"{limit} actions without one that was done: run ended"))
-            world.queue.rewind()
+        try:
+            action = plan.send(verdict)
+        except StopIteration:
             return
+        refused = COMMIT.get(type(action), _no_action)(world, action)
+        if refused is None:
+            return
+        reason = refused
+    world.refusals.append(Refusal(action, reason))
+    world.refusals.append(Refusal(action, f"{limit} actions without one that was done: run ended"))
+    plan.close()
+
+
+def _no_action(_world: World, action: object) -> str:
+    return f"{type(action).__name__} is not an action"
 
 
 def start_nested(world: World) -> None:

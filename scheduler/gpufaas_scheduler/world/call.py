@@ -62,12 +62,12 @@ class Call:
         """See `call_state`."""
         self.refusals = 0
         self.grant = 0
-        """The number of its grant."""
+        """The number of its grant; 0: none yet, or one of an older scheduler."""
         # The following are set when it is placed; `device` also in a local queue.
         self.device: DeviceState | None = None
         self.copy: Copy | None = None
         self.granted: Grant | None = None
-        """While it runs."""
+        """While it runs, if its function is queued."""
         self.cold = False
         self.victims: tuple[tuple[FunctionId, int], ...] = ()
         """The copies that were evicted for it."""

@@ -127,4 +127,4 @@ class CallBook:
 
 def runs_on(copy: Copy, device: DeviceState) -> list[Call]:
     """Return the calls that run on a copy. O(running calls of its device)."""
-    return [call for each in device.grants() if each.copy is copy for call in each.calls if call.granted is each]
+    return [each for each in device.runs() if each.copy is copy]

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Grant(Struct, eq=False, gc=False):
-    """The right of one or several calls to run on a copy, from the decision until the last of them has ended."""
+    """
+    The right of one or several calls of a queued function to run on a copy, from the decision until the last of them
+    has ended.
+    """
 
     number: int
     calls: tuple[Call, ...]
@@ -26,6 +29,8 @@ class Grant(Struct, eq=False, gc=False):
     """Its service time, estimated when it began."""
     free_at: Seconds = 0.0
     """When it should end, with the load before it."""
+    alone: bool = False
+    """Certainly: it is of one call, and holds all compute of the one device of its copy."""
     open: int = 1
     """The number of its calls that have not ended."""
     neighbours: int = 0

@@ -29,7 +29,7 @@ class FunctionState(Costed):
         "costs", "declared", "desired", "digest", "draining", "eager", "excess", "fits", "fits_as_of", "flow",
         "holders", "id", "idle_holders", "loading", "max_copies", "max_queue", "min_copies", "number", "queued",
         "ready", "removed", "reserves", "running", "share", "shared_hold", "slots", "starved", "target", "waiting",
-        "wanted",
+        "wanted", "whole",
     )  # fmt: skip
 
     def __init__(self, function: Function, changes: Changes) -> None:
@@ -87,6 +87,8 @@ class FunctionState(Costed):
         self.adaptive = need.batch_adaptive and self.batch_max > 1 and need.latency_goal_s is not None
         self.shared_hold = self.slots > 1 and need.reserved > 0 and need.sharing != "spatial"
         """One hold of the compute is for all grants of a copy."""
+        self.whole = 0 if self.shared_hold else self.reserves
+        """`reserves`, if each grant has a hold of its own."""
         self.min_copies = function.min_copies
         self.max_copies = function.max_copies
         self.scale(self.desired)
@@ -259,9 +261,9 @@ class DeviceState(Marked):
     """One device: the copies in its memory, and the calls that run there or wait for it."""
 
     __slots__ = (
-        "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "evictions", "flows", "free_at",
-        "hits", "holding", "id", "idle_key", "kind", "local", "local_s", "misses", "noted_at", "order", "others",
-        "part", "preload", "preloads", "reserved", "residency", "served", "starts",
+        "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "direct", "evictions", "flows",
+        "free_at", "hits", "holding", "id", "idle_key", "kind", "local", "local_s", "misses", "noted_at", "order",
+        "others", "part", "preload", "preloads", "reserved", "residency", "served", "starts",
     )  # fmt: skip
 
     def __init__(self, device: Device, order: int, changes: Changes) -> None:
@@ -285,6 +287,8 @@ class DeviceState(Marked):
         """The running grants that hold compute."""
         self.beside: dict[Grant, None] = {}
         """The running grants that hold none."""
+        self.direct: dict[Call, None] = {}
+        """The running calls of direct functions, which need no grant of their own here."""
         self.others: list[Grant] = []
         """Grants that wait on the node for compute: gateways sent their calls while there was no scheduler."""
         self.preload: Copy | None = None
@@ -336,6 +340,13 @@ class DeviceState(Marked):
     def open(self) -> bool:
         """Whether one of the grants that hold its compute takes further ones beside it: see `can_join`."""
         return any(self.can_join(each.copy.owner) for each in self.holding)
+
+    def runs(self) -> list[Call]:
+        """
+        Return the calls that run here, also on copies that were removed already because the call that they were loaded
+        for was refused.
+        """
+        return [*(call for each in self.grants() for call in each.calls if call.granted is each), *self.direct]
 
     def lacks(self, owner: FunctionState) -> int:
         """Return how much of the compute that a call or copy of *owner* takes is not spare; at most 0: nothing."""

@@ -21,7 +21,7 @@ from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.memory import Lending
 from gpufaas_scheduler.world.nests import Nests
 from gpufaas_scheduler.world.overdue import Overdue
-from gpufaas_scheduler.world.state import DeviceState, FunctionState
+from gpufaas_scheduler.world.state import FunctionState
 
 LEARNING_RATE: Final = 0.25
 """Weight of the newest time in a profile (EWMA). Half of the weight is on the last 2.4 calls: a model that slows down
@@ -138,17 +138,10 @@ class World:
         self.adopted = 0
         self.out: list[m.Command] = []
 
-    def runs_at(self, device: DeviceState) -> list[Call]:
-        """
-        Return the calls that run on *device*, also on copies that were removed already because the call that they were
-        loaded for was refused.
-        """
-        return [call for each in device.grants() for call in each.calls if call.granted is each]
-
     def running(self) -> Iterator[Call]:
         """Yield all calls that run. O(devices + running calls)."""
         for device in self.devices.values():
-            yield from (each for each in self.runs_at(device) if each.device is device)
+            yield from (each for each in device.runs() if each.device is device)
 
     def runs_of(self, owner: FunctionState) -> list[Call]:
         """Return the calls of *owner* that run. O(devices + running calls)."""
