@@ -136,7 +136,7 @@ def test_a_log_that_cannot_be_finished_is_not_there(
 
     monkeypatch.setattr(Arrival, "plan", broken)
 
-    with pytest.raises(AttributeError):  # an iterator is no plan
+    with pytest.raises(RuntimeError, match="a bug in a policy"):
         run("simulate", "--workload", written(small), "--decisions", log, "--policy", "lb")
     assert log.read_text() == "old\n"
     assert {each.name for each in tmp_path.iterdir()} == {"w.json", "d.jsonl"}
