@@ -23,7 +23,7 @@ class Lru:
     name = "lru"
 
     def order(self, residency: Residency[OwnerT]) -> Iterable[Copy[OwnerT]]:
-        return residency
+        return residency.copies.values()
 
 
 class CostAware:

@@ -28,8 +28,8 @@ There is at most one run per event.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, Final, TypeAlias
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core import messages as m
@@ -44,9 +44,7 @@ from gpufaas_scheduler.handle.settle import is_watched, return_overdue, settle, 
 from gpufaas_scheduler.view import view_of
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.cluster import Cluster
-from gpufaas_scheduler.world.world import World
-
-Handler: TypeAlias = Callable[[World, Any], None]
+from gpufaas_scheduler.world.world import Handler, World
 
 
 def _serving(world: World, _event: m.Serving) -> None:
@@ -55,7 +53,14 @@ def _serving(world: World, _event: m.Serving) -> None:
             world.observe(event, world.cluster.now)
         HANDLERS[type(event)](world, event)
 
+    world.handlers = _handlers(world)
     takeover.serving(world, replay)
+
+
+def _restored(world: World, event: m.Restored) -> None:
+    takeover.restored(world, event)
+    if world.left is not None:
+        world.handlers = _LISTENING
 
 
 HANDLERS: Final[dict[type[m.Event], Handler]] = {
@@ -77,7 +82,7 @@ HANDLERS: Final[dict[type[m.Event], Handler]] = {
     m.Scaled: copies.scaled,
     m.Planned: agenda.planned,
     m.Offered: agenda.offered,
-    m.Restored: takeover.restored,
+    m.Restored: _restored,
     m.Serving: _serving,
 }
 
@@ -88,8 +93,11 @@ _LISTENING: Final = {
 """The handlers between `Restored` and `Serving`."""
 
 
-def _told_to(observe: Callable[[m.Event, Seconds], None]) -> dict[type[m.Event], Handler]:
-    """Return the handlers for a policy that is told each event before the engine handles it."""
+def _handlers(world: World) -> Mapping[type[m.Event], Handler]:
+    """Return the handlers of an engine that decides. Some policies are told each event before it is handled."""
+    observe = world.observe
+    if observe is None:
+        return HANDLERS
 
     def after(handler: Handler) -> Handler:
         def handle(world: World, event: m.Event) -> None:
@@ -130,8 +138,7 @@ class Engine:
         cluster = Cluster(replacement)
         cluster.partitions = partitions
         self._world = World(cluster, view_of(cluster), policy, epoch=epoch, max_queue=max_queue, learn=learn)
-        observe = self._world.observe
-        self._handlers = HANDLERS if observe is None else _told_to(observe)
+        self._world.handlers = _handlers(self._world)
         self.policy = policy
         self.epoch = epoch
         self.refusals = self._world.refusals
@@ -149,10 +156,11 @@ class Engine:
         cluster.asked = None
         out: list[m.Command] = []
         world.out = out
-        kind = world.agenda.event = type(event)
+        kind = type(event)
+        world.agenda.event = event
         if world.late and world.late[0][0] <= now:
             return_overdue(world)
-        (self._handlers if world.left is None else _LISTENING)[kind](world, event)
+        world.handlers[kind](world, event)
         if world.freed or (world.watches and world.left is None and is_watched(world)):
             world.freed = False
             settle(world)

@@ -9,7 +9,7 @@ from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, FunctionId, Seconds, copy_id
 from gpufaas_core.plausible import MAX_S
 from gpufaas_core.units import format_bytes
-from gpufaas_scheduler.contract import ARRIVAL
+from gpufaas_scheduler.contract import ARRIVAL, NEVER
 from gpufaas_scheduler.fit import Reason, in_the_way
 from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, is_held_back, place_shared, serve_fifo, wake
 from gpufaas_scheduler.handle.grants import TAKEN_OVER, end, grant_again, next_local, start
@@ -56,7 +56,7 @@ def arrived(world: World, event: m.Arrived) -> None:
     if deadline is not None and deadline <= now:
         world.out.append(m.Reject(event.call, "deadline", "the deadline had passed when the call arrived"))
         return
-    if owner.desired == 0:
+    if owner.desired is not None and owner.desired == 0:  # nearly always None: then it is not compared
         wake(owner)
     queue = world.queue
     call = Call(event.call, owner.id, owner, queue.next_number, now, deadline, event.size, event.endless, event.goal_s)
@@ -72,7 +72,8 @@ def arrived(world: World, event: m.Arrived) -> None:
     if age_s:
         _wait_among_others(world, call)
     elif owner.queued:
-        cluster.note_waiting(owner)
+        if owner.flow.head == NEVER:  # else that is noted already
+            cluster.note_waiting(owner)
         queue.append(call)
         if outer is not None:
             start_nested(world)

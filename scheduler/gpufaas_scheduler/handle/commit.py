@@ -45,9 +45,10 @@ def try_start(world: World, action: contract.Start) -> str | None:
             return found_places
         places, device = found_places, found_places[0].device
     else:
-        place = _place(world, action.parts)
-        if isinstance(place, str):
-            return place
+        parts = action.parts
+        place = world.devices.get(parts[0].device) if parts else None
+        if place is None:
+            return _no_place(parts)
         device = place
         if device.preload is not None or device.reserved + owner.reserves > device.compute:
             return _busy(device, owner)
@@ -171,9 +172,9 @@ def _load_place(
     world: World, owner: FunctionState, action: contract.Load
 ) -> tuple[DeviceState, tuple[Copy, ...]] | str:
     """Return the device for a copy with one part, and the copies to evict there; or why there is none."""
-    device = _place(world, action.parts)
-    if isinstance(device, str):
-        return device
+    device = world.devices.get(action.parts[0].device) if action.parts else None
+    if device is None:
+        return _no_place(action.parts)
     if device.preload is not None or device.reserved + owner.reserves > device.compute:
         return _busy(device, owner)
     if owner.id in device.copies:
@@ -182,12 +183,9 @@ def _load_place(
     return found.say(owner.id, device.id, device.kind) if isinstance(found, Reason) else (device, found.victims)
 
 
-def _place(world: World, parts: tuple[Part, ...]) -> DeviceState | str:
-    """Return the device for a new copy with *parts*, or why there cannot be one."""
-    if len(parts) != 1:
-        return f"a copy has one part, not {len(parts)}"
-    device = world.devices.get(parts[0].device)
-    return f"there is no device {parts[0].device}" if device is None else device
+def _no_place(parts: tuple[Part, ...]) -> str:
+    """Return why there cannot be a new copy with *parts*, of which there is one at most."""
+    return f"there is no device {parts[0].device}" if parts else "a copy has one part, not 0"
 
 
 def _no_copy(copy: CopyId, call: Call) -> str:

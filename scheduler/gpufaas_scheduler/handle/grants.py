@@ -62,7 +62,7 @@ def start(
         cluster.asked = None
         device.hits += 1
     copy.running = runs = copy.running + 1
-    if runs == 1 and copy.limit != copy.memory:
+    if copy.limit != copy.memory and runs == 1:
         device.residency.hold(copy)
     call.state = after
     call.device = device
@@ -374,8 +374,9 @@ def _next_other(world: World, device: DeviceState) -> None:
 def estimate(grant: Grant, costs: Costs, now: Seconds) -> None:
     """Estimate the end of *grant*, which begins to run *now*."""
     call = grant.calls[0]
-    call.estimate_s = grant.estimate_s = costs.grant_s(call.size, grant.condition)
-    grant.free_at = now + grant.estimate_s
+    estimate_s = costs.estimate_s(call.size) if grant.alone else costs.grant_s(call.size, grant.condition)
+    call.estimate_s = grant.estimate_s = estimate_s
+    grant.free_at = now + estimate_s
 
 
 def next_local(world: World, device: DeviceState) -> None:

@@ -80,7 +80,8 @@ def run_policy(world: World) -> None:
             reason = COMMIT.get(type(action), _no_action)(world, action)
             if reason is not None:
                 _refuse(world, plan, action, reason)
-        world.queue.rewind()
+        if world.queue.aside:
+            world.queue.rewind()
         if not (world.cluster.mixed and world.grant > starts and world.queue.count and world.idle):
             return
 

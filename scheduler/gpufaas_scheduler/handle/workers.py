@@ -55,7 +55,7 @@ def loaded(world: World, event: m.Loaded) -> None:
         for grant in device.holding:
             if grant.copy is copy:
                 estimate(grant, costs, world.cluster.now)  # the load is over, so the end is known better
-                device.free_at = max(each.free_at for each in device.holding)
+                device.free_at = grant.free_at if grant.alone else max([each.free_at for each in device.holding])
                 world.overdue.note(device)
     if copy.split:
         _parts_loaded(world, copy)

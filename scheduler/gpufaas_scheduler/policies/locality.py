@@ -46,7 +46,7 @@ class O3:
         for device in view.idle():
             hit = view.first_hit(device)
             before = NEVER if hit is None else hit.number
-            started = NEVER
+            started = None
             # Step 2: of the calls ahead of the hit, those at the limit are placed (2b), others are passed over (2c).
             while (call := first_at_limit(queue, before)) is not None:
                 action = place(view, call, device)
@@ -55,13 +55,13 @@ class O3:
                 elif device.busy:
                     started = call.number
                     break
-            if started == NEVER and hit is not None:  # 2a
+            if started is None and hit is not None:  # 2a
                 start = Start((hit.id,), device.copies[hit.function], (), None, _HIT)
                 if (yield start) is None:
                     started = hit.number
-            passes.count(queue, started)
+            passes.count(queue, NEVER if started is None else started)
             # Step 3: nothing found for this device.
-            while started == NEVER and (call := queue.first()) is not None:
+            while started is None and (call := queue.first()) is not None:
                 action = place(view, call, device)
                 if action is None or (yield action) is not None:
                     queue.set_aside(call)

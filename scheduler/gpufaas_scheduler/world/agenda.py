@@ -50,7 +50,7 @@ class Agenda:
     def __init__(self) -> None:
         self.watches = 0
         """See `contract.Watching`."""
-        self.event: type[m.Event] = m.Serving
+        self.event: m.Event = m.Serving()
         """The event that is being handled."""
         self._came = _NO_KEYS
         """The keys of the wakes that came with the last `Woken`."""
@@ -71,12 +71,13 @@ class Agenda:
     @property
     def causes(self) -> int:
         """Why the policy runs, as a mask of the contract's constants."""
-        return CAUSE[self.event] | PLAN if self.event is m.Woken and self._planning else CAUSE[self.event]
+        cause = CAUSE[type(self.event)]
+        return cause | PLAN if cause == WAKE and self._planning else cause
 
     @property
     def woken(self) -> frozenset[str]:
         """The keys of the wakes that have come now."""
-        return self._came if self.event is m.Woken else _NO_KEYS
+        return self._came if isinstance(self.event, m.Woken) else _NO_KEYS
 
     def wake(self, now: Seconds) -> bool:
         """Take the wakes that have come. Return whether there are any, or a plan to look at."""

@@ -30,6 +30,54 @@ class Call:
         "preempted", "promised_at", "refusals", "size", "state", "victims", "why",
     )  # fmt: skip
 
+    # Described here, not where they are set: each text there is a step of each call.
+    id: CallId
+    function: FunctionId
+    owner: FunctionState
+    number: int
+    """Arrival number. It orders the queue, and a call that comes back keeps it."""
+    arrived_at: Seconds
+    deadline: Seconds | None
+    size: float
+    """Of its request; 0.0: not known."""
+    endless: bool
+    """Its deadline is for its start only."""
+    own_goal_s: Seconds | None
+    """As `Arrived.goal_s`."""
+    left: bool
+    """See `view_contract.WaitingCall.left`; so is `note`."""
+    note: int
+    state: int
+    """See `call_state`."""
+    refusals: int
+    grant: int
+    """The number of its grant; 0: none yet, or one of an older scheduler."""
+    # The following are set when it is placed; `device` also in a local queue.
+    device: DeviceState | None
+    copy: Copy | None
+    granted: Grant | None
+    """While it runs, if its function is queued."""
+    cold: bool
+    victims: tuple[tuple[FunctionId, int], ...]
+    """The copies that were evicted for it."""
+    promised_at: Seconds | None
+    """See `contract.Promise`."""
+    patience_s: Seconds
+    """See `contract.Assign`."""
+    estimate_s: Seconds
+    """Its service time, estimated when it was put into a local queue or started."""
+    aborted: bool
+    preempted: bool
+    """The policy has stopped it, and it waits again once its node has ended it."""
+    outer: Call | None
+    """The call that made it, and waits for it."""
+    avoid: frozenset[DeviceId]
+    """Devices that are held by calls that wait for this one."""
+    ends: Seconds | None
+    """Its deadline, if that comes from its outer call."""
+    why: Why | None
+    """What the policy said when it was placed."""
+
     def __init__(
         self,
         name: CallId,
@@ -46,48 +94,30 @@ class Call:
         self.function = function
         self.owner = owner
         self.number = number
-        """Arrival number. It orders the queue, and a call that comes back keeps it."""
         self.arrived_at = arrived_at
         self.deadline = deadline
         self.size = size
-        """Of its request; 0.0: not known."""
         self.endless = endless
-        """Its deadline is for its start only."""
         self.own_goal_s = own_goal_s
-        """As `Arrived.goal_s`."""
         self.left = False
-        """See `view_contract.WaitingCall.left`; so is `note`."""
         self.note = 0
         self.state = NEW
-        """See `call_state`."""
         self.refusals = 0
         self.grant = 0
-        """The number of its grant; 0: none yet, or one of an older scheduler."""
-        # The following are set when it is placed; `device` also in a local queue.
-        self.device: DeviceState | None = None
-        self.copy: Copy | None = None
-        self.granted: Grant | None = None
-        """While it runs, if its function is queued."""
+        self.device = None
+        self.copy = None
+        self.granted = None
         self.cold = False
-        self.victims: tuple[tuple[FunctionId, int], ...] = ()
-        """The copies that were evicted for it."""
-        self.promised_at: Seconds | None = None
-        """See `contract.Promise`."""
-        self.patience_s: Seconds = inf
-        """See `contract.Assign`."""
-        self.estimate_s: Seconds = 0.0
-        """Its service time, estimated when it was put into a local queue or started."""
+        self.victims = ()
+        self.promised_at = None
+        self.patience_s = inf
+        self.estimate_s = 0.0
         self.aborted = False
         self.preempted = False
-        """The policy has stopped it, and it waits again once its node has ended it."""
-        self.outer: Call | None = None
-        """The call that made it, and waits for it."""
+        self.outer = None
         self.avoid = _NOWHERE
-        """Devices that are held by calls that wait for this one."""
-        self.ends: Seconds | None = None
-        """Its deadline, if that comes from its outer call."""
-        self.why: Why | None = None
-        """What the policy said when it was placed."""
+        self.ends = None
+        self.why = None
 
     def __lt__(self, other: Call) -> bool:
         # In a heap of (time, number, call): a call that waited elsewhere may share its number with the one behind it.

@@ -122,7 +122,7 @@ class Cluster:
             self.set_idle(device)
 
     def set_idle(self, device: DeviceState) -> None:
-        first = -device.starts if device.reserved < device.compute else JOINED
+        first = JOINED if device.reserved and device.reserved >= device.compute else -device.starts
         device.idle_key = key = (first, device.order, device)
         insort(self.idle_devices, key)
         if self.hits.asked:
@@ -223,20 +223,18 @@ class Cluster:
         :param victims: evict these; None: as many as needed, in the replacement order
         :param starts: a call starts there at once, and needs its compute now
         """
-        usual = starts and victims is None
-        if usual:
-            asked = self.asked
-            if asked is not None and asked[0] is owner and asked[1] is device:
-                return self._answer
-        elif not starts:
+        if not starts:
             self.asked = None
+        asked = self.asked
+        if asked is not None and victims is None and asked[0] is owner and asked[1] is device:
+            return self._answer
         need = owner.need(device)
         leaving = self.replacement if victims is None else tuple(victims)
         compute = (owner.reserves if starts else 0) or owner.share
         found = (
             need if isinstance(need, Reason) else fits(device.residency, need, owner, leaving, compute, device.reserved)
         )
-        if usual:
+        if starts and victims is None:
             self.asked, self._answer = (owner, device), found
         return found
 

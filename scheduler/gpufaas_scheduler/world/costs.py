@@ -77,7 +77,7 @@ class Costs:
         else:
             self.service_s = service_s
             self.served = self.measured = True
-        if size > 0.0:
+        if size:
             self.sizes.add(size, service_s)
 
     def learn_beside(self, service_s: Seconds, size: float, condition: Condition, rate: float) -> None:

@@ -117,7 +117,7 @@ class GlobalQueue(Generic[CallT]):
     """All waiting calls of model functions."""
 
     __slots__ = (
-        "_aside", "_aside_functions", "_heads", "_oldest", "_oldest_limit", "_oldest_until", "count",
+        "_aside", "_heads", "_oldest", "_oldest_limit", "_oldest_until", "aside", "count",
         "leaving", "next_number", "returned",
     )  # fmt: skip
 
@@ -130,7 +130,8 @@ class GlobalQueue(Generic[CallT]):
         """See `contract.Noting`."""
         self._heads: list[tuple[int, Flow[CallT]]] = []
         self._aside: list[tuple[int, Flow[CallT]]] = []
-        self._aside_functions: set[FunctionId] = set()
+        self.aside: set[FunctionId] = set()
+        """The functions that are set aside."""
         self._oldest: list[CallT] = []
         """The last answer of `oldest`."""
         self._oldest_limit = 0
@@ -142,7 +143,8 @@ class GlobalQueue(Generic[CallT]):
 
     def append(self, call: CallT) -> None:
         queue = call.owner.flow
-        if queue.head == NEVER:
+        calls = queue.calls
+        if not calls:
             if not queue.listed:
                 queue.listed = True
                 heappush(self._heads, (call.number, queue))
@@ -152,7 +154,7 @@ class GlobalQueue(Generic[CallT]):
         # `Flow.append`, inlined: each call passes here. To set a field of a struct costs more than to read it.
         if call.left:
             call.left = False
-        queue.calls.append(call)
+        calls.append(call)
         self.count += 1
 
     def put_back(self, call: CallT) -> None:
@@ -190,13 +192,13 @@ class GlobalQueue(Generic[CallT]):
         for call in self.returned:
             if call.number >= before or (found is not None and call.number > found.number):
                 break
-            if call.function not in self._aside_functions:
+            if call.function not in self.aside:
                 return call
         return found
 
     def oldest(self, limit: int) -> Sequence[CallT]:
         """Rewind, and return the first call of each of the *limit* functions that have waited longest, by number."""
-        if self._aside_functions:
+        if self.aside:
             self.rewind()
         if self._oldest_limit == limit and self._oldest_until >= 0:
             return self._oldest
@@ -259,7 +261,7 @@ class GlobalQueue(Generic[CallT]):
 
     def set_aside(self, call: WaitingCall) -> None:
         """Leave the function of *call* out until `rewind`, since it cannot be placed now."""
-        self._aside_functions.add(call.function)
+        self.aside.add(call.function)
         heads = self._heads
         function = cast(Queued, call).owner.flow
         if heads and heads[0][1] is function:
@@ -274,12 +276,12 @@ class GlobalQueue(Generic[CallT]):
                 heapify(heads)
 
     def is_aside(self, call: WaitingCall) -> bool:
-        return call.function in self._aside_functions
+        return call.function in self.aside
 
     def rewind(self) -> None:
         """End a pass through the queue: no function is set aside any more."""
-        if self._aside_functions:
-            self._aside_functions.clear()
+        if self.aside:
+            self.aside.clear()
             for entry in self._aside:
                 heappush(self._heads, entry)
             self._aside.clear()

@@ -6,8 +6,8 @@ follow from an event into `World.out`.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, DeviceId, FunctionId, Part, Seconds
@@ -45,6 +45,7 @@ class World:
         "freed",
         "functions",
         "grant",
+        "handlers",
         "held_back",
         "homeless",
         "idle",
@@ -137,6 +138,8 @@ class World:
         """During a takeover: the parts of the copies with several of which all are there."""
         self.adopted = 0
         self.out: list[m.Command] = []
+        self.handlers: Mapping[type[m.Event], Handler] = {}
+        """What handles events now, by their kind."""
 
     def running(self) -> Iterator[Call]:
         """Yield all calls that run. O(devices + running calls)."""
@@ -155,6 +158,8 @@ class World:
         found += [each for device in devices for each in device.local if each.owner is owner]
         return sorted(found, key=lambda each: each.number)
 
+
+Handler: TypeAlias = Callable[["World", Any], None]
 
 Started: TypeAlias = "tuple[Seconds, Call, DeviceId, bool, tuple[CopyId, ...], bool, Why | None]"
 """Time, call, device, whether a miss, victims, whether from a local queue, and why."""
