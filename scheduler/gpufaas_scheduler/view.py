@@ -8,7 +8,7 @@ objects, so the methods here name the types of these. `view_of` casts once; a ca
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import inf
 from typing import cast
@@ -47,12 +47,17 @@ class _Fleet:
             if not cluster.constrained or self._wanted(key[2]):
                 yield key[2]
 
-    def least_used(self, function: FunctionState, limit: int) -> list[DeviceState]:
-        idle, mixed = self._cluster.idle_devices, self._cluster.mixed
+    def least_used(self, function: FunctionState, limit: int) -> Sequence[DeviceState]:
+        cluster = self._cluster
+        idle, mixed = cluster.idle_devices, cluster.mixed
         if not mixed and not function.constraints:
             if limit == 1:
                 return [idle[-1][2]] if idle else []
-            return [key[2] for key in idle[: -limit - 1 : -1]]
+            tail = cluster.tail
+            if tail is None or len(tail) != min(limit, len(idle)):
+                cluster.tail = tail = [key[2] for key in idle[: -limit - 1 : -1]]
+                cluster.tail_from = idle[-limit] if len(idle) >= limit else None
+            return tail
         found: list[DeviceState] = []
         for key in reversed(idle):
             if len(found) == limit:
@@ -73,6 +78,10 @@ class _Fleet:
             if known is not None and name not in device.copies and not device.closed:
                 found.append((device, known.occupation - residency.free))
         return found
+
+    @property
+    def moves(self) -> int:
+        return self._cluster.moves
 
     @property
     def device_count(self) -> int:
@@ -201,6 +210,9 @@ class _Costs(_Residency):
     def rate(self, function: FunctionState) -> float:
         cluster = self._cluster
         return cluster.demand.rate(function, cluster.now)
+
+    def faded(self, since: Seconds) -> float:
+        return self._cluster.demand.faded(since, self._cluster.now)
 
     @property
     def utilisation(self) -> float:

@@ -24,6 +24,18 @@ from gpufaas_core.model import (
 )
 
 
+class FiguresView(Protocol):
+    """What a function costs on devices of one kind, now: the object stays the same until the next deployment."""
+
+    @property
+    def load_s(self) -> Seconds: ...
+    @property
+    def service_s(self) -> Seconds: ...
+    @property
+    def occupation(self) -> Bytes:
+        """The memory that a copy needs."""
+
+
 class FunctionView(Protocol):
     """A function. Its times and sizes are those of its profile: learnt in a service, given in a simulation."""
 
@@ -68,6 +80,16 @@ class FunctionView(Protocol):
     def goal_s(self) -> Seconds | None:
         """Its latency goal."""
 
+    @property
+    def costs(self) -> Mapping[str, FiguresView | None]:
+        """By kind of device; None where it cannot run. It has every kind."""
+
+    @property
+    def called(self) -> float:
+        """Its arrivals, weighted as in its rate, as of `called_at`. The two together change with each arrival."""
+
+    @property
+    def called_at(self) -> Seconds: ...
     def load_s(self, kind: str) -> Seconds:
         """Infinite on devices where it cannot run."""
 
@@ -225,6 +247,10 @@ class FleetView(Protocol):
     """The devices, and which of them are idle."""
 
     @property
+    def moves(self) -> int:
+        """It changes whenever a copy or a device comes or goes, and with each deployment."""
+
+    @property
     def device_count(self) -> int: ...
     @property
     def idle_count(self) -> int: ...
@@ -238,8 +264,11 @@ class FleetView(Protocol):
     def can_start(self, device: DeviceView, call: WaitingCall) -> bool:
         """Whether the device has, or can get by evicting idle shares, the compute for one more grant. O(1) mostly."""
 
-    def least_used(self, function: FunctionView, limit: int) -> list[DeviceView]:
-        """Up to *limit* idle devices that it may be on, fewest starts first. O(limit) without constraints."""
+    def least_used(self, function: FunctionView, limit: int) -> Sequence[DeviceView]:
+        """
+        Up to *limit* idle devices that it may be on, fewest starts first. O(limit) without constraints; O(1), and the
+        same list, if they are the same as at the last question.
+        """
 
     def places(self, function: FunctionView, limit: int) -> list[tuple[DeviceView, Bytes]]:
         """
@@ -341,6 +370,9 @@ class CostsView(Protocol):
 
     def rate(self, function: FunctionView) -> float:
         """Its arrivals per second, exponentially weighted."""
+
+    def faded(self, since: Seconds) -> float:
+        """By what factor, at most 1, the `rate` of a function has changed that had no call since then."""
 
     @property
     def utilisation(self) -> float:

@@ -86,6 +86,7 @@ def function_deployed(world: World, event: m.FunctionDeployed) -> None:
         world.cluster.mixed -= owner.mixed
         world.cluster.constrained -= owner.mixed
         owner.deploy(event.function)
+        world.cluster.moves += 1
         if not owner.queued:
             serve_fifo(world, owner)
     world.cluster.mixed += owner.mixed

@@ -55,6 +55,12 @@ class Cluster:
         Devices without a local queue that have compute that no grant holds, or are open. Always sorted: sorting 1,000
         devices would cost more than the rest of a decision.
         """
+        self.tail: list[DeviceState] | None = None
+        """The last ones of `idle_devices`, from the end to `tail_from`, since policies ask for them; None: not now."""
+        self.tail_from: IdleKey | None = None
+        """The key of the last one in `tail`; None: it has all idle devices."""
+        self.moves = 0
+        """Counts the copies that came or went, the devices likewise, and deployments."""
         self.replacement = replacement
         self.joined = 0
         """Devices that have joined so far."""
@@ -90,6 +96,7 @@ class Cluster:
         self.largest[device.kind] = max(device.memory, self.largest.get(device.kind, 0))
         self.least_compute = min(self.least_compute, device.compute)
         self.fleet += 1
+        self.moves += 1
         return state
 
     def leave(self, device: DeviceState) -> None:
@@ -105,6 +112,7 @@ class Cluster:
         for each in self.devices.values():
             self.largest[each.kind] = max(each.device.memory, self.largest.get(each.kind, 0))
         self.fleet += 1
+        self.moves += 1
 
     def close(self, device: DeviceState, *, closed: bool) -> None:
         """*device* takes no new calls from now on, or takes calls again."""
@@ -125,6 +133,8 @@ class Cluster:
         first = JOINED if device.reserved and device.reserved >= device.compute else -device.starts
         device.idle_key = key = (first, device.order, device)
         insort(self.idle_devices, key)
+        if self.tail is not None and (self.tail_from is None or key > self.tail_from):
+            self.tail = None
         if self.hits.asked:
             self.hits.note_idle(device)
 
@@ -133,6 +143,8 @@ class Cluster:
         assert key is not None
         del self.idle_devices[bisect_left(self.idle_devices, key)]
         device.idle_key = None
+        if self.tail is not None and (self.tail_from is None or key >= self.tail_from):
+            self.tail = None
         if self.hits.asked:
             self.hits.note_busy(device)
 
@@ -150,6 +162,7 @@ class Cluster:
     def place(self, device: DeviceState, copy: Copy) -> None:
         """*copy* is in the memory of *device* from now on."""
         device.residency.insert(copy)
+        self.moves += 1
         self.copies[copy.id] = device, copy
         if copy.owner.queued:
             device.copies[copy.owner.id] = copy.id
@@ -168,6 +181,7 @@ class Cluster:
         device.evictions += not lost
         device.residency.remove(copy.id)
         del self.copies[copy.id]
+        self.moves += 1
         if owner.queued:
             del device.copies[owner.id], device.flows[owner.id]
         if copy in owner.active:

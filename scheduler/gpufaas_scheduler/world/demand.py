@@ -75,7 +75,16 @@ class Demand:
         offered_s = self.offered_s * exp((self.offered_at - now) / DEMAND_S)
         return offered_s / self._observed / max(1, devices)
 
+    def faded(self, since: Seconds, now: Seconds) -> float:
+        """Return by what factor the rate of a function has changed that had no call since then. At most 1."""
+        if now != self._observed_at:
+            self._observe(now)
+        return exp((since - now) / DEMAND_S) * self._observed_until(since) / self._observed
+
     def _observe(self, now: Seconds) -> None:
         self._observed_at = now
+        self._observed = self._observed_until(now)
+
+    def _observed_until(self, now: Seconds) -> Seconds:
         since = 0.0 if self.first_call_at is None else now - self.first_call_at
-        self._observed = max(_LEAST_OBSERVED_S, DEMAND_S * -expm1(-since / DEMAND_S))
+        return max(_LEAST_OBSERVED_S, DEMAND_S * -expm1(-since / DEMAND_S))

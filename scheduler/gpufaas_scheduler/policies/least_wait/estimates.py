@@ -73,13 +73,33 @@ class Estimates:
             self.refresh()
         rate, service_s = self._view.rate(function), function.service_s(kind)
         miss_s, own = self._miss_s(function, kind), rate * service_s
-        before_s = self._delay_s(function, copies, own, service_s, miss_s)
+        before_s = self._delay_s(function, copies, own, service_s, miss_s, self.demand)
         most = rate * before_s
         if HORIZON_S * most <= least_s:
             return most
-        return rate * (before_s - self._delay_s(function, copies + 1, own, service_s, miss_s))
+        return rate * (before_s - self._delay_s(function, copies + 1, own, service_s, miss_s, self.demand))
 
-    def _delay_s(self, function: FunctionView, copies: int, own: float, service_s: Seconds, miss_s: Seconds) -> Seconds:
+    def least_worth(self, function: FunctionView, kind: str, faded: float, demand: float, dearer: float) -> float:
+        """
+        Return a lower bound of `worth` for as long as the rate is not below *faded* times that of now, the demand is
+        within *demand* of that of now, and `dearer` within that share of it.
+
+        A wait never falls when the rate, the demand or the cost of a miss rises, so the wait with one copy less is at
+        least that with the lowest of each, and the wait with all copies at most that with the highest.
+        """
+        view, copies = self._view, function.copies
+        rate, service_s = view.rate(function), function.service_s(kind)
+        low, miss_s = rate * faded, self._miss_s(function, kind)
+        least_s = miss_s * (1.0 - dearer)
+        if copies <= 1:
+            return min(WAITING_WORTH, low * least_s)
+        before_s = self._delay_s(function, copies - 1, low * service_s, service_s, least_s, self.demand - demand)
+        most, most_s = self.demand + demand, miss_s * (1.0 + dearer)
+        return low * (before_s - self._delay_s(function, copies, rate * service_s, service_s, most_s, most))
+
+    def _delay_s(
+        self, function: FunctionView, copies: int, own: float, service_s: Seconds, miss_s: Seconds, demand: float
+    ) -> Seconds:
         """
         Return the mean wait for one of *copies* holders, at most about the cost of a miss.
 
@@ -89,7 +109,7 @@ class Estimates:
         """
         if function.queued:
             busy = own / copies
-            shared = self.demand + OWN_LOAD * own * (1.0 / copies - 1.0 / self.devices)
+            shared = demand + OWN_LOAD * own * (1.0 / copies - 1.0 / self.devices)
             if shared > busy:
                 busy = shared
         else:

@@ -12,6 +12,7 @@ from gpufaas_scheduler.contract import DEVICE, Load, Option, Promise, Start, Why
 from gpufaas_scheduler.policies.least_wait.placement import Room, Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import (
     BEHIND,
+    CANDIDATES,
     FAR_BEHIND,
     HORIZON_S,
     LOAD_PRICE,
@@ -160,7 +161,7 @@ class Order:
         if call.function in self.refused or owner.copies == 0 or owner.copies >= estimates.devices:
             return None
         # The cheap estimates first: nearly every such call is right to wait.
-        least_used = self.view.least_used(owner, 1)
+        least_used = self.view.least_used(owner, CANDIDATES)
         if not least_used:
             return None
         kind = least_used[0].kind
@@ -175,6 +176,11 @@ class Order:
             return None
         if not worthwhile:
             gain = estimates.saved(owner, owner.copies, kind)
+        if not broken:
+            floor = rooms.floor.below(owner, least_used)
+            if floor > 0.0 and not self._can_pay(call, floor, load_s, gain, price):
+                self._wait(call, load_s)
+                return None
         found = rooms.rooms(owner) or (rooms.rooms(owner, self.view.idle_count) if broken else [])
         if not found:
             self._wait(call, load_s)

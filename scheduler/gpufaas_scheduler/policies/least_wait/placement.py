@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from gpufaas_core.model import Bytes, CopyId, DeviceId, FunctionId
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
+from gpufaas_scheduler.policies.least_wait.floor import Floor
 from gpufaas_scheduler.policies.least_wait.tuning import CANDIDATES, CROWDED, HOLDERS, HORIZON_S
 from gpufaas_scheduler.view_contract import DeviceView, FunctionView, View, WaitingCall
 
@@ -31,11 +32,12 @@ _Model: TypeAlias = tuple[float, float, Bytes, CopyId, int]
 class Rooms:
     """Finds a device for a function or a call. What it knows is valid for one action, as its estimates are."""
 
-    __slots__ = ("_shelves", "estimates", "view")
+    __slots__ = ("_shelves", "estimates", "floor", "view")
 
     def __init__(self, view: View, estimates: Estimates) -> None:
         self.view = view
         self.estimates = estimates
+        self.floor = Floor(view, estimates)
         self._shelves: dict[DeviceId, list[_Model]] = {}
         """What may be evicted from a device, least recently used first."""
 
@@ -43,6 +45,7 @@ class Rooms:
         """Something has changed."""
         self._shelves.clear()
         self.estimates.expire()
+        self.floor.expire()
 
     def cheapest(self, function: FunctionView, candidates: int = CANDIDATES) -> Room | None:
         """Return the idle device without *function* where loading it costs least."""
