@@ -18,6 +18,8 @@ def show(found: Mapping[str, Any] | None, call: str) -> None:
         ("State", _state(found)),
         ("Waited", f"{found['waited_s']:.3f} s"),
     ]
+    if others := found.get("batch"):
+        rows.append(("Together with", _calls(others, len(others))))
     if found["victims"]:
         rows.append(("Evicted", ", ".join(found["victims"])))
     rows.append(("Because", found["rule"] or "the policy does not say"))

@@ -13,6 +13,8 @@ _CALLED: Final[Mapping[Kind, Mapping[str, tuple[str, ...]]]] = {
     "model": {"load": ("device",), "handle": ("model", "event", "context")},
     "http": {"handle": ("event", "context")},
 }
+_BATCH: Final = {"handle_batch": ("model", "events", "contexts")}
+"""Of a model: beside ``handle``, or in place of it."""
 
 
 def check_handler(file: Path, kind: Kind, template: str) -> None:
@@ -28,7 +30,10 @@ def check_handler(file: Path, kind: Kind, template: str) -> None:
     except ValueError as exc:  # null bytes
         raise InvalidSpec(f"{file}: {exc}") from None
     bound = _bound_names(tree)
-    for name, parameters in _CALLED[kind].items():
+    called = _CALLED[kind]
+    if kind == "model" and bound is not None and "handle_batch" in bound:
+        called = {name: each for name, each in called.items() if name != "handle" or name in bound} | _BATCH
+    for name, parameters in called.items():
         call = f"{name}({', '.join(parameters)})"
         if bound is not None and name not in bound:
             raise InvalidSpec(f"{file} defines no {call}, which {template} calls: add it, or choose another template")

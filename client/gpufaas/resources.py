@@ -106,6 +106,7 @@ class Explanation(TypedDict, total=False):
     passed_over_count: int
     overtaken_by: list[str]
     overtaken_by_count: int
+    batch: list[str]
     service: dict[str, Any] | None
 
 

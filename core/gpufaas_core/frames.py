@@ -2,7 +2,8 @@
 The frames on the unix socket between a node and a slot of a worker. No IO here.
 
 A slot has one socket, which carries one call at a time. So nothing is multiplexed, the socket gives back-pressure, and
-a worker thread can block on it. A frame is a 16-byte prefix, a msgpack header and a raw body::
+a worker thread can block on it. The calls of a batch have a socket each: that of a slot, and of its seats, which carry
+calls of batches only. A frame is a 16-byte prefix, a msgpack header and a raw body::
 
     kind u8 · flags u8 · 0 u16 · header bytes u32 · body bytes u64   (little endian)
 
@@ -13,7 +14,8 @@ A call, seen from the node::
     ← ANSWER (head, body inline)                        or  HEAD, CHUNK*, END
     → CANCEL at any time: the caller is gone; the worker stops at its next chunk and still answers END
 
-Before all calls, once, on slot 0: ← READY or FAILED.
+Before all calls, once, on slot 0: ← READY or FAILED. Before the CALL of a slot whose call is the first of a batch:
+→ BATCH; the other calls are on the first of its seats.
 """
 
 import struct
@@ -39,6 +41,7 @@ class Kind:
     BODY: Final = 2
     BODY_END: Final = 3
     CANCEL: Final = 4
+    BATCH: Final = 5
     READY: Final = 16
     FAILED: Final = 17
     ANSWER: Final = 18
@@ -70,6 +73,12 @@ class CallHead(msgspec.Struct, array_like=True, frozen=True):
     body_mode: int = INLINE
     body_path: str = ""
     timeout_s: Seconds = 0.0
+
+
+class BatchHead(msgspec.Struct, array_like=True, frozen=True):
+    """So many calls run together: the next one of this slot, and one of each of the first seats."""
+
+    calls: int
 
 
 class AnswerHead(msgspec.Struct, array_like=True, frozen=True):

@@ -1,8 +1,9 @@
 """
 The API of a function's author: the event, the context, and what a handler may return.
 
-Model functions (``python3-torch``) define ``load(device) -> model`` and ``handle(model, event, context)``; CPU
-functions (``python3-http``) define ``handle(event, context)``, as OpenFaaS's template of that name. An answer is
+Model functions (``python3-torch``) define ``load(device) -> model`` and ``handle(model, event, context)``, or
+``handle_batch(model, events, contexts)`` for several calls at once (`batches`); CPU functions (``python3-http``) define
+``handle(event, context)``, as OpenFaaS's template of that name. An answer is
 
 * ``str``, ``bytes`` or None (an empty body), sent as they are;
 * a dict or list, sent as JSON;
@@ -70,7 +71,11 @@ class Query(dict[str, str]):
 
 
 class BadBody(msgspec.DecodeError):
-    """The body is not what the handler asked for. A ValueError; it is the caller's fault."""
+    """The body of *event* is not what the handler asked for. A ValueError; it is the caller's fault."""
+
+    def __init__(self, text: str, event: "Event | None" = None) -> None:
+        super().__init__(text)
+        self.event = event
 
 
 class Event:
@@ -150,7 +155,7 @@ class Event:
         try:
             return msgspec.json.decode(self.body)
         except (msgspec.DecodeError, RecursionError) as exc:
-            raise BadBody(f"the body is no JSON: {exc}") from None
+            raise BadBody(f"the body is no JSON: {exc}", self) from None
 
 
 class Context:

@@ -60,6 +60,10 @@ class EmulatedHandler:
         """Answer one call; the arguments are those of the author's function."""
         return self._answers(1)[0]
 
+    def handle_batch(self, _model: None, events: Sequence[Any], _contexts: Sequence[Any]) -> list[dict[str, Any]]:
+        """Answer several calls that run together."""
+        return self._answers(len(events))
+
     def _answers(self, calls: int) -> list[dict[str, Any]]:
         """Return when *calls* calls that run together are served."""
         clock = self._clocks.get()

@@ -2,7 +2,8 @@
 The main program of a container: serves a handler over HTTP, as OpenFaaS's images do.
 
 ``python -m gpufaas_functions.http_server [FOLDER]``; FOLDER, by default ``function``, has handler.py. The author's API
-is `author`'s: ``load(device)`` and ``handle(model, event, context)``, or only ``handle(event, context)``.
+is `author`'s: ``load(device)`` and ``handle(model, event, context)``, or only ``handle(event, context)``. A
+``handle_batch`` without a ``handle`` gets each call by itself.
 
 It listens at once. ``/_/health`` is 200 while it runs, ``/_/ready`` while the model is loaded and SIGTERM has not come;
 calls wait for the load. A load that fails ends the process with status 1. Calls are served one at a time, since a model
@@ -33,7 +34,7 @@ import uvicorn
 from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.units import Bytes, Seconds, parse_duration
-from gpufaas_functions import call_lines
+from gpufaas_functions import batches, call_lines
 from gpufaas_functions.author import Context, Event, HandlerAnswer, to_answer
 from gpufaas_functions.memory import is_out_of_memory
 from gpufaas_functions.runner import _in_one_line
@@ -117,11 +118,15 @@ class Application:
         os.chdir(settings.folder)
         handler = importlib.import_module("handler")
         handle: Handle | None = getattr(handler, "handle", None)
-        if not callable(handle):
+        together = getattr(handler, batches.NAME, None)
+        with_model = callable(getattr(handler, "load", None))
+        if not callable(handle) and not (with_model and callable(together)):
             raise AttributeError("handler.py defines no function handle()")
-        if not callable(getattr(handler, "load", None)):
+        if handle is not None and not with_model:
             return handle
         model = handler.load(self._device)
+        if handle is None:
+            return batches.one_by_one(lambda events, contexts: together(model, events, contexts))  # type: ignore[misc]
         return lambda event, context: handler.handle(model, event, context)
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:

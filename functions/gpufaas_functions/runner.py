@@ -25,6 +25,7 @@ from gpufaas_core.frames import (
     PREFIX,
     STREAM,
     AnswerHead,
+    BatchHead,
     CallHead,
     EndHead,
     FailedHead,
@@ -33,8 +34,10 @@ from gpufaas_core.frames import (
     encode_frame,
     encode_prefix,
 )
-from gpufaas_functions import call_lines
+from gpufaas_functions import batches, call_lines
 from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, to_answer
+from gpufaas_functions.batch_server import BatchServer
+from gpufaas_functions.batches import HandleBatch
 from gpufaas_functions.emulated import Emulated, EmulatedHandler, EmulatedMemory
 from gpufaas_functions.memory import CpuMemory, CudaMemory, fork_point, is_out_of_memory
 
@@ -45,6 +48,7 @@ _OURS: Final = frozenset(
 )
 Memory = CpuMemory | CudaMemory | EmulatedMemory
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
+_decode_batch: Final = msgspec.msgpack.Decoder(BatchHead).decode
 
 
 class WorkerStart(msgspec.Struct, frozen=True):
@@ -58,6 +62,7 @@ class WorkerStart(msgspec.Struct, frozen=True):
     device: str
     """What the handler's load() gets: ``cpu`` or ``cuda:0``."""
     slots: int
+    """Calls, or batches, at once: each has a thread."""
     threads: int
     limit: int
     """Private memory in bytes that the worker may add after the fork; 0: the kernel sets no limit."""
@@ -70,6 +75,8 @@ class WorkerStart(msgspec.Struct, frozen=True):
     """On CUDA: the share of the device's memory that its allocator may take; 0: all."""
     emulated: Emulated | None = None
     """On an emulated device: the author's handler is not run."""
+    batch: int = 1
+    """Calls that one ``handle_batch`` gets at most. Above 1, each slot has a socket for each of them."""
 
 
 class Closed(Exception):
@@ -84,11 +91,13 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
     """
     Serve until the sockets close; return the exit status.
 
-    :param sockets: of the slots; on an emulated device, as many clocks follow
+    :param sockets: of the slots, then of their seats (`batch_server`); on an emulated device, clocks follow
     """
-    slots, clocks = (sockets, []) if start.emulated is None else _halves(sockets)
-    memory = _memory_of(start, len(slots))
+    calls = 1 if start.check else start.slots * start.batch
+    slots, clocks = sockets[:calls], sockets[calls:]
+    memory = _memory_of(start, start.slots)
     control = slots[0]
+    handle_batch: HandleBatch | None = None
     phases: list[tuple[str, float]] = []
     try:
         began = time.perf_counter()
@@ -104,10 +113,7 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
             model = handler.load(start.device)
             memory.synchronize()
             phases.append(("load", time.perf_counter() - began))
-            author_handle = handler.handle
-
-            def handle(event: Event, context: Context) -> Any:
-                return author_handle(model, event, context)
+            handle, handle_batch = _with_model(handler, model)
         else:
             handle = handler.handle
     except BaseException as exc:
@@ -121,18 +127,16 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
             )
         return 1
     occupation = memory.peak()
-    if len(slots) > 1:
-        for index, slot in enumerate(slots[1:], 1):
-            serving = SlotServer(slot, handle, start, memory, alone=False)
-            threading.Thread(target=serving.serve, name=f"slot-{index}", daemon=True).start()
+    servers = [SlotServer(each, handle, start, memory, alone=start.slots == 1) for each in slots]
+    if handle_batch is not None and start.batch > 1:
+        for index in range(start.slots):
+            seats = servers[start.slots + index * (start.batch - 1) :][: start.batch - 1]
+            servers[index].batches = BatchServer(servers[index], seats, handle_batch)
+    for index in range(1, start.slots):
+        threading.Thread(target=servers[index].serve, name=f"slot-{index}", daemon=True).start()
     control.sendall(encode_frame(Kind.READY, ReadyHead(occupation, phases, fork_point().data)))
-    SlotServer(control, handle, start, memory, alone=len(slots) == 1).serve()
+    servers[0].serve()
     return 0
-
-
-def _halves(sockets: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
-    middle = len(sockets) // 2
-    return sockets[:middle], sockets[middle:]
 
 
 def _memory_of(start: WorkerStart, slots: int) -> Memory:
@@ -141,14 +145,37 @@ def _memory_of(start: WorkerStart, slots: int) -> Memory:
     return CudaMemory(start.device) if start.device.startswith("cuda") else CpuMemory(slots)
 
 
+def _with_model(handler: Any, model: Any) -> tuple[Callable[[Event, Context], Any], HandleBatch | None]:
+    """Return the author's functions for one call and for several, with *model* as their first argument."""
+    author_handle, author_batch = getattr(handler, "handle", None), getattr(handler, batches.NAME, None)
+
+    def handle(event: Event, context: Context) -> Any:
+        return author_handle(model, event, context)  # type: ignore[misc]
+
+    def handle_batch(events: list[Event], contexts: list[Context]) -> Any:
+        return author_batch(model, events, contexts)  # type: ignore[misc]
+
+    if author_batch is None:
+        return handle, None
+    return handle if author_handle is not None else batches.one_by_one(handle_batch), handle_batch
+
+
 def import_handler(start: WorkerStart) -> Any:
     """
     Import the author's module and check that it has what its kind calls.
 
-    :raises AttributeError: it lacks ``handle`` (or ``load``); other errors are the module's own
+    :raises AttributeError: it lacks ``handle`` (or ``load``, or ``handle_batch``); other errors are the module's own
     """
     module = importlib.import_module(start.handler)
-    for name in ("load", "handle") if start.kind == "model" else ("handle",):
+    names = ("load", "handle") if start.kind == "model" else ("handle",)
+    if start.kind == "model" and callable(batch := getattr(module, batches.NAME, None)):
+        batches.check(batch, start.handler)
+        names = ("load",) if getattr(module, "handle", None) is None else names
+    elif start.batch > 1:
+        raise AttributeError(
+            f"{start.handler}.py defines no function {batches.NAME}(), which gpufaas.batch-max {start.batch} needs"
+        )
+    for name in names:
         if not callable(getattr(module, name, None)):
             raise AttributeError(f"{start.handler}.py defines no function {name}()")
         if inspect.iscoroutinefunction(getattr(module, name)) or inspect.isasyncgenfunction(getattr(module, name)):
@@ -173,8 +200,9 @@ class SlotServer:
         self._handle = handle
         self._function = start.function
         self._device = start.device
-        self._memory = memory
+        self.memory = memory
         self._alone = alone
+        self.batches: BatchServer | None = None
         self._buffer = bytearray(64 * 1024)
         self._view = memoryview(self._buffer)
         self._at = 0
@@ -192,6 +220,8 @@ class SlotServer:
                         self._call(head, body)
                     finally:
                         call_lines.end(head.call, self._alone)
+                elif kind == Kind.BATCH and self.batches is not None:
+                    self.batches.serve(_decode_batch(header).calls)
                 # A CANCEL, BODY or BODY_END that comes here belongs to a call that has ended.
         except (Closed, OSError):
             return
@@ -201,11 +231,9 @@ class SlotServer:
         if head.body_mode == STREAM:
             stream = _BodyStream(self, body)
             event = Event(head.method, head.path, head.query, head.headers, None, stream.chunks)
-        elif head.body_mode == FILE:
-            event = Event(head.method, head.path, head.query, head.headers, None, file=head.body_path)
         else:
-            event = Event(head.method, head.path, head.query, head.headers, body)
-        context = Context(head.call, self._function, self._device)
+            event = self.event(head, body)
+        context = self.context(head)
         failed = out_of_memory = False
         began = time.perf_counter()
         try:
@@ -213,25 +241,47 @@ class SlotServer:
         except BaseException as exc:
             if isinstance(exc, (Closed, KeyboardInterrupt)):
                 raise
-            answer, out_of_memory, failed = self._failure(exc), is_out_of_memory(exc), True
+            answer, out_of_memory, failed = self.failure(exc), is_out_of_memory(exc), True
             exc = None  # type: ignore[assignment]
         if stream is not None and answer.body is not None:
             stream.drain()
         if answer.body is not None and len(answer.body) <= CHUNK_BYTES:
             run_s = time.perf_counter() - began
-            length = -1
-            if head.method == "HEAD":
-                # The body is left out: its length is what the handler declares, or that of the body it returned.
-                declared = _declared_length(answer.headers)
-                length = declared if declared >= 0 else len(answer.body) or -1
-            answer_head = AnswerHead(
-                answer.status, answer.headers, run_s, self._memory.grown(), out_of_memory, failed, length
-            )
-            self._sock.sendall(encode_frame(Kind.ANSWER, answer_head, answer.body))
+            peak = self.memory.grown()
+            self.send_whole(answer, head.method, run_s, peak, out_of_memory=out_of_memory, failed=failed)
             return
-        self._stream_answer(answer, began, stream, head.method)
+        self.stream_answer(answer, began, stream, head.method)
 
-    def _stream_answer(self, answer: HandlerAnswer, began: float, stream: "_BodyStream | None", method: str) -> None:
+    def event(self, head: CallHead, body: bytes) -> Event:
+        """Return the event of a call whose body does not stream."""
+        if head.body_mode == FILE:
+            return Event(head.method, head.path, head.query, head.headers, None, file=head.body_path)
+        return Event(head.method, head.path, head.query, head.headers, body)
+
+    def context(self, head: CallHead) -> Context:
+        return Context(head.call, self._function, self._device)
+
+    def send_whole(
+        self, answer: HandlerAnswer, method: str, run_s: float, peak: int, *, out_of_memory: bool, failed: bool
+    ) -> None:
+        """Send a small answer."""
+        length, body = -1, answer.body
+        assert body is not None
+        if method == "HEAD":
+            # The body is left out: its length is what the handler declares, or that of the body it returned.
+            declared = _declared_length(answer.headers)
+            length = declared if declared >= 0 else len(body) or -1
+        head = AnswerHead(answer.status, answer.headers, run_s, peak, out_of_memory, failed, length)
+        self._sock.sendall(encode_frame(Kind.ANSWER, head, body))
+
+    def next_call(self) -> tuple[CallHead, bytes]:
+        """Return the next call, which is one of a batch."""
+        while True:
+            kind, header, body = self._read()
+            if kind == Kind.CALL:
+                return _decode_call(header), body
+
+    def stream_answer(self, answer: HandlerAnswer, began: float, stream: "_BodyStream | None", method: str) -> None:
         error, out_of_memory = "", False
         length = _declared_length(answer.headers) if answer.body is None else len(answer.body)
         self._send(encode_frame(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length)))
@@ -255,7 +305,7 @@ class SlotServer:
         except Closed:
             raise
         except BaseException as exc:
-            self._failure(exc)
+            self.failure(exc)
             error, out_of_memory = _in_one_line(exc), is_out_of_memory(exc)
         finally:
             close = getattr(chunks, "close", None)
@@ -264,7 +314,7 @@ class SlotServer:
                     close()
         if stream is not None:
             stream.drain()
-        end = EndHead(time.perf_counter() - began, self._memory.grown(), error, out_of_memory)
+        end = EndHead(time.perf_counter() - began, self.memory.grown(), error, out_of_memory)
         self._send(encode_frame(Kind.END, end))
 
     def _send(self, piece: bytes | memoryview) -> None:
@@ -274,19 +324,24 @@ class SlotServer:
         except OSError:
             raise Closed from None
 
-    def _failure(self, exc: BaseException) -> HandlerAnswer:
+    def failure(self, exc: BaseException) -> HandlerAnswer:
         """
         Return an answer 500 with the text of the exception, and write the traceback to the function's log.
 
         A body that is not what the handler asked for is the caller's fault: 400, and nothing in the log. If memory ran
         out, the manager replaces the text, since it knows how much there is.
         """
-        if isinstance(exc, BadBody):
-            return HandlerAnswer(400, [(b"content-type", b"text/plain; charset=utf-8")], str(exc).encode(), None)
-        traceback.print_exception(_from_the_author(exc), file=sys.stderr)
-        if is_out_of_memory(exc):
-            self._memory.release()
-        return HandlerAnswer(500, [(b"content-type", b"text/plain; charset=utf-8")], _in_one_line(exc).encode(), None)
+        if not isinstance(exc, BadBody):
+            traceback.print_exception(_from_the_author(exc), file=sys.stderr)
+            if is_out_of_memory(exc):
+                self.memory.release()
+        return self.answer_of(exc)
+
+    @staticmethod
+    def answer_of(exc: BaseException) -> HandlerAnswer:
+        """Return the answer of a call that failed with *exc*."""
+        status, text = (400, str(exc)) if isinstance(exc, BadBody) else (500, _in_one_line(exc))
+        return HandlerAnswer(status, [(b"content-type", b"text/plain; charset=utf-8")], text.encode(), None)
 
     def _cancelled(self) -> bool:
         """Whether a CANCEL has come. Asked between chunks, to stop an answer that never ends."""

@@ -135,10 +135,11 @@ def error_headers(error: GpufaasError, length: int) -> list[Header]:
 
 
 def placement_headers(grant: Grant) -> tuple[Header, ...]:
-    """Return whether the call was a hit, its device, and the share of it that its copy holds, if it holds one."""
-    found = _MISS if grant.cold else _HIT, _on_device(grant.device)
-    share = grant.parts[0].share
-    return (*found, (b"x-gpufaas-share", b"%d" % share)) if share else found
+    """Return whether the call was a hit, its device, its copy's share of that, and how many ran together in a batch."""
+    found: tuple[Header, ...] = _MISS if grant.cold else _HIT, _on_device(grant.device)
+    if share := grant.parts[0].share:
+        found = (*found, (b"x-gpufaas-share", b"%d" % share))
+    return found if len(grant.calls) == 1 else (*found, (b"x-gpufaas-batch", b"%d" % len(grant.calls)))
 
 
 @lru_cache(1024)

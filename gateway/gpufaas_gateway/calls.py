@@ -384,6 +384,8 @@ class Calls:
             hit = None if call.grant is None else not call.grant.cold
             seconds = time.perf_counter() - call.began
             call.deployed.stats.observe(call.status, seconds, hit, call.queue_s, call.load_s, call.run_s)
+            if call.grant is not None and len(call.grant.calls) > 1:
+                call.deployed.stats.observe_batch(len(call.grant.calls))
 
     def _sweep(self) -> None:
         """Watch the calls that began before the last sweep."""

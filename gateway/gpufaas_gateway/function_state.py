@@ -98,6 +98,8 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
         detail.batch_max, detail.batch_wait, detail.batch_adaptive = (
             need.batch_max, need.batch_wait_s, need.batch_adaptive,
         )  # fmt: skip
+        stats = deployed.stats
+        detail.batch_mean = round((stats.hits + stats.misses) / stats.grants, 3) if stats.grants else None
     detail.memory_reason, detail.timeout = deployed.why_memory, deployed.timeout_s
     detail.profiles = msgspec.convert(deployed.profiles, dict[str, ProfileShown], from_attributes=True)
     allowed = placement.among([known.device for known in status.devices])

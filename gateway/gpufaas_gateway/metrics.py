@@ -22,7 +22,7 @@ from gpufaas_core.scaling import ScalingRule
 from gpufaas_core.status_metrics import COUNTER, GAUGE, families, family, full_name_of, status_metrics
 from gpufaas_core.units import Seconds
 from gpufaas_gateway.errors import METHODS
-from gpufaas_gateway.usage import BOUNDS, BUCKETS, SUM, FunctionStats, QueueStatus
+from gpufaas_gateway.usage import BATCH_BOUNDS, BOUNDS, BUCKETS, SUM, FunctionStats, QueueStatus
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -149,6 +149,7 @@ class _Families(Collector):
         status = self._status()
         yield from _calls(functions)
         yield from families(_OF_FUNCTION, "function_name", ((each.name, each) for each in functions))
+        yield _batch_sizes(functions)
         yield from _services(self._metrics.rules, status)
         yield family(
             GAUGE,
@@ -177,6 +178,7 @@ _OF_FUNCTION: Final = (
     (COUNTER, "gpufaas_function_queue_seconds", "Time that calls waited for a placement", "queue_s"),
     (COUNTER, "gpufaas_function_load_seconds", "Time that calls waited for their model to load", "load_s"),
     (COUNTER, "gpufaas_function_run_seconds", "Time that handlers took", "run_s"),
+    (COUNTER, "gpufaas_function_grants", "Batches, those of one call included", "grants"),
 )
 _OF_QUEUE: Final = (
     (GAUGE, "gpufaas_async_queue_pending", "Its asynchronous calls that have not ended", "pending"),
@@ -209,6 +211,21 @@ def _histogram(
         bounds = zip((*map(str, BOUNDS), "+Inf"), accumulate(counts[:BUCKETS]), strict=True)
         seconds.add_metric(of, list(bounds), counts[SUM])
     yield from (total, seconds)
+
+
+def _batch_sizes(functions: list[FunctionStats]) -> Metric:
+    """Return how large the batches of calls were, of functions that had some."""
+    sizes = HistogramMetricFamily(
+        "gpufaas_function_batch_size", "Calls by the size of the batch that they ran in", labels=_FUNCTION
+    )
+    for each in functions:
+        if each.batches:
+            by_size = {1: each.hits + each.misses - sum(each.batches.values()), **each.batches}
+            counts = [sum(calls for size, calls in by_size.items() if size <= most) for most in BATCH_BOUNDS]
+            bounds = [(str(most), float(count)) for most, count in zip(BATCH_BOUNDS, counts, strict=True)]
+            every = sum(by_size.values())
+            sizes.add_metric([each.name], [*bounds, ("+Inf", every)], sum(size * n for size, n in by_size.items()))
+    return sizes
 
 
 def _services(rules: Mapping[str, tuple[int, ScalingRule | None]], status: EngineStatus) -> Iterator[Metric]:

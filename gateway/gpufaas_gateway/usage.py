@@ -8,6 +8,7 @@ from msgspec import Struct
 from gpufaas_core.units import Seconds
 
 BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+BATCH_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 BUCKETS: Final = len(BOUNDS) + 1  # the last one is +Inf
 SUM: Final = BUCKETS  # index of the sum of seconds, behind the buckets
 
@@ -16,7 +17,8 @@ class FunctionStats:
     """The counts of one function, over all its revisions. The event loop that serves calls owns it."""
 
     __slots__ = (
-        "begun", "by_code", "finished", "hits", "load_s", "misses", "name", "queue_s", "run_s", "saved", "saved_before",
+        "batches", "begun", "by_code", "finished", "hits", "load_s", "misses", "name", "queue_s", "run_s", "saved",
+        "saved_before",
     )  # fmt: skip
 
     def __init__(self, name: str, saved_before: int = 0) -> None:
@@ -26,6 +28,8 @@ class FunctionStats:
         self.finished = 0
         self.by_code: dict[int, list[float]] = {}
         """By status: the count of each bucket (not cumulative), then the sum of seconds."""
+        self.batches: dict[int, int] = {}
+        """Calls that ran together with others, by the number of these and itself."""
         self.hits = 0
         self.misses = 0
         self.queue_s: Seconds = 0.0
@@ -67,6 +71,16 @@ class FunctionStats:
         self.queue_s += queue_s
         self.load_s += load_s
         self.run_s += run_s
+
+    def observe_batch(self, size: int) -> None:
+        """Count a call that ran in a batch of *size*, which `observe` has counted, too."""
+        self.batches[size] = self.batches.get(size, 0) + 1
+
+    @property
+    def grants(self) -> float:
+        """How often its handler was entered for the calls of this gateway: of a batch of n, each call is one n-th."""
+        alone = self.hits + self.misses - sum(self.batches.values())
+        return alone + sum(calls / size for size, calls in self.batches.items())
 
     @property
     def inflight(self) -> int:

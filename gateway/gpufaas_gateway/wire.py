@@ -260,6 +260,7 @@ class FunctionDetail(_Answer, kw_only=True):
     batch_max: Annotated[int | None, Meta(description="calls that may run together")] = None
     batch_wait: Annotated[Seconds | None, Meta(description="seconds that a call may wait for others")] = None
     batch_adaptive: bool | None = None
+    batch_mean: Annotated[float | None, Meta(description="calls in a batch so far, at this gateway")] = None
     memory: Annotated[Bytes | None, Meta(description="of the first reservation, in bytes")] = None
     memory_reason: str | None = None
     timeout: Annotated[Seconds | None, Meta(description="seconds")] = None

@@ -18,6 +18,7 @@ from gpufaas_core.frames import (
     CHUNK_BYTES,
     STREAM,
     AnswerHead,
+    BatchHead,
     BrokenFrame,
     CallHead,
     EndHead,
@@ -63,6 +64,13 @@ class Slot(Protocol):
         """Stop reading the answer, until `resume`."""
 
     def resume(self) -> None: ...
+
+
+class BatchSlot(Slot, Protocol):
+    """A slot that carries batches, too."""
+
+    def begin_batch(self, calls: int) -> None:
+        """The call that begins next is the first of a batch of so many; the others began on its seats (`batches`)."""
 
 
 class Exchange(AnswerBuffer):
@@ -258,6 +266,11 @@ class SlotProtocol(asyncio.Protocol):
             # Two writes: to join a large body to its head would copy it.
             self._transport.write(frame)
             self._transport.write(body)
+
+    def begin_batch(self, calls: int) -> None:
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.write(encode_frame(Kind.BATCH, BatchHead(calls)))
 
     def cancel(self) -> None:
         """Tell the worker that nobody waits for this call. Its frames are dropped, its END still counts."""

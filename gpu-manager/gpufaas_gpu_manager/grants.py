@@ -69,11 +69,15 @@ class Grants:
         if grant.cold:
             asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._expire, exchange)
         if len(grant.calls) > 1:
-            self._open_others(grant, worker)
+            worker.calls.batches.expect(grant.number, 1 + self._open_others(grant, worker))
         return exchange
 
-    def _open_others(self, grant: Grant, worker: Worker) -> None:
-        """Open *grant* for its other calls, so that none of them loads again what fails before it comes."""
+    def _open_others(self, grant: Grant, worker: Worker) -> int:
+        """
+        Open *grant* for its other calls, so that none of them loads again what fails before it comes. Return for how
+        many of them.
+        """
+        opened = 0
         for call in grant.calls[1:]:
             known = self._grants.get(call)
             if known is not None and not (known.finished and known.grant.number < grant.number):
@@ -82,6 +86,8 @@ class Grants:
                 continue
             exchange = self._add(grant.of(call), worker)
             asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._expire, exchange)
+            opened += 1
+        return opened
 
     def _add(self, grant: Grant, worker: Worker) -> Exchange:
         worker.used_at = now = time.monotonic()
@@ -100,7 +106,7 @@ class Grants:
     def call(self, grant: Grant, head: CallHead, body: bytes | memoryview) -> Exchange:
         """
         Give the first call of *grant* to its worker and return the exchange. The other calls come on their own, each
-        with a grant in which it is the first.
+        with a grant in which it is the first; they begin together once they are there (`batches`).
 
         :raises GrantRefused: nothing was taken; the scheduler knows, and places the call again
         """
@@ -116,6 +122,8 @@ class Grants:
             if head.body_mode not in (STREAM, UPGRADE):  # pieces of these may come at once
                 exchange.state = states.QUEUE[exchange.state]
             worker.device.unled.append(exchange)
+        elif len(exchange.grant.calls) > 1:
+            worker.calls.batches.arrived(exchange)
         elif worker.takes_calls:
             worker.calls.bind(exchange)
         else:
@@ -176,6 +184,7 @@ class Grants:
         with contextlib.suppress(ValueError):
             exchange.worker.calls.unbound.remove(exchange)
         exchange.worker.calls.exchanges.pop(exchange.grant.call, None)
+        exchange.worker.calls.batches.left(exchange)
         self.over(exchange)
 
     def settle(self, call: CallId, device: DeviceId) -> None:

@@ -1,17 +1,19 @@
 """The calls of one worker: those that wait for a slot, those that run, and what happens when it or a slot fails."""
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, GrantRefused, OutOfMemory, WorkerCrashed
 from gpufaas_core.messages import Event, Finished, Measured, NodeRefused
 from gpufaas_core.model import Bytes, CallId, DeviceId, Seconds
 from gpufaas_core.units import format_bytes
+from gpufaas_gpu_manager.batches import Batches, Seats
 from gpufaas_gpu_manager.devices import NodeDevice
-from gpufaas_gpu_manager.exchange import MODEL_BUFFER, STREAM_BUFFER, Exchange, Slot
+from gpufaas_gpu_manager.exchange import MODEL_BUFFER, STREAM_BUFFER, BatchSlot, Exchange, Slot
 from gpufaas_gpu_manager.ledger import MemoryLedger
 from gpufaas_gpu_manager.output import Output
 from gpufaas_gpu_manager.settings import NodeSettings
@@ -68,6 +70,9 @@ class DevicePort(Protocol):
     id: DeviceId
     ledger: MemoryLedger
 
+    def admit(self) -> None:
+        """Let its workers that wait for memory go on, as far as there is some."""
+
 
 class CallsHost(Protocol):
     """The node, as the calls of its workers use it."""
@@ -110,9 +115,14 @@ class WorkerCalls:
         """Those of them that wait until the worker is ready, or a slot is free."""
         self.stopped: dict[Exchange, str] = {}
         """Those that the policy has stopped and that run again elsewhere once their worker has let go; and why."""
+        self.batches = Batches(worker.timers, self._begin_together)
         self._worker = worker
         self._host = host
         self._free: list[Slot] = []
+        self._seats: Seats | None = None
+        """None: its calls do not run together."""
+        self._ran_out = 0
+        """The number of the grant whose call ran out of memory last."""
         self._buffer = MODEL_BUFFER if worker.spec.need.compute else STREAM_BUFFER
 
     @property
@@ -132,14 +142,42 @@ class WorkerCalls:
 
     def on_slots(self, slots: Sequence[Slot]) -> None:
         """Use *slots* for calls, once the worker is ready."""
-        self._free = list(slots[::-1])  # slot 0, the main thread, is taken first
+        lanes = self._worker.spec.need.slots
+        if len(slots) > lanes:
+            self._seats = Seats(slots, lanes)
+        self._free = list(slots[:lanes][::-1])  # slot 0, the main thread, is taken first
 
     def bind(self, exchange: Exchange) -> None:
         """Give the call to a free slot; the engine makes no more grants than there are slots."""
         if not self._free:
             self.unbound.append(exchange)
             return
+        if self._seats is not None:
+            self._bind_together(self._seats, self.batches.take(exchange))
+            return
         exchange.bind(self._free.pop(), time.monotonic(), self._buffer)
+
+    def _bind_together(self, seats: Seats, exchanges: list[Exchange]) -> None:
+        slot, now = self._free.pop(), time.monotonic()
+        sockets = seats.use(slot, len(exchanges))
+        for each in exchanges:
+            with contextlib.suppress(ValueError):
+                self.unbound.remove(each)
+        for socket, each in zip(sockets[1:], exchanges[1:], strict=True):
+            each.bind(socket, now, self._buffer)
+        if len(exchanges) > 1:
+            cast(BatchSlot, slot).begin_batch(len(exchanges))
+        exchanges[0].bind(slot, now, self._buffer)  # the last: its frame wakes the worker
+
+    def _begin_together(self, exchanges: list[Exchange]) -> None:
+        """The calls of a batch are there: give them to a slot, or let them wait for one."""
+        if self._worker.spec.need.batch_max > 1:
+            self.batches.wait(exchanges)
+        self.unbound.extend(exchanges)
+        if self._worker.takes_calls:
+            self.bind_waiting()
+        else:
+            self._worker.device.admit()
 
     def bind_waiting(self) -> None:
         while self.unbound and self._free:
@@ -147,18 +185,22 @@ class WorkerCalls:
 
     def on_done(self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:
         worker, host = self._worker, self._host
-        self._free.append(slot)
-        call = exchange.grant.call
+        free = slot if self._seats is None else self._seats.done(slot)
+        if free is not None:
+            self._free.append(free)
+        call, number = exchange.grant.call, exchange.grant.number
         self.exchanges.pop(call, None)
         host.over(exchange)
         worker.outgrown = out_of_memory
-        if peak or out_of_memory:
+        if peak or (out_of_memory and number != self._ran_out):  # of a batch, that is said once
+            if out_of_memory and number > 0:
+                self._ran_out = number
             host.report(Measured(worker.spec.function, worker.device.id, peak, worker.copy, out_of_memory))
         if self.stopped and (why := self.stopped.pop(exchange, None)) is not None:
             self.refuse(exchange, why)
         else:
             host.report(Finished(call, worker.device.id, run_s, ok and not exchange.abandoned))
-        if self.unbound and self._worker.takes_calls:
+        if self.unbound and self._free and self._worker.takes_calls:
             self.bind(self.unbound.popleft())
 
     def watch_abandoned(self) -> None:
@@ -224,6 +266,7 @@ class WorkerCalls:
         """
         exchanges, self.exchanges = self.exchanges, {}
         self.unbound.clear()
+        self.batches.clear()
         refused: list[Exchange] = []
         for exchange in exchanges.values():
             untouched = exchange.untouched

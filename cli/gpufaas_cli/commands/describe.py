@@ -98,6 +98,8 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
         pairs.append(("Kind", f"{ours['kind']}, {slots} {'call' if slots == 1 else 'calls'} at once"))
     if ours.get("sharing"):
         pairs.append(("Compute", f"{ours['compute']} per cent of a device, {ours['sharing']}"))
+    if ours.get("batchMax"):
+        pairs.append(("Batches", _batches(ours)))
     if ours.get("latencyGoal"):
         pairs.append(("Latency goal", output.format_seconds(float(ours["latencyGoal"]))))
     if ours.get("memory"):
@@ -112,6 +114,16 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
     return pairs + [
         (key.capitalize(), str(ours[key])) for key in ("bundle", "revision", "unavailable") if ours.get(key)
     ]
+
+
+def _batches(ours: Mapping[str, Any]) -> str:
+    text = f"up to {ours['batchMax']} calls together"
+    if wait_s := float(ours.get("batchWait") or 0):
+        text += f", which wait up to {output.format_seconds(wait_s)} for others"
+    if ours.get("batchAdaptive"):
+        text += ", fewer to keep the latency goal"
+    mean = ours.get("batchMean")
+    return text if mean is None else f"{text}; {mean:.1f} so far"
 
 
 def _cost(profile: Mapping[str, Any]) -> str:

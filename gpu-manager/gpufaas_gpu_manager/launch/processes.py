@@ -35,7 +35,7 @@ class ForkedProcess:
         worker, loop = self._worker, asyncio.get_running_loop()
         start = await asyncio.to_thread(self._recipes.start, worker)
         limits = worker.limits = self._recipes.limits(worker)
-        pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.need.slots)]
+        pairs = [socket.socketpair() for _ in range(1 if worker.scratch else worker.spec.need.sockets)]
         theirs = [theirs for _, theirs in pairs]
         try:
             for index, (ours, _) in enumerate(pairs):
@@ -45,7 +45,7 @@ class ForkedProcess:
                 self._slots.append(slot)
             worker.on_slots(self._slots)
             if start.emulated is not None:
-                theirs += self._clocks(len(theirs))
+                theirs += self._clocks(worker.spec.need.slots)
             with worker.output.piped() as ends:
                 fds = [*(each.fileno() for each in theirs), *ends]
                 await self._zygote.fork(Spawn(worker.number, start, limits.confine), fds)

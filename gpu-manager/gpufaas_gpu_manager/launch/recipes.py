@@ -86,6 +86,7 @@ class Recipes:
             kind=spec.kind,
             device=source.torch_device,
             slots=spec.need.slots,
+            batch=spec.need.batch_max,
             threads=self._threads if share is None else share.threads,
             limit=worker.memory if source.enforced else 0,
             env=env,

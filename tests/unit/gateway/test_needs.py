@@ -107,7 +107,7 @@ async def test_the_scheduler_and_the_node_are_told_what_a_function_needs(
         ("image", {"sharing": "time"}, "gpufaas.sharing: is for models.*, or ask for a GPU$"),
         ("model", {"batch_max": "0"}, "gpufaas.batch-max: '0' must be at least 1"),
         ("model", {"batch_max": "many"}, "gpufaas.batch-max: 'many' is not a whole number"),
-        ("model", {"batch_max": "241"}, "gpufaas.batch-max: 241 calls together are over the limit of 240"),
+        ("model", {"batch_max": "241"}, "gpufaas.batch-max: 241 calls in one process are over its limit of 240"),
         ("model", {"batch_max": "8", "sharing": "share", "compute": "50"}, "gpufaas.batch-max: with .* share a call"),
         ("http", {"batch_max": "8"}, r"gpufaas.batch-max: calls run together in handle_batch\(.*remove the annotation"),
         ("image", {"batch_max": "8", "device": "cuda"}, "gpufaas.batch-max: calls run together"),

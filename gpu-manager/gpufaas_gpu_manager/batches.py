@@ -1,0 +1,129 @@
+"""
+The batches of one worker: the calls of a grant begin together once all of them are there.
+
+Each call comes from its own gateway. A batch that is not complete begins without the calls that are late; these run by
+themselves afterwards. The first call of a batch goes over a slot, the others over the *seats* of that slot: sockets
+that the same thread of the worker reads.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gpufaas_core.model import Seconds
+from gpufaas_gpu_manager.exchange import Exchange, Slot
+from gpufaas_gpu_manager.timers import Timers
+
+LATE_S: Final[Seconds] = 0.25
+"""A batch waits so long for the rest of its calls. They are on their way; only a gateway that died sends none."""
+
+
+class _Gathering:
+    """The calls of a grant until all are there."""
+
+    __slots__ = ("expected", "there")
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.there: list[Exchange] = []
+
+
+class Batches:
+    """
+    See module.
+
+    :param begin: called with the exchanges of a batch that can begin
+    """
+
+    def __init__(self, timers: Timers, begin: Callable[[list[Exchange]], None]) -> None:
+        self._timers = timers
+        self._begin = begin
+        self._gathering: dict[int, _Gathering] = {}
+        """By the number of the grant."""
+        self._together: dict[Exchange, list[Exchange]] = {}
+        """Of the calls that wait for a slot, and begin with others."""
+
+    def expect(self, number: int, calls: int) -> None:
+        """Grant *number* was opened for so many calls."""
+        self._gathering[number] = _Gathering(calls)
+
+    def arrived(self, exchange: Exchange) -> None:
+        """A call of a batch is there."""
+        number = exchange.grant.number
+        found = self._gathering.get(number)
+        if found is None:
+            self._begin([exchange])  # it is late
+            return
+        found.there.append(exchange)
+        if len(found.there) >= found.expected:
+            self._complete(number)
+        elif len(found.there) == 1:
+            self._timers.later(_timer(number), LATE_S, lambda: self._complete(number))
+
+    def left(self, exchange: Exchange) -> None:
+        """*exchange* has ended before it got a slot."""
+        together = self._together.pop(exchange, None)
+        if together is not None:
+            together.remove(exchange)
+        number = exchange.grant.number
+        found = self._gathering.get(number)
+        if found is None:
+            return
+        found.expected -= 1
+        if exchange in found.there:
+            found.there.remove(exchange)
+        if len(found.there) >= found.expected:
+            self._complete(number)
+
+    def wait(self, exchanges: list[Exchange]) -> None:
+        """Remember that *exchanges* begin together when a slot is free."""
+        if len(exchanges) > 1:
+            for each in exchanges:
+                self._together[each] = exchanges
+
+    def take(self, exchange: Exchange) -> list[Exchange]:
+        """Return the calls that begin now with *exchange*, and itself."""
+        together = self._together.get(exchange)
+        if together is None:
+            return [exchange]
+        for each in together:
+            del self._together[each]
+        return together
+
+    def clear(self) -> None:
+        """The worker is gone."""
+        self._gathering.clear()
+        self._together.clear()
+
+    def _complete(self, number: int) -> None:
+        self._timers.cancel(_timer(number))
+        found = self._gathering.pop(number)
+        if found.there:
+            self._begin(found.there)
+
+
+class Seats:
+    """The sockets of a worker that runs batches: which belong to a slot, and which slots are in use."""
+
+    def __init__(self, slots: Sequence[Slot], lanes: int) -> None:
+        """:param lanes: so many of *slots*, the first ones, take calls; the others are divided between them as seats"""
+        each = (len(slots) - lanes) // lanes
+        self._of = {
+            slot: list(slots[lanes + at * each : lanes + (at + 1) * each]) for at, slot in enumerate(slots[:lanes])
+        }
+        self._slot = {seat: slot for slot, seats in self._of.items() for seat in (slot, *seats)}
+        self._open = dict.fromkeys(self._of, 0)
+
+    def use(self, slot: Slot, calls: int) -> list[Slot]:
+        """Return the sockets for so many calls: *slot*, and seats of it."""
+        self._open[slot] = calls
+        return [slot, *self._of[slot][: calls - 1]]
+
+    def done(self, socket: Slot) -> Slot | None:
+        """A call over *socket* has ended. Return the slot if it is free now."""
+        slot = self._slot[socket]
+        self._open[slot] -= 1
+        return None if self._open[slot] else slot
+
+
+def _timer(number: int) -> str:
+    return f"batch {number}"

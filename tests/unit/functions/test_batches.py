@@ -1,0 +1,116 @@
+"""What each call of a batch is answered, whatever `handle_batch` returns or raises."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
+from gpufaas_functions.batches import BadBatch, check, one_by_one, run_batch
+
+
+def event(body: bytes) -> Event:
+    return Event("POST", "/", b"", [], body)
+
+
+def context(call: str = "c") -> Context:
+    return Context(call, "f.ns", "cpu")
+
+
+def run(handle_batch: Callable[..., Any], *bodies: bytes) -> list[object]:
+    """The body of each answer, or the exception."""
+    found = run_batch(handle_batch, [event(each) for each in bodies], [context() for _ in bodies])
+    return [each.body if isinstance(each, HandlerAnswer) else each for each in found]
+
+
+def test_bodies_that_are_no_json_concern_their_calls_only() -> None:
+    sizes = []
+
+    def summed(events: list[Event], contexts: list[Context]) -> list[int]:
+        assert len(events) == len(contexts)
+        sizes.append(len(events))
+        return [each.json() + 1 for each in events]
+
+    found = run(summed, b"1", b"{", b"2", b"no")
+
+    assert found[::2] == [b"2", b"3"]
+    assert all(isinstance(each, BadBody) for each in found[1::2])
+    assert sizes == [4, 3, 2]
+
+
+def test_a_bad_body_of_no_call_is_an_error_of_all() -> None:
+    def strange(events: list[Event], contexts: list[Context]) -> list[int]:  # noqa: ARG001
+        raise BadBody("of what?")
+
+    assert [str(each) for each in run(strange, b"", b"")] == ["of what?"] * 2
+
+
+def test_an_exit_in_a_batch_fails_its_calls_and_ends_nothing() -> None:
+    def exits(events: list[Event], contexts: list[Context]) -> list[int]:  # noqa: ARG001
+        raise SystemExit("done")
+
+    assert [type(each) for each in run(exits, b"", b"")] == [SystemExit] * 2
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (None, "returned NoneType, not a list: return one answer for each of its 2 events"),
+        ("ab", "returned str, not a list"),
+        ({"a": 1, "b": 2}, "returned dict, not a list"),
+        (iter("ab"), "returned str_ascii_iterator, not a list"),
+        ([], r"returned 0 answers for 2 events: return one for each$"),
+        ([1, 2, 3], r"returned 3 answers for 2 events"),
+    ],
+)
+def test_what_is_no_list_of_answers_is_an_error_of_all(returned: object, says: str) -> None:
+    for each in run(lambda *_: returned, b"", b""):
+        with pytest.raises(BadBatch, match=says):
+            raise each  # type: ignore[misc]
+
+
+def test_a_tuple_will_do_and_answers_are_those_of_handle() -> None:
+    found = run_batch(
+        lambda *_: ({"statusCode": 201, "body": b"x", "headers": {"X-A": "b"}}, "text", None), [event(b"")] * 3,
+        [context()] * 3,
+    )  # fmt: skip
+
+    assert [(each.status, each.body) for each in found if isinstance(each, HandlerAnswer)] == [
+        (201, b"x"), (200, b"text"), (200, b""),
+    ]  # fmt: skip
+
+
+def test_a_call_by_itself_is_a_batch_of_one() -> None:
+    def echo(events: list[Event], contexts: list[Context]) -> list[object]:
+        return [
+            KeyError("it") if each.body == b"fail" else (each.text, of.call_id)
+            for each, of in zip(events, contexts, strict=True)
+        ]
+
+    handle = one_by_one(echo)
+
+    assert handle(event(b"x"), context("c7")) == ("x", "c7")
+    with pytest.raises(KeyError, match="it"):
+        handle(event(b"fail"), context())
+    with pytest.raises(BadBatch):
+        one_by_one(lambda *_: [])(event(b""), context())
+    for stream in (iter("ab"), {"body": iter("ab")}):
+        with pytest.raises(TypeError, match="cannot stream"):
+            one_by_one(lambda *_, stream=stream: [stream])(event(b""), context())
+
+
+def test_what_cannot_be_a_batch_is_refused() -> None:
+    async def coroutine() -> None: ...
+
+    async def stream() -> Any:
+        yield 1
+
+    def generator() -> Any:
+        yield 1
+
+    for each in (coroutine, stream):
+        with pytest.raises(TypeError, match=r"handler.py: handle_batch\(\) is async"):
+            check(each, "handler")
+    with pytest.raises(TypeError, match="is a generator"):
+        check(generator, "handler")
+    check(run, "handler")

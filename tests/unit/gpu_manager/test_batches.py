@@ -1,0 +1,127 @@
+"""The calls of a grant begin together: when, with whom, and over which sockets."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.examples import examples
+
+from gpufaas_core.messages import Grant
+from gpufaas_core.model import CallId, DeviceId, FunctionId, Part
+from gpufaas_gpu_manager.batches import LATE_S, Batches, Seats
+
+
+class ManualTimers:
+    def __init__(self) -> None:
+        self.set: dict[str, tuple[float, Callable[[], None]]] = {}
+
+    def later(self, name: str, delay: float, action: Callable[[], None]) -> None:
+        self.set[name] = delay, action
+
+    def cancel(self, name: str) -> None:
+        self.set.pop(name, None)
+
+    def go_off(self) -> None:
+        for delay, action in list(self.set.values()):
+            assert delay == LATE_S
+            action()
+
+
+class Call:
+    """Stands for an exchange."""
+
+    def __init__(self, number: int, grant: int) -> None:
+        self.name = number
+        self.grant = Grant(1, grant, (CallId(f"c{number}"),), FunctionId("f"), "", (Part(DeviceId("n/d"), 1),), False)
+
+    def __repr__(self) -> str:
+        return f"c{self.name}"
+
+
+def batches(calls: int) -> tuple[Any, ManualTimers, list[list[Call]], list[Call]]:
+    timers, begun = ManualTimers(), []  # type: ignore[var-annotated]
+    made: Any = Batches(timers, begun.append)  # type: ignore[arg-type]
+    made.expect(7, calls)
+    return made, timers, begun, [Call(number, 7) for number in range(calls)]
+
+
+def test_a_batch_begins_with_its_last_call() -> None:
+    made, timers, begun, (one, two, three) = batches(3)
+    made.arrived(two)
+    made.arrived(one)
+    assert begun == []
+
+    made.arrived(three)
+
+    assert begun == [[two, one, three]]
+    assert timers.set == {}
+
+
+def test_a_call_that_is_late_runs_by_itself() -> None:
+    made, timers, begun, (one, two, three) = batches(3)
+    made.arrived(one)
+    made.arrived(two)
+    timers.go_off()
+    made.arrived(three)
+
+    assert begun == [[one, two], [three]]
+
+
+def test_a_batch_begins_without_those_that_have_left() -> None:
+    made, _, begun, (one, two, three) = batches(3)
+    made.arrived(one)
+    made.left(three)
+    assert begun == []
+    made.left(one)
+    made.arrived(two)
+
+    assert begun == [[two]]
+
+
+def test_calls_that_wait_for_a_slot_begin_together_without_those_that_left() -> None:
+    made, _, _, (one, two, three) = batches(3)
+    made.wait([one, two, three])
+    made.left(two)
+
+    assert made.take(one) == [one, three]
+    alone = Call(9, 8)
+    assert made.take(alone) == [alone]
+
+
+@given(
+    st.integers(1, 6), st.lists(st.tuples(st.sampled_from(("come", "leave", "late")), st.integers(0, 5)), max_size=20)
+)
+@examples(200)
+def test_each_call_that_came_and_stayed_begins_once(calls: int, steps: list[tuple[str, int]]) -> None:
+    made, timers, begun, every = batches(calls)
+    came: list[Call] = []
+    gone: list[Call] = []
+    for step, at in steps:
+        call = every[at % calls]
+        if step == "late":
+            timers.go_off()
+        elif step == "come" and call not in came and call not in gone:
+            came.append(call)
+            made.arrived(call)
+        elif step == "leave" and call not in gone and not any(call in each for each in begun):
+            gone.append(call)
+            made.left(call)
+    for call in every:
+        if call not in came and call not in gone:
+            came.append(call)
+            made.arrived(call)
+
+    started = [each for batch in begun for each in batch]
+    assert sorted(map(repr, started)) == sorted(repr(each) for each in came if each not in gone)
+    assert timers.set == {}
+
+
+def test_a_slot_is_free_again_when_all_calls_of_its_batch_have_ended() -> None:
+    sockets: list[Any] = [f"s{number}" for number in range(6)]
+    seats = Seats(sockets, 2)
+
+    assert seats.use(sockets[0], 3) == ["s0", "s2", "s3"]
+    assert seats.use(sockets[1], 1) == ["s1"]
+    assert [seats.done(each) for each in ("s1", "s0", "s3", "s2")] == ["s1", None, None, "s0"]  # type: ignore[arg-type]
+    assert seats.use(sockets[1], 3) == ["s1", "s4", "s5"]
