@@ -40,10 +40,10 @@ def check_handler(file: Path, kind: Kind, template: str) -> None:
         defined = [each for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
         defined = [each for each in defined if each.name == name]
         for each in defined:
-            if isinstance(each, ast.AsyncFunctionDef):
+            if isinstance(each, ast.AsyncFunctionDef) and name != "handle":
                 raise InvalidSpec(
-                    f"{file}:{each.lineno}: {name} is async, which {template} does not support: write def {name}, with "
-                    "asyncio.run() in it where you need it"
+                    f"{file}:{each.lineno}: {name} is async, and {template} calls only handle so: write def {name}, "
+                    "with asyncio.run() in it where you need it"
                 )
         if len(defined) == 1 and not defined[0].decorator_list and not _takes(defined[0].args, len(parameters)):
             raise InvalidSpec(f"{file}:{defined[0].lineno}: {template} calls {call}, which this {name} does not take")

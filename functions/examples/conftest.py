@@ -1,5 +1,6 @@
 """Builds the examples as ``gpufaas build`` does, from stack.yaml, and imports their handlers from what was built."""
 
+import asyncio
 import importlib
 import json
 import sys
@@ -12,6 +13,7 @@ import yaml
 
 from gpufaas_cli.bundles import BuildRequest, build
 from gpufaas_functions.author import Context, Event, to_answer
+from gpufaas_functions.coroutines import called, checked, is_async
 
 EXAMPLES = Path(__file__).parent
 
@@ -31,14 +33,27 @@ class Deployed:
 
     def call(self, body: Any = b"", query: str = "") -> Any:
         """Return (status, answer): the answer's JSON, or its pieces as a list when it is streamed."""
-        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        event = Event("POST", "/", query.encode(), [], raw)
-        arguments = (event, Context("1", "example", "cpu"))
-        value = self.handler.handle(*arguments) if self.model is None else self.handler.handle(self.model, *arguments)
-        answer = to_answer(value)
+        if is_async(self.handler.handle):
+            return asyncio.run(self.answer(body, query))
+        answer = to_answer(self._handle(*_call(body, query)))
         if answer.chunks is not None:
             return answer.status, list(answer.chunks)
         return answer.status, json.loads(answer.body or b"null")
+
+    async def answer(self, body: Any = b"", query: str = "") -> Any:
+        """The same for an async handler."""
+        answer, pieces = await called(self._handle, *_call(body, query))
+        if pieces is not None:
+            return answer.status, [each async for each in checked(pieces, -1)]
+        return answer.status, json.loads(answer.body or b"null")
+
+    def _handle(self, event: Event, context: Context) -> Any:
+        return self.handler.handle(*([] if self.model is None else [self.model]), event, context)
+
+
+def _call(body: Any, query: str) -> tuple[Event, Context]:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Event("POST", "/", query.encode(), [], raw), Context("1", "example", "cpu")
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ Model functions (``python3-torch``) define ``load(device) -> model`` and ``handl
 * a dict or list, sent as JSON;
 * ``{"statusCode": 200, "body": ..., "headers": {...}}``, each of the three optional; the body is one of all these;
 * a generator (anything with ``__next__``), which streams: each str, bytes or JSON-able value is sent at once.
+
+``handle`` may be ``async def`` (`coroutines`); it streams with an async generator.
 """
 
 import difflib
@@ -212,7 +214,7 @@ def to_answer(value: Any) -> HandlerAnswer:
     if value is None:
         return HandlerAnswer(status, headers, b"", None)
     if hasattr(value, "__next__"):
-        return HandlerAnswer(status, _typed(headers, _TEXT), None, (_piece(each) for each in value))
+        return HandlerAnswer(status, _typed(headers, _TEXT), None, (piece_of(each) for each in value))
     return HandlerAnswer(status, _typed(headers, _JSON), _to_json(value), None)
 
 
@@ -258,7 +260,7 @@ def _typed(headers: list[tuple[bytes, bytes]], content_type: bytes) -> list[tupl
     return [*headers, (_CONTENT_TYPE, content_type)]
 
 
-def _piece(value: Any) -> bytes:
+def piece_of(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     return value.encode() if isinstance(value, str) else _to_json(value)
@@ -268,6 +270,10 @@ def _to_json(value: Any) -> bytes:
     try:
         return _encode(value)
     except TypeError as exc:
+        if hasattr(value, "__await__") or hasattr(value, "__anext__"):
+            raise TypeError(
+                f"the handler returned {type(value).__name__}, which only an async handler may: write async def handle"
+            ) from None
         raise TypeError(
             f"the handler returned a {type(value).__name__} that is not JSON-able ({exc}): return str, bytes, a dict "
             "or list of plain values, a dict of statusCode, body and headers, or a generator"

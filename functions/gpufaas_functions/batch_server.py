@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpufaas_core.frames import CHUNK_BYTES
 from gpufaas_functions import call_lines
+from gpufaas_functions.answers import answer_of, event_of, failure
 from gpufaas_functions.author import HandlerAnswer
 from gpufaas_functions.batches import HandleBatch, run_batch
 from gpufaas_functions.memory import is_out_of_memory
@@ -29,7 +30,7 @@ class BatchServer:
         """Answer a batch of *size* calls. What is printed meanwhile belongs to none of them."""
         places = self._places[:size]
         calls = [(place, *place.next_call()) for place in places]
-        events = [place.event(head, body) for place, head, body in calls]
+        events = [event_of(head, body) for place, head, body in calls]
         contexts = [place.context(head) for place, head, _ in calls]
         began = time.perf_counter()
         results = run_batch(self._handle_batch, events, contexts)
@@ -56,8 +57,8 @@ def _failure(place: SlotServer, call: str, exc: BaseException, shown: dict[int, 
     try:
         first = shown.setdefault(id(exc), call)
         if first == call:
-            return place.failure(exc)
+            return failure(exc, place.memory)
         print(f"{type(exc).__name__} in one batch with call {first}, which has the traceback", file=sys.stderr)
-        return place.answer_of(exc)
+        return answer_of(exc)
     finally:
         call_lines.end(call, alone=False)

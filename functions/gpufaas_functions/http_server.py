@@ -2,8 +2,8 @@
 The main program of a container: serves a handler over HTTP, as OpenFaaS's images do.
 
 ``python -m gpufaas_functions.http_server [FOLDER]``; FOLDER, by default ``function``, has handler.py. The author's API
-is `author`'s: ``load(device)`` and ``handle(model, event, context)``, or only ``handle(event, context)``. A
-``handle_batch`` without a ``handle`` gets each call by itself.
+is `author`'s: ``load(device)`` and ``handle(model, event, context)``, or only ``handle(event, context)``, which may be
+async. A ``handle_batch`` without a ``handle`` gets each call by itself.
 
 It listens at once. ``/_/health`` is 200 while it runs, ``/_/ready`` while the model is loaded and SIGTERM has not come;
 calls wait for the load. A load that fails ends the process with status 1. Calls are served one at a time, since a model
@@ -23,6 +23,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -35,9 +36,10 @@ from gpufaas_core.errors import InvalidSpec
 from gpufaas_core.log_marks import MARK_VARIABLE
 from gpufaas_core.units import Bytes, Seconds, parse_duration
 from gpufaas_functions import batches, call_lines
+from gpufaas_functions.answers import in_one_line
 from gpufaas_functions.author import Context, Event, HandlerAnswer, to_answer
+from gpufaas_functions.coroutines import Pieces, called, checked, closed, is_async
 from gpufaas_functions.memory import is_out_of_memory
-from gpufaas_functions.runner import _in_one_line
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -98,18 +100,27 @@ class Gone(Exception):
 
 
 class Application:
-    """The ASGI application. Handlers run in threads of ours, as many as there are slots."""
+    """
+    The ASGI application. Handlers run in threads of ours, as many as there are slots; async ones on an event loop in a
+    thread of its own. So health checks are answered, whatever handlers do.
+    """
 
     def __init__(self, settings: ContainerSettings) -> None:
         self._settings = settings
         self._pool = concurrent.futures.ThreadPoolExecutor(settings.slots, "slot")
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.Future[Handle] = self._loop.create_future()
+        self._handlers: asyncio.AbstractEventLoop | None = None
+        """Of an async handler."""
+        self._slots = asyncio.Semaphore(settings.slots)
         self.draining: Callable[[], bool] = lambda: False
 
     async def load(self) -> None:
         """Make the model, in a thread that will serve it. Raises what the handler's code raises."""
-        self._handle.set_result(await self._loop.run_in_executor(self._pool, self._load))
+        handle = await self._loop.run_in_executor(self._pool, self._load)
+        if self._handlers is not None:
+            threading.Thread(target=self._handlers.run_forever, name="handlers", daemon=True).start()
+        self._handle.set_result(handle)
 
     def _load(self) -> Handle:
         settings = self._settings
@@ -122,6 +133,8 @@ class Application:
         with_model = callable(getattr(handler, "load", None))
         if not callable(handle) and not (with_model and callable(together)):
             raise AttributeError("handler.py defines no function handle()")
+        if is_async(handle):
+            self._handlers = asyncio.new_event_loop()
         if handle is not None and not with_model:
             return handle
         model = handler.load(self._device)
@@ -150,10 +163,15 @@ class Application:
         )
         call_id = next((value for name, value in scope["headers"] if name == b"x-call-id"), b"").decode("latin-1")
         context = Context(call_id, self._settings.function, self._device)
+        alone = self._settings.slots == 1
+        if self._handlers is not None:
+            async with self._slots:
+                await _AsyncCall(handle, event, context, send, self._loop).run_on(self._handlers, receive, alone)
+            return
         call = _HandlerCall(handle, event, context, send, self._loop)
         listening = asyncio.ensure_future(call.listen(receive))
         try:
-            await self._loop.run_in_executor(self._pool, call.run, self._settings.slots == 1)
+            await self._loop.run_in_executor(self._pool, call.run, alone)
         finally:
             listening.cancel()
 
@@ -170,8 +188,7 @@ class _HandlerCall:
 
     async def listen(self, receive: _Receive) -> None:
         """Note when the caller goes away. Its generator is closed before the next piece; if it waits, it never runs."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await _until_gone(receive)
         self.gone = True
 
     def run(self, alone: bool) -> None:
@@ -217,6 +234,76 @@ class _HandlerCall:
             raise Gone from None
 
 
+class _AsyncCall:
+    """One call of an async handler."""
+
+    def __init__(
+        self, handle: Handle, event: Event, context: Context, send: _Send, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """:param loop: that of *send*"""
+        self._handle, self._event, self._context = handle, event, context
+        self._send_there, self._loop = send, loop
+
+    async def run_on(self, handlers: asyncio.AbstractEventLoop, receive: _Receive, alone: bool) -> None:
+        """Run the call on *handlers*; cancel it if its caller goes away."""
+        running = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._run(alone), handlers))
+        gone = asyncio.ensure_future(_until_gone(receive))
+        await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            running.cancel()
+            raise Gone
+        gone.cancel()
+        running.result()
+
+    async def _run(self, alone: bool) -> None:
+        call_lines.begin(self._context.call_id, alone=alone)
+        try:
+            await self._answer()
+        finally:
+            call_lines.end(self._context.call_id, alone=alone)
+
+    async def _answer(self) -> None:
+        pieces: Pieces | None = None
+        try:
+            answer, pieces = await called(self._handle, self._event, self._context)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as exc:  # a handler that raises SystemExit fails, and does not end this process
+            answer = _failure(exc, self._context.device)
+        if pieces is None:
+            await self._sent(_send_whole(self._send_there, answer))
+            return
+        source = checked(pieces, -1)
+        try:
+            await self._send(_start(answer))
+            async for piece in source:
+                if piece:
+                    await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        except (Gone, asyncio.CancelledError):
+            raise
+        except BaseException:
+            traceback.print_exc()
+            raise RuntimeError("the answer broke off") from None  # the connection is cut: half must not look whole
+        finally:
+            await closed(source)
+        await self._send({"type": "http.response.body"})
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await self._sent(self._send_there(message))
+
+    async def _sent(self, sending: Awaitable[None]) -> None:
+        """Let the other loop send, and wait until the connection takes more."""
+        try:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_awaited(sending), self._loop))
+        except (OSError, RuntimeError):
+            raise Gone from None
+
+
+async def _until_gone(receive: _Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def _awaited(sending: Awaitable[None]) -> None:
     await sending
 
@@ -248,7 +335,7 @@ async def _send_whole(send: _Send, answer: HandlerAnswer) -> None:
 def _failure(exc: BaseException, device: str) -> HandlerAnswer:
     """Return an answer with the text of the exception, and write the traceback to the log."""
     traceback.print_exception(exc, file=sys.stderr)
-    text = _in_one_line(exc)
+    text = in_one_line(exc)
     if is_out_of_memory(exc):
         if device.startswith("cuda") and "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()

@@ -2,19 +2,18 @@
 The main program of a worker: import the handler, load the model, then serve calls slot by slot.
 
 It runs in a process of its own, forked from the zygote (gpufaas_gpu_manager.zygote) with torch already imported. Each
-slot is a unix socket with one blocking thread; a model function has one slot, served by the main thread. The worker
-ends when its manager closes the sockets, or ends.
+slot is a unix socket with one blocking thread, the first one's the main thread; if the handler is async, one event loop
+serves them all (`async_server`). The worker ends when its manager closes the sockets, or ends.
 """
 
 import contextlib
 import importlib
-import inspect
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -35,18 +34,27 @@ from gpufaas_core.frames import (
     encode_prefix,
 )
 from gpufaas_functions import batches, call_lines
-from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer, to_answer
+from gpufaas_functions.answers import (
+    SAID,
+    Handle,
+    Memory,
+    declared_length,
+    event_of,
+    exactly,
+    failure,
+    from_the_author,
+    in_one_line,
+    pieces_of,
+    utf8,
+    whole_frame,
+)
+from gpufaas_functions.author import Context, Event, HandlerAnswer, to_answer
 from gpufaas_functions.batch_server import BatchServer
 from gpufaas_functions.batches import HandleBatch
+from gpufaas_functions.coroutines import is_async
 from gpufaas_functions.emulated import Emulated, EmulatedHandler, EmulatedMemory
 from gpufaas_functions.memory import CpuMemory, CudaMemory, fork_point, is_out_of_memory
 
-_SAID: Final = 2000
-"""Characters of an exception's text that the caller gets. The text may hold a whole array."""
-_OURS: Final = frozenset(
-    (__file__, importlib.__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
-)
-Memory = CpuMemory | CudaMemory | EmulatedMemory
 _decode_call: Final = msgspec.msgpack.Decoder(CallHead).decode
 _decode_batch: Final = msgspec.msgpack.Decoder(BatchHead).decode
 
@@ -104,7 +112,7 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
         about = start.emulated
         handler = import_handler(start) if about is None else EmulatedHandler(about, start.function, clocks)
         phases.append(("import", time.perf_counter() - began))
-        handle: Callable[[Event, Context], Any]
+        handle: Handle
         if start.check:
             control.sendall(encode_frame(Kind.READY, ReadyHead(0, phases)))
             return 0
@@ -118,14 +126,17 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
             handle = handler.handle
     except BaseException as exc:
         # Every error of a load ends this worker. The manager gets a summary, the log the whole traceback.
-        text = _utf8("".join(traceback.format_exception(_from_the_author(exc))))
+        text = utf8("".join(traceback.format_exception(from_the_author(exc))))
         with contextlib.suppress(OSError):
             sys.stderr.write(text)
             sys.stderr.flush()
             control.sendall(
-                encode_frame(Kind.FAILED, FailedHead(_in_one_line(exc), text[-16 * _SAID :], is_out_of_memory(exc)))
+                encode_frame(Kind.FAILED, FailedHead(in_one_line(exc), text[-16 * SAID :], is_out_of_memory(exc)))
             )
         return 1
+    if is_async(getattr(handler, "handle", None)):
+        _serve_async(start, slots, handle, memory, phases)
+        return 0
     occupation = memory.peak()
     servers = [SlotServer(each, handle, start, memory, alone=start.slots == 1) for each in slots]
     if handle_batch is not None and start.batch > 1:
@@ -139,13 +150,22 @@ def run(start: WorkerStart, sockets: list[socket.socket]) -> int:
     return 0
 
 
+def _serve_async(
+    start: WorkerStart, slots: list[socket.socket], handle: Handle, memory: Memory, phases: list[tuple[str, float]]
+) -> None:
+    from gpufaas_functions.async_server import AsyncServer  # only where it is needed
+
+    server = AsyncServer(start.function, start.device, handle, memory, alone=len(slots) == 1)
+    server.serve(slots, encode_frame(Kind.READY, ReadyHead(memory.peak(), phases, fork_point().data)))
+
+
 def _memory_of(start: WorkerStart, slots: int) -> Memory:
     if start.emulated is not None:
         return EmulatedMemory(start.emulated)
     return CudaMemory(start.device) if start.device.startswith("cuda") else CpuMemory(slots)
 
 
-def _with_model(handler: Any, model: Any) -> tuple[Callable[[Event, Context], Any], HandleBatch | None]:
+def _with_model(handler: Any, model: Any) -> tuple[Handle, HandleBatch | None]:
     """Return the author's functions for one call and for several, with *model* as their first argument."""
     author_handle, author_batch = getattr(handler, "handle", None), getattr(handler, batches.NAME, None)
 
@@ -170,6 +190,11 @@ def import_handler(start: WorkerStart) -> Any:
     names = ("load", "handle") if start.kind == "model" else ("handle",)
     if start.kind == "model" and callable(batch := getattr(module, batches.NAME, None)):
         batches.check(batch, start.handler)
+        if is_async(getattr(module, "handle", None)):
+            raise TypeError(
+                f"{start.handler}.py: handle() is async, and {batches.NAME}() is not: an async handler gathers its "
+                f"calls itself: remove {batches.NAME}, or write def handle"
+            )
         names = ("load",) if getattr(module, "handle", None) is None else names
     elif start.batch > 1:
         raise AttributeError(
@@ -178,8 +203,8 @@ def import_handler(start: WorkerStart) -> Any:
     for name in names:
         if not callable(getattr(module, name, None)):
             raise AttributeError(f"{start.handler}.py defines no function {name}()")
-        if inspect.iscoroutinefunction(getattr(module, name)) or inspect.isasyncgenfunction(getattr(module, name)):
-            raise TypeError(f"{start.handler}.py: {name}() is async, which is not supported: write def {name}")
+        if name != "handle" and is_async(getattr(module, name)):
+            raise TypeError(f"{start.handler}.py: {name}() is async, and only handle() may be: write def {name}")
     return module
 
 
@@ -189,7 +214,7 @@ class SlotServer:
     def __init__(
         self,
         sock: socket.socket,
-        handle: Callable[[Event, Context], Any],
+        handle: Handle,
         start: WorkerStart,
         memory: Memory,
         *,
@@ -231,9 +256,11 @@ class SlotServer:
         if head.body_mode == STREAM:
             stream = _BodyStream(self, body)
             event = Event(head.method, head.path, head.query, head.headers, None, stream.chunks)
+        elif head.body_mode == FILE:
+            event = event_of(head, body)
         else:
-            event = self.event(head, body)
-        context = self.context(head)
+            event = Event(head.method, head.path, head.query, head.headers, body)
+        context = Context(head.call, self._function, self._device)
         failed = out_of_memory = False
         began = time.perf_counter()
         try:
@@ -241,22 +268,16 @@ class SlotServer:
         except BaseException as exc:
             if isinstance(exc, (Closed, KeyboardInterrupt)):
                 raise
-            answer, out_of_memory, failed = self.failure(exc), is_out_of_memory(exc), True
+            answer, out_of_memory, failed = failure(exc, self.memory), is_out_of_memory(exc), True
             exc = None  # type: ignore[assignment]
         if stream is not None and answer.body is not None:
             stream.drain()
         if answer.body is not None and len(answer.body) <= CHUNK_BYTES:
             run_s = time.perf_counter() - began
-            peak = self.memory.grown()
-            self.send_whole(answer, head.method, run_s, peak, out_of_memory=out_of_memory, failed=failed)
+            frame = whole_frame(answer, head.method, run_s, self.memory.grown(), out_of_memory, failed)
+            self._sock.sendall(frame)
             return
         self.stream_answer(answer, began, stream, head.method)
-
-    def event(self, head: CallHead, body: bytes) -> Event:
-        """Return the event of a call whose body does not stream."""
-        if head.body_mode == FILE:
-            return Event(head.method, head.path, head.query, head.headers, None, file=head.body_path)
-        return Event(head.method, head.path, head.query, head.headers, body)
 
     def context(self, head: CallHead) -> Context:
         return Context(head.call, self._function, self._device)
@@ -265,14 +286,7 @@ class SlotServer:
         self, answer: HandlerAnswer, method: str, run_s: float, peak: int, *, out_of_memory: bool, failed: bool
     ) -> None:
         """Send a small answer."""
-        length, body = -1, answer.body
-        assert body is not None
-        if method == "HEAD":
-            # The body is left out: its length is what the handler declares, or that of the body it returned.
-            declared = _declared_length(answer.headers)
-            length = declared if declared >= 0 else len(body) or -1
-        head = AnswerHead(answer.status, answer.headers, run_s, peak, out_of_memory, failed, length)
-        self._sock.sendall(encode_frame(Kind.ANSWER, head, body))
+        self._sock.sendall(whole_frame(answer, method, run_s, peak, out_of_memory, failed))
 
     def next_call(self) -> tuple[CallHead, bytes]:
         """Return the next call, which is one of a batch."""
@@ -283,20 +297,20 @@ class SlotServer:
 
     def stream_answer(self, answer: HandlerAnswer, began: float, stream: "_BodyStream | None", method: str) -> None:
         error, out_of_memory = "", False
-        length = _declared_length(answer.headers) if answer.body is None else len(answer.body)
+        length = declared_length(answer.headers) if answer.body is None else len(answer.body)
         self._send(encode_frame(Kind.HEAD, AnswerHead(answer.status, answer.headers, length=length)))
         chunks: Iterator[bytes | memoryview] | None = answer.chunks
         if answer.body is not None:
-            chunks = iter(_pieces(answer.body))
+            chunks = iter(pieces_of(answer.body))
         assert chunks is not None
         if length >= 0 and method != "HEAD":
-            chunks = _exactly(length, chunks)
+            chunks = exactly(length, chunks)
         try:
             for chunk in chunks:
                 # While the body still comes, its reader reads a CANCEL too.
                 if (stream is None or stream.ended) and self._cancelled():
                     raise Cancel
-                for piece in _pieces(chunk) if len(chunk) > CHUNK_BYTES else (chunk,):
+                for piece in pieces_of(chunk) if len(chunk) > CHUNK_BYTES else (chunk,):
                     if piece:
                         self._send(encode_prefix(Kind.CHUNK, None, len(piece)))
                         self._send(piece)
@@ -305,8 +319,8 @@ class SlotServer:
         except Closed:
             raise
         except BaseException as exc:
-            self.failure(exc)
-            error, out_of_memory = _in_one_line(exc), is_out_of_memory(exc)
+            failure(exc, self.memory)
+            error, out_of_memory = in_one_line(exc), is_out_of_memory(exc)
         finally:
             close = getattr(chunks, "close", None)
             if close is not None:
@@ -323,25 +337,6 @@ class SlotServer:
             self._sock.sendall(piece)
         except OSError:
             raise Closed from None
-
-    def failure(self, exc: BaseException) -> HandlerAnswer:
-        """
-        Return an answer 500 with the text of the exception, and write the traceback to the function's log.
-
-        A body that is not what the handler asked for is the caller's fault: 400, and nothing in the log. If memory ran
-        out, the manager replaces the text, since it knows how much there is.
-        """
-        if not isinstance(exc, BadBody):
-            traceback.print_exception(_from_the_author(exc), file=sys.stderr)
-            if is_out_of_memory(exc):
-                self.memory.release()
-        return self.answer_of(exc)
-
-    @staticmethod
-    def answer_of(exc: BaseException) -> HandlerAnswer:
-        """Return the answer of a call that failed with *exc*."""
-        status, text = (400, str(exc)) if isinstance(exc, BadBody) else (500, _in_one_line(exc))
-        return HandlerAnswer(status, [(b"content-type", b"text/plain; charset=utf-8")], text.encode(), None)
 
     def _cancelled(self) -> bool:
         """Whether a CANCEL has come. Asked between chunks, to stop an answer that never ends."""
@@ -434,60 +429,3 @@ class _BodyStream:
         with contextlib.suppress(ConnectionAbortedError):
             for _ in self.chunks():
                 pass
-
-
-def _pieces(body: bytes | memoryview) -> Iterator[memoryview]:
-    view = memoryview(body)
-    return (view[at : at + CHUNK_BYTES] for at in range(0, len(body), CHUNK_BYTES))
-
-
-def _declared_length(headers: list[tuple[bytes, bytes]]) -> int:
-    """Return the Content-Length that a handler gave; -1: none, or not a number."""
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit():
-            return int(value)
-    return -1
-
-
-def _exactly(length: int, chunks: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """
-    Yield *chunks*.
-
-    :raises ValueError: together they do not have *length* bytes
-    """
-    left = length
-    try:
-        for chunk in chunks:
-            left -= len(chunk)
-            if left < 0:
-                raise ValueError(f"the answer is longer than its Content-Length, {length}")
-            yield chunk
-        if left:
-            raise ValueError(f"the answer ended {left} bytes before its Content-Length, {length}")
-    finally:
-        close = getattr(chunks, "close", None)
-        if close is not None:
-            close()
-
-
-def _from_the_author(exc: BaseException) -> BaseException:
-    """Remove the frames of the runner and of the import that come before the author's: they explain nothing."""
-    trace = exc.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
-        trace = trace.tb_next
-    return exc.with_traceback(trace) if trace is not None else exc
-
-
-def _in_one_line(exc: BaseException) -> str:
-    """
-    Return the type and the text of *exc* in one line. The last line alone would not do: it may be advice (CUDA) or a
-    note. Indented lines at the beginning are the place of a syntax error, and are left out.
-    """
-    lines = _utf8("".join(traceback.format_exception_only(exc))).rstrip().splitlines()
-    begin = next((at for at, line in enumerate(lines) if line.strip() and not line[0].isspace()), 0)
-    return " ".join(" ".join(lines[begin:]).split())[:_SAID] or type(exc).__name__
-
-
-def _utf8(text: str) -> str:
-    """Escape lone surrogates, which have no UTF-8: a file name in a message may have them."""
-    return text.encode(errors="backslashreplace").decode()

@@ -427,6 +427,25 @@ async def test_without_a_scheduler_calls_run_beside_others_as_far_as_the_compute
     assert [(await whole(each))[1] for each in (running[0], waiting, again)] == [b"done"] * 3
 
 
+async def test_without_a_scheduler_calls_take_the_slots_of_a_copy_that_runs(rig: Rig) -> None:
+    function = await rig.function("two", GATED_MODEL, "model", 1, need=Need(slots=2))
+    other = await rig.function("other", GATED_MODEL, "model", 1)
+    for each in (function, other):
+        rig.open_gate(f"warm-{each}")
+        await (await rig.gated(each, f"warm-{each}", cold=True)).answer()
+
+    running = [await rig.gated(function, name, number=-1) for name in ("first", "second")]
+    waiting = rig.begin(other, str(rig.root / "third").encode(), number=-1)
+    rig.open_gate("first")
+    assert (await whole(running[0]))[1] == b"done"
+    await rig.call(await rig.function("echo", ECHO), cold=True)
+    assert not (rig.root / "third.reached").exists(), "the device is held until the last of them has ended"
+
+    rig.open_gate("second")
+    rig.open_gate("third")
+    assert [(await whole(each))[1] for each in (running[1], waiting)] == [b"done"] * 2
+
+
 async def test_a_share_that_a_copy_holds_is_not_free_for_calls_without_a_scheduler(rig: Rig) -> None:
     held = await rig.function("held", GATED_MODEL, "model", 1, need=Need(30, "share"))
     large = await rig.function("large", GATED_MODEL, "model", 1, need=Need(71, "spatial"))

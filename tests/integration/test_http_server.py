@@ -262,6 +262,75 @@ def test_a_caller_who_leaves_closes_the_generator_and_frees_the_slot(
     assert server.call().text == "next"
 
 
+ASYNC = """
+    import asyncio, threading, time
+
+    begun, ended = 0, []
+
+    async def handle(event, context):
+        global begun
+        match event.path:
+            case "/meet":
+                return {"statusCode": 201, "body": meet(int(event.text))}
+            case "/wait":
+                begun += 1
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    ended.append("cancelled")
+                    raise
+            case "/seen":
+                return {"begun": begun, "ended": ended}
+            case "/block":
+                time.sleep(1.0)
+            case "/raise":
+                raise KeyError(event.text)
+            case "/break":
+                return breaks()
+        return event.body
+
+    async def meet(calls):
+        global begun
+        begun += 1
+        yield "begun "
+        while begun < calls:
+            await asyncio.sleep(0.005)
+        yield threading.current_thread().name
+
+    async def breaks():
+        yield "half"
+        raise ValueError("then this")
+"""
+
+
+def test_an_async_handler_streams_side_by_side_on_a_loop_of_its_own(serve: Callable[..., Server]) -> None:
+    server = serve(ASYNC, GPUFAAS_SLOTS="3").until("/_/ready", 200)
+
+    with ThreadPoolExecutor(3) as pool:
+        meeting = list(pool.map(lambda _: server.call("/meet", content=b"3"), range(3)))
+        assert {(each.status_code, each.text) for each in meeting} == {(201, "begun handlers")}
+        blocks = pool.submit(server.call, "/block", content=b"slept")
+        assert server.get("/_/health") == 200
+        assert not blocks.done()
+        assert blocks.result().text == "slept"
+
+    failed = server.call("/raise", content=b"b")
+    assert (failed.status_code, failed.text) == (500, "KeyError: 'b'")
+    with pytest.raises(httpx.RemoteProtocolError):
+        server.call("/break")
+    assert "ValueError: then this" in server.log.read_text()
+
+
+def test_a_caller_who_leaves_cancels_the_call_of_an_async_handler(serve: Callable[..., Server]) -> None:
+    server = serve(ASYNC, GPUFAAS_SLOTS="2").until("/_/ready", 200)
+    with pytest.raises(httpx.ReadTimeout):
+        server.http.post("/wait", timeout=1.0)
+
+    end = time.monotonic() + LIMIT_S
+    while server.call("/seen").json() != {"begun": 1, "ended": ["cancelled"]}:
+        assert time.monotonic() < end
+
+
 def test_sigterm_lets_what_runs_end(serve: Callable[..., Server], tmp_path: Path) -> None:
     begun, gate = Gate(tmp_path / "begun"), Gate(tmp_path / "gate")
     server = serve(f"""

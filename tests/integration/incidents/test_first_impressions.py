@@ -8,11 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from tests.integration.conftest import HTTP, Platform, until
-
-from gpufaas import Refused
-from gpufaas_core.errors import InvalidSpec
 
 HANDLER = """
     def fail():
@@ -93,12 +89,3 @@ def test_a_stream_that_breaks_off_is_a_failure_of_the_function_and_points_to_its
 
     assert (done.returncode, done.stdout) == (1, b"first")
     assert b"'gpufaas logs first' says why" in done.stderr
-
-
-def test_an_async_handler_is_refused_at_build_and_where_that_cannot_see_it_at_deploy(platform: Platform) -> None:
-    hidden = "async def other(event, context): return 'x'\nhandle = other"
-    with pytest.raises(Refused, match=r"handle\(\) is async, which is not supported: write def handle"):
-        platform.deploy("hidden", hidden, HTTP)
-
-    with pytest.raises(InvalidSpec, match="handle is async, which python3-http does not support: write def handle"):
-        platform.deploy("later", "async def handle(event, context): return 'x'", HTTP)

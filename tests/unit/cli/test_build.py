@@ -260,9 +260,9 @@ def test_bad_syntax_is_named_with_its_line(project: Project, source: str, says: 
     [
         ("python3-http", "", r"defines no handle\(event, context\), which python3-http calls"),
         (
-            "python3-http",
-            "async def handle(event, context): ...\n",
-            "handler.py:1: handle is async, which python3-http",
+            "python3-torch",
+            "async def load(device): ...\n" + MODEL,
+            "handler.py:1: load is async, and python3-torch calls only",
         ),
         ("python3-http", "class A:\n    def handle(self, event): ...\n", "defines no handle"),
         ("python3-torch", HTTP, r"defines no load\(device\)"),

@@ -2,8 +2,8 @@
 
 import pytest
 
+from gpufaas_functions.answers import in_one_line
 from gpufaas_functions.memory import is_out_of_memory
-from gpufaas_functions.runner import _in_one_line
 
 
 class OutOfMemoryError(RuntimeError):
@@ -60,4 +60,4 @@ def _noted() -> Exception:
     ],
 )
 def test_all_words_of_an_exception_are_in_one_line_with_its_type(error: BaseException, said: str) -> None:
-    assert _in_one_line(error) == said
+    assert in_one_line(error) == said

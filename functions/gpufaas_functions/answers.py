@@ -1,0 +1,126 @@
+"""What the two ways to serve calls share, in threads (`runner`) and on an event loop (`async_server`)."""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from gpufaas_core.frames import CHUNK_BYTES, FILE, AnswerHead, CallHead, Kind, encode_frame
+from gpufaas_functions.author import BadBody, Context, Event, HandlerAnswer
+from gpufaas_functions.emulated import EmulatedMemory
+from gpufaas_functions.memory import CpuMemory, CudaMemory, is_out_of_memory
+
+SAID: Final = 2000
+"""Characters of an exception's text that the caller gets. The text may hold a whole array."""
+_SERVERS: Final = ("runner", "batch_server", "batches", "async_server", "coroutines")
+_OURS: Final = frozenset(
+    (
+        *(str(Path(__file__).with_name(f"{each}.py")) for each in _SERVERS),
+        importlib.__file__,
+        "<frozen importlib._bootstrap>",
+        "<frozen importlib._bootstrap_external>",
+    )
+)
+Memory: TypeAlias = CpuMemory | CudaMemory | EmulatedMemory
+Handle: TypeAlias = Callable[[Event, Context], Any]
+"""The author's ``handle``, with the model."""
+
+
+def event_of(head: CallHead, body: bytes) -> Event:
+    """Return the event of a call whose body is there."""
+    if head.body_mode == FILE:
+        return Event(head.method, head.path, head.query, head.headers, None, file=head.body_path)
+    return Event(head.method, head.path, head.query, head.headers, body)
+
+
+def whole_frame(
+    answer: HandlerAnswer, method: str, run_s: float, peak: int, out_of_memory: bool, failed: bool
+) -> bytes:
+    """Return the frame of a small answer."""
+    length, body = -1, answer.body
+    assert body is not None
+    if method == "HEAD":
+        # The body is left out: its length is what the handler declares, or that of the body it returned.
+        declared = declared_length(answer.headers)
+        length = declared if declared >= 0 else len(body) or -1
+    head = AnswerHead(answer.status, answer.headers, run_s, peak, out_of_memory, failed, length)
+    return encode_frame(Kind.ANSWER, head, body)
+
+
+def failure(exc: BaseException, memory: Memory) -> HandlerAnswer:
+    """
+    Return an answer 500 with the text of the exception, and write the traceback to the function's log.
+
+    A body that is not what the handler asked for is the caller's fault: 400, and nothing in the log. If memory ran out,
+    the manager replaces the text, since it knows how much there is.
+    """
+    if not isinstance(exc, BadBody):
+        traceback.print_exception(from_the_author(exc), file=sys.stderr)
+        if is_out_of_memory(exc):
+            memory.release()
+    return answer_of(exc)
+
+
+def answer_of(exc: BaseException) -> HandlerAnswer:
+    """Return the answer of a call that failed with *exc*."""
+    status, text = (400, str(exc)) if isinstance(exc, BadBody) else (500, in_one_line(exc))
+    return HandlerAnswer(status, [(b"content-type", b"text/plain; charset=utf-8")], text.encode(), None)
+
+
+def pieces_of(body: bytes | memoryview) -> Iterator[memoryview]:
+    view = memoryview(body)
+    return (view[at : at + CHUNK_BYTES] for at in range(0, len(body), CHUNK_BYTES))
+
+
+def declared_length(headers: list[tuple[bytes, bytes]]) -> int:
+    """Return the Content-Length that a handler gave; -1: none, or not a number."""
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return -1
+
+
+def exactly(length: int, chunks: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """
+    Yield *chunks*.
+
+    :raises ValueError: together they do not have *length* bytes
+    """
+    left = length
+    try:
+        for chunk in chunks:
+            left -= len(chunk)
+            if left < 0:
+                raise ValueError(f"the answer is longer than its Content-Length, {length}")
+            yield chunk
+        if left:
+            raise ValueError(f"the answer ended {left} bytes before its Content-Length, {length}")
+    finally:
+        close = getattr(chunks, "close", None)
+        if close is not None:
+            close()
+
+
+def from_the_author(exc: BaseException) -> BaseException:
+    """Remove the frames of the runner and of the import that come before the author's: they explain nothing."""
+    trace = exc.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    return exc.with_traceback(trace) if trace is not None else exc
+
+
+def in_one_line(exc: BaseException) -> str:
+    """
+    Return the type and the text of *exc* in one line. The last line alone would not do: it may be advice (CUDA) or a
+    note. Indented lines at the beginning are the place of a syntax error, and are left out.
+    """
+    lines = utf8("".join(traceback.format_exception_only(exc))).rstrip().splitlines()
+    begin = next((at for at, line in enumerate(lines) if line.strip() and not line[0].isspace()), 0)
+    return " ".join(" ".join(lines[begin:]).split())[:SAID] or type(exc).__name__
+
+
+def utf8(text: str) -> str:
+    """Escape lone surrogates, which have no UTF-8: a file name in a message may have them."""
+    return text.encode(errors="backslashreplace").decode()
