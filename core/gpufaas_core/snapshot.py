@@ -281,6 +281,10 @@ class EngineDoc(Struct, frozen=True):
     """How many calls wait, those in local queues included."""
     reserved_in_s: Seconds | None = None
     """For this long no further device is reserved for a call that has waited too long."""
+    cleared: tuple[DeviceId, CallId] | None = None
+    """The device that takes no calls until it has room for this one."""
+    pauses_for_s: Seconds = 0.0
+    """For this long no other device is cleared."""
     wakes: tuple[tuple[str, Seconds], ...] = ()
     """Until the policy wants to run again, by key."""
     plan: PlacementPlan | None = None

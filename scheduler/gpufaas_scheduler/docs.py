@@ -12,7 +12,7 @@ from math import inf
 from typing import Final
 
 from gpufaas_cache_manager.residency import NOT_ASKED
-from gpufaas_core.model import Seconds
+from gpufaas_core.model import CallId, DeviceId, Seconds
 from gpufaas_core.snapshot import CallDoc, CostsDoc, DeviceDoc, EngineDoc, FunctionDoc, Holder, ResidentDoc
 from gpufaas_scheduler.contract import Stateful
 from gpufaas_scheduler.world.backoff import restored
@@ -21,7 +21,7 @@ from gpufaas_scheduler.world.call_state import WAITING
 from gpufaas_scheduler.world.conditions import Conditions
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.ready import ReadyCopies
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState, parts_of
+from gpufaas_scheduler.world.state import Clearing, Copy, DeviceState, FunctionState, parts_of
 from gpufaas_scheduler.world.world import World
 
 WAITING_KEPT: Final = 1000
@@ -147,6 +147,8 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         waiting=tuple(call_doc(each, now) for each in _first_waiting(world)),
         waiting_count=world.calls.waiting,
         reserved_in_s=cluster.reserved_until - now if now < cluster.reserved_until else None,
+        cleared=clearing_doc(cluster.clearing),
+        pauses_for_s=max(0.0, cluster.clearing.pauses_until - now),
         wakes=tuple((key, at - now) for key, at in agenda.wakes.items()),
         plan=agenda.plan,
         offers=tuple(agenda.offers.values()),
@@ -162,6 +164,10 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         orphaned=tuple(cluster.orphans.functions),
         at_s=now,
     )
+
+
+def clearing_doc(clearing: Clearing) -> tuple[DeviceId, CallId] | None:
+    return None if clearing.device is None or clearing.call is None else (clearing.device.id, clearing.call.id)
 
 
 def _first_waiting(world: World) -> list[Call]:
@@ -264,6 +270,17 @@ def restore_agenda(world: World, doc: EngineDoc, since: Seconds) -> None:
     agenda.releasing = dict(doc.releasing)
     if doc.policy_state is not None and isinstance(world.policy, Stateful):
         world.policy.load(doc.policy_state)
+
+
+def restore_clearing(world: World, doc: EngineDoc, since: Seconds) -> None:
+    """The device that was to be cleared takes no calls, if both it and the call are still there."""
+    clearing = world.cluster.clearing
+    clearing.pauses_until = since + doc.pauses_for_s
+    if doc.cleared is not None:
+        device, call = world.devices.get(doc.cleared[0]), world.calls.by_id.get(doc.cleared[1])
+        if device is not None and call is not None and call.state == WAITING:
+            clearing.device, clearing.call = device, call
+            device.shut = True
 
 
 ENGINE_KEY: Final = "engine"

@@ -40,6 +40,7 @@ from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.contract import SchedulingPolicy
 from gpufaas_scheduler.explain import explain, status
 from gpufaas_scheduler.handle import agenda, calls, copies, fleet, joins, takeover, workers
+from gpufaas_scheduler.handle.clear import make_way
 from gpufaas_scheduler.handle.settle import is_watched, return_overdue, settle, untangle
 from gpufaas_scheduler.view import view_of
 from gpufaas_scheduler.world.call_state import RUNNING
@@ -167,6 +168,8 @@ class Engine:
         if world.nested and (world.tangled or kind in _TANGLING):
             world.tangled = False
             untangle(world)
+        if cluster.mixed:
+            make_way(world)
         if world.lenders and (world.homeless or cluster.orphans.functions):
             out += world.lending.ask(world.homeless.values())
         return out

@@ -49,12 +49,7 @@ def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
     world.cluster.now = now
     why = waiting.why
     if waiting.state == WAITING:
-        why = world.policy.weigh(world.view, waiting) if isinstance(world.policy, contract.Explaining) else None
-        why = why or contract.Why("the policy has not placed it")
-        gathers_until = world.agenda.wakes.get(batch_key(waiting.function))
-        if gathers_until is not None:
-            more = f"an idle device waits up to {max(0.0, gathers_until - now):.3f} s for more calls of its batch"
-            why = contract.Why(more, why.options)
+        why = _why_it_waits(world, waiting)
     before = [each.id for at, each, *_ in world.starts if each.number > waiting.number and at >= waiting.arrived_at]
     return Explanation(
         call=waiting.id,
@@ -70,6 +65,19 @@ def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
         overtaken_by_count=len(before),
         service=_service(world, waiting, waiting.device),
     )
+
+
+def _why_it_waits(world: World, call: Call) -> contract.Why:
+    clearing = world.cluster.clearing
+    if clearing.call is call and clearing.device is not None:
+        return contract.Why(f"smaller calls kept it waiting, so {clearing.device.id} takes no others until it has room")
+    why = world.policy.weigh(world.view, call) if isinstance(world.policy, contract.Explaining) else None
+    why = why or contract.Why("the policy has not placed it")
+    gathers_until = world.agenda.wakes.get(batch_key(call.function))
+    if gathers_until is None:
+        return why
+    left_s = max(0.0, gathers_until - world.cluster.now)
+    return contract.Why(f"an idle device waits up to {left_s:.3f} s for more calls of its batch", why.options)
 
 
 def _service(world: World, call: Call, device: DeviceState | None) -> ServiceEstimate | None:

@@ -52,6 +52,8 @@ class Reason(Struct, frozen=True):
 NOT_ALLOWED: Final = Reason("device {device} does not satisfy the constraints of {function}")
 NO_PROFILE: Final = Reason("{function} has no profile for devices of kind {kind}")
 
+SHUT: Final = Reason("device {device} takes no new calls now")
+
 NO_COMPUTE: Final = "{function} needs {compute} % of the compute of {device}, which has {spare} % spare"
 _AS_IT_IS: Final[Fit[Any]] = Fit(())
 _TOO_LARGE: Final = "{function} needs {need}, device {device} has {have}"

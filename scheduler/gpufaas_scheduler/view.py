@@ -302,6 +302,8 @@ class ClusterView(_Plans):
         return found if found is not None and found.state == WAITING and found.owner.queued else None
 
     def first_hit(self, device: DeviceState) -> Call | None:
+        if self._cluster.mixed:
+            return self._first_possible_hit(device)
         best = NEVER
         found: Flow[Call] | None = None
         for flow in device.flows.values():
@@ -313,6 +315,18 @@ class ClusterView(_Plans):
             if call.function in device.copies:
                 return call
         return None if found is None else found.calls[0]
+
+    def _first_possible_hit(self, device: DeviceState) -> Call | None:
+        """Return `first_hit` where copies and their slots share the compute of *device*: not all can take a call."""
+        cluster = self._cluster
+        hits = [
+            flow.calls[0]
+            for name, flow in device.flows.items()
+            if flow.head != NEVER and cluster.can_start(device, cluster.functions[name])
+        ]
+        back = (each for each in cluster.queue.returned if each.function in device.copies)
+        hits += [each for each in back if cluster.can_start(device, each.owner)]
+        return min(hits, key=lambda each: each.number, default=None)
 
     def oldest_hit(self, without: Collection[FunctionId]) -> Call | None:
         cluster = self._cluster

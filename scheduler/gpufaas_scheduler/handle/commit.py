@@ -75,6 +75,8 @@ def _why_not_beside(world: World, owner: FunctionState, device: DeviceState, cop
     slots = copy.slots or owner.slots
     if copy.running >= slots:
         return f"all {slots} slots of copy {copy.id} are taken"
+    if device.shut:
+        return _busy(device, owner)
     if copy.share or (copy.running and owner.shared_hold):
         return None
     if device.preload is not None or device.reserved + owner.reserves > device.compute:
@@ -112,6 +114,8 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
         return f"device {device.id} is idle: nothing would end its local queue's wait"
     if copy not in call.owner.active:
         return f"copy {action.copy} takes no new calls"
+    if world.cluster.mixed and (device.shut or world.cluster.clearing.call is call):
+        return f"device {device.id} takes no new calls now, or another one is cleared for call {call.id}"
     if world.nested and world.nests.holds(device):
         return f"device {device.id} is held by a call that waits for a call"
     world.queue.remove(call)
@@ -193,6 +197,8 @@ def _no_copy(copy: CopyId, call: Call) -> str:
 
 
 def _busy(device: DeviceState, owner: FunctionState) -> str:
+    if device.shut:
+        return f"device {device.id} takes no new calls now"
     if device.preload is not None:
         return f"device {device.id} is busy with a load"
     calls = ", ".join(call.id for each in device.holding for call in each.calls)

@@ -56,6 +56,23 @@ def evict(world: World, device: DeviceState, copy: Copy, to: str = "none") -> No
         next_local(world, other)
 
 
+def send_off(world: World, device: DeviceState, copy: Copy) -> None:
+    """Evict a copy, or let it drain if it is in use."""
+    owner = copy.owner
+    if copy.split:
+        copy = world.cluster.copies[copy.id][1]
+    if copy in owner.draining:
+        pass
+    elif copy.pinned:
+        owner.drain(copy)
+        world.cluster.note_waiting(owner)
+        if not owner.queued and owner.flow.calls and not owner.active:
+            world.homeless[owner.id] = owner
+    else:
+        evict(world, device, copy)
+    balance(world, owner)
+
+
 def drop(world: World, device: DeviceState, copy: Copy) -> None:
     """Remove a copy whose worker is lost, or a part of it with *device*, and return its local queue."""
     owner, lost = copy.owner, device

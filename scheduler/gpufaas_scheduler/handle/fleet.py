@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from gpufaas_core import messages as m
-from gpufaas_scheduler.handle.copies import balance, drop, evict, forget_if_done, note_lack, serve_fifo
+from gpufaas_scheduler.handle.copies import balance, drop, forget_if_done, note_lack, send_off, serve_fifo
 from gpufaas_scheduler.handle.grants import end, return_local
 from gpufaas_scheduler.handle.waiting import give_up
 from gpufaas_scheduler.world.state import DeviceState, FunctionState
@@ -32,19 +32,7 @@ def device_drained(world: World, event: m.DeviceDrained) -> None:
     for call in list(device.local):
         return_local(world, device, call)
     for copy in list(device.residency):
-        owner = copy.owner
-        if copy.split:
-            copy = world.cluster.copies[copy.id][1]
-        if copy in owner.draining:
-            pass
-        elif copy.pinned:
-            owner.drain(copy)
-            world.cluster.note_waiting(owner)
-            if not owner.queued and owner.flow.calls and not owner.active:
-                world.homeless[owner.id] = owner
-        else:
-            evict(world, device, copy)
-        balance(world, owner)
+        send_off(world, device, copy)
     if device.idle_key is not None:
         world.cluster.set_busy(device)
 

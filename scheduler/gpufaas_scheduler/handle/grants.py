@@ -249,7 +249,7 @@ def full_part(world: World, copy: Copy) -> DeviceState | None:
     cluster, owner = world.cluster, copy.owner
     for device, _ in cluster.parts(copy):
         lacking = device.lacks(owner)
-        if device.preload is not None or device.reserved + owner.reserves > device.compute:
+        if device.shut or device.preload is not None or device.reserved + owner.reserves > device.compute:
             return device
         if lacking > 0 and victims(cluster.replacement, device.residency, 0, owner, lacking) is None:
             return device
@@ -408,7 +408,7 @@ def next_local(world: World, device: DeviceState) -> None:
         start(world, call, device, copy, (), others)
         if device.reserved >= device.compute and not device.open:
             return
-    if device.idle_key is None and not device.closed:
+    if device.idle_key is None and not device.shut:
         world.cluster.set_idle(device)
 
 
@@ -428,6 +428,8 @@ def obtain(world: World, device: DeviceState, owner: FunctionState) -> bool:
     Return whether *device* has the compute for a call of *owner* on a copy that is there. Idle copies that hold
     shares are evicted for it.
     """
+    if device.shut:
+        return False
     lacking = device.lacks(owner)
     if lacking <= 0:
         return True

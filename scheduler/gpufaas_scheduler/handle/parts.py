@@ -66,6 +66,8 @@ def _why_not(owner: FunctionState, part: Part, device: DeviceState) -> str | Non
         return f"{owner.id} has no share of its own: its sharing is {owner.declared.need.sharing}"
     if owner.id in device.copies:
         return f"device {device.id} holds {owner.id} already: as copy {device.copies[owner.id]}"
+    if device.shut:
+        return f"device {device.id} takes no new calls now"
     if device.preload is not None:
         return f"device {device.id} is busy with a load"
     if device.reserved + owner.reserves > device.compute:

@@ -58,6 +58,8 @@ def serving(world: World, replay: Callable[[m.Event], None]) -> None:
         # A call with a count of its own came back from a device before: see `queue`.
         wait_again(world, call)
     changed |= _restore_wishes(world, left, functions) or another
+    if left.event.engine is not None:
+        docs.restore_clearing(world, left.event.engine, left.since(left.event.engine))
     for device in list(world.devices.values()):
         if not device.busy and device.local:
             changed = True

@@ -13,7 +13,7 @@ from gpufaas_cache_manager import residency
 from gpufaas_cache_manager.eviction import victims
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core.model import ALL_COMPUTE, Bytes, CallId, CopyId, Device, DeviceId, FunctionId, Seconds
-from gpufaas_scheduler.fit import NOT_ALLOWED, Fit, Reason, fits
+from gpufaas_scheduler.fit import NOT_ALLOWED, SHUT, Fit, Reason, fits
 from gpufaas_scheduler.world.agenda import Agenda
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.changes import Changes
@@ -21,7 +21,7 @@ from gpufaas_scheduler.world.demand import Demand
 from gpufaas_scheduler.world.hits import Hits
 from gpufaas_scheduler.world.orphans import Orphans
 from gpufaas_scheduler.world.queue import GlobalQueue
-from gpufaas_scheduler.world.state import JOINED, Copy, DeviceState, FunctionState, IdleKey
+from gpufaas_scheduler.world.state import JOINED, Clearing, Copy, DeviceState, FunctionState, IdleKey
 
 
 class Cluster:
@@ -73,6 +73,7 @@ class Cluster:
         """See `contract.Start.reserved_s`."""
         self.demand = Demand()
         self.agenda = Agenda()
+        self.clearing = Clearing()
 
     def note_waiting(self, owner: FunctionState) -> None:
         """One of its calls began to wait, or a device began or stopped holding it."""
@@ -116,7 +117,7 @@ class Cluster:
 
     def close(self, device: DeviceState, *, closed: bool) -> None:
         """*device* takes no new calls from now on, or takes calls again."""
-        device.closed = closed
+        device.closed = device.shut = closed
         device.mark()
         self.constrained += 1 if closed else -1
 
@@ -125,7 +126,7 @@ class Cluster:
         if (
             device.idle_key is None
             and (device.reserved < device.compute or device.open)
-            and not (device.closed or device.local or device.preload)
+            and not (device.shut or device.local or device.preload)
         ):
             self.set_idle(device)
 
@@ -242,7 +243,7 @@ class Cluster:
         asked = self.asked
         if asked is not None and victims is None and asked[0] is owner and asked[1] is device:
             return self._answer
-        need = owner.need(device)
+        need = SHUT if device.shut and not device.closed else owner.need(device)
         leaving = self.replacement if victims is None else tuple(victims)
         compute = (owner.reserves if starts else 0) or owner.share
         found = (
@@ -302,10 +303,15 @@ class Cluster:
     def can_start(self, device: DeviceState, owner: FunctionState) -> bool:
         """
         Whether a call of *owner* can start on *device*: it has the compute, if need be after the eviction of idle
-        copies, or the call joins others.
+        copies, or the call joins others; and its copy has a free slot, if there is one.
         """
         if device.preload is not None or device.idle_key is None:
             return False
+        held = device.copies.get(owner.id)
+        if held is not None:
+            copy = self.copies[held][1]
+            if copy.running >= (copy.slots or owner.slots) or copy not in owner.active:
+                return False
         lacking = device.lacks(owner)
         if lacking <= 0 or device.can_join(owner):
             return True

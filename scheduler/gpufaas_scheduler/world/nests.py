@@ -23,7 +23,7 @@ from gpufaas_scheduler.world.cluster import Cluster
 from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState
 
 _Held: TypeAlias = "Counter[Copy | None]"
-"""By copy, the number of calls that cannot end before others."""
+"""By copy, the number of grants that cannot end before others."""
 
 
 class Nests:
@@ -107,19 +107,27 @@ class Nests:
         """Whether the call on *device* waits for a call that has no place yet."""
         return _holder(device, self._held(self.waiting())) is not None
 
+    def held_by(self, device: DeviceState, since: Seconds, apart: Call) -> bool:
+        """Whether a call that runs on *device* waits for one, other than *apart*, that came before *since*."""
+        if not self.inner:
+            return False
+        held = self._held(each for each in self.waiting() if each.arrived_at <= since and each is not apart)
+        return any(call in held for call in device.runs())
+
     def may_wait(self, owner: FunctionState) -> bool:
-        """Whether some holder of a model function is not held by a call that waits for a call."""
+        """Whether a holder of a model function can take a call while calls that wait for calls keep what they hold."""
         held = self._held(self.waiting())
-        return any(_holder(each, held) is None for each in owner.holders.values())
+        copies = _copies_of(held)
+        return any(not _lacks_compute(owner, each, held, copies) for each in owner.holders.values())
 
     def full_of_outers(self, owner: FunctionState) -> bool:
         """Whether calls that wait for calls hold all slots of a CPU function."""
-        return not _has_slot(owner, Counter(each.copy for each in self._held(self.waiting())))
+        return not _has_slot(owner, _copies_of(self._held(self.waiting())))
 
     def _has_place(self, call: Call, held: set[Call]) -> bool:
         """Whether *call* can have a place while *held* keep theirs, and all other calls end."""
         owner = call.owner
-        copies = Counter(each.copy for each in held if each.state == RUNNING)
+        copies = _copies_of(held)
         if not owner.queued:
             if _has_slot(owner, copies):
                 return True
@@ -146,7 +154,7 @@ class Nests:
             if copies[copy]:
                 # What it was lent counts as free, unless it has answered that it uses it.
                 room -= copy.limit if copy.asked == ANSWERED else copy.memory
-            elif (waits and copy.queued) or copy.owner.copies <= copy.owner.min_copies:
+            elif (waits and copy.queued) or _is_kept(copy):
                 room -= copy.memory
         return None if need <= room else room
 
@@ -154,7 +162,7 @@ class Nests:
         """Return for people what holds the places that *call* could have."""
         owner = call.owner
         held = self._held(self.waiting())
-        copies = Counter(each.copy for each in held if each.state == RUNNING)
+        copies = _copies_of(held)
         reasons = []
         if not owner.queued and owner.active:
             reasons.append(f"all slots of {owner.id} are held by calls that wait for calls")
@@ -180,22 +188,38 @@ class Nests:
         )
 
 
+def _copies_of(held: Iterable[Call]) -> _Held:
+    grants = {each.granted or each: each.copy for each in held if each.state == RUNNING}
+    return Counter(grants.values())
+
+
 def _holder(device: DeviceState, held: set[Call]) -> Call | None:
-    grants = (*device.holding, *device.others)
-    return next((call for each in grants for call in each.calls if call in held), None)
+    """Return a call of *held* that runs on *device* and keeps compute, alone or with others of its copy."""
+    return next((call for each in device.grants() for call in each.calls if call in held), None)
 
 
 def _lacks_compute(owner: FunctionState, device: DeviceState, held: set[Call], copies: _Held) -> bool:
     """Whether a copy of *owner* has no slot or compute on *device* while *held* keep theirs, and all else has left."""
-    own = device.copies.get(owner.id) if owner.queued else None
-    if own is not None and copies[device.residency.copies[own]] >= owner.slots:
-        return True
+    name = device.copies.get(owner.id) if owner.queued else None
+    own = None if name is None else device.residency.copies[name]
+    if own is not None and copies[own]:
+        if copies[own] >= owner.slots:
+            return True
+        if owner.shared_hold:
+            return False  # one hold is for all grants of a copy
     if not owner.wanted:
         return False
-    grants = (*device.holding, *device.others)
-    taken = sum(each.compute for each in grants if any(call in held for call in each.calls))
-    stay = (each for each in device.residency if copies[each] or each.owner.copies <= each.owner.min_copies)
+    keep = [each for each in device.grants() if any(call in held for call in each.calls)]
+    taken = sum(each.compute for each in keep if not each.copy.owner.shared_hold)
+    taken += sum(each.owner.reserves for each in {each.copy for each in keep if each.copy.owner.shared_hold})
+    stay = (each for each in device.residency if copies[each] or _is_kept(each))
     return taken + sum(each.share for each in stay) + owner.wanted > device.compute
+
+
+def _is_kept(copy: Copy) -> bool:
+    """Whether it is within the minimum of its function."""
+    owner = copy.owner
+    return owner.copies <= owner.min_copies and copy not in owner.draining
 
 
 def _has_slot(owner: FunctionState, held: _Held) -> bool:

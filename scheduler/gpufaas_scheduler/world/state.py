@@ -202,7 +202,7 @@ class FunctionState(Costed):
     def revive(self) -> bool:
         """Let a draining copy take calls again; False: there is none that may."""
         for copy, device in self.draining.items():
-            if not device.closed and not copy.split:
+            if not device.shut and not copy.split:
                 self.add(copy, self.draining.pop(copy))
                 return True
         return False
@@ -263,7 +263,7 @@ class DeviceState(Marked):
     __slots__ = (
         "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "direct", "evictions", "flows",
         "free_at", "hits", "holding", "id", "idle_key", "kind", "local", "local_s", "misses", "noted_at", "order",
-        "others", "part", "preload", "preloads", "reserved", "residency", "served", "starts",
+        "others", "part", "preload", "preloads", "reserved", "residency", "served", "shut", "starts",
     )  # fmt: skip
 
     def __init__(self, device: Device, order: int, changes: Changes) -> None:
@@ -311,6 +311,8 @@ class DeviceState(Marked):
         self.idle_key: IdleKey | None = None
         self.closed = False
         """It is drained: it takes no new calls, and does not count as idle."""
+        self.shut = False
+        """It takes no new calls: it is drained, or cleared for one call (`clearing`)."""
         self.served = 0
         self.hits = 0
         self.misses = 0
@@ -425,6 +427,18 @@ class DeviceState(Marked):
             if lacking <= 0:
                 return each.free_at
         return self.free_at
+
+
+class Clearing:
+    """The device that takes no calls until it has room for one that has waited long: see `clearing`."""
+
+    __slots__ = ("call", "device", "pauses_until")
+
+    def __init__(self) -> None:
+        self.device: DeviceState | None = None
+        self.call: Call | None = None
+        self.pauses_until: Seconds = 0.0
+        """No device is looked for before."""
 
 
 Copy: TypeAlias = residency.Copy[FunctionState]

@@ -80,6 +80,8 @@ class Rig:
         self.running: dict[CallId, Worker] = {}
         self.ended: Counter[CallId] = Counter()
         """How often a call was answered."""
+        self.answered: Callable[[FunctionId], None] = lambda _function: None
+        """Told of each call that has finished, by its function."""
         self._calendar: list[tuple[float, int, Callable[[], None]]] = []
         self._entries = 0
         for number in range(devices):
@@ -246,6 +248,7 @@ class Rig:
         self._end(call)
         self.ended[call] = 1
         self.tell(m.Finished(call, device, 1.0, ok))
+        self.answered(worker.function)
 
     def _refuse(self, call: CallId, worker: Worker) -> None:
         if self.running.get(call) is worker:

@@ -12,6 +12,7 @@ from tests.unit.scheduler.conformance import Rig, specs
 from gpufaas_core.model import Need, Profile
 from gpufaas_scheduler.journal import Journal, replay
 from gpufaas_scheduler.policies import POLICIES
+from gpufaas_scheduler.world.clearing import PAUSE_S, WAIT_S
 
 SPECS = specs()
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 7))]
@@ -85,6 +86,49 @@ def test_hits_that_keep_coming_do_not_starve_a_call_of_another_function(spec: st
     rig.until_rest()
 
     assert len(waits) == 1, "it had not started after two minutes"
+
+
+MIX = {
+    "whole": Need(), "timed": Need(100, "time"), "half": Need(50, "spatial"), "other": Need(50, "spatial"),
+    "share": Need(30, "share", slots=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("needs", "devices"), [("whole half other", 1), ("whole share", 1), (" ".join(MIX), 2)])
+@pytest.mark.parametrize("spec", SPECS)
+def test_calls_that_take_turns_on_a_part_of_a_device_do_not_starve_one_that_needs_it_all(
+    spec: str, needs: str, devices: int
+) -> None:
+    """
+    Three callers of each function call again as soon as they have their answers, and so keep all devices in use. A call
+    for a whole device waits for `WAIT_S`, then one clearing for each older one: a pause, the rest of a call that runs,
+    with its load, and the older call. Those that take turns wait for as many at most.
+    """
+    rig = Rig(spec, 7, functions=0, devices=0, breaks=False)
+    for number in range(devices):
+        rig.join(number)
+    profile = Profile(2.0, 0.45, 20)
+    longest_s = 1.3 * profile.load_s + 4 * profile.service_s
+    for name in needs.split():
+        rig.deploy(name, MIX[name], profile)
+    large = [name for name in needs.split() if MIX[name].compute == 100]
+    of: dict[str, str] = {}
+
+    def call(name: str) -> None:
+        of[rig.call(name)] = name
+
+    rig.answered = lambda name: call(name) if name not in large and rig.now < 150.0 else None
+    for name in needs.split():
+        for caller in range(3 if name not in large else 0):
+            rig._at(caller / 8, lambda name=name: call(name))  # type: ignore[misc]
+    for at in range(10, 150, 30):
+        for name in large:
+            rig._at(at, lambda name=name: call(name))  # type: ignore[misc]
+    rig.until_rest()
+
+    bound_s = WAIT_S + len(large) * (PAUSE_S + 2 * longest_s)
+    assert {name: wait for each, name in of.items() if (wait := rig.started[each] - rig.arrived[each]) > bound_s} == {}
+    assert len(of) > 200
 
 
 def test_the_registry_is_covered() -> None:

@@ -1,0 +1,112 @@
+"""A device is cleared for a call that smaller ones keep waiting, and the call starts there: see `world.clearing`."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from gpufaas_core import messages as m
+from gpufaas_scheduler import contract
+from gpufaas_scheduler.handle.commit import try_start
+from gpufaas_scheduler.handle.copies import send_off, serve_fifo
+from gpufaas_scheduler.handle.grants import return_local
+from gpufaas_scheduler.handle.settle import settle, start_nested
+from gpufaas_scheduler.world.call import Call
+from gpufaas_scheduler.world.call_state import WAITING
+from gpufaas_scheduler.world.clearing import PAUSE_S, held_by_late, in_the_way, is_drained, to_clear
+from gpufaas_scheduler.world.state import Copy, DeviceState
+from gpufaas_scheduler.world.world import World
+
+_WAITED: Final = contract.Why("smaller calls had kept it waiting too long, so this device was cleared for it")
+
+
+def make_way(world: World) -> None:
+    """An event has been dealt with: clear a device if a call has waited too long, or go on with that."""
+    if world.left is not None or isinstance(world.agenda.event, m.Serving):
+        return
+    cluster, clearing = world.cluster, world.cluster.clearing
+    if clearing.call is None and cluster.now >= clearing.pauses_until and (world.queue.count or world.homeless):
+        found = to_clear(cluster, world.nests, world.homeless.values())
+        clearing.pauses_until, world.settled = cluster.now + PAUSE_S, True
+        if found is not None:
+            clearing.device, clearing.call = found
+    if clearing.call is not None and clearing.device is not None:
+        _clear(world, clearing.device, clearing.call)
+    if world.freed:
+        world.freed = False
+        settle(world)
+
+
+def _clear(world: World, device: DeviceState, call: Call) -> None:
+    """Let *device* take no other call, and start *call* there if it has room."""
+    if call.state != WAITING or world.devices.get(device.id) is not device:
+        _stop(world, device)
+        return
+    if device.shut and not device.closed and not world.nested and _is_full(device, call):
+        return
+    if world.nested:
+        if held_by_late(world.nests, device, call, world.cluster.now):
+            _stop(world, device)
+            return
+        _start_inner(world, device)
+    leaving = in_the_way(device, call)
+    if leaving is None:
+        _stop(world, device)
+        return
+    _shut(world, device, leaving)
+    if not _start(world, device, call) and is_drained(device, call):
+        _stop(world, device)  # what stays there has taken more memory
+
+
+def _is_full(device: DeviceState, call: Call) -> bool:
+    """Whether the compute for *call* is certainly taken yet: most events change nothing."""
+    owner = call.owner
+    return device.reserved + owner.wanted > device.compute and not owner.shared_hold
+
+
+def _shut(world: World, device: DeviceState, leaving: Iterable[Copy]) -> None:
+    cluster = world.cluster
+    if not device.shut:
+        device.shut = world.settled = True
+        cluster.asked = None
+        if device.idle_key is not None:
+            cluster.set_busy(device)
+        for each in list(device.local):
+            return_local(world, device, each)
+            world.freed = True
+    for copy in leaving:
+        send_off(world, device, copy)
+
+
+def _start(world: World, device: DeviceState, call: Call) -> bool:
+    owner = call.owner
+    device.shut, world.cluster.asked = False, None
+    if owner.queued:
+        try_start(world, contract.start_on(device, call, _WAITED))
+    else:
+        serve_fifo(world, owner)
+    if call.state != WAITING:
+        _stop(world, device)
+        return True
+    device.shut, world.cluster.asked = True, None
+    return False
+
+
+def _stop(world: World, device: DeviceState) -> None:
+    """*device* takes calls again."""
+    cluster = world.cluster
+    cluster.clearing.device = cluster.clearing.call = cluster.asked = None
+    cluster.clearing.pauses_until = cluster.now + PAUSE_S
+    world.freed = world.settled = True
+    if world.devices.get(device.id) is device:
+        device.shut = device.closed
+        cluster.offer(device)
+
+
+def _start_inner(world: World, device: DeviceState) -> None:
+    """Start calls that calls wait for, on *device* as well: one of the latter may run there."""
+    cluster = world.cluster
+    device.shut, cluster.asked = False, None
+    cluster.offer(device)
+    for each in world.nests.waiting():
+        if not each.owner.queued:
+            serve_fifo(world, each.owner)
+    start_nested(world)
