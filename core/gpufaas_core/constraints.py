@@ -50,6 +50,8 @@ CAPPED_BY: Final = {
     EMULATED: "by the emulation, which computes nothing",
 }
 """The same in words."""
+FIXED_AT_START: Final = frozenset((AFFINITY, MPS))
+"""Of these, a worker has for good what it was started with."""
 CORES: Final = "device.cores"
 """How many cores the workers of a CPU device may use together; no label: all."""
 PRODUCT: Final = "nvidia.com/gpu.product"

@@ -202,6 +202,8 @@ class Grants:
             # It failed before its call arrived: without it, the call would open the grant, and load, once more.
             asyncio.get_running_loop().call_later(self._host.settings.untaken_s, self._forget_failed, exchange)
         device = exchange.worker.device
+        if exchange.worker.replaced:
+            device.end_replaced(exchange.worker)
         while device.unled:
             following = device.unled[0]
             waits = not following.finished and following.worker.state is WorkerState.READY

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from gpufaas_core.bundle import WorkerSpec
+from gpufaas_core.constraints import COMPUTE, FIXED_AT_START
 from gpufaas_core.messages import (
     Abort,
     Command,
@@ -38,6 +39,7 @@ from gpufaas_gpu_manager.room import WorkerDevice
 from gpufaas_gpu_manager.settings import NodeSettings
 from gpufaas_gpu_manager.supervisor import ContainerEngine, Supervisor
 from gpufaas_gpu_manager.worker import Worker
+from gpufaas_gpu_manager.worker_state import WorkerState
 
 
 class Node:
@@ -194,7 +196,16 @@ class Node:
         """Cap a copy at *share* per cent of its device's compute; 0: as its function says."""
         owner = self._devices.get(device)
         worker = owner.workers.get(copy_id(function, copy)) if owner is not None else None
-        if owner is not None and owner.source.emulation is not None:
-            owner.source.emulation.limit(function, copy, share)
-        elif worker is not None and worker.limits is not None:
-            worker.limits.hold_to_share(share or worker.share)
+        if owner is None or worker is None:
+            return
+        source, share = owner.source, share or worker.spec.need.held
+        if source.emulation is not None:
+            source.emulation.limit(function, copy, share)
+        elif share == worker.share:
+            return
+        elif worker.state is not WorkerState.WAITING and source.device.labels.get(COMPUTE) in FIXED_AT_START:
+            self.host.change_share(owner, worker, share)
+        else:
+            worker.share = share
+            if worker.limits is not None:
+                worker.limits.hold_to_share(share)

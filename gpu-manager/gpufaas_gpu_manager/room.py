@@ -28,6 +28,10 @@ class WorkerDevice:
         self.workers: dict[CopyId, Worker] = {}
         """The current worker of each copy; a worker that ends is in the ledger only."""
         self.waiting: deque[Worker] = deque()
+        self.standbys: dict[CopyId, Worker] = {}
+        """Those that load in order to take the place of the worker of their copy."""
+        self.replaced: list[Worker] = []
+        """Those whose place was taken, and whose last calls run."""
         self.unled: deque[Exchange] = deque()
         """Calls that no scheduler ordered, and that wait for compute."""
         self._settling = 0
@@ -51,9 +55,54 @@ class WorkerDevice:
         self.admit()
 
     def end(self, key: CopyId) -> None:
+        self._end_standby(key)
         worker = self.workers.pop(key, None)
         if worker is not None:
             worker.end()
+
+    def replace(self, old: Worker, new: Worker) -> None:
+        """
+        *new* takes the place of *old*, the worker of the same copy: when it is ready, if there is memory for both; else
+        at once, so that its calls wait until *old* has ended and it is loaded.
+        """
+        self._end_standby(old.key)
+        if old.state is WorkerState.READY and self.ledger.reserve(new.number, new.memory):
+            new.standby = True
+            self.standbys[new.key] = new
+            new.begin()
+        else:
+            self._take_place(new)
+            self.waiting.append(new)
+            self.admit()
+
+    def switch_to(self, worker: Worker) -> None:
+        if self.standbys.pop(worker.key, None) is worker:
+            worker.standby = False
+            self._take_place(worker)
+
+    def _take_place(self, new: Worker) -> None:
+        old = self.workers[new.key]
+        self.workers[new.key] = new
+        new.used_at = old.used_at
+        old.replaced = True
+        self.replaced.append(old)
+        old.calls.hand_over(new.calls)
+        for exchange in new.calls.unbound:
+            exchange.worker = new
+        new.calls.bind_waiting()
+        self.end_replaced(old)
+
+    def end_replaced(self, worker: Worker) -> None:
+        """End *worker* if another one has its place, and its last call is over."""
+        if worker.replaced and not worker.calls.exchanges and not worker.ends:
+            if worker in self.waiting:
+                self.waiting.remove(worker)
+            worker.end()
+
+    def _end_standby(self, key: CopyId) -> None:
+        standby = self.standbys.pop(key, None)
+        if standby is not None:
+            standby.end()
 
     def admit(self) -> None:
         """Start waiting workers in order, as far as the memory goes: a later, smaller one does not overtake."""
@@ -95,6 +144,10 @@ class WorkerDevice:
         return less
 
     def leave(self, worker: Worker) -> None:
+        if self.standbys.get(worker.key) is worker:
+            del self.standbys[worker.key]
+        if worker in self.replaced:
+            self.replaced.remove(worker)
         if self.workers.get(worker.key) is worker:
             del self.workers[worker.key]
             if self.source.emulation is not None:
@@ -112,7 +165,7 @@ class WorkerDevice:
         """The device cannot be used any more: end all workers."""
         waiting = [each for each in self.waiting if each.state is WorkerState.WAITING]
         self.waiting.clear()
-        for worker in list(self.workers.values()):
+        for worker in [*self.workers.values(), *self.standbys.values(), *self.replaced]:
             why = f"its device {self.id} is gone: {reason}"
             if worker in waiting:
                 worker.fail_unstarted(why)
@@ -130,7 +183,12 @@ class WorkerDevice:
             (each for each in self.workers.values() if each.state in living), key=lambda each: each.used_at
         )
         running = sorted(
-            (each for worker in workers for each in worker.calls.exchanges.values() if not each.finished),
+            (
+                each
+                for worker in (*workers, *self.replaced)
+                for each in worker.calls.exchanges.values()
+                if not each.finished
+            ),
             key=lambda each: each.opened_at,
         )
         return DeviceSnapshot(

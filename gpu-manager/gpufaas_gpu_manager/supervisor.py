@@ -107,6 +107,11 @@ class Supervisor:
         device.add(worker)
         return worker
 
+    def change_share(self, device: WorkerDevice, worker: Worker, share: int) -> None:
+        """Start a worker with *share* per cent of *device* in the place of *worker*, whose share cannot be changed."""
+        new = self.make(device, worker.spec, worker.memory, worker.copy, share)
+        device.replace(worker, new)
+
     def running(self, worker: Worker) -> Running:
         """Return how *worker* runs, by the kind of its function."""
         if worker.spec.image:

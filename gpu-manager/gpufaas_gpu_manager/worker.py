@@ -37,6 +37,9 @@ class WorkerDevicePort(DevicePort, Protocol):
     def leave(self, worker: "Worker") -> None:
         """*worker* is reaped: its memory is free when the device says so, too."""
 
+    def switch_to(self, worker: "Worker") -> None:
+        """*worker*, a standby, is ready: it takes the place of the worker of its copy."""
+
 
 class WorkerHost(CallsHost, Protocol):
     """What a worker asks and tells its node."""
@@ -86,6 +89,10 @@ class Worker(SlotOwner):
         self.key = copy_id(spec.function, copy)
         self.share = share or spec.need.held
         """Per cent of its device's compute that it holds; 0: each call takes what it needs."""
+        self.standby = False
+        """It loads beside the worker of its copy, whose place it takes when it is ready."""
+        self.replaced = False
+        """Another worker has taken its place: it ends when its calls have."""
         self.memory = memory
         self.wanted = memory
         """What its reservation will be when there is room for that."""
@@ -175,6 +182,8 @@ class Worker(SlotOwner):
         by_driver = self.device.source.used_bytes([self.pid]) if self.pid is not None else 0
         occupation = max(head.occupation, by_driver or 0)
         self.host.report(Loaded(self.spec.function, self.device.id, load_s, occupation, self.copy))
+        if self.standby:
+            self.device.switch_to(self)
         if not self.told:
             self.timers.later("told", _TOLD_WITHIN_S, self.on_told)
         else:
@@ -287,6 +296,10 @@ class Worker(SlotOwner):
                 self.checked.set_result(end.summary)
             return
         self.host.gone(self)
+        if self.replaced or self.standby:
+            # Its copy lives on: only its calls are over.
+            self.calls.conclude(end.error, again=False, was_ready=False, ended=True)
+            return
         refused = self.calls.conclude(
             end.error, again=end.place_again, was_ready=before is WorkerState.READY, ended=end.asked_for
         )

@@ -183,6 +183,14 @@ class WorkerCalls:
         while self.unbound and self._free:
             self.bind(self.unbound.popleft())
 
+    def hand_over(self, to: "WorkerCalls") -> None:
+        """The calls that no slot has are *to*'s from now on."""
+        for exchange in self.unbound:
+            del self.exchanges[exchange.grant.call]
+            to.exchanges[exchange.grant.call] = exchange
+        to.unbound.extend(self.unbound)
+        self.unbound.clear()
+
     def on_done(self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:
         worker, host = self._worker, self._host
         free = slot if self._seats is None else self._seats.done(slot)

@@ -87,12 +87,13 @@ class Lines:
 class Rig:
     """A node with one CPU device of 200 MiB, and a hand that grants grants."""
 
-    def __init__(self, root: Path, memory: str = "200MiB", untaken_s: float = 60.0) -> None:
+    def __init__(self, root: Path, memory: str = "200MiB", untaken_s: float = 60.0, shares_by: str = "none") -> None:
         self.bundles = Bundles(root)
         self.logs = Lines()
         self.facts: list[Event] = []
         self.node = Node(
-            open_devices([f"cpu:0={memory}"], NodeId("n")), self.bundles, self.logs, self.facts.append,
+            open_devices([f"cpu:0={memory}"], NodeId("n"), shares_by=shares_by), self.bundles, self.logs,
+            self.facts.append,
             settings=NodeSettings(abort_grace_s=0.5, untaken_s=untaken_s),
         )  # fmt: skip
         self.number = 0

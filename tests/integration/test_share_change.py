@@ -1,0 +1,126 @@
+"""A share that a worker has for good changes by a standby, a switch and a drain: here the cores that it is bound to."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.integration.test_node import DEVICE, Rig
+from tests.waiting import eventually
+
+from gpufaas_core.messages import CopyFailed, Finished, SetLimit, WorkerExited
+from gpufaas_core.model import FunctionId, Need
+from gpufaas_core.units import MiB
+
+CORES = """
+    import os, pathlib, time
+    def load(device):
+        if os.environ.get("FAILS") and len(os.sched_getaffinity(0)) > 1:
+            raise ValueError("not with two")
+    def handle(model, event, context):
+        wait = pathlib.Path(event.text or "/")
+        while not wait.exists():
+            time.sleep(0.005)
+        return str(len(os.sched_getaffinity(0)))
+"""
+pytestmark = [
+    pytest.mark.usefixtures("warm_fork_servers"),
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core: there are no shares of it"),
+]
+
+
+async def with_half(rig: Rig, memory: int = 100 * MiB, **env: str) -> FunctionId:
+    """Load a function that has one of the two cores."""
+    await rig.node.start()
+    function = await rig.function("cores", CORES)
+    rig.node.functions.expect(replace(rig.node.functions.specs[function], need=Need(50, "share"), env=env))
+    assert await rig.call(rig.grant(function, cold=True, memory=memory)) == (200, b"1")
+    return function
+
+
+def workers(rig: Rig) -> int:
+    return len([each for each in rig.node.workers() if not each.ends])
+
+
+@pytest.fixture
+def rig_of(tmp_path: Path) -> Callable[[str], Rig]:
+    return lambda memory: Rig(tmp_path, f"{memory},cores=2", shares_by="affinity")
+
+
+async def test_the_old_worker_serves_until_the_standby_is_ready_and_ends_after_its_last_call(
+    rig_of: Callable[[str], Rig], tmp_path: Path
+) -> None:
+    rig = rig_of("400MiB")
+    function = await with_half(rig)
+    gate = tmp_path / "gate"
+    running = asyncio.ensure_future(rig.call(rig.grant(function), str(gate).encode()))
+    await asyncio.sleep(0.05)
+
+    rig.node.execute(SetLimit(function, DEVICE, share=100))
+    assert workers(rig) == 2
+    await eventually(lambda: rig.node.workers()[-1].takes_calls)
+
+    assert await rig.call(rig.grant(function)) == (200, b"2")
+    snapshot = rig.node.snapshot().devices[0]
+    assert [each.begun for each in snapshot.running] == [True], "the call on the old worker is not forgotten"
+    assert len(snapshot.residents) == 1
+    gate.touch()
+    assert await running == (200, b"1")
+    await eventually(lambda: len(rig.node.workers()) == 1)
+    assert rig.node.reserved(DEVICE) == 100 * MiB
+    assert not rig.facts_of(WorkerExited)
+    assert len(rig.facts_of(Finished)) == 3
+    await rig.node.close()
+
+
+async def test_without_memory_for_both_the_old_one_ends_first_and_calls_wait(rig_of: Callable[[str], Rig]) -> None:
+    rig = rig_of("150MiB")
+    function = await with_half(rig)
+
+    rig.node.execute(SetLimit(function, DEVICE, share=100))
+    rig.node.execute(SetLimit(function, DEVICE, share=100))
+
+    assert await rig.call(rig.grant(function)) == (200, b"2")
+    assert len(rig.node.workers()) == 1
+    rig.node.evict(function, DEVICE)
+    await eventually(lambda: not rig.node.workers())
+    assert rig.node.reserved(DEVICE) == 0
+    await rig.node.close()
+
+
+async def test_a_standby_that_does_not_load_changes_nothing(rig_of: Callable[[str], Rig]) -> None:
+    rig = rig_of("400MiB")
+    function = await with_half(rig, FAILS="1")
+
+    rig.node.execute(SetLimit(function, DEVICE, share=100))
+    await eventually(lambda: len(rig.node.workers()) == 1)
+
+    assert await rig.call(rig.grant(function)) == (200, b"1")
+    assert not rig.facts_of(CopyFailed)
+    assert rig.node.reserved(DEVICE) == 100 * MiB
+    await rig.node.close()
+
+
+async def test_when_the_old_worker_dies_its_call_is_over_and_the_copy_lives(
+    rig_of: Callable[[str], Rig], tmp_path: Path
+) -> None:
+    rig = rig_of("400MiB")
+    function = await with_half(rig)
+    old = rig.node.workers()[0]
+    grant = rig.grant(function)
+    running = asyncio.ensure_future(rig.call(grant, str(tmp_path / "never").encode()))
+    await asyncio.sleep(0.05)
+    rig.node.execute(SetLimit(function, DEVICE, share=100))
+    await eventually(lambda: rig.node.workers()[-1].takes_calls)
+    await eventually(lambda: old.replaced)
+
+    old.kill("for this test")
+
+    with pytest.raises(Exception, match="for this test"):
+        await running
+    assert [each.ok for each in rig.facts_of(Finished) if each.call == grant.call] == [False]  # type: ignore[attr-defined]
+    assert not rig.facts_of(WorkerExited)
+    assert await rig.call(rig.grant(function)) == (200, b"2")
+    await rig.node.close()
