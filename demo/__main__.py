@@ -73,6 +73,8 @@ class Phase:
     latencies: list[float] = field(default_factory=list)
     starts: Counter[str] = field(default_factory=Counter)
     evictions: int = 0
+    together: int = 0
+    """Calls that ran in one batch with others."""
     digits: list[bool] = field(default_factory=list)
     """Of each image of a digit: whether the prediction was what it shows."""
     wrong: list[str] = field(default_factory=list)
@@ -317,6 +319,7 @@ async def one(client: httpx.AsyncClient, phase: Phase, call: Call, answers: dict
     response = await client.post(f"/function/{call.function}", content=call.body)
     phase.latencies.append(time.perf_counter() - began)
     phase.starts[response.headers.get("x-gpufaas-start", "none")] += 1
+    phase.together += "x-gpufaas-batch" in response.headers
     if response.status_code != 200:
         phase.wrong.append(f"{call.function}: {response.status_code} {response.text[:300]}")
         return
@@ -369,13 +372,14 @@ def report(phases: list[Phase], memory: dict[str, Any], status: dict[str, Any], 
     """Print the tables; return what went wrong."""
     failures = []
     table = Table(title="calls", title_justify="left")
-    for name in ("phase", "calls", "at once", "hits", "misses", "evictions", "p50 ms", "p99 ms", "wrong"):
+    for name in ("phase", "calls", "at once", "hits", "misses", "in batches", "evictions", "p50 ms", "p99 ms", "wrong"):
         table.add_column(name, justify="left" if name == "phase" else "right")
     for phase in phases:
         cuts = statistics.quantiles(phase.latencies, n=100, method="inclusive")
         table.add_row(
             phase.name, str(len(phase.calls)), str(phase.at_once), str(phase.starts["hit"]), str(phase.starts["miss"]),
-            str(phase.evictions), f"{1e3 * cuts[49]:.0f}", f"{1e3 * cuts[98]:.0f}", str(len(phase.wrong)),
+            str(phase.together), str(phase.evictions), f"{1e3 * cuts[49]:.0f}", f"{1e3 * cuts[98]:.0f}",
+            str(len(phase.wrong)),
         )  # fmt: skip
         failures += phase.wrong[:5]
     console.print(table)

@@ -41,6 +41,22 @@ def test_one_image_may_be_rows_or_flat_and_gives_one_answer(deployed: Any, held_
     assert sum(by_rows["probabilities"]) == pytest.approx(1, abs=1e-4)
 
 
+def test_calls_that_run_together_are_answered_as_each_alone(deployed: Any, held_out: Any) -> None:
+    images = held_out[0]
+    bodies = [images[0], {"pixels": images[1]}, b"no", images[2:5], [17] * 64, images[5]]
+
+    together = deployed("digits").call_together(*bodies)
+
+    for (status, answer), (alone_status, alone) in zip(together, map(deployed("digits").call, bodies), strict=True):
+        assert status == alone_status
+        for one, other in zip(answer, alone, strict=True) if isinstance(alone, list) else ((answer, alone),):
+            assert one.get("digit") == other.get("digit")
+            assert one.get("error") == other.get("error")
+    assert [status for status, _ in together] == [200, 200, 400, 200, 400, 200]
+    assert len(together[3][1]) == 3
+    assert deployed("digits").call_together(b"no")[0][0] == 400
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"no", [], [1] * 63, [[1] * 8] * 7, [17] * 64, [-1] * 64, ["1"] * 64, {"image": []}, [[1], [1, 2]], 5, None,
