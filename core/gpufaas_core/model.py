@@ -408,6 +408,8 @@ class EngineStatus(Struct, frozen=True):
     """The copies that scaled functions should have, within their bounds. Other functions are left out."""
     failing: dict[FunctionId, Failing] = field(default_factory=dict)
     """Functions whose calls are refused because their loads fail."""
+    lacking: dict[FunctionId, str] = field(default_factory=dict)
+    """Functions with fewer copies than they should have, for which no device has room; and why."""
 
 
 class NodeView(Struct, frozen=True, array_like=True):

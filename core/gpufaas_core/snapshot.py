@@ -292,6 +292,8 @@ class EngineDoc(Struct, frozen=True):
     offers: tuple[Offer, ...] = ()
     ordered: tuple[tuple[str, int], ...] = ()
     """Nodes that were procured and have not joined, by kind."""
+    known: tuple[NodeId, ...] = ()
+    """Nodes that are not of these."""
     releasing: tuple[tuple[NodeId, bool], ...] = ()
     """Nodes that are given back, and whether the provider was told."""
     policy_state: bytes | None = None

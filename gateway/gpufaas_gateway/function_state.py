@@ -78,6 +78,7 @@ def _detail(deployed: Deployed, status: EngineStatus, copies: Copies) -> Functio
         bundle=deployed.spec.digest,
         devices=list(copies.by_device),
         copies=dict(copies.by_device),
+        lacks=status.lacking.get(deployed.function_id),
         hits=deployed.stats.hits,
         misses=deployed.stats.misses,
     )

@@ -56,8 +56,9 @@ def status_routes(
         found = await scheduler.explain(CallId(call))
         if found is None:
             raise UnknownCall(
-                f"call {call!r} is not known: only calls of model functions that wait, or are among the last ones that "
-                "were started, can be explained. Its id is X-Call-Id of the answer"
+                f"call {call!r} is not known: only calls that wait can be explained, and those among the last ones "
+                "that a policy has started. Those of CPU functions, and on shares, start without one. Its id is "
+                "X-Call-Id of the answer"
             )
         return found
 

@@ -249,6 +249,7 @@ class FunctionDetail(_Answer, kw_only=True):
     bundle: str
     devices: list[str]
     copies: Annotated[dict[str, int], Meta(description="by device")]
+    lacks: Annotated[str | None, Meta(description="why it has fewer copies than it should have")] = None
     hits: _Count
     misses: _Count
     unavailable: str | None = None

@@ -153,6 +153,7 @@ def engine_doc(world: World, now: Seconds) -> EngineDoc:
         plan=agenda.plan,
         offers=tuple(agenda.offers.values()),
         ordered=tuple(agenda.ordered.items()),
+        known=tuple(sorted(agenda.known)),
         releasing=tuple(agenda.releasing.items()),
         policy_state=policy.save() if isinstance(policy, Stateful) else None,
         first_call_age_s=None if demand.first_call_at is None else now - demand.first_call_at,
@@ -267,6 +268,7 @@ def restore_agenda(world: World, doc: EngineDoc, since: Seconds) -> None:
     agenda.plan = doc.plan
     agenda.offers = {each.kind: each for each in doc.offers}
     agenda.ordered = dict(doc.ordered)
+    agenda.known = set(doc.known)
     agenda.releasing = dict(doc.releasing)
     if doc.policy_state is not None and isinstance(world.policy, Stateful):
         world.policy.load(doc.policy_state)

@@ -14,11 +14,15 @@ from gpufaas_core.model import (
     ServiceEstimate,
 )
 from gpufaas_scheduler import contract
+from gpufaas_scheduler.fit import Reason
 from gpufaas_scheduler.world.agenda import batch_key
 from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import RUNNING, WAITING
-from gpufaas_scheduler.world.state import DeviceState
+from gpufaas_scheduler.world.state import DeviceState, FunctionState
 from gpufaas_scheduler.world.world import World
+
+_DEVICES: Final = 3
+"""This many devices are named that have no room."""
 
 _NAMED: Final = 20
 """This many calls that were passed over are named; all are counted."""
@@ -44,7 +48,7 @@ def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
         for index in range(len(world.starts) - 1, -1, -1):
             if world.starts[index][1] is waiting:
                 return _explain_start(world, index)
-    if waiting is None or not waiting.owner.queued or waiting.state == RUNNING:
+    if waiting is None or waiting.state == RUNNING:
         return None
     world.cluster.now = now
     why = waiting.why
@@ -68,9 +72,12 @@ def explain(world: World, call: CallId, now: Seconds) -> Explanation | None:
 
 
 def _why_it_waits(world: World, call: Call) -> contract.Why:
-    clearing = world.cluster.clearing
+    clearing, owner = world.cluster.clearing, call.owner
     if clearing.call is call and clearing.device is not None:
         return contract.Why(f"smaller calls kept it waiting, so {clearing.device.id} takes no others until it has room")
+    if not owner.queued:
+        waits = "once a copy has a free slot" if owner.active else f"but no device has room: {_no_room(world, owner)}"
+        return contract.Why(f"it starts without the policy, {waits}")
     why = world.policy.weigh(world.view, call) if isinstance(world.policy, contract.Explaining) else None
     why = why or contract.Why("the policy has not placed it")
     gathers_until = world.agenda.wakes.get(batch_key(call.function))
@@ -138,7 +145,23 @@ def status(world: World, now: Seconds) -> EngineStatus:
             for each in world.functions.values()
             if (failing := each.backoff) is not None and failing.reason is not None
         },
+        lacking={
+            each.id: _no_room(world, each) for each in world.short.values() if not each.loading and each.backoff is None
+        },
     )
+
+
+def _no_room(world: World, owner: FunctionState) -> str:
+    """Return why no device takes another copy of *owner*. O(devices x residents)."""
+    if owner.queued and owner.copies >= len(world.devices):
+        return "a device holds one copy of a model function, and each has one"
+    reasons: list[str] = []
+    for device in world.devices.values():
+        found = world.cluster.fits(device, owner, starts=False)
+        if isinstance(found, Reason):
+            reasons.append(found.say(owner.id, device.id, device.kind))
+    more = f"; and {len(reasons) - _DEVICES} more" if len(reasons) > _DEVICES else ""
+    return "; ".join(reasons[:_DEVICES]) + more if reasons else "other functions keep their copies"
 
 
 def _device_status(device: DeviceState, now: Seconds) -> DeviceStatus:

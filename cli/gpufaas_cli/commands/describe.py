@@ -88,6 +88,8 @@ def _ours(ours: Mapping[str, Any]) -> list[tuple[str, str]]:
             pairs = [("Failed", " ".join(str(ours.get("reason")).split()))]
         case _:
             pairs = [("Resident on", devices or "no device: the next call loads it")]
+    if ours.get("lacks"):
+        pairs.append(("Copies", f"fewer than it should have: {ours['lacks']}"))
     if placement := ours.get("placement"):
         allowed = ", ".join(placement.get("devices") or []) or "no device that is there now"
         pairs.append(("May run on", f"{allowed}: {', '.join(placement.get('asked') or [])}"))

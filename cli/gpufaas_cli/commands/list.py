@@ -65,7 +65,10 @@ def _state(function: Function) -> str:
         return f"{state}{since}: {reason[:_REASON_CHARS]}{'…' if len(reason) > _REASON_CHARS else ''}"
     if state == "resident":
         state = f"resident on {', '.join(ours.get('devices') or [])}"
-    return f"{state} ({ours.get('ready') or 0} of {wanted} copies)" if state and wanted > 1 else state
+    if not state or wanted <= 1:
+        return state
+    lacks = f": {' '.join(str(ours['lacks']).split())[:_REASON_CHARS]}" if ours.get("lacks") else ""
+    return f"{state} ({ours.get('ready') or 0} of {wanted} copies{lacks})"
 
 
 def _time(text: object) -> str:

@@ -86,7 +86,7 @@ def _show_nodes(nodes: Sequence[Mapping[str, Any]]) -> None:
          str(each["running"]), each["note"])
         for each in nodes
     ]  # fmt: skip
-    output.table(("Node", "State", "Devices", "Memory", "Resident", "Running", "Note"), rows)
+    output.table(("Node", "State", "Devices", "Memory", "Copies", "Running", "Note"), rows)
 
 
 @command.command("list")

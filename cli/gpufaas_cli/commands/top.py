@@ -131,7 +131,7 @@ def _own_labels(each: Mapping[str, Any]) -> str:
 
 def _residents(devices: list[dict[str, Any]], queued: Mapping[str, int], running: Mapping[str, int]) -> "Table":
     shares = any(map(_has_shares, devices))
-    table = _table("RESIDENT", "DEVICE", ">MEMORY", *([">SHARE"] * shares), "STATE", ">RUNNING", ">QUEUED")
+    table = _table("COPY", "DEVICE", ">MEMORY", *([">SHARE"] * shares), "STATE", ">RUNNING", ">QUEUED")
     copies = Counter(resident["function"] for each in devices for resident in each["resident"])
     shown: Counter[str] = Counter()
     for each in devices:

@@ -32,6 +32,7 @@ def try_procure(world: World, action: contract.Procure) -> str | None:
         return f"1 to {offer.limit} nodes of kind {action.kind} can be procured, not {action.n}"
     offers[action.kind] = replace(offer, limit=offer.limit - action.n)
     ordered = world.agenda.ordered
+    world.agenda.known.update(each.device.node for each in world.devices.values())
     ordered[action.kind] = ordered.get(action.kind, 0) + action.n
     world.out.append(m.Procure(action.kind, action.n))
     return None
@@ -101,5 +102,5 @@ def node_joined(world: World, device: Device) -> None:
     agenda = world.agenda
     if device.node in agenda.releasing:
         device_drained(world, m.DeviceDrained(device.id))
-    elif agenda.ordered and sum(each.device.node == device.node for each in world.devices.values()) == 1:
-        agenda.joined(device.kind)
+    else:
+        agenda.joined(device.node, device.kind)

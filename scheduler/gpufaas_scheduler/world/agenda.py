@@ -45,7 +45,19 @@ def batch_key(function: FunctionId) -> str:
 class Agenda:
     """See module. `handle.agenda` changes it."""
 
-    __slots__ = ("_came", "_planning", "event", "offers", "ordered", "plan", "planned", "releasing", "wakes", "watches")
+    __slots__ = (
+        "_came",
+        "_planning",
+        "event",
+        "known",
+        "offers",
+        "ordered",
+        "plan",
+        "planned",
+        "releasing",
+        "wakes",
+        "watches",
+    )
 
     def __init__(self) -> None:
         self.watches = 0
@@ -65,6 +77,8 @@ class Agenda:
         """By kind; `Offer.limit` is what is left of it."""
         self.ordered: dict[str, int] = {}
         """Nodes that were procured and have not joined, by kind."""
+        self.known: set[NodeId] = set()
+        """While some have not joined: nodes that were there at an order, or have joined since. They may come back."""
         self.releasing: dict[NodeId, bool] = {}
         """Nodes that are given back once their devices are empty, and whether the provider was told."""
 
@@ -93,10 +107,15 @@ class Agenda:
             return now
         return min(self.wakes.values()) if self.wakes and (waiting or self.watches & WAKE) else None
 
-    def joined(self, kind: str) -> None:
+    def joined(self, node: NodeId, kind: str) -> None:
         """A node with devices of that kind has joined: perhaps one that was procured."""
+        if not self.ordered or node in self.known:
+            return
+        self.known.add(node)
         left = self.ordered.get(kind, 0) - 1
         if left > 0:
             self.ordered[kind] = left
         else:
             self.ordered.pop(kind, None)
+            if not self.ordered:
+                self.known.clear()

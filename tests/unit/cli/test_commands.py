@@ -578,6 +578,21 @@ def test_describe_says_where_there_are_several_copies(gateway: Gateway) -> None:
     assert "n1/cpu:0 (3 copies)" in shown
 
 
+def test_list_and_describe_say_why_copies_are_missing(gateway: Gateway) -> None:
+    stack_of("a")
+    run("up")
+    (function,) = (each.function_id for each in gateway.catalogue.everywhere())
+    copy = ResidentStatus(function, MiB, 0, False, False, 1.0)
+    device = DeviceStatus(DEVICE, MiB, False, (copy,), 0, 0, 0, 0, 0, 0.0)
+    why = "a needs 30 % of the compute of n1/cpu:0, which has 20 % spare"
+    gateway.scheduler.now = EngineStatus("lalb-o3", (device,), {}, {}, {function: 2}, lacking={function: why})
+
+    listed, shown = run("list").stdout.splitlines()[1], run("describe", "a").stdout
+
+    assert listed.endswith(f"\tresident on n1/cpu:0 (1 of 2 copies: {why})")
+    assert re.search(f"Copies: +fewer than it should have: {why}\n", shown)
+
+
 def test_what_of_a_share_is_not_enforced_is_said_at_deploy_and_by_describe(gateway: Gateway) -> None:
     stack_of("a", lang="python3-torch")
     labels = {**DEVICE.labels, "compute.enforcement": "none"}
@@ -784,11 +799,11 @@ def test_top_shows_the_shares_of_copies_and_how_much_of_a_device_is_held(gateway
     shown = rows(shared)
     assert "COMPUTE" in shown["DEVICE"]
     assert " ".join(shown["n1/cpu:0"]).endswith("30 / 100 %")
-    assert shown["RESIDENT"][3] == "SHARE"
+    assert shown["COPY"][3] == "SHARE"
     assert (shown["ours.openfaas-fn"][4:6], shown["other.openfaas-fn"][4]) == (["30", "%"], "-")
     without = rows(plain)
     assert "COMPUTE" not in without["DEVICE"]
-    assert "SHARE" not in without["RESIDENT"]
+    assert "SHARE" not in without["COPY"]
 
 
 def test_top_shows_each_copy_of_a_function_and_its_queue_once(gateway: Gateway) -> None:

@@ -312,6 +312,10 @@ def test_nodes_are_procured_within_the_offer_and_released_once_they_are_empty() 
     for device in ("n3/a", "n3/b"):
         site.tell(m.DeviceJoined(Device(DeviceId(device), "gpu", 100)))
     assert site.policy.view.ordered == {"gpu": 1}, "a node has joined, with two devices"
+    for device in ("n3/a", "n2/a"):
+        site.tell(m.DeviceLeft(DeviceId(device), "gone"))
+        site.tell(m.DeviceJoined(Device(DeviceId(device), "gpu", 100)))
+    assert site.policy.view.ordered == {"gpu": 1}, "nodes that were there have come back"
 
     grant = site.run("x", "big", "n1/b")
     assert site.why_not(c.Release(NodeId("n9"))) == "there is no node n9"

@@ -271,3 +271,30 @@ def test_a_start_that_is_refused_for_lack_of_slots_evicts_no_share() -> None:
     assert commands == []
     assert engine.refusals[-1].reason == "all 1 slots of copy f#0 are taken"
     assert [each.function for each in engine.status(2.0).devices[0].resident] == ["f", "s"]
+
+
+def test_it_is_said_why_copies_are_missing_and_calls_that_start_without_a_policy_wait() -> None:
+    engine = an_engine(("half", HALF))
+    arrive(engine, "1", "half")
+    kept = Function(FunctionId("f"), "d", Need(30, "share"), {"*": Profile(3.0, 1.0, 10)}, min_copies=2)
+    engine.handle(m.FunctionDeployed(kept), 0.0)
+    assert engine.status(0.0).lacking == {}, "the first copy loads"
+    engine.handle(m.Loaded(FunctionId("f"), A, 3.0, 10, 0), 3.0)
+
+    why = "f needs 30 % of the compute of a, which has 20 % spare"
+    reason = engine.status(3.0).lacking["f"]
+    assert reason == why
+
+    assert started(arrive(engine, "2", "f", 3.0)) == ["2"]
+    assert arrive(engine, "3", "f", 3.0) == []
+    explained = engine.explain(CallId("3"), 4.0)
+    assert explained is not None
+    assert (explained.state, explained.waited_s) == ("waiting", 1.0)
+    assert explained.rule == "it starts without the policy, once a copy has a free slot"
+    assert engine.explain(CallId("2"), 4.0) is None, "of these, only what waits is known"
+
+    engine.handle(m.FunctionDeployed(Function(FunctionId("g"), "d", Need(60, "share"), kept.profiles)), 4.0)
+    assert arrive(engine, "4", "g", 4.0) == []
+    explained = engine.explain(CallId("4"), 4.0)
+    assert explained is not None
+    assert "no device has room: g needs 60 % of the compute of a, which has 20 % spare" in explained.rule
