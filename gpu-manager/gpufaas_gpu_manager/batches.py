@@ -89,6 +89,11 @@ class Batches:
             del self._together[each]
         return together
 
+    def hand_over(self, to: "Batches") -> None:
+        """The calls that wait for a slot are *to*'s from now on; those of a batch that is not complete stay."""
+        to._together.update(self._together)
+        self._together.clear()
+
     def clear(self) -> None:
         """The worker is gone."""
         self._gathering.clear()

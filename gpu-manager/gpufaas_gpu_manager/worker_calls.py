@@ -190,6 +190,7 @@ class WorkerCalls:
             to.exchanges[exchange.grant.call] = exchange
         to.unbound.extend(self.unbound)
         self.unbound.clear()
+        self.batches.hand_over(to.batches)
 
     def on_done(self, slot: Slot, exchange: Exchange, run_s: float, peak: int, out_of_memory: bool, ok: bool) -> None:
         worker, host = self._worker, self._host

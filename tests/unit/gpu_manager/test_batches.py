@@ -125,3 +125,14 @@ def test_a_slot_is_free_again_when_all_calls_of_its_batch_have_ended() -> None:
     assert seats.use(sockets[1], 1) == ["s1"]
     assert [seats.done(each) for each in ("s1", "s0", "s3", "s2")] == ["s1", None, None, "s0"]  # type: ignore[arg-type]
     assert seats.use(sockets[1], 3) == ["s1", "s4", "s5"]
+
+
+def test_calls_that_wait_together_are_handed_over_together() -> None:
+    made, _, _, (one, two) = batches(2)
+    other, _, _, _ = batches(1)
+    made.wait([one, two])
+
+    made.hand_over(other)
+
+    assert other.take(two) == [one, two]
+    assert made.take(one) == [one], "they are no batch of the old worker any more"
