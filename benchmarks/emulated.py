@@ -1,7 +1,7 @@
 """
 Emulated devices: do they take the time of their own cost model, and does the simulator say what happens on them?
 
-    python benchmarks/emulated.py [--seconds 120] [--load 0.3] [--seed 1] [--policy SPEC] [--out docs/evaluation.md]
+    python benchmarks/emulated.py [--seconds 140] [--load 0.3] [--seed 1] [--policy SPEC] [--out docs/evaluation.md]
 
 Two emulated devices of 16 GiB, on which not all of five functions fit. One has a device to itself, for batches; some
 run beside others and disturb them, one has a share. First, on one device, each function is called alone, and pairs
@@ -208,7 +208,7 @@ Calls within 5 % of the cost model, and mean latency within 10 %: {met}. The loa
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--seconds", type=float, default=120.0)
+    arguments.add_argument("--seconds", type=float, default=140.0)
     arguments.add_argument("--load", type=float, default=0.3, help="of the devices, if each call was alone")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--policy", default=DEFAULT_POLICY)
