@@ -324,7 +324,10 @@ async def test_a_load_beyond_its_reservation_fails_cleanly_and_says_that_it_was_
     assert rig.node.reserved(DEVICE) == 0
 
 
-async def test_a_handler_that_takes_too_much_is_told_so_and_its_worker_and_the_neighbour_live(rig: Rig) -> None:
+@pytest.mark.parametrize("how", ["def", "async def"])
+async def test_a_handler_that_takes_too_much_is_told_so_and_its_worker_and_the_neighbour_live(
+    rig: Rig, how: str
+) -> None:
     greedy = await rig.function(
         "greedy",
         """
@@ -335,7 +338,7 @@ async def test_a_handler_that_takes_too_much_is_told_so_and_its_worker_and_the_n
             if event.body:
                 return {"sum": float(torch.ones(int(event.text)).sum())}
             return "small"
-        """,
+        """.replace("def handle", f"{how} handle"),
     )
     neighbour = await rig.function("neighbour", BIG.replace("60 *", "20 *"))
     assert (await rig.call(rig.grant(neighbour, cold=True, memory=60 * MiB)))[0] == 200

@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+"""Its build imports torch and trains."""
 
 
 def test_it_goes_on_with_the_text_that_it_has_learnt(deployed: Any) -> None:
