@@ -386,9 +386,11 @@ def next_local(world: World, device: DeviceState) -> None:
 
     A local queue goes back if copies that stay there hold the compute of its first call: no end of a grant starts it.
     """
-    if device.reserved >= device.compute and not device.open:
-        return
-    if device.preload is not None or world.devices.get(device.id) is not device:
+    if (
+        (device.reserved >= device.compute and not device.open)
+        or device.preload is not None
+        or world.devices.get(device.id) is not device
+    ):
         return
     while device.local:
         call = device.local[0]
@@ -396,17 +398,16 @@ def next_local(world: World, device: DeviceState) -> None:
         assert copy is not None
         if copy.running and copy.running >= (copy.slots or call.owner.slots):
             return  # another copy's call has ended: this copy's calls have their slots yet
-        if not (copy.share or (copy.running and call.owner.shared_hold)):
-            if device.reserved >= device.compute:
-                return
-            if (world.cluster.mixed or device.reserved) and not obtain(world, device, call.owner):
+        if (world.cluster.mixed or device.reserved) and not copy.share:
+            joins = copy.running and call.owner.shared_hold
+            if not joins and (device.reserved >= device.compute or not obtain(world, device, call.owner)):
                 if not device.reserved:
                     return_all(world, device)
                 return
         others = _take_joining(world, device, call, copy) if call.owner.batch_max > 1 else ()
         take_local(world, device, call)
         start(world, call, device, copy, (), others)
-        if device.reserved >= device.compute and not device.open:
+        if device.reserved >= device.compute and not (call.owner.shared_hold and device.open):
             return
     if device.idle_key is None and not device.shut:
         world.cluster.set_idle(device)

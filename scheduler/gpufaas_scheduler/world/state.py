@@ -333,7 +333,7 @@ class DeviceState(Marked):
 
     def can_join(self, owner: FunctionState) -> bool:
         """Whether a call of *owner* can run beside others on a copy here, which holds the compute for all of them."""
-        if not owner.shared_hold or self.id not in owner.holders:
+        if not owner.shared_hold or self.shut or self.id not in owner.holders:
             return False
         copy = self.residency.copies[self.copies[owner.id]]
         return 0 < copy.running < (copy.slots or owner.slots)

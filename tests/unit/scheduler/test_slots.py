@@ -6,6 +6,7 @@ from tests.unit.scheduler.world import World, starts
 from gpufaas_core import messages as m
 from gpufaas_core.model import Function, FunctionId, Need, Profile
 from gpufaas_scheduler.policies import POLICIES
+from gpufaas_scheduler.world.clearing import WAIT_S
 
 
 def deploy(world: World, name: str, need: Need, load_s: float = 3.0, size: int = 10) -> None:
@@ -93,3 +94,24 @@ def test_calls_of_a_local_queue_take_the_slots_that_become_free() -> None:
     assert [each.call for each in world.running.values()] == ["1", "2"], "the others are there sooner than a load"
     assert starts(world.finish("2")) == [("3", "a")]
     assert starts(world.finish("1")) == [("4", "a")]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_calls_that_join_each_other_without_a_pause_keep_no_other_model_waiting_for_ever(policy: str) -> None:
+    world = a_world(policy, slots=2)
+    world.warm("g", "a")
+    world.call("f0", "f")
+    world.loaded("f", "a")
+    world.call("f1", "f")
+    world.call("other", "g")
+    for number in range(2, 100):
+        world.now += 0.5
+        world.call(f"f{number}", "f")
+        if f := [each for each, grant in world.running.items() if grant.function == "f"]:
+            world.finish(f[0])
+        if "other" in world.running:
+            break
+
+    assert world.now <= WAIT_S + 2.0, "two calls of f ran at any time"
+    world.finish("other")
+    assert [grant.function for grant in world.running.values()] == ["f", "f"]
