@@ -9,7 +9,7 @@ from typing import Final
 from gpufaas_core.model import Bytes, Function, Profile, Seconds, ServiceEstimate, TimesDoc
 from gpufaas_scheduler.world.changes import Marked
 from gpufaas_scheduler.world.conditions import Condition, Conditions
-from gpufaas_scheduler.world.times import ON_GRID, SHARE, BySize, ServiceTimes
+from gpufaas_scheduler.world.times import ON_GRID, SHARE, BySize, ServiceTimes, on_grid
 
 _THREE_OF_FOUR: Final = 0.674
 """Quantile of the standard normal distribution."""
@@ -93,7 +93,8 @@ class Costs:
 
     def grant_s(self, size: float, condition: Condition) -> Seconds:
         """Return the expected service time of a grant that runs like that."""
-        return self.estimate_s(size) * self.conditions.ratio(condition)
+        alone_s, ratio = self.estimate_s(size), self.conditions.ratio(condition)
+        return alone_s if ratio == 1.0 else on_grid(alone_s * ratio)
 
     def left_s(self, ran_s: Seconds, estimate_s: Seconds) -> Seconds:
         """Return the expected time left of a call that has run for *ran_s* and was estimated at *estimate_s*."""
