@@ -13,7 +13,7 @@ from gpufaas_scheduler.world.call import Call
 from gpufaas_scheduler.world.call_state import END, LOCAL, START
 from gpufaas_scheduler.world.costs import Costs
 from gpufaas_scheduler.world.grant import Grant
-from gpufaas_scheduler.world.state import Copy, DeviceState, FunctionState, parts_of
+from gpufaas_scheduler.world.state import JOINED, Copy, DeviceState, FunctionState, parts_of
 from gpufaas_scheduler.world.world import World
 
 TAKEN_OVER: Final = contract.Why("it ran already when this scheduler learnt of it")
@@ -409,8 +409,12 @@ def next_local(world: World, device: DeviceState) -> None:
         start(world, call, device, copy, (), others)
         if device.reserved >= device.compute and not (call.owner.shared_hold and device.open):
             return
-    if device.idle_key is None and not device.shut:
-        world.cluster.set_idle(device)
+    if device.idle_key is None:
+        if not device.shut:
+            world.cluster.set_idle(device)
+    elif device.idle_key[0] == JOINED and device.reserved < device.compute:
+        world.cluster.set_busy(device)
+        world.cluster.set_idle(device)  # at its place among those with spare compute
 
 
 def _take_joining(world: World, device: DeviceState, call: Call, copy: Copy) -> tuple[Call, ...]:

@@ -11,7 +11,7 @@ from gpufaas_cache_manager import residency
 from gpufaas_cache_manager.residency import ANSWERED, NOT_ASKED
 from gpufaas_core import messages as m
 from gpufaas_core.model import CallId, CopyId, Device, DeviceId, Part, Seconds, copy_id
-from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, ResidentDoc, RunningCall
+from gpufaas_core.snapshot import CallDoc, DeviceDoc, DeviceSnapshot, ResidentDoc, RunningCall
 from gpufaas_scheduler import docs
 from gpufaas_scheduler.handle.agenda import node_joined
 from gpufaas_scheduler.handle.copies import balance, serve_fifo
@@ -145,7 +145,7 @@ def _adopt_grants(
         if grant.copy.owner.queued:
             rank, before = known.get(grant.calls[0].id, (inf, None))
             if before is not None and not before.compute:
-                rank, before = inf, None
+                rank = inf
             queued.append((rank, not told.begun, -told.age_s, told, grant, before))
         else:
             for call in grant.calls:
@@ -153,26 +153,36 @@ def _adopt_grants(
                 state.direct[call] = None
     queued.sort(key=lambda each: each[:3])
     for *_, told, grant, before in queued:
-        copy, call = grant.copy, grant.calls[0]
-        if copy.owner.shared_hold and any(each.copy is copy for each in state.holding):
+        copy = grant.copy
+        if copy.share or (copy.owner.shared_hold and any(each.copy is copy for each in state.holding)):
+            _expect(grant, told, at, before, since)
             state.beside[grant] = None
         elif state.reserved and state.reserved + copy.owner.reserves > state.compute:
             state.others.append(grant)
         else:
             grant.compute = copy.owner.reserves
-            busy_since, grant.free_at = at - told.age_s, _estimate(call, told, at)
-            if doc is not None and before is not None:
-                call.estimate_s, grant.neighbours = before.estimate_s, before.neighbours
-                busy_since, grant.free_at = since - doc.busy_for_s, since + before.free_in_s
-            grant.estimate_s = call.estimate_s
+            held = before is not None and before.compute > 0
+            _expect(grant, told, at, before if held else None, since)
             state.holding.append(grant)
-            state.hold(grant.compute, busy_since, grant.free_at)
+            began_at = since - doc.busy_for_s if doc is not None and held else at - told.age_s
+            state.hold(grant.compute, began_at, grant.free_at)
     preload = None if doc is None or doc.preload is None else state.residency.copies.get(doc.preload)
     if doc is not None and preload is not None and preload.loading:
         compute = preload.owner.reserves
         if state.reserved + compute <= state.compute:
             state.preload, state.preloads = preload, compute
             state.hold(compute, since - doc.busy_for_s, since + doc.free_in_s)
+
+
+def _expect(grant: Grant, told: RunningCall, at: Seconds, before: CallDoc | None, since: Seconds) -> None:
+    """Estimate the end of *grant*: as its doc *before* says, which was made at *since*; None: by what its node says."""
+    call = grant.calls[0]
+    if before is None:
+        grant.free_at = _estimate(call, told, at)
+    else:
+        call.estimate_s, grant.neighbours = before.estimate_s, before.neighbours
+        grant.free_at = since + before.free_in_s
+    grant.estimate_s = call.estimate_s
 
 
 def _grants_of(running: list[tuple[Call, RunningCall]], numbers: dict[CallId, int]) -> list[tuple[RunningCall, Grant]]:
