@@ -62,6 +62,8 @@ class RunningCall(Struct, frozen=True):
     """Its caller is gone, and the worker was told."""
     grant: int = 0
     """The number of its grant; the calls of one number run together. 0: it runs alone."""
+    batch: int = 1
+    """The number of calls of its grant, with those that have ended."""
 
 
 class DeviceSnapshot(Struct, frozen=True):

@@ -214,6 +214,8 @@ class WorkerDevice:
                     begun=each.slot is not None,
                     cold=each.grant.cold,
                     abandoned=each.abandoned,
+                    grant=each.grant.number if len(each.grant.calls) > 1 else 0,
+                    batch=len(each.grant.calls),
                 )
                 for each in running
             ),

@@ -268,12 +268,12 @@ def finished(world: World, event: m.Finished) -> None:
             if grant is None:  # calls that start without a policy are not estimated by size
                 costs.learn_service(event.service_s, 0.0, world.rate)
             # Alone: its time is that of one call with all of the compute.
-            elif grant.alone or not (grant.neighbours or grant.copy.share or len(grant.calls) > 1):
+            elif grant.alone or not (grant.neighbours or grant.copy.share or grant.size > 1):
                 costs.learn_service(event.service_s, call.size, world.rate)
-            elif grant.open == len(grant.calls):  # each call of a batch says the same
+            elif grant.open == grant.size:  # each call of a batch says the same
                 costs.learn_beside(event.service_s, grant.calls[0].size, grant.condition, world.rate)
-            if owner.adaptive and grant is not None and grant.open == len(grant.calls):
-                need, size = owner.declared.need, len(grant.calls)
+            if owner.adaptive and grant is not None and grant.open == grant.size:
+                need, size = owner.declared.need, grant.size
                 goal_s = need.latency_goal_s or 0.0
                 costs.batch = next_size(costs.batch, size, event.service_s, goal_s, need.batch_max)
             if not costs.noted and world.learn:

@@ -373,7 +373,7 @@ def _next_other(world: World, device: DeviceState) -> None:
 
 def estimate(grant: Grant, costs: Costs, now: Seconds) -> None:
     """Estimate the end of *grant*, which begins to run *now*."""
-    call = grant.calls[0]
+    call = grant.calls[0] if grant.alone else next(each for each in grant.calls if each.granted is grant)
     estimate_s = costs.estimate_s(call.size) if grant.alone else costs.grant_s(call.size, grant.condition)
     call.estimate_s = grant.estimate_s = estimate_s
     grant.free_at = now + estimate_s

@@ -186,17 +186,18 @@ def _expect(grant: Grant, told: RunningCall, at: Seconds, before: CallDoc | None
 
 
 def _grants_of(running: list[tuple[Call, RunningCall]], numbers: dict[CallId, int]) -> list[tuple[RunningCall, Grant]]:
-    """Return the grants of *running*: calls of one number, by *numbers* or as the node says, run together."""
-    together: dict[int | CallId, list[tuple[Call, RunningCall]]] = {}
+    """Return the grants of *running*. :param numbers: those of single calls, which their node does not say"""
+    together: dict[tuple[Copy | None, int | CallId], list[tuple[Call, RunningCall]]] = {}
     for call, told in running:
-        number = numbers.get(call.id, told.grant)
-        together.setdefault(number if number > 0 else call.id, []).append((call, told))
+        together.setdefault((call.copy, told.grant or call.id), []).append((call, told))
     made = []
-    for key, members in together.items():
+    for members in together.values():
         calls = tuple(call for call, _ in members)
         copy = calls[0].copy
         assert copy is not None
-        grant = Grant(key if isinstance(key, int) else 0, calls, copy, 0, open=len(calls), adopted=True)
+        number = members[0][1].grant or numbers.get(calls[0].id, 0)
+        ended = max(0, members[0][1].batch - len(calls))
+        grant = Grant(number, calls, copy, 0, open=len(calls), adopted=True, ended=ended)
         for call in calls:
             call.grant, call.granted = grant.number, grant
         made.append((members[0][1], grant))

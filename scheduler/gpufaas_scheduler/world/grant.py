@@ -37,7 +37,14 @@ class Grant(Struct, eq=False, gc=False):
     """The most grants that held compute of the device beside it."""
     adopted: bool = False
     """An older engine made it, or nobody: its number is not one of this engine's."""
+    ended: int = 0
+    """The number of its calls that had ended before it was adopted."""
+
+    @property
+    def size(self) -> int:
+        """The number of calls that it was made for."""
+        return len(self.calls) + self.ended
 
     @property
     def condition(self) -> Condition:
-        return Condition(len(self.calls), self.copy.share, self.neighbours)
+        return Condition(self.size, self.copy.share, self.neighbours)

@@ -36,7 +36,10 @@ SHIFT = 4096.0
 """How much later it is on the second engine's clock."""
 
 
-NEEDS = (Need(), Need(50, "spatial"), Need(100, "time"), Need(30, "share", slots=2))
+NEEDS = (
+    Need(), Need(50, "spatial"), Need(100, "time"), Need(30, "share", slots=2), Need(slots=2), Need(batch_max=3),
+    Need(50, "spatial", batch_max=2, batch_wait_s=0.5),
+)  # fmt: skip
 """Of model functions: those of a function stay the same when it is deployed again."""
 
 FAR = 1e6
@@ -60,6 +63,7 @@ class Worker:
 
 @dataclass
 class Running:
+    call: CallId
     grant: m.Grant
     since: float
     abandoned: bool = False
@@ -85,7 +89,8 @@ class Nodes:
                 key = copy_id(grant.function, grant.copy)
                 worker = workers[key] = workers.pop(key)
                 worker.used_at = now
-                self.running[grant.device][grant.call] = Running(grant, now)
+                for call in grant.calls:
+                    self.running[grant.device][call] = Running(call, grant, now)
             case m.LoadCopy():
                 self._begin(command, now)
             case m.Evict(function, device, copy):
@@ -126,6 +131,7 @@ class Nodes:
                 RunningCall(
                     call, each.grant.function, each.grant.copy, now - each.since,
                     not workers[copy_id(each.grant.function, each.grant.copy)].loading, each.grant.cold, each.abandoned,
+                    each.grant.number if len(each.grant.calls) > 1 else 0, len(each.grant.calls),
                 )
                 for call, each in running.items()
             ),
@@ -175,7 +181,8 @@ class Site:
                 answers.append(m.Resized(command.function, command.device, command.memory, command.copy))
             self.nodes.obey(command, self.now)
             if isinstance(command, m.StartCall):
-                self.waiting.pop(command.grant.call, None)
+                for call in command.grant.calls:
+                    self.waiting.pop(call, None)
             elif isinstance(command, m.Reject):
                 self.waiting.pop(command.call, None)
         for answer in answers:
@@ -234,12 +241,13 @@ class Site:
             self.waiting[call] = (function, self.now, deadline)
             self.tell(m.Arrived(call, function, deadline, 0.0, size_of(call)))
         elif kind < 14 and running:
-            grant = running[pick % len(running)].grant
+            ended = running[pick % len(running)]
+            grant = ended.grant
             worker = self.nodes.workers[grant.device][copy_id(grant.function, grant.copy)]
             if worker.loading:
                 self.loaded(grant.device, worker)
-            ok = not self.nodes.running[grant.device].pop(grant.call).abandoned and pick % 5 > 0
-            self.tell(m.Finished(grant.call, grant.device, rng.randint(1, 16) / 8, ok))
+            ok = not self.nodes.running[grant.device].pop(ended.call).abandoned and pick % 5 > 0
+            self.tell(m.Finished(ended.call, grant.device, rng.randint(1, 16) / 8, ok))
         elif kind < 16 and loading:
             self.loaded(*loading[pick % len(loading)])
         elif kind == 16 and loading:
@@ -254,7 +262,7 @@ class Site:
             device, worker = workers[pick % len(workers)]
             self.tell(m.Measured(worker.function, device, rng.randint(1, 40) << 20, worker.copy))
         elif kind == 19:
-            known = [*sorted(self.waiting), *sorted(each.grant.call for each in running), CallId("nobody")]
+            known = [*sorted(self.waiting), *sorted(each.call for each in running), CallId("nobody")]
             call = known[pick % len(known)]
             self.waiting.pop(call, None)
             self.tell(m.CallerLeft(call))
@@ -278,14 +286,14 @@ class Site:
         worker = self.nodes.workers[grant.device][copy_id(grant.function, grant.copy)]
         others = [each for each in calls.values() if each.grant.function == grant.function and each is not running]
         direct = not self.functions[grant.function].need.reserved if grant.function in self.functions else True
-        if (grant.cold and worker.loading and others) or (direct and grant.call in self.adopted):
+        if (grant.cold and worker.loading and others) or (direct and running.call in self.adopted):
             return
-        del calls[grant.call]
+        del calls[running.call]
         if grant.cold and worker.loading:
             self.nodes.end(grant.device, copy_id(grant.function, grant.copy))
         if not running.abandoned:
-            self.waiting[grant.call] = (grant.function, self.now, None)
-        self.tell(m.NodeRefused(grant.call, grant.device, "no"))
+            self.waiting[running.call] = (grant.function, self.now, None)
+        self.tell(m.NodeRefused(running.call, grant.device, "no"))
 
     def come_or_go(self, pick: int) -> None:
         names = sorted(self.nodes.devices)
@@ -423,7 +431,7 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
                 grant = m.Grant(
                     1, -1, (call,), worker.function, "", (Part(device, worker.memory),), False, copy=worker.copy
                 )
-                nodes.running[device][call] = Running(grant, site.now)
+                nodes.running[device][call] = Running(call, grant, site.now)
 
     engine = site.new_engine(2)
     for function in site.functions.values():
@@ -441,8 +449,8 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
     for device in engine.status(site.now).devices:
         held = {copy_id(each.function, each.copy): each.running for each in device.resident}
         assert held == {
-            key: sum(copy_id(each.grant.function, each.grant.copy) == key
-                     for each in nodes.running[device.device.id].values())
+            key: len({id(each.grant) for each in nodes.running[device.device.id].values()
+                      if copy_id(each.grant.function, each.grant.copy) == key})
             for key in nodes.workers[device.device.id]
         }  # fmt: skip
         limits = sum(each.limit for each in device.resident)
@@ -467,8 +475,8 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
             continue
         grant = running[0].grant
         if not nodes.workers[grant.device][copy_id(grant.function, grant.copy)].loading:
-            del nodes.running[grant.device][grant.call]
-            site.tell(m.Finished(grant.call, grant.device, 1.0))
+            del nodes.running[grant.device][running[0].call]
+            site.tell(m.Finished(running[0].call, grant.device, 1.0))
     assert not site.waiting, f"these wait for ever: {site.waiting} of {waiting}"
     assert not any(device.busy for device in engine.status(site.now).devices)
     assert not engine.ignored["Finished"]
