@@ -436,3 +436,23 @@ def test_a_call_that_is_being_preempted_waits_again_under_the_next_engine_and_wh
     (device,) = engine.status(0.0).devices
     assert [(each.function, each.loading) for each in device.resident] == [("big", True)]
     assert successor.policy.view.queue.first() is not None
+
+
+def test_calls_of_a_limited_copy_hold_nothing_but_its_share_when_their_node_comes_back() -> None:
+    site = Site()
+    copy = site.warm("auto", "n1/a")
+    site.do(c.Limit(copy, 40, 2))
+    site.call("x", "auto")
+    site.do(c.Start((CallId("x"),), copy))
+    state = site.engine._world.devices[DeviceId("n1/a")]
+    assert (state.reserved, state.residency.shares) == (0, 40)
+
+    number = state.residency.copies[copy].number
+    resident = ResidentSnapshot(FunctionId("auto"), "auto", 10, number)
+    running = RunningCall(CallId("x"), FunctionId("auto"), number, begun=True)
+    site.tell(m.DeviceJoined(state.device, DeviceSnapshot(state.device, (resident,), (running,))))
+
+    state = site.engine._world.devices[DeviceId("n1/a")]
+    assert (state.reserved, state.residency.shares) == (0, 40)
+    assert site.tell(m.Finished(CallId("x"), state.id, 1.0)) == []
+    assert not state.grants()

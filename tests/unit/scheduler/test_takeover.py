@@ -383,6 +383,10 @@ SEED, STEPS = st.integers(0, 2**32), st.integers(0, 150)
 def test_a_successor_decides_as_its_predecessor_would_have(
     policy: str, replacement: str, learn: bool, queued: bool, seed: int, before: int, after: int
 ) -> None:
+    succeed(policy, replacement, learn, queued, seed, before, after)
+
+
+def succeed(policy: str, replacement: str, learn: bool, queued: bool, seed: int, before: int, after: int) -> None:
     rng = random.Random(seed)
     site = Site(policy, replacement, learn, rng)
     for number in range(rng.randint(1, 4)):
@@ -407,6 +411,10 @@ def test_a_successor_decides_as_its_predecessor_would_have(
 def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
     policy: str, gone: bool, seed: int, before: int
 ) -> None:
+    start_from_stale_docs(policy, gone, seed, before)
+
+
+def start_from_stale_docs(policy: str, gone: bool, seed: int, before: int) -> None:
     """Docs are old, or gone altogether; a node is missing, and gateways have sent calls to another without asking."""
     rng = random.Random(seed)
     site = Site(policy, "lru", True, rng)
@@ -480,6 +488,18 @@ def test_from_stale_docs_the_nodes_are_right_and_no_call_is_lost(
     assert not site.waiting, f"these wait for ever: {site.waiting} of {waiting}"
     assert not any(device.busy for device in engine.status(site.now).devices)
     assert not engine.ignored["Finished"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(0, 4000, 1000))
+def test_both_hold_over_thousands_of_clusters(first: int) -> None:
+    for seed in range(first, first + 1000):
+        rng = random.Random(seed)
+        policy = rng.choice(["lb", "lalb", "lalb-o3", "least-wait"])
+        before, after = rng.randint(0, 150), rng.randint(0, 150)
+        replacement, learn, queued = rng.choice(["lru", "cost-aware"]), rng.random() < 0.5, rng.random() < 0.5
+        succeed(policy, replacement, learn, queued, seed, before, after)
+        start_from_stale_docs(policy, queued, seed, before)
 
 
 # --- one by one -------------------------------------------------------------------------------------------------------
