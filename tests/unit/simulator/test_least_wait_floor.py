@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests.compiled import python_only
 
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.floor import Floor
@@ -13,6 +14,7 @@ from gpufaas_simulator.synthetic import devices, make_workload
 DEVICES = 26
 
 
+@python_only  # a method is replaced
 @pytest.mark.parametrize("seed", [2, 4])
 def test_the_floor_is_never_above_what_the_victims_for_a_load_are_worth(
     seed: int, monkeypatch: pytest.MonkeyPatch
