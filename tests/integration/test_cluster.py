@@ -141,6 +141,26 @@ def test_a_model_is_resident_on_one_node_and_calls_of_both_gateways_hit_it(clust
     until(lambda: all(each.residents()[node] == ["model"] for each in cluster.gateways))
 
 
+def test_calls_of_both_gateways_run_in_one_batch(cluster: Cluster) -> None:
+    one, other = cluster.gateways
+    source = """
+        def load(device):
+            return None
+
+        def handle_batch(model, events, contexts):
+            return [f"{event.text} of {len(events)}" for event in events]
+    """
+    path = one.deploy("together", source, batch_max="2", batch_wait="10s")
+    until(lambda: other.call(path, b"x", timeout=30).status_code == 200)
+
+    with ThreadPoolExecutor(2) as threads:
+        begun = [threads.submit(each.call, path, each.id.encode()) for each in cluster.gateways]
+        answers = [each.result() for each in begun]
+
+    assert [each.text for each in answers] == ["g1 of 2", "g2 of 2"]
+    assert [each.headers["x-gpufaas-batch"] for each in answers] == ["2", "2"]
+
+
 def test_a_load_and_a_call_that_run_out_of_memory_have_more_room_the_next_time(cluster: Cluster) -> None:
     """The load is tried again in the same call, on whichever node; the call when it may run twice."""
     gateway = cluster.gateways[0]

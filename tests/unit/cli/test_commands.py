@@ -605,6 +605,23 @@ def test_what_of_a_share_is_not_enforced_is_said_at_deploy_and_by_describe(gatew
     assert re.search(r"Share enforced: +not: a copy may use more than its share\n", run("describe", "a").stdout)
 
 
+def test_describe_says_which_batches_there_may_be_and_were(gateway: Gateway) -> None:
+    stack_of("a", lang="python3-torch")
+    named = {"batch-max": "8", "batch-wait": "5ms", "batch-adaptive": "true", "latency-goal": "200ms"}
+    run("up", *(part for name, text in named.items() for part in ("--annotation", f"gpufaas.{name}={text}")))
+    stats = gateway.catalogue.all("openfaas-fn")[0].stats
+    batches = r"Batches: +up to 8 calls together, which wait up to 5.0 ms for others, fewer to keep the latency goal"
+
+    assert re.search(rf"{batches}\n", run("describe", "a").stdout)
+    for size in (1, 4, 4, 4, 4):
+        stats.started()
+        stats.observe(200, 0.1, hit=True)
+        if size > 1:
+            stats.observe_batch(size)
+
+    assert re.search(rf"{batches}; 2.5 so far\n", run("describe", "a").stdout)
+
+
 def test_describe_shows_state_settings_and_platform(gateway: Gateway) -> None:
     stack_of("a")
     run("up", "-e", "B=2", "-e", "A=1")

@@ -393,9 +393,9 @@ def test_explanations_are_shown_line_by_line(capsys: pytest.CaptureFixture[str])
     explanations.show(
         {
             "call": "a#1", "function": "f@1", "policy": "least-wait", "state": "running", "at": 12.0, "waited_s": 0.5,
-            "device": "n1/cpu:0", "hit": False, "via": "global", "victims": ["g@1"], "rule": "it costs least",
-            "options": options, "passed_over": ["b"], "passed_over_count": 21, "overtaken_by": [],
-            "overtaken_by_count": 0,
+            "device": "n1/cpu:0", "hit": False, "via": "global", "batch": ["c", "d"], "victims": ["g@1"],
+            "rule": "it costs least", "options": options, "passed_over": ["b"], "passed_over_count": 21,
+            "overtaken_by": [], "overtaken_by_count": 0,
             "service": {
                 "kind": "cpu", "estimate_s": 0.4, "p50_s": 0.31, "p90_s": 0.92, "calls": 123, "size": 512.0,
             },
@@ -408,4 +408,5 @@ def test_explanations_are_shown_line_by_line(capsys: pytest.CaptureFixture[str])
     assert "load n1/cpu:0" in shown
     assert "21: b, and 20 more" in shown
     assert "0.400 s (p50 0.310, p90 0.920, 123 calls on cpu, for a size of 512)" in shown
+    assert "2: c, d" in shown
     assert "no call" in shown
