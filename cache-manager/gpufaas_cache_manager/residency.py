@@ -103,7 +103,7 @@ class Residency(Generic[OwnerT]):
     idle worker counts as free, since it can be taken back at once; memory lent to a running worker does not.
     """
 
-    __slots__ = ("compute", "copies", "free", "held", "kind", "memory", "shares", "unpromised")
+    __slots__ = ("_newest", "compute", "copies", "free", "held", "kind", "memory", "shares", "unpromised")
 
     def __init__(self, memory: Bytes, kind: str, compute: int = ALL_COMPUTE) -> None:
         self.memory = memory
@@ -120,6 +120,8 @@ class Residency(Generic[OwnerT]):
         """The compute that copies hold."""
         self.copies: dict[CopyId, Copy[OwnerT]] = {}
         """Least recently used first: a dict keeps the order of insertion, and a use inserts again."""
+        self._newest: Copy[OwnerT] | None = None
+        """The last one in `copies`; None: not known."""
 
     def __iter__(self) -> Iterator[Copy[OwnerT]]:
         return iter(self.copies.values())
@@ -134,12 +136,13 @@ class Residency(Generic[OwnerT]):
         self.free -= copy.memory
         self.unpromised -= copy.limit
         self.shares += copy.share
-        self.copies[copy.id] = copy
+        self.copies[copy.id] = self._newest = copy
         if copy.running:
             self.hold(copy)
 
     def remove(self, key: CopyId) -> Copy[OwnerT]:
         copy = self.copies.pop(key)
+        self._newest = None
         if copy.running:
             self.let_go(copy)
         self.free += copy.memory
@@ -149,11 +152,12 @@ class Residency(Generic[OwnerT]):
 
     def touch(self, copy: Copy[OwnerT], now: Seconds) -> None:
         """Make it the most recent: it begins to serve a call."""
-        copies = self.copies
-        key = copy.id
-        del copies[key]
-        copies[key] = copy
         copy.last_used = now
+        if copy is not self._newest:
+            copies = self.copies
+            key = copy.id
+            del copies[key]
+            copies[key] = self._newest = copy
 
     def hold(self, copy: Copy[OwnerT]) -> None:
         """It runs from now on: memory lent to it is not free."""

@@ -238,7 +238,7 @@ class _Costs(_Residency):
             left = (device.free_for(owner) if mixed else device.free_at) - now
             if left > best_s:
                 continue  # its local queue makes it only later
-            if not device.reserved or device.free_at + late_s <= now or device.id in avoid:
+            if not device.reserved or device.free_at + late_s <= now or (avoid and device.id in avoid):
                 continue
             finish_s = (left if left > 0.0 else 0.0) + device.local_s
             if finish_s < best_s or (finish_s == best_s and best is not None and device.order < best.order):

@@ -102,17 +102,17 @@ def try_promise(world: World, action: contract.Promise) -> str | None:
 def try_assign(world: World, action: contract.Assign) -> str | None:
     """Do *action*, or return why not."""
     call = world.calls.by_id.get(action.call)
-    if call is None or call.state != WAITING or not call.owner.queued:
+    if call is None or call.state != WAITING or not (owner := call.owner).queued:
         return f"call {action.call} does not wait in the global queue"
     found = world.cluster.copies.get(action.copy)
-    if found is None or found[1].owner is not call.owner:
+    if found is None or found[1].owner is not owner:
         return _no_copy(action.copy, call)
     device, copy = found
     if copy.split:
         return f"copy {action.copy} has several parts: its calls wait in the global queue"
-    if not device.busy:
+    if not device.reserved:
         return f"device {device.id} is idle: nothing would end its local queue's wait"
-    if copy not in call.owner.active:
+    if copy not in owner.active:
         return f"copy {action.copy} takes no new calls"
     if world.cluster.mixed and (device.shut or world.cluster.clearing.call is call):
         return f"device {device.id} takes no new calls now, or another one is cleared for call {call.id}"
@@ -120,8 +120,9 @@ def try_assign(world: World, action: contract.Assign) -> str | None:
         return f"device {device.id} is held by a call that waits for a call"
     world.queue.remove(call)
     call.why = action.why
-    costs = call.owner.costs[device.kind]
-    call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size)
+    costs = owner.costs[device.kind]
+    # As in `grants.start`.
+    call.estimate_s = 0.0 if costs is None else costs.estimate_s(call.size) if call.size else costs.service_s
     world.calls.enqueue(call, device)
     call.copy = copy
     call.patience_s = action.patience_s

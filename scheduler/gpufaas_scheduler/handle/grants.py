@@ -386,10 +386,11 @@ def next_local(world: World, device: DeviceState) -> None:
 
     A local queue goes back if copies that stay there hold the compute of its first call: no end of a grant starts it.
     """
+    mixed = world.cluster.mixed
     if (
-        (device.reserved >= device.compute and not device.open)
+        (device.reserved >= device.compute and not (mixed and device.open))
         or device.preload is not None
-        or world.devices.get(device.id) is not device
+        or device.gone
     ):
         return
     while device.local:
@@ -398,7 +399,7 @@ def next_local(world: World, device: DeviceState) -> None:
         assert copy is not None
         if copy.running and copy.running >= (copy.slots or call.owner.slots):
             return  # another copy's call has ended: this copy's calls have their slots yet
-        if (world.cluster.mixed or device.reserved) and not copy.share:
+        if (mixed or device.reserved) and not copy.share:
             joins = copy.running and call.owner.shared_hold
             if not joins and (device.reserved >= device.compute or not obtain(world, device, call.owner)):
                 if not device.reserved:
@@ -451,14 +452,15 @@ def take_local(world: World, device: DeviceState, call: Call) -> None:
     local = device.local
     if local[0] is call:
         local.popleft()
-        if device.busy:
+        if device.reserved:
             world.overdue.note(device)
     else:
         local.remove(call)
     # Of an empty queue it is exactly 0, whatever was rounded.
     device.local_s = device.local_s - call.estimate_s if local else 0.0
-    if call.copy is not None:
-        call.copy.queued -= 1
+    copy = call.copy
+    if copy is not None:
+        copy.queued -= 1
 
 
 def return_local(world: World, device: DeviceState, call: Call) -> None:

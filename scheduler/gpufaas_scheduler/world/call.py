@@ -25,10 +25,11 @@ class Call:
     """One call, from its arrival to its end."""
 
     __slots__ = (
-        "aborted", "arrived_at", "avoid", "cold", "copy", "deadline", "device", "endless", "ends", "estimate_s",
-        "function", "grant", "granted", "id", "left", "note", "number", "outer", "own_goal_s", "owner", "patience_s",
-        "preempted", "promised_at", "refusals", "size", "state", "victims", "why",
+        "__dict__", "arrived_at", "cold", "copy", "deadline", "device", "ends", "estimate_s", "function", "grant",
+        "granted", "id", "left", "note", "number", "owner", "patience_s", "promised_at", "size", "state", "victims",
+        "why",
     )  # fmt: skip
+    """What few calls have is in `__dict__`, and costs the others nothing."""
 
     # Described here, not where they are set: each text there is a step of each call.
     id: CallId
@@ -40,16 +41,16 @@ class Call:
     deadline: Seconds | None
     size: float
     """Of its request; 0.0: not known."""
-    endless: bool
+    endless: bool = False
     """Its deadline is for its start only."""
-    own_goal_s: Seconds | None
+    own_goal_s: Seconds | None = None
     """As `Arrived.goal_s`."""
     left: bool
     """See `view_contract.WaitingCall.left`; so is `note`."""
     note: int
     state: int
     """See `call_state`."""
-    refusals: int
+    refusals: int = 0
     grant: int
     """The number of its grant; 0: none yet, or one of an older scheduler."""
     # The following are set when it is placed; `device` also in a local queue.
@@ -66,12 +67,12 @@ class Call:
     """See `contract.Assign`."""
     estimate_s: Seconds
     """Its service time, estimated when it was put into a local queue or started."""
-    aborted: bool
-    preempted: bool
+    aborted: bool = False
+    preempted: bool = False
     """The policy has stopped it, and it waits again once its node has ended it."""
-    outer: Call | None
+    outer: Call | None = None
     """The call that made it, and waits for it."""
-    avoid: frozenset[DeviceId]
+    avoid: frozenset[DeviceId] = _NOWHERE
     """Devices that are held by calls that wait for this one."""
     ends: Seconds | None
     """Its deadline, if that comes from its outer call."""
@@ -97,12 +98,13 @@ class Call:
         self.arrived_at = arrived_at
         self.deadline = deadline
         self.size = size
-        self.endless = endless
-        self.own_goal_s = own_goal_s
+        if endless:
+            self.endless = True
+        if own_goal_s is not None:
+            self.own_goal_s = own_goal_s
         self.left = False
         self.note = 0
         self.state = NEW
-        self.refusals = 0
         self.grant = 0
         self.device = None
         self.copy = None
@@ -112,10 +114,6 @@ class Call:
         self.promised_at = None
         self.patience_s = inf
         self.estimate_s = 0.0
-        self.aborted = False
-        self.preempted = False
-        self.outer = None
-        self.avoid = _NOWHERE
         self.ends = None
         self.why = None
 

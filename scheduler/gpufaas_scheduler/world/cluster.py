@@ -107,6 +107,7 @@ class Cluster:
         for copy in list(device.residency):
             self.evict(device, copy, lost=True)
         del self.devices[device.id]
+        device.gone = True
         device.forget()
         self.largest = {}
         self.least_compute = min([ALL_COMPUTE, *(each.compute for each in self.devices.values())])

@@ -151,9 +151,8 @@ class GlobalQueue(Generic[CallT]):
             if call.number < self._oldest_until:
                 self._extend_oldest(call)
             queue.head = call.number
-        # `Flow.append`, inlined: each call passes here. To set a field of a struct costs more than to read it.
-        if call.left:
-            call.left = False
+        # `Flow.append`, inlined: each call passes here.
+        call.left = False
         calls.append(call)
         self.count += 1
 
@@ -178,9 +177,7 @@ class GlobalQueue(Generic[CallT]):
             self._oldest_until = -1
         self.count -= 1
         if self.leaving is not None:
-            note = self.leaving(call)  # type: ignore[arg-type]
-            if note != call.note:
-                call.note = note
+            call.note = self.leaving(call)  # type: ignore[arg-type]
         if call.left:
             self.returned.remove(call)
             return

@@ -262,8 +262,8 @@ class DeviceState(Marked):
 
     __slots__ = (
         "beside", "busy_s", "busy_since", "closed", "compute", "copies", "device", "direct", "evictions", "flows",
-        "free_at", "hits", "holding", "id", "idle_key", "kind", "local", "local_s", "misses", "noted_at", "order",
-        "others", "part", "preload", "preloads", "reserved", "residency", "served", "shut", "starts",
+        "free_at", "gone", "hits", "holding", "id", "idle_key", "kind", "local", "local_s", "misses", "noted_at",
+        "order", "others", "part", "preload", "preloads", "reserved", "residency", "served", "shut", "starts",
     )  # fmt: skip
 
     def __init__(self, device: Device, order: int, changes: Changes) -> None:
@@ -313,6 +313,8 @@ class DeviceState(Marked):
         """It is drained: it takes no new calls, and does not count as idle."""
         self.shut = False
         """It takes no new calls: it is drained, or cleared for one call (`clearing`)."""
+        self.gone = False
+        """It has left."""
         self.served = 0
         self.hits = 0
         self.misses = 0

@@ -91,7 +91,7 @@ class ServiceTimes:
     """
 
     __slots__ = (
-        "_above", "_count", "_cv", "_first", "_high", "_last", "_low", "_mean", "_mixed", "_scale", "_stale", "_sum",
+        "_above", "_count", "_cv", "_first", "_high", "_last", "_low", "_mean", "_mixed", "_scale", "_seen", "_sum",
         "_sum2", "_unit", "_weights", "calls", "centred",
     )  # fmt: skip
 
@@ -111,7 +111,8 @@ class ServiceTimes:
         self._count = self._sum = self._sum2 = 0.0
         """Sums of the weights, of the weighted ratios, and of their weighted squares."""
         # The following are computed on demand, from the above and the prior.
-        self._stale = True
+        self._seen = -1
+        """They are as of this number of calls."""
         self._mean = self._cv = 0.0
         self._scale = 1.0
         """The ratio that answers count as 1."""
@@ -150,7 +151,6 @@ class ServiceTimes:
         self._sum = total = self._sum + weighted
         self._sum2 = squares = self._sum2 + weighted * ratio
         self.calls += 1
-        self._stale = True
         if unit > _MAX_UNIT:
             self._weights = [each / unit for each in weights]
             self._count = count = count / unit
@@ -211,7 +211,7 @@ class ServiceTimes:
         Return how much longer a call takes on average that has run for *ran*: E[X - ran | X > ran]. Never negative; if
         it has run for longer than all others, `SHARE` of *ran*.
         """
-        if self._stale:
+        if self._seen != self.calls:
             self._refresh()
         return self._left(ran * self._scale) / self._scale
 
@@ -260,9 +260,9 @@ class ServiceTimes:
         return calls + per_log * log(high / low), total + per_log * (high - low)
 
     def _refresh(self) -> None:
-        if not self._stale:
+        if self._seen == self.calls:
             return
-        self._stale = False
+        self._seen = self.calls
         prior, unit = self._prior_calls, self._unit
         weight = self.weight
         self._mean = mean = (self._sum / unit + prior) / weight
